@@ -15,13 +15,13 @@ use pods::{MINOR, Pods, view};
 #[path = "common/pods.rs"]
 mod pods;
 
-/// Changes that are made before they are timed. More would push what is measured out of the processor's caches.
+/// Number of prepared changes per timed batch. More would evict the measured data from the processor's caches.
 const BATCH: BatchSize = BatchSize::NumIterations(64);
 
-/// Events in the ring, which is full when something is measured: an event that stays would cost fresh memory.
+/// Events in the ring, which is full during measurements, because an event that stays would allocate memory.
 const EVENTS: u64 = 1_000;
 
-/// A feed of pods, and a source of changes of one after another of fifty.
+/// A feed of pods, and a source of changes that cycles through fifty of them.
 struct Bench {
     writer: CacheWriter,
     cache: CacheReader,
@@ -65,7 +65,7 @@ impl Changes {
 const SORTS: [&str; 8] =
     ["namespace", "name", "node", "phase", "label", "label of a namespace", "set of labels", "strange label"];
 
-/// A view of a sort that none of the pods is in; those of one `value` are the same.
+/// A view of this sort that matches none of the pods; those with the same `value` are equal.
 fn elsewhere(sort: &str, value: usize) -> View {
     match sort {
         "namespace" => view(Some(&format!("other-{value}")), "", ""),
@@ -80,13 +80,13 @@ fn elsewhere(sort: &str, value: usize) -> View {
     }
 }
 
-/// What one change costs the writer, store, ring and lanes, by the watches that are open and that it does not concern:
-/// it should not depend on them, whether they follow one lane or ten thousand.
+/// Cost of one change to the writer, store, ring and lanes, by the number of open watches that it does not concern. The
+/// cost should not depend on that number, whether the watches share one lane or use ten thousand.
 fn append(c: &mut Criterion) {
     let mut group = c.benchmark_group("append");
     group.throughput(Throughput::Elements(1));
     let mut measure = |name: &str, sort: &str, watches: usize, lanes: usize| {
-        // The closure is called for each sample, and not at all when something else is asked for.
+        // The closure runs for each sample, and not at all if another benchmark is selected.
         let mut made = None;
         group.bench_function(BenchmarkId::new(name, watches), |b| {
             let (Bench { writer, changes, .. }, _) = made.get_or_insert_with(|| {
@@ -109,7 +109,7 @@ fn append(c: &mut Criterion) {
     group.finish();
 }
 
-/// One change and its delivery to every watch, per delivery: a reference count and a look at the ring, not a copy.
+/// One change and its delivery to every watch, per delivery: a reference count and a look at the ring, without a copy.
 fn fan_out(c: &mut Criterion) {
     let mut group = c.benchmark_group("fan out");
     for watches in [1_usize, 100, 1_000] {
@@ -135,8 +135,8 @@ fn fan_out(c: &mut Criterion) {
     group.finish();
 }
 
-/// What a reader costs who is a whole ring behind, all of it pulled at once: what it sees is handed on as it is. JSON
-/// and metadata were derived for a reader before, as for all but the first.
+/// Cost of a reader that is a whole ring behind and pulls everything at once. Visible events are passed on unchanged.
+/// JSON and metadata were derived before, as for all readers but the first.
 fn pull(c: &mut Criterion) {
     let renderer = |cache: &CacheReader, representation| {
         Renderer::derived(representation, cache.envelope(), MINOR).expect("derived from protobuf")

@@ -1,4 +1,4 @@
-//! Selection: who is meant by a selector, what is found of a collection, and a LIST of it.
+//! Selection: which objects a selector matches, how they are found in a collection, and a LIST of them.
 
 use std::cell::OnceCell;
 use std::hint::black_box;
@@ -14,13 +14,13 @@ use pods::{Pods, selector, view};
 #[path = "common/pods.rs"]
 mod pods;
 
-/// Objects that a selector is put to in one iteration: one alone is too short to be timed well.
+/// Number of objects matched in one iteration, because a single one is too short to be timed well.
 const MATCHED: u64 = 1_000;
 
-/// A LIST is written in pieces of this size.
+/// Size of the pieces of a LIST.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// Whether an object is meant, per object: a few comparisons in one piece of memory, and no allocation.
+/// Whether an object matches, per object: a few comparisons in one piece of memory, and no allocation.
 fn matches(c: &mut Criterion) {
     let pods = Pods::new(Encoding::Protobuf);
     let objects: Vec<_> = (0..MATCHED).map(|n| pods.object(n, n)).collect();
@@ -50,8 +50,8 @@ fn matches(c: &mut Criterion) {
     group.finish();
 }
 
-/// What is found of a collection, by its size: a name costs a look, a namespace what is in it, everything else
-/// a look at all objects.
+/// Cost of a selection by the size of the collection: a name costs a lookup, a namespace its own objects, and
+/// everything else a scan of all objects.
 fn select(c: &mut Criterion) {
     let mut group = c.benchmark_group("select");
     for objects in [3_000, 100_000] {
@@ -76,7 +76,7 @@ fn select(c: &mut Criterion) {
     group.finish();
 }
 
-/// A whole LIST of bodies as they are: one copy of each, and a pass before that for the length. Per byte.
+/// A whole LIST of bodies as they are: one copy of each, after a pass for the length. Per byte.
 fn list(c: &mut Criterion) {
     let mut group = c.benchmark_group("list");
     for (encoding, objects) in
@@ -99,7 +99,7 @@ fn list(c: &mut Criterion) {
     group.finish();
 }
 
-/// Writes a LIST and throws it away, chunk by chunk; returns its size.
+/// Writes a LIST and discards it, chunk by chunk; returns its size.
 fn assemble(pods: &Pods, snapshot: &Snapshot, chunk: &mut BytesMut) -> usize {
     let view = View::everything();
     let meta = ListMeta { resource_version: snapshot.rv, continue_token: String::new(), remaining: None };

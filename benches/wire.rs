@@ -1,4 +1,4 @@
-//! Bytes to values and back: what is done once for each change, and what is done once for each other way to write it.
+//! Bytes to values and back: the work for each change, and the work for each additional representation.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -15,11 +15,11 @@ mod pods;
 
 const ENCODINGS: [Encoding; 3] = [Encoding::Json, Encoding::Protobuf, Encoding::Table];
 
-/// What a connection gives at once.
+/// Bytes that a connection yields at once.
 const CHUNK_BYTES: usize = 16 << 10;
 
-/// None of our code: what the machine needs for a chain of additions, one after the other. Numbers of two machines are
-/// compared in units of it.
+/// Not kube-fanout's code: the machine's time for a chain of dependent additions. Results of two machines are compared
+/// in units of it.
 fn reference(c: &mut Criterion) {
     let bytes: Vec<u8> = (0..=u8::MAX).cycle().take(4_096).collect();
     let hash = |bytes: &[u8]| {
@@ -30,7 +30,7 @@ fn reference(c: &mut Criterion) {
     c.bench_function("reference", |b| b.iter(|| hash(black_box(&bytes))));
 }
 
-/// A stream cut into frames, per byte: little more than a copy, however the chunks fall.
+/// A stream split into frames, per byte: little more than a copy, for any chunks.
 fn split(c: &mut Criterion) {
     let mut group = c.benchmark_group("split");
     for encoding in [Encoding::Json, Encoding::Protobuf] {
@@ -52,8 +52,8 @@ fn split(c: &mut Criterion) {
     group.finish();
 }
 
-/// An object read: one pass over its bytes for key, version, labels and fields, without a copy of it. An object of a
-/// page is copied out of it.
+/// An object is parsed: one pass over its bytes for key, version, labels and fields, without a copy of it. An object of
+/// a page is copied out of the page.
 fn decode(c: &mut Criterion) {
     let mut group = c.benchmark_group("decode");
     for encoding in ENCODINGS {
@@ -76,7 +76,8 @@ fn decode(c: &mut Criterion) {
     group.finish();
 }
 
-/// Another representation of a body, per byte of it. Once for each event or object that somebody wants so.
+/// Another representation of a body, per byte of it. This happens once for each event or object that a client requests
+/// in that form.
 fn transcode(c: &mut Criterion) {
     let (json, metadata) =
         (Representation::Object(Encoding::Json), |encoding| Representation::Metadata(encoding, MetaVersion::V1));
@@ -100,8 +101,8 @@ fn transcode(c: &mut Criterion) {
     group.finish();
 }
 
-/// Frames that upstream did not send: of another type, for those whom an object comes into sight of; with another
-/// version, for those whom it leaves; with the columns, for whoever just came to a Table; bookmarks. One allocation.
+/// Frames that upstream did not send, with one allocation each. Their type differs if an object enters a selection, and
+/// their version if it leaves one. The first frame of a Table watch has the columns. Bookmarks are built as well.
 fn build(c: &mut Criterion) {
     let mut group = c.benchmark_group("build");
     for encoding in ENCODINGS {

@@ -126,10 +126,10 @@ fn refuse_others<B>(request: &Request<B>) -> Option<AdminAnswer> {
     Some(refusal)
 }
 
-/// Reports whether the runtime that serves clients runs. This does not depend on upstream's health (O3).
+/// Says whether clients can be answered. This does not depend on upstream's health (O3).
 fn livez(heartbeat: &RuntimeHeartbeat) -> AdminAnswer {
     if heartbeat.is_lost() {
-        let text = format!("the runtime that serves clients has not run for {} s\n", heartbeat.silent().as_secs());
+        let text = format!("worker threads stalled for {} s\n", heartbeat.silent().as_secs());
         return answer(StatusCode::SERVICE_UNAVAILABLE, TEXT, text);
     }
     answer(StatusCode::OK, TEXT, "ok")

@@ -72,21 +72,21 @@ pub struct Bound {
 pub enum StartError {
     #[error(transparent)]
     Credentials(#[from] CredentialError),
-    #[error("tls: {0}")]
+    #[error("cannot set up TLS: {0}")]
     Tls(#[from] TlsError),
     #[error("cannot listen on {address}: {source}")]
     Bind { address: Address, source: io::Error },
-    #[error("a socket for {0} was passed, and `listen` does not name that")]
+    #[error("socket activation passed {0}, which is not in `listen`")]
     Passed(Address),
     #[error("cannot write {path}: {source}")]
     Write { path: std::path::PathBuf, source: io::Error },
-    #[error("audit: {0}")]
+    #[error("cannot open the audit log: {0}")]
     Audit(io::Error),
     #[error("cannot start a thread: {0}")]
     Threads(io::Error),
-    #[error("authorities: {0}")]
+    #[error("cannot use the certificate authorities: {0}")]
     Authorities(String),
-    #[error("metrics: {0}")]
+    #[error("cannot start metrics: {0}")]
     Metrics(String),
     #[error("{0}")]
     Configuration(String),
@@ -94,7 +94,7 @@ pub enum StartError {
 
 /// The error of an application that ended without a shutdown request.
 #[derive(Debug, thiserror::Error)]
-#[error("the task {0:?} has panicked")]
+#[error("task {0:?} panicked")]
 pub struct TaskLost(&'static str);
 
 impl Bound {
@@ -283,9 +283,8 @@ impl Bound {
             }
             known.keep_up(starting).await;
         });
-        // Metrics and health start before clients can connect, because their connections may use up all remaining
-        // descriptors.
-        let no_runtime = |error: &std::io::Error| tracing::error!(%error, "no runtime for metrics and health");
+        // Metrics and health start before clients can connect: their connections may take all remaining descriptors.
+        let no_runtime = |error: &std::io::Error| tracing::error!(%error, "cannot start the admin thread");
         let mut ops = ops.start().inspect_err(no_runtime).ok().flatten();
         for (listener, tls) in listeners {
             let frontend = frontend.clone();
@@ -329,7 +328,7 @@ async fn until_over(shutdown: BoxFuture<'_, ()>, tasks: &Tasks, records: &Tasks)
         name = tasks.lost() => TaskLost(name),
         name = records.lost() => TaskLost(name),
     };
-    tracing::error!(%lost, "ending, to be started again");
+    tracing::error!(error = %lost, "stopping, so that the process is restarted");
     Err(lost)
 }
 
@@ -439,7 +438,7 @@ fn audit(config: &Serve) -> Result<(Audit, Tasks), StartError> {
 /// its memory cannot log it later.
 fn say_memory(config: &Serve) {
     let Some(memory) = &config.memory else { return };
-    tracing::info!(mebibytes = memory.budget_bytes() >> 20, from = %memory, "memory for objects and events");
+    tracing::info!(mebibytes = memory.budget_bytes() >> 20, source = %memory, "memory for objects and events");
     if let Some(warning) = memory.warning() {
         tracing::warn!("{warning}");
     }

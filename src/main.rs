@@ -54,7 +54,7 @@ fn run_tool(arguments: &[OsString]) -> ExitCode {
         Ok(tools) => std::process::Command::new(tools).args(arguments).exec(),
         Err(_) => ErrorKind::NotFound.into(),
     };
-    let place = beside.map_or_else(|_| "it is not beside this binary".to_owned(), |path| path.display().to_string());
+    let place = beside.map_or_else(|_| "not found next to this binary".to_owned(), |path| path.display().to_string());
     let why = format!("{name} is a command of {TOOLS}, which cannot be run: {place}: {error}");
     PROGRAM.fail(if error.kind() == ErrorKind::NotFound { EX_NOT_FOUND } else { EX_CANNOT_RUN }, &why)
 }

@@ -30,7 +30,7 @@ FAULTS = {
     "both": ["kill-apiserver kill-proxy", "kill-proxy stop-apiserver"],
 }
 # What of /metrics is added up over the lives of a proxy.
-ADDED = ("kube_fanout_upstream_questions_total", "kube_fanout_watches_ended_total", "kube_fanout_history_gaps_total")
+ADDED = ("kube_fanout_feed_requests_total", "kube_fanout_watches_ended_total", "kube_fanout_history_gaps_total")
 
 
 class Bed:
@@ -207,7 +207,7 @@ class Sums:
         threads = int(re.search(r"^Threads:\s+(\d+)", status, re.M)[1])
         memory = metrics["process_resident_memory_bytes"]
         # What feeds hold goes with the window: with how much was written in its last minutes.
-        held = sum(value for name, value in metrics.items() if name.startswith("kube_fanout_memory_held_bytes"))
+        held = sum(value for name, value in metrics.items() if name.startswith("kube_fanout_memory_used_bytes"))
         files, tasks = metrics["process_open_fds"], metrics["kube_fanout_tasks"]
         self.samples.append((seconds, memory, memory - held, files, tasks, threads))
 
@@ -232,7 +232,7 @@ class Sums:
         for life in lives:
             for sample, value in life.items():
                 labels = dict(re.findall(r'(\w+)="([^"]*)"', sample))
-                what = labels.get("question") or labels.get("reason") or labels.get("outcome")
+                what = labels.get("purpose") or labels.get("reason") or labels.get("outcome")
                 added[f"{sample.split('{')[0][len('kube_fanout_'):]} {what}"] += int(value)
         for name, counter in (
             ("counts", self.counts), ("judged", self.judged), ("faults", self.faults), ("clients", self.seen),

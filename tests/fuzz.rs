@@ -1,8 +1,8 @@
-//! Every parser of what peers send, on bytes that no peer should: the corpus as it is, and changes of it.
+//! Every parser of peers' input, on invalid bytes: the corpus, and mutations of it.
 //!
-//! The changes are drawn from a seed, and the same ones each time, so that this fails for a change of the code and for
-//! nothing else. `make fuzz` looks further, guided by what the code does (`fuzz/`), or, without cargo-fuzz, with other
-//! seeds and for longer (`FUZZ_SECONDS`, `FUZZ_SEED`).
+//! Mutations are drawn from a fixed seed, so that this test fails only because of a change of the code. `make fuzz`
+//! explores further with coverage guidance (`fuzz/`), or, without cargo-fuzz, with other seeds and for longer
+//! (`FUZZ_SECONDS`, `FUZZ_SEED`).
 
 #[path = "fuzz/changes.rs"]
 mod changes;
@@ -17,14 +17,14 @@ use std::time::{Duration, Instant};
 use changes::Changes;
 use targets::{TARGETS, Target};
 
-/// Changes of the corpus that each target is given, where no time is set.
+/// Number of mutations for each target, if no time is set.
 const CHANGES: u64 = 4_000;
 
 fn corpus() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus")
 }
 
-/// What there is for a target, in the order of its names.
+/// Corpus of a target, ordered by file name.
 fn inputs(target: &str) -> Vec<Vec<u8>> {
     let folder = std::fs::read_dir(corpus().join(target)).unwrap_or_else(|error| panic!("{target}: {error}"));
     let mut files: Vec<_> = folder.map(|file| file.expect("a file").path()).collect();
@@ -36,7 +36,7 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().expect("a number"))
 }
 
-/// Gives an input to a target; one that fails is kept, and how to run it again is said.
+/// Runs a target on an input. A failing input is saved, and the message says how to repeat it.
 fn run((name, target): Target, input: &[u8]) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| target(input))) {
         let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("fuzz-{name}"));

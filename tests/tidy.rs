@@ -1,7 +1,6 @@
-//! The house rules, as tests: what CONTRIBUTING.md and ARCHITECTURE.md promise of every file.
+//! The house rules as tests: the promises of CONTRIBUTING.md and ARCHITECTURE.md about every file.
 //!
-//! No dependency and no knowledge of the crate besides its text, so that this also runs without building anything:
-//! `make tidy`.
+//! They have no dependencies and know the crate only by its text, so that they also run without a build: `make tidy`.
 
 #[path = "tidy/blocks.rs"]
 mod blocks;
@@ -35,12 +34,12 @@ use source::{Kind, Source, is};
 
 const FILE_LINES_MAX: usize = 600;
 
-/// Fails with every violation, one a line.
+/// Fails with all violations, one per line.
 fn assert_none(what: &str, violations: &[String]) {
     assert!(violations.is_empty(), "{what}:\n  {}\n", violations.join("\n  "));
 }
 
-/// What `find` says of every Rust file, as `file:line: …`.
+/// Violations that `find` reports in all Rust files, as `file:line: …`.
 fn in_rust(find: impl Fn(&File, &Source) -> Vec<(usize, String)>) -> Vec<String> {
     let checked = |file: &File| {
         let found = find(file, &Source::parse(&file.name, &file.text));
@@ -66,7 +65,7 @@ fn what_only_linux_has_is_behind_cfg() {
     assert_none("what only Linux has, and every system would be given", &violations);
 }
 
-/// A file that is longer has more than one idea. rustfmt breaks lines of code, and clippy's `too_many_lines` limits
+/// A longer file has more than one idea. rustfmt limits the length of lines, and clippy's `too_many_lines` that of
 /// functions.
 #[test]
 fn files_are_short() {
@@ -112,7 +111,7 @@ fn unwrap_is_for_tests() {
     assert_none("unwrap() outside of tests", &violations);
 }
 
-/// What is shipped is what is tested: a test gives its own limits and clocks to the code, which does not ask for them.
+/// The shipped code is the tested code: tests pass their own limits and clocks to it, and it does not check for tests.
 #[test]
 fn the_code_does_not_ask_whether_it_is_tested() {
     let violations = in_rust(|file, source| {
@@ -143,7 +142,7 @@ fn metrics_are_recorded_where_they_are_looked_for() {
 
 #[test]
 fn no_file_names_a_machine() {
-    // Spelled in pieces, so that this file may say them.
+    // Split, so that this file may contain them.
     let banned = [["/wo", "rk/"], ["/ro", "ot/"], ["/ho", "me/"], ["/Us", "ers/"]].map(|pieces| pieces.concat());
     let mut violations = Vec::new();
     for file in files::all() {
@@ -155,7 +154,7 @@ fn no_file_names_a_machine() {
     assert_none("paths of one machine", &violations);
 }
 
-/// Whether `line` has the absolute path `path`; within a longer path or a URL it is somebody else's.
+/// Whether `line` contains the absolute path `path`. Inside a longer path or a URL it does not count.
 fn names_path(line: &str, path: &str) -> bool {
     line.match_indices(path).any(|(at, _)| !line[..at].ends_with(|c: char| c.is_alphanumeric() || "-_.$}".contains(c)))
 }

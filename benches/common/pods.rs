@@ -1,6 +1,7 @@
-//! Pods as kube-apiserver 1.37.1 writes them into watches, managed fields and all: 2.8 KB in protobuf, 4.2 KB in JSON.
+//! Pods as kube-apiserver 1.37.1 writes them into watches, including managed fields: 2.8 KB in protobuf, 4.2 KB in
+//! JSON.
 //!
-//! One captured frame in each form, and any number of pods that differ from it in digits only: their names, their
+//! One captured frame in each form, and any number of pods that differ from it only in digits: their names, their
 //! versions, and ten namespaces, nodes and values of the label `app`.
 
 use std::sync::Arc;
@@ -13,18 +14,18 @@ use kubeapi::{EventType, FieldSelector, FieldTable, Gvr, LabelSelector, Resource
 /// The release that wrote the frames.
 pub const MINOR: u32 = 37;
 
-/// Before the version of every pod, so that all have as many digits.
+/// Added to the version of every pod, so that all have the same number of digits.
 const VERSIONS_AFTER: u64 = 1_000_000_000;
 
-/// Makes pods in one form, and reads them as a feed of pods does.
+/// Generates pods in one form, and parses them as a feed of pods does.
 pub struct Pods {
     pub reader: ObjectReader,
     pub envelope: Envelope,
-    /// What is known of a Table's columns.
+    /// Known columns of a Table.
     pub columns: Columns,
     /// A MODIFIED event.
     frame: Vec<u8>,
-    /// Where in it digits are to be replaced, how many, and by whose.
+    /// Positions of digits to replace, their number, and the source of the new ones.
     places: Vec<(usize, usize, Digits)>,
 }
 
@@ -80,7 +81,7 @@ impl Pods {
         FieldTable::of_builtin(&Self::gvr(), true)
     }
 
-    /// The event that the `n`-th pod was modified, at the `rv`-th version.
+    /// The MODIFIED event of the `n`-th pod at the `rv`-th version.
     pub fn frame(&self, n: u64, rv: u64) -> Bytes {
         let mut frame = self.frame.clone();
         for (at, count, digits) in &self.places {
@@ -103,7 +104,7 @@ impl Pods {
         object(self.reader.watch_event(self.frame(n, rv)))
     }
 
-    /// The same, read, as the cache takes it.
+    /// The same event, parsed for the cache.
     pub fn change(&self, n: u64, rv: u64) -> Change {
         match self.reader.watch_event(self.frame(n, rv)) {
             Ok(WatchItem::Change { event_type, object, frame }) => Change { event_type, object, frame: Some(frame) },

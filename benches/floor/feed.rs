@@ -14,36 +14,36 @@ use parking_lot::{Mutex, RwLock};
 
 use super::Failure;
 
-/// The last frames of one watch, which everybody is handed.
+/// The last frames of one watch, shared by all readers.
 pub(super) struct Feed {
     frames: RwLock<Frames>,
-    /// How many frames there were, and the version of the last one.
+    /// Number of frames so far, and the version of the last one.
     end: AtomicU64,
     version: AtomicU64,
     waiting: Mutex<Vec<Waker>>,
 }
 
 struct Frames {
-    /// The place of the first one that is held.
+    /// Index of the first frame in the buffer.
     first: u64,
     held: VecDeque<Bytes>,
 }
 
-/// A reader's place.
+/// A reader's position.
 pub(super) struct Place {
     feed: Arc<Feed>,
     next: u64,
-    /// The end at which it was last registered to be woken.
+    /// The end of the feed at the last registration of the waker.
     waits_at: u64,
 }
 
-/// A reader that is further behind has lost its place.
+/// A reader that is further behind has lost its position.
 const FRAMES_MAX: usize = 16 << 10;
-/// Frames that are joined for a reader that is behind, as the proxy does.
+/// Frames that are joined for a reader that is behind, as in the proxy, in bytes.
 const ROOM_BYTES: usize = 32 << 10;
 
 impl Feed {
-    /// Begins to watch at the version of now.
+    /// Starts a watch at the current version.
     pub(super) async fn follow(kubeconfig: &Path, path: &str) -> Result<Arc<Self>, Failure> {
         let client = Client::try_from(Config::try_from(Kubeconfig::read_from(kubeconfig)?)?)?;
         let feed = Arc::new(Self {
@@ -56,8 +56,8 @@ impl Feed {
         tokio::spawn({
             let (feed, path) = (feed.clone(), path.to_owned());
             async move {
-                // An apiserver under load ends watches that do not keep up: before it is this server's turn, as a rule.
-                // What is missed is counted by those who measure.
+                // An apiserver under load ends watches that do not keep up, usually before this server is measured. The
+                // measuring clients count the events that they miss.
                 while feed.fill(watch).await? > 0 {
                     eprintln!("the watch is over, and begins anew");
                     watch = feed.watch(&client, &path).await?;
@@ -66,14 +66,14 @@ impl Feed {
             }
             .map(|broken| {
                 eprintln!("the watch broke: {broken:?}");
-                // Readers would wait for ever, and be measured.
+                // Otherwise readers would wait for ever, and be measured.
                 std::process::exit(1);
             })
         });
         Ok(feed)
     }
 
-    /// Begins at the version of now.
+    /// Opens a watch at the current version.
     async fn watch(&self, client: &Client, path: &str) -> Result<Body, Failure> {
         let head: serde_json::Value = client.request(request(format!("{path}?limit=1"), Vec::new())?).await?;
         let version = head["metadata"]["resourceVersion"].as_str().ok_or("a LIST without a version")?.to_owned();
@@ -86,10 +86,10 @@ impl Feed {
         Ok(watch.into_body())
     }
 
-    /// Takes in events until there are no more; how many there were.
+    /// Reads events until the watch ends; returns their number.
     async fn fill(&self, mut body: Body) -> Result<usize, Failure> {
         let (mut rest, mut count) = (BytesMut::new(), 0);
-        // A watch that is broken off has ended too.
+        // A broken watch has ended too.
         while let Some(Ok(frame)) = body.frame().await {
             rest.extend_from_slice(frame.into_data().unwrap_or_default().chunk());
             while let Some(end) = memchr::memchr(b'\n', &rest) {
@@ -116,7 +116,7 @@ impl Feed {
             frames.held.pop_front();
             frames.first += 1;
         }
-        // Of its own, for what was read may be much more.
+        // A copy, because the read buffer may be much larger.
         frames.held.push_back(Bytes::copy_from_slice(frame));
         drop(frames);
         self.end.fetch_add(1, Ordering::SeqCst);
@@ -146,12 +146,12 @@ impl Place {
         self.next = next;
     }
 
-    /// The next frames, joined; `None` if the place is lost. A single frame is shared with every other reader.
+    /// The next frames, joined; `None` if the position is lost. A single frame is shared with every other reader.
     pub(super) fn poll_next(&mut self, cx: &Context<'_>) -> Poll<Option<Bytes>> {
         if self.poll_news(cx).is_pending() { Poll::Pending } else { self.take() }
     }
 
-    /// The same, for who is woken otherwise.
+    /// The same without registering a waker.
     pub(super) fn take(&mut self) -> Poll<Option<Bytes>> {
         if self.feed.end() <= self.next {
             return Poll::Pending;
@@ -174,7 +174,7 @@ impl Place {
         }))
     }
 
-    /// Ready if there are frames behind this place. If not, the task is woken by the next one.
+    /// Ready if there are frames after this position. Otherwise the next frame wakes the task.
     pub(super) fn poll_news(&mut self, cx: &Context<'_>) -> Poll<()> {
         if self.feed.end() > self.next {
             return Poll::Ready(());
@@ -183,7 +183,7 @@ impl Place {
             self.waits_at = self.next;
             self.feed.waiting.lock().push(cx.waker().clone());
         }
-        // It may have come meanwhile.
+        // A frame may have arrived before the registration.
         if self.feed.end() > self.next { Poll::Ready(()) } else { Poll::Pending }
     }
 }

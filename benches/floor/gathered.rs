@@ -6,8 +6,8 @@ use std::task::{Context, Poll, ready};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// A byte stream whose writes are gathered until [`poll_out`](Self::poll_out), whatever the codec flushes: one write
-/// for all streams of a connection. The codec has one clone, and whoever runs it another.
+/// A byte stream that buffers its writes until [`poll_out`](Self::poll_out), even if the codec flushes: one write for
+/// all streams of a connection. The codec has one clone, and the connection's task another.
 pub(super) struct Gathered<I>(Arc<Mutex<Line<I>>>);
 
 struct Line<I> {

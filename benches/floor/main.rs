@@ -1,15 +1,15 @@
-//! The limit in the box: servers that do nothing but hand one frame to everybody. `make figures` measures them beside
-//! the apiserver and the proxy, so that what the proxy adds to its codec, its TLS and the kernel can be read off.
+//! The limit of the machine: servers that only send one frame to all clients. `make figures` measures them next to the
+//! apiserver and the proxy. The difference is the proxy's overhead beyond its codec, TLS and the kernel.
 //!
 //! ```text
-//! apiserver ─► Feed (one watch of JSON) ─► hyper   HTTP/1.1 and HTTP/2 as hyper has them, a body for each watch
+//! apiserver ─► Feed (one watch of JSON) ─► hyper   HTTP/1.1 and HTTP/2 by hyper, one body for each watch
 //!                                          h2      the h2 crate; frames are joined, and written once for all streams
-//!                                          socket  HTTP/1.1 in chunks, by hand: TLS on a bare socket
-//! apiserver ◄─► forward                            bytes from one TLS connection to another, which are not looked at
+//!                                          socket  chunked HTTP/1.1 by hand: TLS on a bare socket
+//! apiserver ◄─► forward                            bytes from one TLS connection to another, without parsing
 //! ```
 //!
-//! Requests are not looked at: a watch gets every event from now on, whatever it asks for, and everything else a list
-//! without items. So the servers are of no use but for this.
+//! Requests are not parsed further: a watch receives every event from now on, whatever its parameters, and any other
+//! request an empty list. So the servers have no other use.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "scripts read what it says")]
 
@@ -61,7 +61,7 @@ enum Server {
     Forward,
 }
 
-/// What a server has for everybody.
+/// Source of the responses.
 #[derive(Clone)]
 enum Served {
     Events(Arc<Feed>),
@@ -69,7 +69,7 @@ enum Served {
 }
 
 fn main() -> Result<(), Failure> {
-    // `cargo bench` runs everything that is here.
+    // `cargo bench` runs every bench target.
     if std::env::args().any(|argument| argument == "--bench") {
         println!("a server for `make figures`, not a benchmark");
         return Ok(());
@@ -110,13 +110,13 @@ async fn serve(arguments: Arguments) -> Result<(), Failure> {
     }
 }
 
-/// What is said to everybody who asks for something else than a watch.
+/// The response to every request that is not a watch.
 fn list(feed: &Arc<Feed>) -> String {
     let version = feed.version();
     format!(r#"{{"kind":"PodList","apiVersion":"v1","metadata":{{"resourceVersion":"{version}"}},"items":[]}}"#)
 }
 
-/// Whether it is a watch that is asked for.
+/// Whether the request is a watch.
 fn is_watch(query: &str) -> bool {
     query.contains("watch=true")
 }

@@ -11,7 +11,7 @@ use tokio_rustls::TlsConnector;
 
 use super::Failure;
 
-/// Where bytes are handed on to, with the kubeconfig's own certificate.
+/// The server to forward to, with the client certificate of the kubeconfig.
 #[derive(Clone)]
 pub(super) struct Target {
     address: String,
@@ -40,9 +40,9 @@ impl Target {
     }
 }
 
-/// Hands bytes on, and looks at none: each connection has one of its own to the apiserver.
+/// Forwards bytes without parsing them: each connection has one of its own to the apiserver.
 pub(super) async fn connection<I: AsyncRead + AsyncWrite + Unpin>(mut io: I, target: Target) {
     let Ok(mut theirs) = target.connect().await else { return };
-    // One of both went away.
+    // One side has disconnected.
     let _ = copy_bidirectional(&mut io, &mut theirs).await;
 }

@@ -14,12 +14,12 @@ use super::gathered::Gathered;
 /// The watches of a connection.
 struct Watches {
     feed: Arc<Feed>,
-    /// Up to where all streams have looked.
+    /// The position that all streams have reached.
     seen: Place,
     streams: Vec<(SendStream<Bytes>, Place)>,
 }
 
-/// What a stream is given room for at a time.
+/// Capacity that a stream reserves at a time, in bytes.
 const ROOM_BYTES: usize = 64 << 10;
 
 /// Serves a connection and its streams in one task.

@@ -13,13 +13,13 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::feed::{Feed, Place};
 
-/// The body of an answer.
+/// The body of a response.
 enum Answer {
     List(Option<Bytes>),
     Watch(Place),
 }
 
-/// Serves a connection as hyper does by default: a task for it, and one for each of its streams.
+/// Serves a connection as hyper does by default: one task for it, and one for each of its streams.
 pub(super) async fn connection<I: AsyncRead + AsyncWrite + Unpin + Send + 'static>(io: I, feed: Arc<Feed>) {
     let service = service_fn(move |request: Request<Incoming>| {
         let body = match request.uri().query() {
@@ -28,7 +28,7 @@ pub(super) async fn connection<I: AsyncRead + AsyncWrite + Unpin + Send + 'stati
         };
         std::future::ready(Ok::<_, Infallible>(Response::new(body)))
     });
-    // The client went away.
+    // The client has disconnected.
     let _ = Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(io), service).await;
 }
 

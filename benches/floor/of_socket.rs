@@ -6,12 +6,12 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
 use super::feed::{Feed, Place};
 
-/// How long the head of a request may be.
+/// Maximum size of a request head.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 
-/// Serves a connection by hand: a chunk of HTTP/1.1 is one write.
+/// Serves a connection by hand: one write for each HTTP/1.1 chunk.
 pub(super) async fn connection<I: AsyncRead + AsyncWrite + Unpin>(mut io: I, feed: Arc<Feed>) {
-    // The client went away.
+    // The client has disconnected.
     let _ = serve(&mut io, &feed).await;
 }
 
@@ -19,7 +19,7 @@ async fn serve<I: AsyncRead + AsyncWrite + Unpin>(io: &mut I, feed: &Arc<Feed>) 
     while let Some(head) = head(io).await? {
         let line = head.split(|byte| *byte == b'\r').next().unwrap_or_default();
         if super::is_watch(&String::from_utf8_lossy(line)) {
-            // What is kept of the request is not part of an idle watch.
+            // An idle watch does not keep the request.
             drop(head);
             return watch(io, feed).await;
         }
@@ -31,7 +31,7 @@ async fn serve<I: AsyncRead + AsyncWrite + Unpin>(io: &mut I, feed: &Arc<Feed>) 
     Ok(())
 }
 
-/// Reads the head of a request, which has no body; `None` at the end. Clients here wait for each answer.
+/// Reads the head of a request without a body; `None` at the end. Clients here wait for each response.
 async fn head<I: AsyncRead + Unpin>(io: &mut I) -> io::Result<Option<Vec<u8>>> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {

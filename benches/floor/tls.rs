@@ -6,7 +6,7 @@ use rustls::pki_types::PrivatePkcs8KeyDer;
 
 use super::Failure;
 
-/// TLS as the proxy speaks it: AES with 128 bits first, as Go's server has it too. And the certificate, as PEM.
+/// TLS as in the proxy, with AES-128 first, which Go's server also prefers. Also returns the certificate as PEM.
 pub(super) fn config(protocols: &[&[u8]]) -> Result<(Arc<ServerConfig>, String), Failure> {
     let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned(), "localhost".to_owned()])?;
     let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());

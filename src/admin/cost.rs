@@ -31,7 +31,7 @@ const METRICS: [Metric; 4] = [
     ("kube_fanout_upstream_requests_total", "requests sent upstream, by cause", "counter", |of| of.requests),
     ("kube_fanout_upstream_streams_opened_total", "streams opened upstream", "counter", |of| of.streams_opened),
     ("kube_fanout_upstream_streams_open", "streams open upstream", "gauge", |of| of.streams_open),
-    ("kube_fanout_upstream_body_bytes_total", "bytes of upstream's answers, as they came", "counter", |of| {
+    ("kube_fanout_upstream_body_bytes_total", "bytes of upstream response bodies, as received", "counter", |of| {
         of.body_bytes
     }),
 ];

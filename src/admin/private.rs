@@ -28,15 +28,15 @@ pub struct PrivatePages {
 pub enum NotAdmitted {
     /// Callers are not authenticated here.
     #[error(
-        "who reads what is shown where callers are authenticated (auth: delegated), or on a unix socket \
-         (admin: unix:PATH); every process of this machine can reach this address"
+        "this page needs authenticated callers (auth: delegated) or a unix socket (admin: unix:PATH), because every \
+         local process can reach this address"
     )]
     NobodyKnown,
-    #[error("who reads what is shown to whom upstream allows it: send a bearer token")]
+    #[error("authentication required: send a bearer token")]
     Unauthenticated,
-    #[error("you may not get this path (nonResourceURLs)")]
+    #[error("you may not get this path (grant it in nonResourceURLs)")]
     Denied,
-    #[error("too many questions about who you are or what you may; try again")]
+    #[error("too many authentication or authorization requests; try again")]
     TooMany,
     #[error("cannot authenticate or authorize: the apiserver is unreachable")]
     Unknown,

@@ -26,9 +26,9 @@ struct Taken {
     started: Option<f64>,
 }
 
-const RUNTIME_SILENT: &str = "how long the runtime that serves clients has run none of its tasks";
+const RUNTIME_SILENT: &str = "how long the worker threads that serve clients have run no task";
 
-const TASKS: &str = "tasks, but for those of the admin address: a few for each connection and feed";
+const TASKS: &str = "tasks, without those of the admin address";
 
 /// Appends the metrics in Prometheus' text format.
 pub(super) fn write(heartbeat: &RuntimeHeartbeat, out: &mut String) {
@@ -38,11 +38,11 @@ pub(super) fn write(heartbeat: &RuntimeHeartbeat, out: &mut String) {
         ("process_cpu_seconds_total", "counter", "user and system time", cpu_seconds),
         ("process_resident_memory_bytes", "gauge", "resident memory", resident_bytes),
         ("process_virtual_memory_bytes", "gauge", "virtual memory", virtual_bytes),
-        ("process_open_fds", "gauge", "open descriptors", open_files),
-        ("process_max_fds", "gauge", "descriptors that may be open", Some(open_files_max)),
-        ("process_start_time_seconds", "gauge", "start of the process since 1970", started),
+        ("process_open_fds", "gauge", "open file descriptors", open_files),
+        ("process_max_fds", "gauge", "limit of open file descriptors", Some(open_files_max)),
+        ("process_start_time_seconds", "gauge", "start time of the process, in seconds since 1970", started),
         ("kube_fanout_tasks", "gauge", TASKS, Some(heartbeat.tasks() as f64)),
-        ("kube_fanout_runtime_silent_seconds", "gauge", RUNTIME_SILENT, Some(heartbeat.silent().as_secs_f64())),
+        ("kube_fanout_runtime_stalled_seconds", "gauge", RUNTIME_SILENT, Some(heartbeat.silent().as_secs_f64())),
     ] {
         if let Some(value) = value {
             head(out, name, kind, help);
@@ -64,7 +64,7 @@ mod tests {
         let silent = || {
             let mut text = String::new();
             write(&heartbeat, &mut text);
-            let value = text.lines().find_map(|line| line.strip_prefix("kube_fanout_runtime_silent_seconds "));
+            let value = text.lines().find_map(|line| line.strip_prefix("kube_fanout_runtime_stalled_seconds "));
             value.and_then(|value| value.parse::<f64>().ok()).expect("it is there")
         };
         assert!(silent() < 0.1);

@@ -117,7 +117,7 @@ impl MetricsPage {
 
 /// Awaits the decision; a timeout counts as a refusal.
 async fn in_time(admitted: impl Future<Output = Admitted>) -> Result<(), Status> {
-    let late = || Status::service_unavailable("it was not found out in time who you are and what you may");
+    let late = || Status::service_unavailable("cannot authenticate or authorize: timed out");
     timeout(ADMITTED_MAX, admitted).await.ok().flatten().unwrap_or_else(|| Err(late()))
 }
 

@@ -26,39 +26,41 @@ struct Reading {
 const STATES: [&str; 4] = ["syncing", "live", "stale", "ended"];
 
 const GAUGES: [Of<Reading>; 10] = [
-    ("kube_fanout_feed_stale_seconds", "how long a feed has been without its stream", stale),
-    ("kube_fanout_feed_objects", "objects held", |of| of.stats.objects as f64),
-    ("kube_fanout_feed_object_bytes", "bytes of the objects held", |of| of.stats.object_bytes as f64),
-    ("kube_fanout_feed_memory_bytes", "everything that is alive of a feed", |of| of.stats.memory_bytes as f64),
-    ("kube_fanout_feed_resource_version", "version that a feed has reached", |of| of.stats.progress.0 as f64),
-    ("kube_fanout_ring_events", "events in the ring", |of| of.stats.events as f64),
-    ("kube_fanout_ring_bytes", "bytes of the events in the ring", |of| of.stats.event_bytes as f64),
-    ("kube_fanout_ring_span_seconds", "time between the oldest and the newest event", |of| of.stats.span_seconds),
-    ("kube_fanout_lanes", "lanes besides the one of all events", |of| of.stats.lanes as f64),
-    ("kube_fanout_derived_bytes", "bytes of other representations that are kept", |of| of.stats.derived_bytes as f64),
+    ("kube_fanout_feed_stale_seconds", "time since the upstream watch of a feed ended", stale),
+    ("kube_fanout_feed_objects", "objects in the cache", |of| of.stats.objects as f64),
+    ("kube_fanout_feed_object_bytes", "bytes of the objects in the cache", |of| of.stats.object_bytes as f64),
+    ("kube_fanout_feed_memory_bytes", "memory of everything that a feed keeps alive", |of| {
+        of.stats.memory_bytes as f64
+    }),
+    ("kube_fanout_feed_resource_version", "resourceVersion that a feed has reached", |of| of.stats.progress.0 as f64),
+    ("kube_fanout_window_events", "events in the history window", |of| of.stats.events as f64),
+    ("kube_fanout_window_bytes", "bytes of the events in the history window", |of| of.stats.event_bytes as f64),
+    ("kube_fanout_window_span_seconds", "time between the oldest and the newest event", |of| of.stats.span_seconds),
+    ("kube_fanout_lanes", "lanes besides the lane of all events", |of| of.stats.lanes as f64),
+    ("kube_fanout_derived_bytes", "bytes of cached derived representations", |of| of.stats.derived_bytes as f64),
 ];
 
 const COUNTERS: [Of<FeedCounts>; 4] = [
-    ("kube_fanout_upstream_events_total", "changes received from upstream", |of| read(&of.events)),
-    ("kube_fanout_upstream_bytes_total", "bytes of those changes' frames", |of| read(&of.bytes)),
+    ("kube_fanout_upstream_events_total", "events received from upstream", |of| read(&of.events)),
+    ("kube_fanout_upstream_bytes_total", "bytes of watch events received from upstream", |of| read(&of.bytes)),
     ("kube_fanout_upstream_bookmarks_total", "bookmarks received from upstream", |of| read(&of.bookmarks)),
-    ("kube_fanout_upstream_duplicates_total", "changes that were known already", |of| read(&of.duplicates)),
+    ("kube_fanout_upstream_duplicates_total", "events received more than once", |of| read(&of.duplicates)),
 ];
 
 /// Counters that have one more label, such as a reason.
 const WORDS: [(&str, &str); 5] = [
-    ("kube_fanout_upstream_questions_total", "requests upstream besides the watch, by purpose"),
-    ("kube_fanout_upstream_failures_total", "upstream streams and lists that failed, by reason"),
-    ("kube_fanout_history_gaps_total", "gaps in upstream's history, by how they were closed"),
-    ("kube_fanout_self_checks_total", "comparisons of feeds with upstream, by what came of them"),
-    ("kube_fanout_prehistory_reads_total", "reads of the history before a feed's first list, by what came of them"),
+    ("kube_fanout_feed_requests_total", "requests of feeds besides their watch, by purpose"),
+    ("kube_fanout_upstream_failures_total", "failed upstream watches and lists, by reason"),
+    ("kube_fanout_history_gaps_total", "gaps in upstream's history, by outcome"),
+    ("kube_fanout_self_checks_total", "comparisons of feeds with upstream, by outcome"),
+    ("kube_fanout_history_backfills_total", "reads of the history before a feed's first list, by outcome"),
 ];
 
 /// The metrics of the memory of all feeds: its budget, how much of it is used, and what was evicted.
 const MEMORY: [(&str, &str); 3] = [
-    ("kube_fanout_memory_budget_bytes", "what all feeds may hold together"),
-    ("kube_fanout_memory_held_bytes", "what all feeds hold, by kind"),
-    ("kube_fanout_memory_made_room_total", "times that room was made in a full memory, by what went"),
+    ("kube_fanout_memory_budget_bytes", "memory budget of all feeds"),
+    ("kube_fanout_memory_used_bytes", "memory used by all feeds, by kind"),
+    ("kube_fanout_memory_evictions_total", "evictions because the memory budget was used up"),
 ];
 
 /// Appends all metrics of feeds in Prometheus' text format.
@@ -77,7 +79,7 @@ fn write_memory(memory: &MemoryUse, out: &mut String) {
     }
     head(out, gone, "counter", of_gone);
     for (what, times) in memory.gone {
-        let _ = writeln!(out, "{gone}{{by=\"{}\"}} {times}", what.as_str());
+        let _ = writeln!(out, "{gone}{{what=\"{}\"}} {times}", what.as_str());
     }
 }
 
@@ -97,19 +99,14 @@ fn write_feeds(feeds: &Feeds, out: &mut String) {
             line(out, "kube_fanout_feed_state", labels, Some(("state", other)), is);
         }
     }
-    head(
-        out,
-        "kube_fanout_representation_mode",
-        "gauge",
-        "1 for how a representation is had, or why it is not derived",
-    );
+    head(out, "kube_fanout_representation_mode", "gauge", "1 for the mode of a representation");
     for of in &running {
         for (representation, mode) in of.feed.renderings.all() {
             let labels = format!("{},representation=\"{}\"", of.labels, representation.as_str());
             line(out, "kube_fanout_representation_mode", &labels, Some(("mode", how(&mode))), 1.0);
         }
     }
-    head(out, "kube_fanout_upstream_watches", "gauge", "watches open upstream");
+    head(out, "kube_fanout_upstream_watches", "gauge", "open upstream watches");
     counts.iter().for_each(|(labels, of)| line(out, "kube_fanout_upstream_watches", labels, None, read(&of.watches)));
     for (name, help, value) in COUNTERS {
         head(out, name, "counter", help);
@@ -154,7 +151,7 @@ fn word(state: FeedState) -> &'static str {
 
 fn how(mode: &RenderingMode) -> &'static str {
     match mode {
-        RenderingMode::Wanted => "wanted",
+        RenderingMode::Wanted => "pending",
         RenderingMode::Derived(_) => "derived",
         RenderingMode::Refused(reason) => RenderingRefusal::as_str(*reason),
     }

@@ -59,11 +59,11 @@ impl DiscoveryLoop {
             version = super::VERSION,
             mode = self.mode,
             upstream = client.server_url(),
-            release = release.map_or_else(|| "unknown".to_owned(), |release| release.to_string()),
+            upstream_version = release.map_or_else(|| "unknown".to_owned(), |release| release.to_string()),
             resources = catalog.len(),
-            "discovered what upstream serves"
+            "discovered upstream's API resources"
         );
-        starting.set_reason(|| Some("waiting for the feeds of definitions".to_owned()));
+        starting.set_reason(|| Some("waiting for the feeds of CustomResourceDefinitions and APIServices".to_owned()));
     }
 
     /// Follows changes and refreshes the catalog when necessary. `starting` is held until all listeners have reported,
@@ -97,7 +97,7 @@ impl DiscoveryLoop {
                     match heard.note(told) {
                         Some(Next::Ask) => schedule.change(now),
                         Some(Next::Look) => {
-                            tracing::info!(resources = self.rights.catalog.len(), "what upstream serves has changed");
+                            tracing::info!(resources = self.rights.catalog.len(), "upstream's API resources changed");
                             self.rights.feeds.forget_refusals();
                             self.retire_outdated();
                             looks.change(now);
@@ -129,7 +129,7 @@ impl DiscoveryLoop {
         let Rights { catalog, feeds, .. } = &self.rights;
         match catalog.refresh(Instant::now()).await {
             Ok(true) => {
-                tracing::info!(resources = catalog.len(), "what upstream serves has changed");
+                tracing::info!(resources = catalog.len(), "upstream's API resources changed");
                 feeds.forget_refusals();
             }
             // The catalog may already have the change from a refresh for a request. Or discovery listed the resource

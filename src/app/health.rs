@@ -20,9 +20,9 @@ pub struct HealthAnswer {
 /// Why there is no response.
 #[derive(Debug, thiserror::Error)]
 pub enum NoHealthAnswer {
-    #[error("{0}: no answer in time")]
+    #[error("no response from {0} in time")]
     Late(String),
-    #[error("{asked}: {source}")]
+    #[error("cannot reach {asked}: {source}")]
     Failed { asked: String, source: Failure },
 }
 

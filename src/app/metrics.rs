@@ -4,12 +4,12 @@ use metrics::{counter, describe_counter, describe_gauge, gauge};
 
 /// Sets the number of changed keys that require a restart.
 pub(super) fn restart_keys(keys: usize) {
-    gauge!("kube_fanout_config_reload_restart_keys").set(keys as f64);
+    gauge!("kube_fanout_config_restart_required_keys").set(keys as f64);
 }
 
 /// Counts a configuration reload by outcome.
 pub(super) fn reloaded(outcome: &'static str) {
-    counter!("kube_fanout_config_reload_total", "outcome" => outcome).increment(1);
+    counter!("kube_fanout_config_reloads_total", "outcome" => outcome).increment(1);
 }
 
 /// Logs and counts panics. The runtime catches them, and the panicked task ends.
@@ -22,15 +22,18 @@ pub fn tell_panics() {
         let at = panic.location().map(ToString::to_string).unwrap_or_default();
         // Empty unless `RUST_BACKTRACE` asks for one.
         let backtrace = std::backtrace::Backtrace::capture();
-        tracing::error!(said, at, thread = thread.name(), %backtrace, "a task panicked: this is a mistake of ours");
+        tracing::error!(said, at, thread = thread.name(), %backtrace, "task panicked (a bug: please report it)");
     }));
 }
 
 /// Registers the descriptions of this module's metrics; docs/METRICS.md lists all metrics.
 pub(super) fn describe() {
-    describe_gauge!("kube_fanout_config_reload_restart_keys", "keys of the configuration that take a restart");
+    describe_gauge!(
+        "kube_fanout_config_restart_required_keys",
+        "configuration keys that changed and require a restart"
+    );
     describe_counter!("kube_fanout_panics_total", "tasks that panicked");
     // Registered at the start, because Prometheus sees no increase in a counter that first appears with the value 1.
     counter!("kube_fanout_panics_total").absolute(0);
-    describe_counter!("kube_fanout_config_reload_total", "changes of the configuration, by what became of them");
+    describe_counter!("kube_fanout_config_reloads_total", "changes of the configuration file, by outcome");
 }

@@ -50,6 +50,6 @@ fn refusal(why: &NotGranted) -> NotAdmitted {
         NotGranted::Unauthenticated => NotAdmitted::Unauthenticated,
         NotGranted::Denied(_) => NotAdmitted::Denied,
         NotGranted::TooMany { .. } => NotAdmitted::TooMany,
-        NotGranted::Unavailable(_) | NotGranted::Disowned(_) => NotAdmitted::Unknown,
+        NotGranted::Unavailable(_) | NotGranted::ReviewsForbidden(_) => NotAdmitted::Unknown,
     }
 }

@@ -21,15 +21,15 @@ pub fn raise_open_files() {
     let (from, to) = (shown(current), shown(maximum));
     match setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
         Ok(()) => {
-            tracing::info!(from, to, "open files: the limit was raised to what is allowed");
+            tracing::info!(from, to, "raised the file descriptor limit to the hard limit");
             let Some(program) = this_program() else {
                 return tracing::warn!(
-                    "open files: exec plugins have the raised limit, for our own program is not found"
+                    "exec plugins inherit the raised file descriptor limit: cannot find the proxy's own executable"
                 );
             };
             run_plugins_by(PluginRunner { program, arguments: ["run-plugin", &from, "--"].map(str::to_owned).into() });
         }
-        Err(error) => tracing::warn!(from, to, %error, "open files: the limit cannot be raised"),
+        Err(error) => tracing::warn!(from, to, %error, "cannot raise the file descriptor limit"),
     }
 }
 

@@ -172,7 +172,7 @@ impl Ops {
                     let serving = net::serve(listener, tls, limits, tasks.clone(), drain.clone(), handle);
                     tasks.spawn("operators' port", serving);
                 }
-                Err(error) => tracing::error!(%error, "a port for probes, scrapes or operators is not served"),
+                Err(error) => tracing::error!(%error, "cannot serve an admin, health or metrics port"),
             }
         }
         stop.cancelled().await;
@@ -203,7 +203,7 @@ impl RunningOps {
     pub(super) fn stop(self) {
         self.stop.cancel();
         if self.thread.join().is_err() {
-            tracing::error!("the admin thread panicked");
+            tracing::error!("admin thread panicked");
         }
     }
 }

@@ -119,7 +119,7 @@ impl Listener {
             self.hear(false);
             if !std::mem::replace(is_told, true) {
                 let resource = self.kind.resource();
-                tracing::warn!(resource, "changes of RBAC are not heard of: open watches are checked once a minute");
+                tracing::warn!(resource, "cannot watch RBAC changes; checking open watches once a minute");
             }
             sleep(self.again).await;
         }
@@ -190,7 +190,7 @@ impl Listener {
         let affected = match serde_json::from_slice::<PolicyChange>(frame) {
             Ok(change) => self.heard.policy.lock().apply(self.kind, change),
             Err(error) => {
-                tracing::warn!(%error, resource = self.kind.resource(), "an object of RBAC cannot be read");
+                tracing::warn!(%error, resource = self.kind.resource(), "cannot decode an RBAC object");
                 Some(Affected::Everyone)
             }
         };

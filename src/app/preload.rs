@@ -79,7 +79,7 @@ impl Preload {
                 }
                 Err(why) => {
                     if let Some(failures) = failures.failed(Instant::now()) {
-                        tracing::warn!(resource = name, %why, failures, "preload failed; retrying");
+                        tracing::warn!(resource = name, reason = %why, failures, "preload failed; retrying");
                     }
                     if let Some(guard) = &guard {
                         guard.set_reason(move || Some(why.clone()));
@@ -106,7 +106,7 @@ impl Preload {
             };
             if late.is_some_and(|late| late <= Instant::now()) {
                 if stale.is_none() {
-                    tracing::warn!(resource = name, "without its stream for too long: not ready");
+                    tracing::warn!(resource = name, "not ready: no upstream watch for longer than readyStaleMax");
                     let (guard, counts) = (self.ready.register(format!("stream of {name}")), feed.counts.clone());
                     stale = Some(guard.because(move || counts.trouble()));
                 }
@@ -134,7 +134,7 @@ impl Keeper {
     fn keep(&mut self, config: &Serve) {
         let resources = &config.serve.coverage.resources;
         for name in resources.iter().filter(|name| self.catalog.find_by_name(name).is_none()) {
-            tracing::warn!(resource = name, "feeds.resources: upstream serves no such resource");
+            tracing::warn!(resource = name, "feeds.resources names a resource that upstream does not serve");
         }
         self.kept.retain(|name, _| config.preload.contains(name));
         for name in &config.preload {
@@ -169,14 +169,14 @@ fn syncing(trouble: Option<String>) -> String {
 /// Returns why there is no feed. Every caller that reaches the health port may read the text.
 fn unavailable(why: Unavailable) -> &'static str {
     match why {
-        Unavailable::TooMany => "there are too many feeds",
+        Unavailable::TooMany => "too many feeds",
         Unavailable::Ended(end) => match end {
             FeedEnd::Forbidden => "upstream does not let this proxy list and watch it (RBAC)",
             FeedEnd::Gone => "upstream serves no such resource",
             FeedEnd::NotOffered => "upstream does not serve it in a format that can be cached",
             FeedEnd::Unreadable => "its objects cannot be decoded",
             FeedEnd::OverBudget => "it does not fit into the memory for feeds",
-            FeedEnd::Outdated | FeedEnd::Idle | FeedEnd::Shutdown => "its feed has ended",
+            FeedEnd::Outdated | FeedEnd::Idle | FeedEnd::Shutdown => "its feed has terminated",
         },
     }
 }

@@ -81,7 +81,7 @@ impl Tuned {
         // A pipe can be read only once. Reading it again would return an empty configuration, which means every
         // default.
         if !path.is_file() {
-            tracing::info!(path = %path.display(), "this is no regular file, so it is not read again");
+            tracing::info!(path = %path.display(), "the configuration is not a regular file; it is not reloaded");
             return Ok(());
         }
         let arguments = arguments.clone();
@@ -101,7 +101,7 @@ impl Tuned {
     pub(super) async fn keep_up(self, mut reloading: Reloading, frontend: Weak<Frontend>, feeds: Feeds) {
         let Some((_, file)) = self.file.get() else {
             while reloading.hangups.recv().await.is_some() {
-                tracing::warn!("there is no configuration file to read again");
+                tracing::warn!("SIGHUP ignored: no configuration file to reload");
             }
             return;
         };
@@ -124,20 +124,20 @@ impl Tuned {
             let serve = merged(&running, read, running.settings.taking(&changes, &read.settings));
             self.put(&serve, frontend, feeds);
             if let Err(why) = log_level(&serve.log.level) {
-                tracing::warn!(%why, "log.level is not taken");
+                tracing::warn!(error = %why, "cannot apply log.level");
             }
             self.running.set(serve);
-            tracing::info!(keys = changes.taken.join(", "), "configuration taken");
+            tracing::info!(keys = changes.taken.join(", "), "configuration applied");
         }
         metrics::restart_keys(changes.restart.len());
         let before = std::mem::replace(&mut *self.waiting.lock(), changes.restart.clone());
         if before != changes.restart && !changes.restart.is_empty() {
-            tracing::warn!(keys = changes.restart.join(", "), "changed in the configuration, and takes a restart");
+            tracing::warn!("restart required for: {}", changes.restart.join(", "));
         }
         let outcome = match (changes.taken.is_empty(), before == changes.restart) {
-            (false, _) if changes.restart.is_empty() => "taken",
-            (false, _) => "taken_in_part",
-            (true, false) => "restart",
+            (false, _) if changes.restart.is_empty() => "applied",
+            (false, _) => "partially_applied",
+            (true, false) => "restart_required",
             (true, true) => return,
         };
         metrics::reloaded(outcome);

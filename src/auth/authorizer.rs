@@ -433,7 +433,7 @@ fn shown(sender: RequestSender, headers: &HeaderMap) -> Result<Vec<Credential>, 
         Ok(token) => shown.extend(token.map(Credential::Token)),
         Err(_) if !shown.is_empty() => {}
         Err(why) => {
-            tracing::debug!(%why, "a malformed credential");
+            tracing::debug!(error = %why, "malformed credential");
             return Err(NotGranted::Unauthenticated);
         }
     }

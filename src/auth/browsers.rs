@@ -35,20 +35,20 @@ pub struct PageOrigin {
 
 /// The text is not an origin. `null` and patterns are not origins either.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no origin: scheme://host or scheme://host:port, and nothing behind it")]
+#[error("{0:?} is not an origin (expected scheme://host or scheme://host:port)")]
 pub struct NoOrigin(String);
 
 /// Why a request is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Foreign {
-    /// The request names a host that resolves to this machine and is not an allowed one.
-    #[error("host {0:?} is not served here; names that are belong into allowedHosts")]
+    /// The request names a host that leads to this machine and is not one of ours.
+    #[error("host {0:?} is not served here; add it to allowedHosts to allow it")]
     Host(String),
-    #[error("the request is for {target:?}, and its Host header says {host:?}")]
+    #[error("the request target {target:?} contradicts the Host header {host:?}")]
     TwoHosts { target: String, host: String },
     #[error(
         "the request comes from a web page of another origin ({name}: {value:?}); \
-         pages that may do that belong into allowedOrigins"
+         add the origin to allowedOrigins to allow it"
     )]
     Page { name: HeaderName, value: String },
 }

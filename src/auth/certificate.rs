@@ -59,7 +59,7 @@ pub struct CertificateHolder {
 /// Why a file contains no usable authorities.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AuthoritiesError {
-    #[error("no certificate in it")]
+    #[error("no certificate found (expected a PEM block \"CERTIFICATE\")")]
     Empty,
     #[error("{0}")]
     Unreadable(String),
@@ -68,11 +68,11 @@ pub enum AuthoritiesError {
 /// Why a certificate is not accepted. For logs; the caller gets no more details than from upstream.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CertificateRejected {
-    #[error("no certificate")]
+    #[error("no client certificate")]
     None,
-    #[error("certificate: {0}")]
+    #[error("invalid client certificate: {0}")]
     Invalid(String),
-    #[error("the certificate names nobody")]
+    #[error("the client certificate has no common name")]
     Nameless,
 }
 

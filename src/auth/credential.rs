@@ -31,11 +31,11 @@ pub(super) enum Credential {
 /// A malformed credential: 401, as from upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    #[error("several bearer tokens among the WebSocket protocols")]
+    #[error("more than one bearer token in Sec-WebSocket-Protocol")]
     SeveralTokens,
-    #[error("a bearer token among the WebSocket protocols that is not base64url")]
+    #[error("the bearer token in Sec-WebSocket-Protocol is not base64url")]
     NotBase64,
-    #[error("a bearer token as the only WebSocket protocol")]
+    #[error("Sec-WebSocket-Protocol has a bearer token but no protocol")]
     NoProtocol,
 }
 

@@ -399,7 +399,7 @@ impl Drop for Keeper {
     /// A lease without a keeper would be valid for ever, so it ends with the keeper.
     fn drop(&mut self) {
         if let Some(lease) = self.lease.upgrade().filter(|lease| lease.revoked().is_none()) {
-            lease.revoke(NotGranted::Unavailable("nobody asks any more whether this is allowed".to_owned()));
+            lease.revoke(NotGranted::Unavailable("cannot authorize: permission checks have stopped".to_owned()));
         }
     }
 }
@@ -423,7 +423,7 @@ impl Drop for Unsure<'_> {
 }
 
 fn late() -> NotGranted {
-    NotGranted::Unavailable("cannot authorize: no answer in time".to_owned())
+    NotGranted::Unavailable("cannot authorize: the apiserver did not respond in time".to_owned())
 }
 
 /// Completes when the trusted authorities change; never, if the credential has none.

@@ -2,12 +2,18 @@ use metrics::{counter, describe_counter, describe_gauge, gauge};
 
 /// Describes the metrics of this module.
 pub fn describe() {
-    describe_counter!("kube_fanout_auth_reviews_total", "Questions about callers, by kind and result");
-    describe_counter!("kube_fanout_auth_refused_total", "Requests refused by authentication or authorization");
-    describe_counter!("kube_fanout_auth_revoked_total", "Leases of open watches that ended, by why");
-    describe_gauge!("kube_fanout_auth_leases", "Decisions that open watches stand on");
-    describe_gauge!("kube_fanout_auth_outage_serving", "1 while watches go on although their rights cannot be checked");
-    describe_gauge!("kube_fanout_auth_policy_watched", "1 while changes of RBAC are seen as they happen");
+    describe_counter!("kube_fanout_auth_reviews_total", "token and access reviews, by kind and result");
+    describe_counter!(
+        "kube_fanout_auth_refused_total",
+        "requests refused by authentication or authorization, by reason"
+    );
+    describe_counter!("kube_fanout_auth_revoked_total", "permissions of open watches that ended, by reason");
+    describe_gauge!("kube_fanout_auth_leases", "access decisions held for open watches");
+    describe_gauge!(
+        "kube_fanout_auth_outage_grace_active",
+        "1 while watches continue although their permissions cannot be checked"
+    );
+    describe_gauge!("kube_fanout_auth_policy_watched", "1 while changes of RBAC are watched");
 }
 
 pub(super) fn reviewed(kind: &'static str, result: &'static str) {
@@ -28,7 +34,7 @@ pub(super) fn leases(more: f64) {
 }
 
 pub(super) fn outage(leases: usize) {
-    gauge!("kube_fanout_auth_outage_serving").set(if leases == 0 { 0.0 } else { 1.0 });
+    gauge!("kube_fanout_auth_outage_grace_active").set(if leases == 0 { 0.0 } else { 1.0 });
 }
 
 pub(super) fn policy_watched(is_watched: bool) {

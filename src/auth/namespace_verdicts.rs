@@ -379,7 +379,7 @@ fn is_known(verdicts: &VerdictMap, namespace: &str) -> bool {
 
 fn too_many() -> NotGranted {
     NotGranted::Denied(
-        format!("its objects are in more than {NAMESPACES_MAX} namespaces, too many to ask about").into(),
+        format!("the collection spans more than {NAMESPACES_MAX} namespaces, too many to authorize one by one").into(),
     )
 }
 

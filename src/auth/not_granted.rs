@@ -19,9 +19,9 @@ pub enum NotGranted {
     Unavailable(String),
     /// The proxy's account may not create reviews of the topic, so everything that depends on them ends soon.
     #[error("the proxy's account may not create {0} (RBAC)")]
-    Disowned(&'static str),
-    /// There are too many reviews for one user, or for unknown callers.
-    #[error("too many questions about who you are or what you may; try again")]
+    ReviewsForbidden(&'static str),
+    /// There are too many questions about one user, or about unknown callers.
+    #[error("too many authentication or authorization requests; try again")]
     TooMany { retry_after_seconds: u32 },
 }
 
@@ -35,15 +35,15 @@ pub struct Revoked {
     pub why: NotGranted,
 }
 
-/// How long watches continue once upstream refuses the proxy's reviews.
-const DISOWNED_GRACE: Duration = Duration::from_secs(30);
+/// How long watches go on once upstream refuses our questions.
+const FORBIDDEN_GRACE: Duration = Duration::from_secs(30);
 
 impl NotGranted {
     /// The error for a review without an answer.
     pub(super) fn unanswered(error: &Error, topic: ReviewTopic) -> Self {
         match error.code() {
-            Some(401 | 403) => Self::Disowned(topic.resource()),
-            Some(_) => Self::Unavailable(format!("{}: the apiserver refuses the review", topic.refusal())),
+            Some(401 | 403) => Self::ReviewsForbidden(topic.resource()),
+            Some(_) => Self::Unavailable(format!("{}: the apiserver rejected the review", topic.refusal())),
             None => Self::Unavailable(format!("{}: the apiserver is unreachable", topic.refusal())),
         }
     }
@@ -59,20 +59,20 @@ impl NotGranted {
             Self::Unauthenticated => "unauthenticated",
             Self::Denied(_) => "denied",
             Self::Unavailable(_) => "unavailable",
-            Self::Disowned(_) => "disowned",
+            Self::ReviewsForbidden(_) => "reviews_forbidden",
             Self::TooMany { .. } => "too_many",
         }
     }
 
     /// Whether no decision could be obtained.
     pub(super) fn is_doubt(&self) -> bool {
-        matches!(self, Self::Unavailable(_) | Self::Disowned(_) | Self::TooMany { .. })
+        matches!(self, Self::Unavailable(_) | Self::ReviewsForbidden(_) | Self::TooMany { .. })
     }
 
     /// How long open watches continue while this is the only result. If the proxy's account may not create reviews,
     /// that does not count as an outage (R-CLOSED-1).
     pub(super) fn grace(&self, outage: Duration) -> Duration {
-        if matches!(self, Self::Disowned(_)) { outage.min(DISOWNED_GRACE) } else { outage }
+        if matches!(self, Self::ReviewsForbidden(_)) { outage.min(FORBIDDEN_GRACE) } else { outage }
     }
 }
 
@@ -82,16 +82,16 @@ mod tests {
     use kubeapi::Status;
 
     #[test]
-    fn only_a_refusal_of_the_question_itself_is_upstreams_no_to_us() {
+    fn rejected_review_is_reported_as_reviews_forbidden() {
         let refused = |code| Error::Refused(Box::new(Status { code, ..Status::default() }));
         for (error, expected) in [
-            (refused(401), "disowned"),
-            (refused(403), "disowned"),
+            (refused(401), "reviews_forbidden"),
+            (refused(403), "reviews_forbidden"),
             (refused(404), "unavailable"),
             (refused(429), "unavailable"),
             (refused(500), "unavailable"),
             (Error::Unreachable("nobody listens".into()), "unavailable"),
-            (Error::Timeout(DISOWNED_GRACE), "unavailable"),
+            (Error::Timeout(FORBIDDEN_GRACE), "unavailable"),
             (Error::Credentials("/a/path".to_owned()), "unavailable"),
             (Error::OtherDocument("/apis/authorization.k8s.io/v1".to_owned()), "unavailable"),
         ] {

@@ -103,8 +103,8 @@ impl ReviewQueue {
         };
         let (asked, answer) = timeout(ANSWER_MAX, asking).await.map_err(|_| {
             self.came_to("timeout");
-            self.log_failure(&format_args!("no answer within {ANSWER_MAX:?}"));
-            NotGranted::Unavailable(format!("{}: no answer in time", self.topic.refusal()))
+            self.log_failure(&format_args!("no response within {ANSWER_MAX:?}"));
+            NotGranted::Unavailable(format!("{}: the apiserver did not respond in time", self.topic.refusal()))
         })?;
         self.right.note(&answer);
         let answer = answer.map_err(|error| {
@@ -113,7 +113,7 @@ impl ReviewQueue {
             NotGranted::unanswered(&error, self.topic)
         })?;
         if let Some(failed) = self.failures.unlogged(Instant::now()) {
-            tracing::warn!(resource = self.topic.resource(), failed, "more reviews had failed; they succeed again");
+            tracing::warn!(resource = self.topic.resource(), failed, "reviews succeed again");
         }
         Ok((asked, answer))
     }
@@ -138,7 +138,7 @@ impl ReviewQueue {
     /// The error for a review that is not sent because its turn comes too late.
     pub(super) fn late(&self) -> NotGranted {
         self.came_to("timeout");
-        NotGranted::Unavailable(format!("{}: too many reviews are waiting", self.topic.refusal()))
+        NotGranted::Unavailable(format!("{}: too many pending reviews", self.topic.refusal()))
     }
 
     /// The error for a review that is not sent because its caller has exceeded a limit.

@@ -74,7 +74,7 @@ impl ReviewRight {
             let now = *state.borrow_and_update();
             if now == RightState::Held {
                 if guard.take().is_some() {
-                    tracing::info!(resource = topic.resource(), "this proxy may create reviews");
+                    tracing::info!(resource = topic.resource(), "the proxy is allowed to create reviews");
                 }
                 backoff.succeeded(Instant::now());
                 if state.changed().await.is_err() {
@@ -89,7 +89,7 @@ impl ReviewRight {
                     tracing::warn!(
                         resource = topic.resource(),
                         code,
-                        "upstream refuses this proxy's reviews: not ready"
+                        "not ready: the proxy's account may not create reviews"
                     );
                 }
                 let pause = backoff.failed(Instant::now());
@@ -113,10 +113,10 @@ impl ReviewRight {
             // A cluster may forbid every account to check its own rights. Then only the next review can prove the
             // right, and a process that is not ready receives no request.
             Err(error) if error.code() == Some(403) => {
-                tracing::warn!(%error, "cannot prove the right to create reviews: assuming it");
+                tracing::warn!(%error, "cannot check the permission to create reviews; assuming it is granted");
                 self.set(RightState::Held);
             }
-            Err(error) => tracing::debug!(%error, "own rights are not known"),
+            Err(error) => tracing::debug!(%error, "cannot check the proxy's own permissions"),
         }
     }
 
@@ -127,12 +127,12 @@ impl ReviewRight {
 
     fn reason(&self, topic: ReviewTopic) -> String {
         match *self.state.borrow() {
-            RightState::Unproven => "it is not known yet whether this proxy may create them".to_owned(),
+            RightState::Unproven => "the permission to create them is not checked yet".to_owned(),
             RightState::Held => "being checked".to_owned(),
-            RightState::Refused(401) => "upstream does not accept this proxy's own credentials (401)".to_owned(),
+            RightState::Refused(401) => "upstream rejects the proxy's credentials (401)".to_owned(),
             RightState::Refused(code) => {
                 let (group, resource) = (topic.group(), topic.resource());
-                format!("upstream refuses them ({code}): grant this proxy's account create on {resource}.{group}")
+                format!("upstream rejects them ({code}): grant the proxy's account create on {resource}.{group}")
             }
         }
     }

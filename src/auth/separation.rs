@@ -11,7 +11,17 @@ pub enum AuthorityRole {
     FrontProxy,
 }
 
-/// Keeps two sets of authorities apart. An authority in both would make every client a front proxy.
+impl AuthorityRole {
+    /// For logs.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::FrontProxy => "front_proxy",
+        }
+    }
+}
+
+/// Keeps two sets of authorities apart: an authority in both would make every client a front proxy.
 #[derive(Debug, Clone, Default)]
 pub struct Separation(Arc<Mutex<Sides>>);
 
@@ -23,7 +33,10 @@ struct Sides {
 
 /// An authority would be in both sets.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("an authority of clients would be one of front proxies too")]
+#[error(
+    "delegated.clientCA and delegated.frontProxyCA share a certificate authority, so every client could claim any \
+         identity; use separate authorities"
+)]
 pub struct Mixed;
 
 impl Separation {

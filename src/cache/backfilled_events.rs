@@ -41,7 +41,7 @@ pub struct BackfilledEvents {
 
 /// Backfilled events and the feed's history disagree about this object, so they are not from the same history.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("what was read of {key} at {rv} does not lead to what is held")]
+#[error("events of {key} up to resourceVersion {rv} do not lead to the cached object")]
 pub struct BackfillMismatch {
     pub key: ObjectKey,
     pub rv: ResourceVersion,

@@ -25,7 +25,7 @@ pub enum Applied {
 /// A change that contradicts the known state: it is older than a version that upstream has confirmed, and is not a
 /// duplicate. The stream that delivered it cannot be trusted (R-UPSTREAM-8, R-UPSTREAM-10).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("change of {key} at {rv} is out of order: everything up to {progress} was already vouched for")]
+#[error("event out of order: {key} at resourceVersion {rv}, but everything up to {progress} was already received")]
 pub struct OutOfOrder {
     pub key: ObjectKey,
     pub rv: ResourceVersion,

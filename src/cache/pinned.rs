@@ -78,9 +78,9 @@ struct Entry {
 
 /// Reason for cutting an owner that made no progress.
 const STALLED: &str = "stalled";
-/// Reason for cutting an owner whose memory was needed.
-const MEMORY: &str = "memory";
-/// Interval between two checks while there are any pins.
+/// The reason for cutting an owner whose memory was needed.
+const MEMORY: &str = "memory_pressure";
+/// How often pins are checked while there are any.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 impl Pins {

@@ -61,7 +61,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// Reads the arguments of the process.
+    /// Parses the arguments of the process.
     ///
     /// # Errors
     /// The arguments are invalid, or request help or the version.

@@ -20,7 +20,7 @@ impl CheckArguments {
     /// The configuration that `serve` would run with.
     ///
     /// # Errors
-    /// Everything that is wrong, at once.
+    /// All problems of the configuration, at once.
     pub fn configuration(&self) -> Result<Serve, Problems> {
         self.serve.clone().resolve()
     }

@@ -222,7 +222,6 @@ pub(super) struct MetricsSection {
     /// `none`: anyone who can connect. `delegated`: scrapers need a token or certificate, and `get` on the non-resource
     /// URL `/metrics` (SubjectAccessReview)
     #[schemars(extend("x-type" = "word", "x-bounds" = "`none`, `delegated` (needs TLS)"))]
-    #[expect(clippy::doc_markdown, reason = "kinds of objects, which the table writes as words")]
     pub(super) auth: AuthWord,
     /// Certificate of that listener
     pub(super) tls: MetricsTlsSection,
@@ -265,7 +264,6 @@ pub(super) struct WindowSection {
 #[derive(Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(deny_unknown_fields)]
-#[expect(clippy::doc_markdown, reason = "kinds of objects, which the table writes as words")]
 pub(super) struct FeedsSection {
     /// Only resources to cache, such as `pods` or `deployments.apps`; others are forwarded. Empty: everything that can
     /// be watched. CustomResourceDefinitions and APIServices are always cached

@@ -1,13 +1,13 @@
-//! What feeds may hold: the node, and what is sensitive.
+//! Which objects the feeds may cache: the node's own, and sensitive kinds.
 
 use super::Problems;
 use crate::serve::{Coverage, Sensitive};
 
-/// What is said of coverage besides what the file lists.
+/// Coverage settings from outside the configuration file.
 #[derive(Debug, Default)]
 pub(super) struct Said {
     pub(super) node: Option<String>,
-    /// Names of sensitive kinds by flags, in place of the file's.
+    /// Sensitive kinds named by flags; these replace the file's list.
     pub(super) sensitive: Vec<String>,
     pub(super) authorizes: bool,
 }
@@ -18,7 +18,7 @@ impl Said {
     pub(super) fn put(self, coverage: &mut Coverage, problems: &mut Problems) {
         let Self { node, sensitive, authorizes } = self;
         if let Some(name) = node.as_deref().filter(|name| !is_node_name(name)) {
-            problems.add(format!("node: {name:?} is no name of a node"));
+            problems.add(format!("node: {name:?} is not a node name (expected a DNS subdomain)"));
         }
         coverage.node = node.map(Into::into);
         coverage.authorizes = authorizes;
@@ -29,14 +29,16 @@ impl Said {
             match Sensitive::ALL.into_iter().find(|kind| kind.as_str() == name) {
                 Some(kind) => coverage.sensitive.push(kind),
                 None => {
-                    problems.add(format!("feeds.sensitive: {name:?} is neither \"secrets\" nor \"configmaps\""));
+                    problems.add(format!(
+                        "feeds.sensitive: {name:?} is not supported (expected \"secrets\" or \"configmaps\")"
+                    ));
                 }
             }
         }
     }
 }
 
-/// A DNS subdomain. An empty name, as of an environment variable that was not filled in, is none.
+/// Returns whether the name is a DNS subdomain. An empty name, as from an unset environment variable, is not one.
 fn is_node_name(name: &str) -> bool {
     let letters = |label: &str| label.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
     let is_label =
@@ -66,6 +68,6 @@ mod tests {
         assert_eq!(coverage.sensitive, [Sensitive::Secrets]);
         assert_eq!((coverage.node.as_deref(), coverage.authorizes), (Some("n7"), true));
         let problems: Vec<_> = problems.iter().collect();
-        assert_eq!(problems, ["feeds.sensitive: \"pods\" is neither \"secrets\" nor \"configmaps\""]);
+        assert_eq!(problems, ["feeds.sensitive: \"pods\" is not supported (expected \"secrets\" or \"configmaps\")"]);
     }
 }

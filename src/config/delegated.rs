@@ -3,28 +3,28 @@ use std::path::PathBuf;
 use super::Problems;
 use crate::auth::{self, Authorities};
 
-/// How callers are told apart, and with whose rights their requests go on.
+/// How callers are authenticated, and with which identity their requests are forwarded.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DelegatedKeys {
-    /// Authorities of client certificates, PEM.
+    /// CA certificates for client certificates, PEM.
     pub client_ca: Option<PathBuf>,
-    /// Authorities of proxies whose word about a caller is taken, PEM.
+    /// CA certificates of trusted front proxies, PEM.
     pub front_proxy_ca: Option<PathBuf>,
-    /// Common names of those proxies; empty: any.
+    /// Common names of these proxies; empty: any.
     pub front_proxy_names: Vec<String>,
-    /// A kubeconfig whose only right is impersonation.
+    /// Kubeconfig of an identity that may only impersonate.
     pub impersonator: Option<PathBuf>,
     pub auth: auth::AuthConfig,
 }
 
 impl DelegatedKeys {
-    /// The same, with the files that flags name.
+    /// The same keys, with files named by flags taking precedence.
     pub(super) fn with(self, client_ca: Option<PathBuf>, impersonator: Option<PathBuf>) -> Self {
         let (client_ca, impersonator) = (client_ca.or(self.client_ca), impersonator.or(self.impersonator));
         Self { client_ca, impersonator, ..self }
     }
 
-    /// Files that are none, and authorities whose word would count twice (R-MODE-2).
+    /// Reports unreadable files, and a CA that is trusted for both clients and front proxies (R-MODE-2).
     pub(super) fn check(&self, problems: &mut Problems) {
         let mut read = |what: &str, path: &Option<PathBuf>| {
             let path = path.as_ref()?;
@@ -38,12 +38,12 @@ impl DelegatedKeys {
             && clients.shares_with(&proxies)
         {
             problems.add(
-                "delegated.frontProxyCA: an authority of clients is in it, so every client could say that it is \
-                 somebody else; proxies need an authority of their own",
+                "delegated.frontProxyCA: shares a certificate authority with delegated.clientCA, so every client could \
+                 claim any identity; use a separate authority for front proxies",
             );
         }
         if !self.front_proxy_names.is_empty() && self.front_proxy_ca.is_none() {
-            problems.add("delegated.frontProxyNames: they mean nothing without delegated.frontProxyCA");
+            problems.add("delegated.frontProxyNames: requires delegated.frontProxyCA");
         }
     }
 }

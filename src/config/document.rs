@@ -9,16 +9,16 @@ use serde_saphyr::Spanned;
 
 use super::{Problems, TextPosition};
 
-/// A YAML document that knows where each of its values stands.
+/// A YAML document that knows the position of each of its values.
 ///
-/// It is read as a whole into a type of serde's, and everything that does not fit is told, not the first only: what is
-/// wrong is taken out, and the rest is read again.
+/// It is deserialized as a whole. Every value that does not fit is reported, not only the first: the invalid value is
+/// removed, and the rest is deserialized again.
 #[derive(Debug, Clone)]
 pub(super) struct YamlDocument {
     root: Node,
 }
 
-/// A value and where it stands.
+/// A value and its position.
 #[derive(Debug, Clone)]
 pub(super) struct Node {
     at: TextPosition,
@@ -29,13 +29,13 @@ pub(super) struct Node {
 enum Content {
     Scalar(Value),
     Sequence(Vec<Node>),
-    /// Each key, where it stands, and its value.
+    /// Each key, its position and its value.
     Mapping(Vec<(String, TextPosition, Node)>),
 }
 
 impl YamlDocument {
     /// # Errors
-    /// What is no YAML, with its place.
+    /// The text is not YAML; the message has the position.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
             return Ok(Self {
@@ -50,8 +50,8 @@ impl YamlDocument {
         &self.root
     }
 
-    /// The value of the document. Each thing that does not fit, and each key that nobody reads, becomes a problem; in
-    /// its place stands the default.
+    /// Deserializes the document. Each value that does not fit and each unknown key becomes a problem, and its default
+    /// is used instead.
     pub(super) fn read<T: DeserializeOwned + Default>(mut self, problems: &mut Problems) -> T {
         if !matches!(self.root.content, Content::Mapping(_)) {
             problems.add_at(self.root.at, "the file: expected a mapping of keys");
@@ -78,7 +78,7 @@ impl YamlDocument {
                     let (key, taken) = (path.to_string(), self.root.take(&keys(&path)));
                     problems.add_at(taken.unwrap_or(self.root.at), format!("{key}: {error}"));
                     if taken.is_none() {
-                        // Nothing was taken out, and the same would come again.
+                        // No value was removed, so another attempt would fail in the same way.
                         return T::default();
                     }
                 }
@@ -87,7 +87,7 @@ impl YamlDocument {
     }
 }
 
-/// The keys and places in a sequence that lead to a value.
+/// The keys and sequence indexes that lead to a value.
 fn keys(path: &Path) -> Vec<String> {
     let name = |segment: &Segment| match segment {
         Segment::Map { key } => Some(key.clone()),
@@ -98,7 +98,7 @@ fn keys(path: &Path) -> Vec<String> {
 }
 
 impl Node {
-    /// Keys and what they have, in the order of the document; none of what is no mapping.
+    /// Keys and values of a mapping, in document order; empty for any other value.
     pub(super) fn entries(&self) -> impl Iterator<Item = (&str, &Self)> {
         let entries = match &self.content {
             Content::Mapping(entries) => entries.as_slice(),
@@ -112,7 +112,7 @@ impl Node {
             Content::Scalar(value) => value.clone(),
             Content::Sequence(items) => Value::Array(items.iter().map(Self::value).collect()),
             Content::Mapping(entries) => {
-                // A key without a value, as a section of which every key is a comment, says nothing.
+                // A key without a value, such as a section in which every key is commented out, counts as absent.
                 let said = entries.iter().filter(|(.., node)| !node.is_null());
                 Value::Object(said.map(|(key, _, node)| (key.clone(), node.value())).collect::<Map<_, _>>())
             }
@@ -123,7 +123,7 @@ impl Node {
         matches!(self.content, Content::Scalar(Value::Null))
     }
 
-    /// Where the last of these keys stands.
+    /// Returns the position of the last of these keys.
     fn find(&self, path: &[&str]) -> Option<TextPosition> {
         let (key, rest) = path.split_first()?;
         match &self.content {
@@ -136,7 +136,7 @@ impl Node {
         }
     }
 
-    /// Takes a value out, with what leads to it in a sequence; where it stood.
+    /// Removes the value at a path, and returns its position.
     fn take(&mut self, path: &[String]) -> Option<TextPosition> {
         let (key, rest) = path.split_first()?;
         match &mut self.content {

@@ -13,7 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub(super) struct Number<const MIN: usize, const MAX: usize>(usize);
 
 impl<const MIN: usize, const MAX: usize> Number<MIN, MAX> {
-    /// `number` has to be within the bounds: defaults are.
+    /// `number` must be within the bounds, as defaults are.
     pub(super) const fn new(number: usize) -> Self {
         Self(number)
     }
@@ -31,7 +31,9 @@ impl<'de, const MIN: usize, const MAX: usize> Deserialize<'de> for Number<MIN, M
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let number = i64::deserialize(deserializer)?;
         let within = usize::try_from(number).ok().filter(|number| (MIN..=MAX).contains(number));
-        within.map(Self).ok_or_else(|| Error::custom(format_args!("{number} is not within {MIN}..={MAX}")))
+        within
+            .map(Self)
+            .ok_or_else(|| Error::custom(format_args!("{number} is out of range (expected {MIN} to {MAX})")))
     }
 }
 
@@ -49,7 +51,7 @@ impl<const MIN: usize, const MAX: usize> JsonSchema for Number<MIN, MAX> {
     }
 }
 
-/// A length of time, written `90s`, `10m` or `1h 30m`, within bounds of milliseconds.
+/// A duration, written `90s`, `10m` or `1h 30m`, within bounds in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Period<const MIN: u64 = 0, const MAX: u64 = { u64::MAX }>(pub(super) Duration);
 
@@ -66,12 +68,12 @@ impl<'de, const MIN: u64, const MAX: u64> Deserialize<'de> for Period<MIN, MAX> 
             if (min..=max).contains(&period) {
                 return Ok(Self(period));
             }
-            Err(Error::custom(format_args!("{period:?} is not within {min:?}..={max:?}")))
+            Err(Error::custom(format_args!("{period:?} is out of range (expected {min:?} to {max:?})")))
         })
     }
 }
 
-/// Reads an address or `off`, which is `false` to YAML unless it stands in quotes.
+/// Deserializes an address or `off`, which YAML reads as `false` unless it is quoted.
 pub(super) fn address_or_off<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     deserializer.deserialize_any(AddressOrOff)
 }
@@ -94,7 +96,7 @@ impl Visitor<'_> for AddressOrOff {
     }
 }
 
-/// Reads a list of texts, which may be written as a text where there is one.
+/// Deserializes a list of strings. A single string counts as a list of one.
 pub(super) fn one_or_list<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
     deserializer.deserialize_any(OneOrList)
 }

@@ -1,4 +1,4 @@
-//! From what the file says to what the rooms take.
+//! Conversion of the configuration file into the settings of each module.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use super::{DelegatedKeys, Log, Problems, TlsSource, log_level};
 use crate::{auth, cache, net, reflect, serve};
 
 impl Configuration {
-    /// Reads as much as can be read; what cannot is a problem.
+    /// Reads as much of the file as is valid, and reports the rest as problems.
     pub(super) fn read(path: &Path, problems: &mut Problems) -> Self {
         let text = problems.check(&path.display().to_string(), std::fs::read_to_string(path));
         text.map(|text| Self::parse(&text, problems)).unwrap_or_default()
@@ -82,7 +82,7 @@ impl Configuration {
         }
     }
 
-    /// `RUST_LOG` has precedence over the level.
+    /// `RUST_LOG` takes precedence over `log.level`.
     pub(super) fn log(&self, problems: &mut Problems) -> Log {
         let level = problems.check("log.level", log_level::filter(&self.log.level));
         let of_environment = log_level::of_environment().and_then(|filter| problems.check("RUST_LOG", filter));
@@ -97,14 +97,14 @@ fn bytes<const MIN: usize, const MAX: usize>(mebibytes: Number<MIN, MAX>) -> usi
 }
 
 impl TlsSection {
-    /// Where the certificate comes from, as the section called `key` says.
+    /// Returns the source of the certificate that the section named `key` configures.
     pub(super) fn source(self, key: &str, problems: &mut Problems) -> Option<TlsSource> {
         match (self.certificate, self.key, self.self_signed) {
             (Some(certificate), Some(key), false) => Some(TlsSource::Files { certificate, key }),
             (None, None, true) => Some(TlsSource::SelfSigned { out: self.self_signed_out }),
             (None, None, false) => None,
             _ => {
-                problems.add(format!("{key}: give either certificate and key, or selfSigned"));
+                problems.add(format!("{key}: set either certificate and key, or selfSigned"));
                 None
             }
         }

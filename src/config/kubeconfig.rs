@@ -1,16 +1,16 @@
-//! Which kubeconfig is read.
+//! Selection of the kubeconfig.
 
 use std::path::{Path, PathBuf};
 
 use crate::upstream::CredentialSource;
 
-/// Where kubectl has its kubeconfig, below the home directory.
+/// kubectl's default kubeconfig, relative to the home directory.
 const OF_USER: &str = ".kube/config";
 
-/// Returns the file that a value of `--kubeconfig` or `KUBECONFIG` stands for; `None` if it is empty.
+/// Returns the file that a value of `--kubeconfig` or `KUBECONFIG` names; `None` if the value is empty.
 ///
 /// # Errors
-/// It is a list, as kubectl takes it, and not exactly one of its files exists.
+/// The value is a list, as kubectl accepts it, and not exactly one of its files exists.
 pub fn one_kubeconfig(named: PathBuf) -> Result<Option<PathBuf>, String> {
     if named.as_os_str().is_empty() {
         return Ok(None);
@@ -18,20 +18,20 @@ pub fn one_kubeconfig(named: PathBuf) -> Result<Option<PathBuf>, String> {
     let Some(list) = named.to_str().filter(|text| text.contains(':') && !named.exists()) else {
         return Ok(Some(named));
     };
-    // Like kubectl, files that do not exist are left out.
+    // Like kubectl, ignores files that do not exist.
     let found: Vec<_> = list.split(':').filter(|path| !path.is_empty() && Path::new(path).exists()).collect();
     match found.as_slice() {
         [only] => Ok(Some(PathBuf::from(only))),
         [] => Err(format!("none of these files exists: {list}")),
         _ => Err(format!(
-            "one file is read, and {list} names {}; merge them with: KUBECONFIG={list} kubectl config view --flatten \
-             --minify > FILE",
+            "only one kubeconfig is supported, and {list} names {}; merge them: KUBECONFIG={list} kubectl config \
+             view --flatten --minify > FILE",
             found.len()
         )),
     }
 }
 
-/// Returns the credentials where no kubeconfig is named: those of the pod, or outside of a cluster those of the user.
+/// Returns the credentials to use without a kubeconfig: the pod's, or the user's outside of a cluster.
 #[allow(clippy::disallowed_methods, reason = "where a process runs is no setting")]
 pub(super) fn default_source() -> CredentialSource {
     let home = std::env::var_os("HOME").map(PathBuf::from);
@@ -65,7 +65,7 @@ mod tests {
         let several = read(format!("{a}:{b}")).expect_err("two files");
         assert!(several.contains(&format!("KUBECONFIG={a}:{b} kubectl config view --flatten")), "{several}");
         assert!(read(format!("{gone}:{gone}")).is_err());
-        // What is in a cluster has an account there.
+        // A process in a cluster has a service account there.
         assert_eq!(source_of(true, Some(&folder)), CredentialSource::InCluster);
         assert_eq!(source_of(false, None), CredentialSource::InCluster);
         assert_eq!(source_of(false, Some(Path::new(&gone))), CredentialSource::InCluster);

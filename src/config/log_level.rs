@@ -1,4 +1,4 @@
-//! The value of `log.level` and of `RUST_LOG`.
+//! Values of `log.level` and `RUST_LOG`.
 
 use tracing_subscriber::EnvFilter;
 
@@ -13,35 +13,35 @@ impl Default for LogSection {
     }
 }
 
-/// Checks a filter and returns it as `tracing` reads it.
+/// Validates a filter and returns it in the form that `tracing` parses.
 ///
-/// `tracing` takes a word that is no level for the name of a module, and then shows nothing of any other module. So
-/// every part must have a level. A filter without a level for everything else shows errors of everything else.
+/// `tracing` takes an unknown word for the name of a module, and then hides all other modules. Therefore every part
+/// must have a level. If a filter has no default level, errors of all other modules are shown.
 pub(super) fn filter(text: &str) -> Result<String, String> {
     let parts: Vec<_> = text.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
     if parts.is_empty() {
-        return Err(wrong(text, "it is empty"));
+        return Err(wrong(text, "empty value"));
     }
-    // Fields in brackets may have commas and signs of their own.
+    // Fields in brackets may contain commas and equals signs.
     if !text.contains('[') {
         for part in &parts {
             let (level, of) = part.rsplit_once('=').map_or((*part, None), |(target, level)| (level, Some(target)));
             if !is_level(level) {
-                return Err(wrong(text, &format!("{level:?} is no level")));
+                return Err(wrong(text, &format!("{level:?} is not a level")));
             }
             if of.is_some_and(|target| target.trim().is_empty()) {
-                return Err(wrong(text, &format!("{part:?} names no module")));
+                return Err(wrong(text, &format!("{part:?} does not name a module")));
             }
         }
     }
-    // `tracing` takes no spaces.
+    // `tracing` does not accept spaces.
     let filter = parts.join(",");
     EnvFilter::try_new(&filter).map_err(|error| wrong(text, &error.to_string()))?;
     let has_default = parts.iter().any(|part| is_level(part));
     Ok(if has_default { filter } else { format!("error,{filter}") })
 }
 
-/// The filter that the environment has, which then no file can change; `None` where it has none.
+/// The filter in the environment, which overrides every file; `None` if it is not set.
 #[allow(clippy::disallowed_methods, reason = "this is where the environment is read")]
 pub(super) fn of_environment() -> Option<Result<String, String>> {
     let text = std::env::var("RUST_LOG").ok().filter(|text| !text.is_empty())?;
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_part_of_a_filter_has_a_level() {
+    fn log_filter_part_without_level_is_refused() {
         for text in ["info", "WARN", "off", "info,kube_fanout::reflect=debug", "warn,kube_fanout=trace"] {
             assert_eq!(filter(text).as_deref(), Ok(text));
         }
@@ -69,13 +69,13 @@ mod tests {
         assert_eq!(filter("kube_fanout=debug").as_deref(), Ok("error,kube_fanout=debug"), "errors are never hidden");
         assert_eq!(filter("kube_fanout[{peer}]=debug").as_deref(), Ok("error,kube_fanout[{peer}]=debug"));
         for (text, why) in [
-            ("debugg", "\"debugg\" is no level"),
-            ("info,debugg", "\"debugg\" is no level"),
-            ("kube_fanout", "\"kube_fanout\" is no level"),
-            ("kube_fanout=debugg", "\"debugg\" is no level"),
-            ("info,=debug", "names no module"),
-            ("", "it is empty"),
-            (" , ", "it is empty"),
+            ("debugg", "\"debugg\" is not a level"),
+            ("info,debugg", "\"debugg\" is not a level"),
+            ("kube_fanout", "\"kube_fanout\" is not a level"),
+            ("kube_fanout=debugg", "\"debugg\" is not a level"),
+            ("info,=debug", "does not name a module"),
+            ("", "empty value"),
+            (" , ", "empty value"),
         ] {
             let error = filter(text).expect_err(text);
             assert!(error.starts_with(&format!("{text:?}: ")) && error.contains(why), "{error}");

@@ -10,15 +10,15 @@ use clap_mangen::roff::{Roff, roman};
 /// A page in roff.
 #[derive(Debug)]
 pub struct ManualPage {
-    /// The name of its file, such as `kube-fanout-serve.1`.
+    /// File name, such as `kube-fanout-serve.1`.
     pub file: String,
     pub text: Vec<u8>,
 }
 
-/// Returns the pages of a program and its commands, the program's first. A hidden command has none.
+/// Returns the pages of a program and its commands, the program's first. Hidden commands have no page.
 ///
 /// # Errors
-/// None is expected: pages are written into memory.
+/// None is expected, because the pages are written to memory.
 pub fn manual_pages(program: Command) -> io::Result<Vec<ManualPage>> {
     let mut root = without_help(program);
     root.build();
@@ -30,21 +30,21 @@ pub fn manual_pages(program: Command) -> io::Result<Vec<ManualPage>> {
     Ok(pages)
 }
 
-/// Writes all pages into a directory, which is made if it is not there.
+/// Writes all pages to a directory, and creates it if necessary.
 ///
 /// # Errors
-/// It cannot be written to.
+/// The directory or a file cannot be written.
 pub fn write_manual(program: Command, dir: &Path) -> io::Result<()> {
     std::fs::create_dir_all(dir)?;
     manual_pages(program)?.into_iter().try_for_each(|page| std::fs::write(dir.join(page.file), page.text))
 }
 
-/// Without the command `help`, which clap adds to each command that has others.
+/// Removes the command `help`, which clap adds to each command that has subcommands.
 fn without_help(program: Command) -> Command {
     program.disable_help_subcommand(true)
 }
 
-/// A command and those below it that `--help` names.
+/// A command and its subcommands that `--help` lists.
 fn visible(command: &Command) -> Vec<&Command> {
     let below = command.get_subcommands().filter(|below| !below.is_hide_set());
     std::iter::once(command).chain(below.flat_map(visible)).collect()
@@ -52,7 +52,8 @@ fn visible(command: &Command) -> Vec<&Command> {
 
 fn text(man: &Man, command: &Command) -> io::Result<Vec<u8>> {
     let name = command.get_display_name().unwrap_or(command.get_name());
-    // Without a date: the same version makes the same pages. clap_mangen would leave its place out, for the next word.
+    // Without a date, so that the same version generates the same pages. clap_mangen would omit the empty field, and
+    // the next word would take its place.
     let title = format!(".TH {name} 1 \"\" \"kube-fanout {}\" \"kube-fanout manual\"\n", env!("CARGO_PKG_VERSION"));
     let mut text = title.into_bytes();
     man.render_name_section(&mut text)?;
@@ -70,7 +71,7 @@ fn text(man: &Man, command: &Command) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// What `--help` ends with, as sections. `clap_mangen` would fill it, and the lines of an example would run together.
+/// The end of `--help` as sections. `clap_mangen` would fill the text and join the lines of an example.
 fn examples(after: &str) -> Roff {
     let mut roff = Roff::new();
     let mut has_notes = false;
@@ -104,7 +105,7 @@ mod tests {
     use super::*;
     use crate::config::Arguments;
 
-    /// The pages by their file, as they are read: roff has its own spelling of dashes and apostrophes.
+    /// The pages by file name, with roff's escapes of dashes and apostrophes replaced.
     fn pages() -> HashMap<String, String> {
         let read = |text: Vec<u8>| {
             String::from_utf8(text).expect("text").replace("\\-", "-").replace("\\*(Aq", "'").replace("\\*[Aq]", "'")

@@ -1,4 +1,4 @@
-//! How much memory there is, and the share of it that feeds may take.
+//! Available memory, and the share of it that feeds may use.
 
 #[cfg(target_os = "linux")]
 mod linux;
@@ -6,37 +6,37 @@ mod linux;
 use std::fmt;
 use std::path::PathBuf;
 
-/// How much feeds may hold together, and why so much.
+/// The memory budget of all feeds, and the reason for its size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryLimit {
     budget_bytes: usize,
-    /// The configuration names the budget.
+    /// Whether the configuration sets the budget.
     is_said: bool,
     room: Option<Room>,
 }
 
-/// How much this process may use before it is killed, or the machine swaps.
+/// Memory that this process may use before it is killed or the machine swaps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Room {
     bytes: u64,
-    /// The limit of a control group; otherwise it is what the machine has.
+    /// The limit of a control group; `None` if the machine's memory is the limit.
     limit: Option<PathBuf>,
 }
 
-/// The other half is for what is on its way to clients, for connections, and for what the allocator has not given back.
+/// The other half is for responses being sent, for connections, and for memory that the allocator has not returned.
 const BUDGET_SHARE: u64 = 2;
 const BUDGET_BYTES_MIN: usize = 16 << 20;
 const BUDGET_BYTES_MAX: usize = 8 << 30;
-/// How many of each four bytes of the budget may be charged. The fourth is for what an allocator takes besides where
-/// small objects change all the time: two thirds on top of what is charged were measured, and a tenth for large ones.
+/// The chargeable part of each four bytes of the budget. The fourth byte is allocator overhead. Measured overhead is
+/// two thirds of the charged bytes if small objects change all the time, and a tenth for large objects.
 const CHARGED_OF_4: usize = 3;
-/// The share of LISTs that are being sent, which is part of that other half.
+/// The share of LIST responses being sent, which is part of the other half.
 const LISTS_SHARE: u64 = 8;
 const LISTS_BYTES_MIN: usize = 16 << 20;
 const LISTS_BYTES_MAX: usize = 1 << 30;
 
 impl MemoryLimit {
-    /// The budget that was said, or a share of the room.
+    /// Uses the configured budget or, without one, a share of the available memory.
     pub(super) fn new(said_bytes: Option<usize>, room: Option<Room>) -> Self {
         let share = share(room.as_ref(), BUDGET_SHARE, BUDGET_BYTES_MIN, BUDGET_BYTES_MAX);
         Self { budget_bytes: said_bytes.unwrap_or(share), is_said: said_bytes.is_some(), room }
@@ -46,21 +46,23 @@ impl MemoryLimit {
         self.budget_bytes
     }
 
-    /// How much may be charged, so that the resident memory stays near the budget.
+    /// Bytes that may be charged so that resident memory stays near the budget.
     pub(super) fn charged_bytes(&self) -> usize {
         self.budget_bytes / 4 * CHARGED_OF_4
     }
 
-    /// How much LISTs that are being sent may hold together, where nobody has configured it.
+    /// Default limit on the bytes of all LIST responses being sent.
     pub(super) fn lists_bytes(&self) -> usize {
         share(self.room.as_ref(), LISTS_SHARE, LISTS_BYTES_MIN, LISTS_BYTES_MAX)
     }
 
-    /// A warning, if the limit is more than there is.
+    /// A warning if the budget exceeds the available memory.
     pub fn warning(&self) -> Option<String> {
         let room = self.room.as_ref().filter(|room| self.budget_bytes as u64 > room.bytes)?;
         let budget = self.budget_bytes >> 20;
-        Some(format!("feeds.memoryMebibytes is {budget}, and there is less ({room}): the process may be killed for it"))
+        Some(format!(
+            "feeds.memoryMebibytes={budget} exceeds the available memory ({room}): the process may be OOM-killed"
+        ))
     }
 }
 
@@ -68,12 +70,12 @@ fn share(room: Option<&Room>, of: u64, min: usize, max: usize) -> usize {
     room.map_or(max, |room| usize::try_from(room.bytes / of).unwrap_or(max).clamp(min, max))
 }
 
-/// Where the budget comes from.
+/// Explains where the budget comes from.
 impl fmt::Display for MemoryLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.room, self.is_said) {
             (_, true) => f.write_str("feeds.memoryMebibytes"),
-            (None, false) => f.write_str("how much memory there is cannot be read"),
+            (None, false) => f.write_str("cannot read the available memory"),
             (Some(room), false) => write!(f, "half of {room}, from 16 to 8192 MiB"),
         }
     }
@@ -90,7 +92,7 @@ impl fmt::Display for Room {
 }
 
 impl Room {
-    /// The memory limit of this process, on this machine; not known where the system has no way to tell.
+    /// The memory limit of this process on this machine; `None` if the system does not expose it.
     pub(super) fn of_this_process() -> Option<Self> {
         #[cfg(target_os = "linux")]
         let room = linux::room(|path| std::fs::read_to_string(path).ok());

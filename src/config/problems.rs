@@ -1,20 +1,20 @@
 use std::fmt;
 
-/// Everything that is wrong with a configuration, in the order it was found.
+/// All problems of a configuration, in the order in which they were found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Problems {
     found: Vec<Problem>,
 }
 
-/// One thing that is wrong: the key, and why.
+/// One problem: the key and the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Problem {
     text: String,
-    /// Where it stands in the file; flags and combinations of settings stand nowhere.
+    /// Position in the file; `None` for flags and combinations of settings.
     at: Option<TextPosition>,
 }
 
-/// A line and a column, both from 1.
+/// A line and a column, both counted from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TextPosition {
     pub line: u64,
@@ -36,7 +36,7 @@ impl Problems {
         self.found.push(Problem { text: problem.into(), at: Some(at) });
     }
 
-    /// The value, or a problem about `what`.
+    /// Returns the value, or records a problem about `what`.
     pub(super) fn check<T, E: fmt::Display>(&mut self, what: &str, result: Result<T, E>) -> Option<T> {
         result.map_err(|error| self.add(format!("{what}: {error}"))).ok()
     }
@@ -45,12 +45,12 @@ impl Problems {
         self.found.is_empty()
     }
 
-    /// Each with its key first.
+    /// Messages, each of which begins with its key.
     pub fn iter(&self) -> impl Iterator<Item = &str> {
         self.found.iter().map(|problem| problem.text.as_str())
     }
 
-    /// The same, with lines and columns.
+    /// Messages with their positions.
     pub fn with_positions(&self) -> impl Iterator<Item = (&str, Option<TextPosition>)> {
         self.found.iter().map(|problem| (problem.text.as_str(), problem.at))
     }

@@ -8,14 +8,14 @@ use serde_json::Value;
 use super::configuration::Configuration;
 use super::document::{Node, YamlDocument};
 
-/// Columns of a comment in the file of defaults.
+/// Width of a comment in the file of defaults, in columns.
 const COMMENT_COLUMNS: usize = 96;
 
-/// A key of the file, or a section that has keys.
+/// A key of the file, or a section of keys.
 struct Key {
-    /// `limits.watches`.
+    /// Full name, such as `limits.watches`.
     path: String,
-    /// Empty where there is no section of that name.
+    /// Empty for a key that is not a section.
     keys: Vec<Self>,
     schema: Value,
     default: Value,
@@ -36,7 +36,8 @@ pub fn defaults() -> String {
     text
 }
 
-/// All keys, in the order of their types: a JSON document is a YAML document, and those keep it.
+/// All keys, in the order of their types. The defaults are serialized as JSON, which is valid YAML and keeps that
+/// order.
 fn keys() -> Vec<Key> {
     let schema = schema();
     let defaults = serde_json::to_string(&Configuration::default()).unwrap_or_default();
@@ -63,7 +64,7 @@ impl Key {
         self.schema[what].as_str()
     }
 
-    /// What it means, in one line.
+    /// The description of the key, in one line.
     fn meaning(&self) -> String {
         self.said("description").unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")
     }
@@ -91,11 +92,11 @@ impl Key {
     }
 }
 
-/// The words of a text, without the marks of Markdown.
+/// The text without Markdown syntax.
 fn plain(text: &str) -> String {
     let mut plain = String::new();
     let mut rest = text;
-    // `[words](where)` is the words.
+    // `[words](target)` becomes the words.
     while let Some((before, after)) = rest.split_once('[') {
         plain.push_str(before);
         let Some((words, (_, behind))) =
@@ -126,7 +127,7 @@ fn wrapped(text: &str, columns: usize) -> Vec<String> {
     lines
 }
 
-/// A scalar or a list of scalars, as YAML has it in one line.
+/// A scalar or a list of scalars, as YAML writes it in one line.
 fn yaml(value: &Value) -> String {
     match value {
         Value::Array(items) => format!("[{}]", items.iter().map(yaml).collect::<Vec<_>>().join(", ")),
@@ -142,7 +143,7 @@ mod tests {
     use super::*;
     use crate::config::Problems;
 
-    /// With `UPDATE=1` in the environment a test writes what it would have compared with.
+    /// Compares a file with its generated text. With `UPDATE=1` in the environment, writes the file instead.
     fn same(file: &str, is: impl FnOnce(&str) -> String) {
         let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(file);
         let text = std::fs::read_to_string(&path).expect("a file");
@@ -154,7 +155,7 @@ mod tests {
         }
     }
 
-    /// `1048576` as people read it.
+    /// `1048576` with digits grouped for readers.
     fn grouped(number: &Value) -> String {
         let digits = number.to_string();
         if digits.len() < 5 {

@@ -96,20 +96,20 @@ impl TlsArguments {
 }
 
 impl ServeArguments {
-    /// Reads the file, lays the flags over it and checks the whole.
+    /// Reads the file, applies the flags over it and validates the result.
     ///
     /// # Errors
-    /// Everything that is wrong, at once.
+    /// All problems, at once.
     pub fn resolve(self) -> Result<Serve, Problems> {
         let mut problems = Problems::default();
         let file = self.config.as_deref().map(|path| Configuration::read(path, &mut problems)).unwrap_or_default();
         self.checked_over(file, problems)
     }
 
-    /// Does the same with a file that says `text` by now.
+    /// Does the same with `text` as the new content of the file.
     ///
     /// # Errors
-    /// Everything that is wrong, at once.
+    /// All problems, at once.
     pub fn resolve_text(&self, text: &str) -> Result<Serve, Problems> {
         let mut problems = Problems::default();
         let file = Configuration::parse(text, &mut problems);
@@ -130,7 +130,7 @@ impl ServeArguments {
         }
     }
 
-    /// Says what the flags say, by the names of keys.
+    /// Records the values of the flags under their configuration keys.
     fn put_into(&self, settings: &mut ConfigSettings) {
         let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
         let list = |items: &[String]| Some(items.to_vec()).filter(|items| !items.is_empty());
@@ -226,17 +226,17 @@ impl ServeArguments {
     }
 }
 
-/// The servers of upstream, each once.
+/// The upstream servers without duplicates.
 fn endpoints(named: &[String], problems: &mut Problems) -> EndpointsConfig {
     const KEY: &str = "upstream.servers";
     if named.len() > EndpointsConfig::SERVERS_MAX {
-        problems.add(format!("{KEY}: more than {} are named", EndpointsConfig::SERVERS_MAX));
+        problems.add(format!("{KEY}: more than {} servers", EndpointsConfig::SERVERS_MAX));
     }
     let mut servers: Vec<ServerUrl> = Vec::new();
     for text in named {
         let Some(server) = problems.check(KEY, text.parse::<ServerUrl>()) else { continue };
         if servers.contains(&server) {
-            problems.add(format!("{KEY}: {server} is named twice"));
+            problems.add(format!("{KEY}: {server} is listed twice"));
         }
         servers.push(server);
     }
@@ -253,18 +253,20 @@ fn addresses(named: Vec<String>, problems: &mut Problems) -> Vec<Address> {
     named.iter().filter_map(|text| problems.check("listen", text.parse())).collect()
 }
 
-/// The address that the flag says, or else the file; `None` if it is off.
+/// The address from the flag or, without one, from the file; `None` if it is off.
 fn or_off(key: &str, flag: Option<&str>, file: &str, problems: &mut Problems) -> Option<Address> {
     let text = flag.unwrap_or(file);
     if text == "off" { None } else { problems.check(key, text.parse()) }
 }
 
-/// The address of a page that other machines read, which are told a port and no path.
+/// The address of a page that other machines read. It must be a TCP address, because scrapers and kubelets cannot use a
+/// path.
 fn port(key: &str, flag: Option<&str>, file: &str, problems: &mut Problems) -> Option<SocketAddr> {
     match or_off(key, flag, file, problems)? {
         Address::Tcp(address) => Some(address),
         unix @ Address::Unix(_) => {
-            problems.add(format!("{key}: {unix} is no IP:PORT; unix sockets are for the admin pages"));
+            problems
+                .add(format!("{key}: {unix} is not supported (expected IP:PORT; only admin supports unix sockets)"));
             None
         }
     }
@@ -279,7 +281,7 @@ fn mode(key: &str, auth: &str, problems: &mut Problems) -> Option<AuthMode> {
         "none" => Some(AuthMode::None),
         "delegated" => Some(AuthMode::Delegated),
         other => {
-            problems.add(format!("{key}: {other:?} is neither \"none\" nor \"delegated\""));
+            problems.add(format!("{key}: {other:?} is not supported (expected \"none\" or \"delegated\")"));
             None
         }
     }
@@ -289,7 +291,7 @@ fn proof(consistency: &str, problems: &mut Problems) -> Consistency {
     match consistency {
         "bounded" => return Consistency::Bounded,
         "strict" => {}
-        other => problems.add(format!("consistency: {other:?} is neither \"strict\" nor \"bounded\"")),
+        other => problems.add(format!("consistency: {other:?} is not supported (expected \"strict\" or \"bounded\")")),
     }
     Consistency::Strict
 }
@@ -299,17 +301,17 @@ fn audit(path: String) -> AuditDestination {
 }
 
 impl Serve {
-    /// Combinations that are refused (R-MODE-2).
+    /// Rejects combinations that are not allowed (R-MODE-2).
     fn check(&self, problems: &mut Problems) {
         for address in self.listen.iter().filter(|address| !address.is_local()) {
             match (self.auth, &self.tls) {
                 (AuthMode::None, _) => problems.add(format!(
-                    "listen: {address} can be reached from other machines, and with auth none whoever reaches it acts \
-                     with the proxy's own rights; listen on loopback or on a unix socket, or use auth delegated"
+                    "listen: {address} is reachable from other machines, and with auth: none every client acts with \
+                     the proxy's own permissions; listen on loopback or a unix socket, or set auth: delegated"
                 )),
                 (AuthMode::Delegated, None) => problems.add(format!(
-                    "listen: {address} can be reached from other machines, and without TLS so can the tokens that \
-                     clients send; give tls.certificate and tls.key, or tls.selfSigned"
+                    "listen: {address} is reachable from other machines, and without TLS tokens would be sent in clear \
+                     text; set tls.certificate and tls.key, or tls.selfSigned"
                 )),
                 (AuthMode::Delegated, Some(_)) => {}
             }
@@ -318,23 +320,24 @@ impl Serve {
         self.delegated.check(problems);
         self.check_scrapes(problems);
         if self.delegated.client_ca.is_some() && self.tls.is_none() && self.metrics_tls.is_none() {
-            problems.add("delegated.clientCA: client certificates are shown in TLS, which no listener speaks");
+            problems.add("delegated.clientCA: client certificates require TLS (tls.*) on a TCP listener");
         }
         if let Some(admin) = self.admin.as_ref().filter(|admin| !admin.is_local()) {
-            problems.add(format!("admin: {admin} can be reached from other machines; use loopback or a unix socket"));
+            problems.add(format!("admin: {admin} is reachable from other machines; use loopback or a unix socket"));
         }
         let mut seen: Vec<&Address> = Vec::new();
         let ports = [self.healthz, self.metrics].into_iter().flatten().map(Address::Tcp).collect::<Vec<_>>();
         for address in self.listen.iter().chain(&self.admin).chain(&ports) {
             let any_port = matches!(address, Address::Tcp(tcp) if tcp.port() == 0);
             if seen.contains(&address) && !any_port {
-                problems.add(format!("{address} is named twice"));
+                problems.add(format!("{address} is listed twice"));
             }
             seen.push(address);
         }
     }
 
-    /// Who scrapes is known by what `delegated` says of who anybody is; the rest of it is about clients.
+    /// Scrapers are authenticated with the keys of `delegated` that concern authentication; its other keys concern
+    /// clients.
     fn check_scrapes(&self, problems: &mut Problems) {
         let DelegatedKeys { client_ca, front_proxy_ca, front_proxy_names, impersonator: _, auth } =
             self.delegated.clone();
@@ -346,29 +349,29 @@ impl Serve {
         }
         if self.scrapes.is_some() && self.tls.is_none() && self.metrics_tls.is_none() {
             problems.add(
-                "metrics.auth: without TLS everybody on the way could take the tokens that scrapes bring; give \
-                 metrics.tls.certificate and metrics.tls.key, metrics.tls.selfSigned, or the certificate of tls",
+                "metrics.auth: without TLS the tokens of scrapes would be sent in clear text; set \
+                 metrics.tls.certificate and metrics.tls.key, metrics.tls.selfSigned, or tls.*",
             );
         }
         if self.metrics.is_none() && (self.scrapes.is_some() || self.metrics_tls.is_some()) {
-            problems.add("metrics: its settings mean nothing without metricsBindAddress");
+            problems.add("metrics.* requires metricsBindAddress");
         }
     }
 
-    /// A node's credentials read what its pods mount: every process on the node would. And whoever takes a node would
-    /// take the cluster with an impersonator's credential.
+    /// A node's credentials can read what its pods mount, so every process on the node could read it too. An attacker
+    /// who compromises the node would control the cluster with an impersonator's credentials.
     fn check_node(&self, problems: &mut Problems) {
         if self.serve.coverage.node.is_some() && self.delegated.impersonator.is_some() {
             problems.add(
-                "delegated.impersonator: its credential may act as anybody, so it must not be on a node; the node's \
-                 own requests go on with the credentials of the proxy, and those with tokens as they are",
+                "delegated.impersonator: not allowed with node, because its credential can impersonate any user; on a \
+                 node, requests are forwarded with the proxy's credentials or the client's own token",
             );
         }
         let is_open = self.auth == AuthMode::None && self.serve.coverage.node.is_some();
         for address in self.listen.iter().filter(|address| is_open && matches!(address, Address::Tcp(_))) {
             problems.add(format!(
-                "node: every process on the node can reach {address}, and with auth none whoever reaches it acts with \
-                 the rights of the proxy; listen on a unix socket (unix:PATH), or use auth delegated"
+                "node: every process on the node can reach {address}, and with auth: none every client acts with the \
+                 proxy's own permissions; listen on a unix socket (unix:PATH), or set auth: delegated"
             ));
         }
     }

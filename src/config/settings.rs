@@ -4,20 +4,20 @@ use serde_json::Value;
 
 use super::configuration::Configuration;
 
-/// Every key of the file with the value that holds, whether a flag, the file or a default has said it.
+/// Every configuration key with its effective value, from a flag, the file or a default.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ConfigSettings(BTreeMap<String, Value>);
 
-/// What a configuration that was read again would change.
+/// The effect of a configuration that was read again.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SettingChanges {
-    /// The keys that can be taken now.
+    /// Keys that can be applied now.
     pub taken: Vec<String>,
-    /// The keys that differ from what the process was started with, and take a restart.
+    /// Keys that differ from the configuration at start and require a restart.
     pub restart: Vec<String>,
 }
 
-/// The keys that are taken while the process runs (docs/CONFIG.md, "Reloading"). All others take a restart.
+/// Keys that can be reloaded while the process runs (docs/CONFIG.md, "Reloading"). All others require a restart.
 const RELOADED: [&str; 32] = [
     "allowedHosts",
     "allowedOrigins",
@@ -53,14 +53,14 @@ const RELOADED: [&str; 32] = [
     "kind",
 ];
 
-/// What other keys mean depends on these. Where one of them changes, nothing is taken: a file that opens much under
-/// `auth: delegated` would open it to everybody under `auth: none`.
+/// The meaning of other keys depends on these. If one of them changes, no key is applied: a file that grants much under
+/// `auth: delegated` would grant it to everyone under `auth: none`.
 const DECISIVE: [&str; 2] = ["auth", "node"];
 
 impl ConfigSettings {
     pub(super) fn of(file: &Configuration) -> Self {
         let mut settings = Self::default();
-        // It serializes: the file of defaults and the schema are made of the same.
+        // Serialization cannot fail: the file of defaults and the schema are generated from the same type.
         settings.put_all("", serde_json::to_value(file).unwrap_or_default());
         settings
     }
@@ -75,19 +75,19 @@ impl ConfigSettings {
         }
     }
 
-    /// Notes what a flag says.
+    /// Records the value of a flag.
     pub(super) fn put(&mut self, key: &str, value: Option<impl Into<Value>>) {
         if let Some(value) = value {
             self.0.insert(key.to_owned(), value.into());
         }
     }
 
-    /// Keys and values, in the order of the keys.
+    /// Keys and values, ordered by key.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
         self.0.iter().map(|(key, value)| (key.as_str(), value))
     }
 
-    /// What changes if these are taken in the place of `running`, in a process that was started with `started`.
+    /// The changes if these settings replace `running` in a process that was started with `started`.
     pub fn changes(&self, started: &Self, running: &Self) -> SettingChanges {
         let is_reloaded = |key: &&str| RELOADED.contains(key);
         let mut restart: Vec<_> = self.differing(started).into_iter().filter(|key| !is_reloaded(key)).collect();
@@ -105,7 +105,7 @@ impl ConfigSettings {
         keys.into_iter().filter(|key| self.0.get(*key) != other.0.get(*key)).map(String::as_str).collect()
     }
 
-    /// These settings, with what `read` says where it is taken.
+    /// These settings, with the values of `read` for the keys that can be applied.
     #[must_use]
     pub fn taking(&self, changes: &SettingChanges, read: &Self) -> Self {
         let mut settings = self.clone();

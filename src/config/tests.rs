@@ -42,7 +42,7 @@ fn wrong_log_level_is_a_problem_beside_the_others() {
     let found: Vec<_> = problems.iter().collect();
     assert!(found.len() == 2 && found.iter().any(|problem| problem.starts_with("listen: ")), "{found:?}");
     let expected =
-        "log.level: \"debugg\": \"debugg\" is no level; expected one of off, error, warn, info, debug, trace";
+        "log.level: \"debugg\": \"debugg\" is not a level; expected one of off, error, warn, info, debug, trace";
     assert!(found.iter().any(|problem| problem.starts_with(expected)), "{found:?}");
 }
 
@@ -71,7 +71,10 @@ fn each_problem_says_where_it_stands() {
         ("window.age", at(7, 8)),
     ];
     assert_eq!(places, expected.into(), "{problems}");
-    assert!(problems.to_string().contains("  - line 3, column 12: limits.watches: 0 is not within 1..="), "{problems}");
+    assert!(
+        problems.to_string().contains("  - line 3, column 12: limits.watches: 0 is out of range (expected 1 to "),
+        "{problems}"
+    );
 }
 
 #[test]
@@ -138,33 +141,33 @@ fn a_node_and_what_is_sensitive_are_named_by_flags() {
     let coverage = ok.expect("a valid configuration").serve.coverage;
     assert_eq!((coverage.node.as_deref(), coverage.sensitive), (Some("n7"), Sensitive::ALL.to_vec()));
     let refused = serve(&["--node-name", "", "--cache-sensitive", "pods"]).expect_err("two problems").to_string();
-    for part in ["node: \"\" is no name of a node", "feeds.sensitive: \"pods\" is neither"] {
+    for part in ["node: \"\" is not a node name", "feeds.sensitive: \"pods\" is not supported"] {
         assert!(refused.contains(part), "{part} is missing in {refused}");
     }
 }
 
 #[test]
-fn unsafe_combinations_are_refused_with_the_reason() {
+fn unsafe_configuration_is_refused_with_the_reason() {
     let refuse = |flags: &[&str]| serve(flags).expect_err("a problem").to_string();
     let refused = refuse(&["--listen", "0.0.0.0:8001", "--admin", "10.1.1.1:9", "--consistency", "maybe"]);
     for part in [
-        "0.0.0.0:8001 can be reached from other machines, and with auth none",
-        "admin: 10.1.1.1:9 can be reached",
+        "0.0.0.0:8001 is reachable from other machines, and with auth: none",
+        "admin: 10.1.1.1:9 is reachable",
         "consistency: \"maybe\"",
     ] {
         assert!(refused.contains(part), "{part} is missing in {refused}");
     }
     let refused = refuse(&["--auth", "delegated", "--listen", "0.0.0.0:8001", "--client-ca", "/nowhere"]);
-    for part in ["without TLS so can the tokens", "delegated.clientCA: /nowhere", "which no listener speaks"] {
+    for part in ["without TLS tokens would be sent", "delegated.clientCA: /nowhere", "certificates require TLS"] {
         assert!(refused.contains(part), "{part} is missing in {refused}");
     }
-    assert!(refuse(&["--auth", "delegate"]).contains("neither \"none\" nor \"delegated\""));
+    assert!(refuse(&["--auth", "delegate"]).contains("expected \"none\" or \"delegated\""));
     assert!(refuse(&["--impersonator-kubeconfig", "/k"]).contains("delegated.* requires auth: delegated"));
 }
 
-/// What the table of modes in docs/SECURITY.md says of a node.
+/// The row for nodes in the table of modes in docs/SECURITY.md.
 #[test]
-fn a_node_is_served_without_authentication_on_unix_sockets_alone() {
+fn node_without_authentication_requires_unix_sockets() {
     let node = ["--node-name", "n7"];
     let with = |more: &[&str]| serve(&[&node[..], more].concat());
     for tcp in [&[][..], &["--listen", "127.0.0.1:0"], &["--listen", "unix:/run/x", "--listen", "[::1]:8001"]] {
@@ -179,15 +182,15 @@ fn a_node_is_served_without_authentication_on_unix_sockets_alone() {
 }
 
 #[test]
-fn no_impersonator_is_on_a_node() {
+fn impersonator_on_a_node_is_refused() {
     let delegated = ["--auth", "delegated", "--impersonator-kubeconfig", "/k"];
     let refused = serve(&[&["--node-name", "n7"], &delegated[..]].concat()).expect_err("a problem").to_string();
-    assert!(refused.contains("delegated.impersonator: its credential may act as anybody"), "{refused}");
+    assert!(refused.contains("delegated.impersonator: not allowed with node"), "{refused}");
     assert!(serve(&delegated).is_ok());
 }
 
 #[test]
-fn origins_of_pages_are_exact_and_every_wrong_one_is_a_problem() {
+fn invalid_origins_are_all_reported() {
     let file = std::env::temp_dir().join(format!("kube-fanout-origins-{}", fastrand::u64(..)));
     let of = |list: &str| {
         std::fs::write(&file, format!("allowedOrigins: [{list}]\n")).expect("written");
@@ -196,12 +199,14 @@ fn origins_of_pages_are_exact_and_every_wrong_one_is_a_problem() {
     assert_eq!(of(r#""https://a.example", "tauri://localhost""#).expect("valid").allowed_origins.len(), 2);
     let refused = of(r#""*", "null", "https://*.example", "https://a.example/", "a.example""#).expect_err("problems");
     assert_eq!(refused.iter().count(), 5, "{refused}");
-    assert!(refused.iter().all(|problem| problem.starts_with("allowedOrigins: ") && problem.contains("is no origin")));
+    assert!(
+        refused.iter().all(|problem| problem.starts_with("allowedOrigins: ") && problem.contains("is not an origin"))
+    );
     std::fs::remove_file(&file).expect("removed");
 }
 
 #[test]
-fn servers_of_upstream_are_urls_each_once_and_every_wrong_one_is_a_problem() {
+fn invalid_upstream_servers_are_all_reported() {
     let file = std::env::temp_dir().join(format!("kube-fanout-servers-{}", fastrand::u64(..)));
     let of = |list: &str| {
         std::fs::write(&file, format!("upstream: {{servers: [{list}]}}\n")).expect("written");
@@ -215,7 +220,9 @@ fn servers_of_upstream_are_urls_each_once_and_every_wrong_one_is_a_problem() {
     assert!(of("").expect("valid").endpoints.servers.is_empty(), "the kubeconfig's");
     let refused = of(r#""a:6443", "http://10.0.0.1:8080", "https://a", "https://a/""#).expect_err("problems");
     assert_eq!(refused.iter().count(), 3, "{refused}");
-    for part in ["\"a:6443\" is no URL", "http://10.0.0.1:8080/: without TLS", "https://a is named twice"] {
+    for part in
+        ["\"a:6443\" is not a server URL", "http://10.0.0.1:8080/ does not use TLS", "https://a is listed twice"]
+    {
         assert!(refused.to_string().contains(part), "{part} is missing in {refused}");
     }
     let many: Vec<_> = (0..9).map(|n| format!("https://s{n}")).collect();
@@ -223,9 +230,9 @@ fn servers_of_upstream_are_urls_each_once_and_every_wrong_one_is_a_problem() {
     std::fs::remove_file(&file).expect("removed");
 }
 
-/// Who may say that it is somebody else must not be everybody (R-MODE-2).
+/// Only front proxies may assert another identity, so ordinary client CAs must not be trusted for it (R-MODE-2).
 #[test]
-fn clients_and_front_proxies_have_authorities_of_their_own() {
+fn client_and_front_proxy_authorities_must_differ() {
     let folder = std::env::temp_dir().join(format!("kube-fanout-authorities-{}", fastrand::u64(..)));
     std::fs::create_dir_all(&folder).expect("a folder");
     let authority = |name: &str| {
@@ -246,6 +253,6 @@ fn clients_and_front_proxies_have_authorities_of_their_own() {
         problems
     };
     assert!(checked(&proxies).is_empty(), "{}", checked(&proxies));
-    assert!(checked(&clients).to_string().contains("every client could say that it is somebody else"));
+    assert!(checked(&clients).to_string().contains("every client could claim any identity"));
     std::fs::remove_dir_all(&folder).expect("removed");
 }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use crate::auth::AuthMode;
 use crate::serve::{Consistency, Sensitive};
 
-/// The form of the file.
+/// The format version of the file.
 #[derive(Debug, Clone, Copy, Deserialize, Serialize, JsonSchema)]
 #[schemars(inline)]
 pub(super) enum ApiVersion {
@@ -12,14 +12,14 @@ pub(super) enum ApiVersion {
     V1Alpha1,
 }
 
-/// What the file is.
+/// The kind of the file.
 #[derive(Debug, Clone, Copy, Deserialize, Serialize, JsonSchema)]
 #[schemars(inline)]
 pub(super) enum Kind {
     Configuration,
 }
 
-/// `auth`.
+/// Values of `auth`.
 #[derive(Debug, Clone, Copy, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[schemars(inline)]
@@ -28,7 +28,7 @@ pub(super) enum AuthWord {
     Delegated,
 }
 
-/// `consistency`.
+/// Values of `consistency`.
 #[derive(Debug, Clone, Copy, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[schemars(inline)]
@@ -37,7 +37,7 @@ pub(super) enum ConsistencyWord {
     Bounded,
 }
 
-/// One of `feeds.sensitive`.
+/// A sensitive kind in `feeds.sensitive`.
 #[derive(Debug, Clone, Copy, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[schemars(inline)]
@@ -46,7 +46,7 @@ pub(super) enum SensitiveWord {
     ConfigMaps,
 }
 
-/// `log.format`.
+/// Values of `log.format`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[schemars(inline)]

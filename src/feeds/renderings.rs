@@ -219,8 +219,8 @@ impl RenderingRefusal {
 
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::NotInTable => "not_in_table",
-            Self::Unrenderable => "unrenderable",
+            Self::NotInTable => "unknown_type",
+            Self::Unrenderable => "unsupported_object",
             Self::Mismatch => "mismatch",
             Self::NotComparable => "not_comparable",
         }

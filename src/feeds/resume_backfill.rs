@@ -59,7 +59,23 @@ pub enum BackfillOutcome {
     Failed,
 }
 
-/// Whether a client that resumes from before the history has a reason to wait.
+impl BackfillOutcome {
+    /// For logs and the label of the metric.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Joined => "extended",
+            Self::Gone { .. } => "expired",
+            Self::TooEarly { .. } => "beyond_window",
+            Self::OtherHistory => "mismatch",
+            Self::Explained => "previous_found",
+            Self::Inexplicable { .. } => "previous_missing",
+            Self::BrokeOff => "disconnected",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// Whether a client that comes from before the history has something to wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Prospect {
     Waits,

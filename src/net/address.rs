@@ -11,7 +11,7 @@ pub enum Address {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not an address: expected IP:PORT (127.0.0.1:8001, [::1]:8001), localhost:PORT or unix:PATH")]
+#[error("{0:?} is not an address (expected IP:PORT (127.0.0.1:8001, [::1]:8001), localhost:PORT or unix:PATH)")]
 pub struct AddressError(String);
 
 impl Address {

@@ -26,7 +26,7 @@ pub(super) const CHAIN_BYTES_MAX: usize = 32 << 10;
 
 /// The chain is longer than any client needs, and expensive to verify.
 #[derive(Debug, thiserror::Error)]
-#[error("a chain of {certificates} certificates and {bytes} bytes")]
+#[error("the certificate chain is too long: {certificates} certificates, {bytes} bytes")]
 struct TooLong {
     certificates: usize,
     bytes: usize,

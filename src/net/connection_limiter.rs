@@ -113,7 +113,11 @@ impl ConnectionLimiter {
         let (places_max, leaving_max) = within(descriptors.unwrap_or(usize::MAX));
         let connections_max = limits.get().connections_max;
         if places_max < connections_max {
-            tracing::warn!(connections_max, places_max, "the process may have too few descriptors for its connections");
+            let limit = descriptors.unwrap_or(usize::MAX);
+            tracing::warn!(
+                "file descriptor limit {limit} allows only {places_max} connections \
+                 (limits.connections={connections_max})"
+            );
         }
         Self::new(limits, places_max, leaving_max)
     }
@@ -166,7 +170,7 @@ impl ConnectionLimiter {
         let asks = !self.make_room().await;
         if asks {
             if self.taken.lock().warns() {
-                tracing::warn!(%error, "cannot accept");
+                tracing::warn!(%error, "cannot accept a connection");
             }
             want_descriptor().await;
         }

@@ -50,7 +50,7 @@ struct Asked<S> {
 
 /// The connection is closing and takes no further requests.
 #[derive(Debug, thiserror::Error)]
-#[error("no more requests are taken")]
+#[error("no more requests are accepted on this connection")]
 struct NotTaken;
 
 impl<I, S, F, B> Http1<I, S, F, B>

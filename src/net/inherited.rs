@@ -54,7 +54,9 @@ impl Inherited {
 
     pub fn add_unix(&mut self, listener: StdUnixListener) -> io::Result<()> {
         let named = listener.local_addr()?;
-        let path = named.as_pathname().ok_or_else(|| invalid("a unix socket without a path was passed".to_owned()))?;
+        let path = named
+            .as_pathname()
+            .ok_or_else(|| invalid("socket activation passed a unix socket without a path".to_owned()))?;
         let address = Address::Unix(path.to_owned());
         check(&address, &SockRef::from(&listener))?;
         self.sockets.push((address, Socket::Unix(listener)));
@@ -87,7 +89,7 @@ impl Inherited {
 
 fn check(address: &Address, socket: &SockRef<'_>) -> io::Result<()> {
     if !system::listens(socket)? {
-        return Err(invalid(format!("the socket that was passed for {address} does not listen")));
+        return Err(invalid(format!("the socket passed for {address} is not listening")));
     }
     socket.set_nonblocking(true)
 }

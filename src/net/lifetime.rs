@@ -21,9 +21,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// The reason for which a connection must end at once.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConnectionOver {
-    #[error("no request came")]
+    #[error("no request received in time")]
     Silent,
-    #[error("it was cut")]
+    #[error("closed by the proxy")]
     Cut,
 }
 

@@ -186,7 +186,7 @@ impl Listener {
                 if let Bound::Tcp(listener) = &self.socket
                     && let Err(error) = system::let_nobody_begin(listener)
                 {
-                    tracing::debug!(%error, "who connects at this moment may be refused");
+                    tracing::debug!(%error, "connections that arrive during the handover may be refused");
                 }
                 while let Ok(Ok(accepted)) = timeout_at(until, self.accept()).await {
                     take(accepted);
@@ -257,7 +257,7 @@ fn unix(stream: UnixStream, only_uids: &[u32]) -> Option<(Stream, PeerAddress)> 
         return Some((Stream::Unix(stream), PeerAddress::Unix { uid }));
     }
     ConnectionFailure::ForeignUid.count();
-    tracing::debug!(uid, "turned away: the socket is not for this user");
+    tracing::debug!(uid, "connection rejected: uid not allowed on this socket");
     None
 }
 
@@ -298,10 +298,13 @@ pub fn bind_unix(path: &Path) -> io::Result<StdUnixListener> {
 fn remove_stale(path: &Path) -> io::Result<()> {
     let Ok(metadata) = std::fs::symlink_metadata(path) else { return Ok(()) };
     if !metadata.file_type().is_socket() {
-        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "the path exists and is not a socket"));
+        return Err(io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            "the path exists and is not a socket; remove it or use another path",
+        ));
     }
     if StdUnixStream::connect(path).is_ok() {
-        return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process is listening there"));
+        return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens on this socket"));
     }
     std::fs::remove_file(path)
 }

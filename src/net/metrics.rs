@@ -6,12 +6,15 @@ use metrics::{Gauge, counter, describe_counter, describe_gauge, gauge};
 
 /// Describes the metrics of this module.
 pub fn describe() {
-    describe_gauge!("kube_fanout_connections_open", "connections of clients, and of those that probe, scrape and look");
+    describe_gauge!("kube_fanout_connections_open", "open connections, including those of probes and scrapers");
     describe_gauge!(
         "kube_fanout_certificate_expiry_timestamp_seconds",
-        "when a certificate that is served expires, in seconds since 1970, by what it is"
+        "expiry of a served certificate, in seconds since 1970"
     );
-    describe_counter!("kube_fanout_connections_failed_total", "connections that came to nothing, by reason");
+    describe_counter!(
+        "kube_fanout_connections_failed_total",
+        "connections that failed or were closed by a limit, by reason"
+    );
 }
 
 /// Sets the expiry of a certificate, as the time since 1970.
@@ -49,12 +52,12 @@ impl ConnectionFailure {
         match self {
             Self::Handshake => "handshake",
             Self::HandshakeTimeout => "handshake_timeout",
-            Self::Silent => "silent",
-            Self::Displaced => "displaced",
-            Self::OverShare => "over_share",
-            Self::NoShare => "no_share",
-            Self::Insistent => "insistent",
-            Self::ForeignUid => "foreign_uid",
+            Self::Silent => "no_request",
+            Self::Displaced => "evicted",
+            Self::OverShare => "over_fair_share",
+            Self::NoShare => "listener_full",
+            Self::Insistent => "unauthenticated",
+            Self::ForeignUid => "uid_not_allowed",
         }
     }
 }

@@ -58,7 +58,7 @@ enum End {
 pub enum RequestBodyError {
     #[error(transparent)]
     Http1(#[from] hyper::Error),
-    #[error("the request ended before its body did")]
+    #[error("the request ended before its body was complete")]
     Broken,
 }
 

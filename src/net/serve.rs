@@ -64,7 +64,7 @@ pub async fn serve<S, F, B>(
         tasks.spread("connection", async move {
             let stream = match stream.settle() {
                 Ok(stream) => stream,
-                Err(error) => return tracing::warn!(%error, "a connection was accepted and cannot be served"),
+                Err(error) => return tracing::warn!(%error, "cannot serve an accepted connection"),
             };
             let _open = OpenConnection::new();
             let turns = turns.of(&this, ConnectionSource::of(address));
@@ -116,7 +116,7 @@ pub async fn serve<S, F, B>(
 async fn pause_after(error: &io::Error) {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     if !matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset) {
-        tracing::warn!(%error, "cannot accept");
+        tracing::warn!(%error, "cannot accept a connection");
         tokio::time::sleep(ACCEPT_PAUSE).await;
     }
 }

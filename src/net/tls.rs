@@ -35,13 +35,13 @@ pub enum ClientCertificates {
 
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    #[error("{path}: {reason}")]
+    #[error("cannot read {path}: {reason}")]
     File { path: PathBuf, reason: String },
-    #[error("the key does not match the certificate ({certificate}, {key})")]
+    #[error("tls.key does not match tls.certificate ({key}, {certificate})")]
     Mismatch { certificate: PathBuf, key: PathBuf },
-    #[error("certificate and key: {0}")]
+    #[error("cannot use the certificate and key: {0}")]
     Unusable(#[from] rustls::Error),
-    #[error("self-signed certificate: {0}")]
+    #[error("cannot create a self-signed certificate: {0}")]
     SelfSigned(#[from] rcgen::Error),
 }
 

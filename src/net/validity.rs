@@ -60,7 +60,7 @@ impl CertificateValidity {
         certificate_expires(what, self.not_after.duration_since(UNIX_EPOCH).unwrap_or_default());
         match self.check(WallClock::default().now()) {
             Ok(()) => tracing::debug!(what, expires = %UtcTime(self.not_after), "certificate loaded"),
-            Err(why) => tracing::warn!(what, %why, "certificate is not valid now; peers refuse it"),
+            Err(why) => tracing::warn!(what, reason = %why, "certificate is not valid; peers reject it"),
         }
     }
 }

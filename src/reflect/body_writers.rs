@@ -189,7 +189,7 @@ impl BodyWriters {
             return;
         }
         if let Some(was) = was {
-            tracing::warn!(feed = %self.feed.spec.key, was, now = minor, "upstream is of another release");
+            tracing::warn!(feed = %self.feed.spec.key, from = was, to = minor, "upstream minor version changed");
             self.feed.renderings.start_over();
             self.feed.reader.forget_derived();
             self.feed.reader.nudge();

@@ -33,7 +33,18 @@ pub(super) enum Finding {
     Other,
 }
 
-/// The key and version of one object in a state.
+impl Finding {
+    /// For logs.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Same => "equal",
+            Self::Later => "newer",
+            Self::Other => "other_history",
+        }
+    }
+}
+
+/// One object's place in a state.
 pub(super) type Placed<'a> = (&'a ObjectKey, ResourceVersion);
 
 /// How far a feed has come.

@@ -13,8 +13,8 @@ use super::stream::Ended;
 /// Why a step of the reflector failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StepFailure {
-    /// The feed has ended.
-    #[error("feed ended: {}", .0.as_str())]
+    /// The feed is over.
+    #[error("feed terminated: {}", .0.as_str())]
     Over(FeedEnd),
     #[error(transparent)]
     Stream(#[from] Ended),
@@ -52,7 +52,7 @@ pub(super) fn over(error: Error) -> StepFailure {
         },
         // The response has a form that a feed cannot follow, and a retry would get the same form.
         Error::OtherRepresentation { .. } | Error::NotInitial(_) | Error::EndlessPages | Error::Unaskable(_) => {
-            tracing::info!(%error, "upstream does not offer this form");
+            tracing::info!(%error, "upstream does not support this encoding for a feed");
             StepFailure::Over(FeedEnd::NotOffered)
         }
         Error::OverBudget => StepFailure::Over(FeedEnd::OverBudget),
@@ -70,7 +70,7 @@ pub(super) fn over(error: Error) -> StepFailure {
         // The cached rows were printed with other columns, for example by another apiserver release.
         Error::Wire(WireError::OtherColumns) => StepFailure::Over(FeedEnd::Outdated),
         Error::Wire(wire) => {
-            tracing::warn!(error = %wire, "upstream's objects cannot be read");
+            tracing::warn!(error = %wire, "cannot decode objects from upstream");
             StepFailure::Over(FeedEnd::Unreadable)
         }
     }
@@ -155,13 +155,13 @@ impl FailureKind {
     /// The label value in metrics.
     pub(super) fn as_str(self) -> &'static str {
         match self {
-            Self::Over => "over",
-            Self::Ended => "ended",
-            Self::Silent => "silent",
+            Self::Over => "feed_terminated",
+            Self::Ended => "closed_at_once",
+            Self::Silent => "idle_timeout",
             Self::OutOfOrder => "out_of_order",
             Self::Unreachable => "unreachable",
             Self::Untrusted => "untrusted",
-            Self::Broken => "broken",
+            Self::Broken => "connection_lost",
             Self::Timeout => "timeout",
             Self::Credentials => "credentials",
             Self::Refused => "refused",

@@ -85,7 +85,7 @@ impl HistoryBackfiller {
                     }
                 };
                 let answer = timeout(LOOK_MAX, looking).await.unwrap_or(BackfillOutcome::Failed);
-                tracing::info!(feed = %feed.spec.key, ?question, ?answer, "looked back for clients that return");
+                self.log(question, answer);
                 self.upstream.metrics.looked_back(answer);
                 feed.resume_backfills.answered(answer);
                 if answer == BackfillOutcome::BrokeOff {
@@ -96,8 +96,21 @@ impl HistoryBackfiller {
         }
     }
 
-    /// Waits until the feed has a stream. Without one, upstream is unreachable and the reflector does not process
-    /// findings.
+    fn log(&self, request: BackfillRequest, outcome: BackfillOutcome) {
+        let feed = &self.upstream.feed.spec.key;
+        match (request, outcome.as_str()) {
+            (BackfillRequest::Events(rv), "extended") => {
+                tracing::info!(%feed, "history extended back to rv {rv} for a resuming client");
+            }
+            (BackfillRequest::Events(rv), outcome) => tracing::info!(%feed, %rv, outcome, "history not extended"),
+            (BackfillRequest::Before(rv), outcome) => {
+                tracing::info!(%feed, %rv, outcome, "read earlier states of objects");
+            }
+        }
+    }
+
+    /// Waits until the feed has a stream. Without one upstream cannot be reached, and the reflector would not take what
+    /// is found.
     async fn until_live(&self) {
         let mut state = self.upstream.feed.reader.watch_state();
         if state.wait_for(|state| *state == FeedState::Live).await.is_err() {
@@ -117,7 +130,7 @@ impl HistoryBackfiller {
             }
             Err(Untold::TooMany) => return BackfillOutcome::TooEarly { from },
             Err(Untold::Failed(error)) => {
-                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "the history before the list is not told");
+                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "cannot read earlier history");
                 let is_early = matches!(error, Ended::Clean) && asked.elapsed() < WATCH_LASTS;
                 return if error.broke_off() || is_early { BackfillOutcome::BrokeOff } else { BackfillOutcome::Failed };
             }
@@ -126,8 +139,11 @@ impl HistoryBackfiller {
             Ok(past) => self.hand_over(from, past).await,
             Err(misfit) => {
                 let feed = &self.upstream.feed.spec.key;
-                tracing::warn!(%feed, %misfit, "upstream tells another history before the list");
-                // If the channel is full, a message is pending already; one suffices.
+                tracing::warn!(
+                    %feed, error = %misfit,
+                    "backfill rejected: upstream history does not match the snapshot"
+                );
+                // One message in the channel is enough.
                 let _ = self.words.try_send(ReflectorFinding::Doubt { history });
                 BackfillOutcome::OtherHistory
             }

@@ -39,7 +39,19 @@ pub(super) enum HistoryCheckReason {
     Notice,
 }
 
-/// The result of a history check.
+impl HistoryCheckReason {
+    /// For logs.
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Reopened => "watch_reopened",
+            Self::Untold => "newest_event_missing",
+            Self::Doubt => "response_mismatch",
+            Self::Notice => "storage_rolled_back",
+        }
+    }
+}
+
+/// The result of an inquiry.
 #[derive(Debug)]
 pub(super) enum HistoryCheckOutcome {
     /// Upstream's storage has reached the feed's version. Its history was not compared.
@@ -161,7 +173,8 @@ impl HistoryProbe {
             match timeout(QUESTION_MAX, self.upstream.lister(SideRequest::Position).position_beside(reached)).await {
                 Ok(Ok(at)) if at >= reached => return HistoryCheckOutcome::Reached,
                 Ok(Ok(at)) => {
-                    tracing::info!(feed = %self.upstream.feed.spec.key, %at, %reached, "upstream seems to be behind");
+                    let feed = &self.upstream.feed.spec.key;
+                    tracing::info!(%feed, upstream_rv = %at, rv = %reached, "upstream is behind the cache");
                 }
                 Ok(Err(_)) | Err(_) => return HistoryCheckOutcome::Failed(why),
             }
@@ -180,7 +193,7 @@ impl HistoryProbe {
             Ok(initial) => initial,
             Err(error) => {
                 let feed = &self.upstream.feed.spec.key;
-                tracing::info!(%feed, %error, "whether upstream's history is ours is not known");
+                tracing::info!(%feed, %error, "cannot compare upstream's history with the cache");
                 return HistoryCheckOutcome::Failed(why);
             }
         };
@@ -194,7 +207,8 @@ impl HistoryProbe {
             finding => finding,
         };
         let (feed, at, reached) = (&self.upstream.feed.spec.key, listed.rv, known.rv);
-        tracing::info!(%feed, ?why, ?finding, %at, %reached, "listed on a doubt");
+        let (reason, result) = (why.as_str(), finding.as_str());
+        tracing::info!(%feed, reason, result, upstream_rv = %at, rv = %reached, "compared the cache with upstream");
         let listed = Box::new(Listed { asked, initial });
         match finding {
             Finding::Same => HistoryCheckOutcome::Continues,

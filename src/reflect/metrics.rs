@@ -11,7 +11,10 @@ use crate::wire::Representation;
 
 /// Describes the metrics that are recorded in this module. Per-feed counts are described where they are exported.
 pub fn describe() {
-    describe_counter!("kube_fanout_representation_checks_total", "comparisons of what is derived with upstream's");
+    describe_counter!(
+        "kube_fanout_representation_checks_total",
+        "comparisons of derived objects with upstream's bytes, by outcome"
+    );
 }
 
 /// The counters of one feed.
@@ -91,8 +94,8 @@ impl FeedMetrics {
     }
 
     pub(super) fn asked(&self, what: SideRequest) {
-        let metric = "kube_fanout_upstream_questions_total";
-        self.counts.say(CountedMetric { metric, label: "question", value: what.as_str() });
+        let metric = "kube_fanout_feed_requests_total";
+        self.counts.say(CountedMetric { metric, label: "purpose", value: what.as_str() });
     }
 
     /// Counts a failure of a stream or a list. `why` is one of a fixed set of label values.
@@ -102,17 +105,8 @@ impl FeedMetrics {
 
     /// Counts a backfill of the history before the first list.
     pub(super) fn looked_back(&self, answer: BackfillOutcome) {
-        let value = match answer {
-            BackfillOutcome::Joined => "joined",
-            BackfillOutcome::Gone { .. } => "gone",
-            BackfillOutcome::TooEarly { .. } => "too_early",
-            BackfillOutcome::OtherHistory => "other_history",
-            BackfillOutcome::Explained => "explained",
-            BackfillOutcome::Inexplicable { .. } => "inexplicable",
-            BackfillOutcome::BrokeOff => "broke_off",
-            BackfillOutcome::Failed => "failed",
-        };
-        self.counts.say(CountedMetric { metric: "kube_fanout_prehistory_reads_total", label: "outcome", value });
+        let metric = "kube_fanout_history_backfills_total";
+        self.counts.say(CountedMetric { metric, label: "outcome", value: answer.as_str() });
     }
 
     /// Counts a comparison of the feed with upstream.
@@ -173,13 +167,13 @@ impl SideRequest {
         match self {
             Self::Initial => "initial",
             Self::Relist => "relist",
-            Self::Renewal => "renewal",
-            Self::Past => "past",
+            Self::Renewal => "release_change",
+            Self::Past => "past_object",
             Self::Position => "position",
             Self::Equality => "equality",
             Self::CatchUp => "catch_up",
-            Self::Doubt => "doubt",
-            Self::Prehistory => "prehistory",
+            Self::Doubt => "mismatch",
+            Self::Prehistory => "backfill",
             Self::SelfCheck => "self_check",
         }
     }

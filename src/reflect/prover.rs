@@ -276,12 +276,12 @@ impl Prover {
                 return Some(answer);
             }
             Ok(Ok((at, _))) => {
-                tracing::debug!(%feed, %at, %shown, "upstream is behind our cache");
+                tracing::debug!(%feed, upstream_rv = %at, rv = %shown, "upstream is behind the cache");
                 self.upstream.feed.reader.unconfirm();
                 self.doubt();
             }
-            Ok(Err(error)) => tracing::debug!(%feed, %error, "a question could not be asked"),
-            Err(_) => tracing::debug!(%feed, "a question was not answered"),
+            Ok(Err(error)) => tracing::debug!(%feed, %error, "freshness check failed"),
+            Err(_) => tracing::debug!(%feed, "freshness check timed out"),
         }
         self.unanswered.rest().await;
         None
@@ -332,7 +332,7 @@ impl Prover {
                 proven
             }
             Err(error) => {
-                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "proof failed");
+                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "cannot prove that the cache is current");
                 self.unproven.rest().await;
                 None
             }

@@ -152,7 +152,7 @@ impl Qualifier {
                 return true;
             }
             Err(error) => {
-                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "upstream's release could not be asked");
+                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "cannot read the upstream version");
                 return false;
             }
         };
@@ -190,14 +190,19 @@ impl Qualifier {
         match self.confirmed(verdict, &objects, snapshot.rv).await {
             Verdict::Equal => {
                 known.compared += objects.len();
-                let (feed, compared) = (&self.upstream.feed.spec.key, objects.len());
-                tracing::info!(%feed, representation = %wanted, compared, "derived from now on");
+                let (feed, objects) = (&self.upstream.feed.spec.key, objects.len());
+                let held = feed.encoding;
+                tracing::info!(%feed, "serving {wanted} from the {held} cache (verified on {objects} objects)");
                 self.upstream.feed.renderings.qualify(renderer);
             }
             Verdict::Different => self.upstream.feed.refuse(wanted, RenderingRefusal::Mismatch, &DIFFERENT),
-            Verdict::Refused => self.upstream.feed.refuse(wanted, RenderingRefusal::Unrenderable, &"one object"),
+            Verdict::Refused => self.upstream.feed.refuse(wanted, RenderingRefusal::Unrenderable, &UNCONVERTIBLE),
             Verdict::NotOffered => {
-                self.upstream.feed.refuse(wanted, RenderingRefusal::NotComparable, &"upstream does not write it");
+                self.upstream.feed.refuse(
+                    wanted,
+                    RenderingRefusal::NotComparable,
+                    &"upstream does not serve this representation",
+                );
             }
             Verdict::Unanswered | Verdict::Forgotten => return false,
         }
@@ -250,7 +255,11 @@ impl Qualifier {
                     self.upstream.feed.refuse(renderer.representation(), RenderingRefusal::Mismatch, &DIFFERENT);
                 }
                 Verdict::Refused => {
-                    self.upstream.feed.refuse(renderer.representation(), RenderingRefusal::Unrenderable, &"one object");
+                    self.upstream.feed.refuse(
+                        renderer.representation(),
+                        RenderingRefusal::Unrenderable,
+                        &UNCONVERTIBLE,
+                    );
                 }
                 Verdict::Unanswered | Verdict::Forgotten | Verdict::NotOffered => {}
             }
@@ -324,7 +333,7 @@ impl Qualifier {
                 Err(_) => Verdict::Refused,
             },
             Err(error) => {
-                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "nothing to compare with");
+                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "cannot read objects for comparison");
                 Verdict::without_answer(&error)
             }
         };
@@ -390,7 +399,7 @@ impl Qualifier {
             Verdict::Different => "different",
             Verdict::Refused => "refused",
             Verdict::Unanswered => "unanswered",
-            Verdict::Forgotten => "forgotten",
+            Verdict::Forgotten => "evicted",
             Verdict::NotOffered => "not_offered",
         };
         metrics::compared(&self.upstream.feed.spec.key, representation, outcome);
@@ -426,8 +435,9 @@ fn list_of(renderer: &Renderer, bodies: &[Bytes]) -> Vec<u8> {
     list
 }
 
-/// The logged reason. It never includes content, which may be a Secret's.
-const DIFFERENT: &str = "upstream writes an object otherwise";
+/// The reasons that are logged. They never have the content, which may be a Secret's.
+const UNCONVERTIBLE: &str = "an object cannot be converted";
+const DIFFERENT: &str = "upstream encodes an object differently";
 
 fn exact(rv: ResourceVersion) -> String {
     format!("resourceVersion={rv}&resourceVersionMatch=Exact")

@@ -154,9 +154,10 @@ impl Reflector {
         let feed = &self.deps.upstream.feed;
         feed.counts.note_trouble(failure.in_brief());
         if let StepFailure::Stream(Ended::Clean) = failure {
-            tracing::info!(feed = %feed.spec.key, %failure, ?wait, "upstream stream interrupted");
+            tracing::info!(feed = %feed.spec.key, error = %failure, retry_in = ?wait, "upstream watch interrupted");
         } else if let Some(failures) = self.interruptions.failed(Instant::now()) {
-            tracing::warn!(feed = %feed.spec.key, %failure, failures, ?wait, "upstream stream interrupted");
+            let (feed, error) = (&feed.spec.key, failure);
+            tracing::warn!(%feed, %error, failures, retry_in = ?wait, "upstream watch interrupted");
         }
     }
 
@@ -238,7 +239,7 @@ impl Reflector {
             self.writer.set_bookmark(template);
         }
         let (feed, objects) = (&self.deps.upstream.feed.spec.key, snapshot.len());
-        tracing::info!(%feed, objects, rv = %at, "feed listed as its clients had last seen it");
+        tracing::info!(%feed, objects, rv = %at, "feed synced at the resourceVersion of its resuming clients");
         self.deps.written.takes_in(&servers);
         self.writer.replace(snapshot);
         self.deps.written.listed(servers);
@@ -257,8 +258,8 @@ impl Reflector {
         let asked = Instant::now();
         self.deps.upstream.metrics.asked(SideRequest::Position);
         let told = timeout(POSITION_MAX, self.lister(SideRequest::Position).position(None)).await.ok()?;
-        let failed =
-            |error: &Ended| tracing::debug!(feed = %self.deps.upstream.feed.spec.key, %error, "no position was told");
+        let feed = &self.deps.upstream.feed.spec.key;
+        let failed = |error: &Ended| tracing::debug!(%feed, %error, "cannot read upstream's current resourceVersion");
         let told = told.inspect_err(failed).ok()?;
         Some((Position { asked, at: told.at }, told.template))
     }
@@ -272,10 +273,10 @@ impl Reflector {
         let initial = self.lister(SideRequest::Initial).current(&self.deps.upstream.lists_only).await.map_err(ended)?;
         let (served, at) = (self.deps.upstream.feed.reader.progress().rv, initial.snapshot.rv);
         if at < served {
-            self.give_up(served, "a list is older than what was served");
+            self.give_up(served, "a list is older than served data");
         }
         let (feed, objects, took) = (&self.deps.upstream.feed.spec.key, initial.snapshot.len(), asked.elapsed());
-        tracing::info!(%feed, objects, rv = %at, ?took, "feed listed");
+        tracing::info!(%feed, objects, rv = %at, ?took, "feed synced");
         Ok(self.starts_with(initial, asked))
     }
 
@@ -372,7 +373,8 @@ impl Reflector {
             *times = if *rv == *at { *times + 1 } else { 1 };
             *rv = *at;
             if *times >= UNREADABLE_MAX {
-                tracing::error!(feed = %self.deps.upstream.feed.spec.key, %at, "unreadable stream; listing anew");
+                let feed = &self.deps.upstream.feed.spec.key;
+                tracing::error!(%feed, rv = %at, "cannot decode the upstream watch; relisting");
                 *state = State::Empty;
             }
         }

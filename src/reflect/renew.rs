@@ -121,7 +121,7 @@ impl Renewer {
             match renewed {
                 Ok(()) => return,
                 Err(error) => {
-                    tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "not renewed");
+                    tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "cannot refresh objects");
                     sleep(retries.failed(Instant::now())).await;
                 }
             }
@@ -130,7 +130,7 @@ impl Renewer {
 
     async fn meet(&self, server: &Server) {
         if let Err(error) = self.upstream.client.meet(server).await {
-            tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "upstream does not say what it is");
+            tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "cannot read an upstream server's version");
         }
     }
 
@@ -156,7 +156,7 @@ impl Renewer {
         let Some(held) = self.upstream.feed.reader.applied() else { return Ok(()) };
         let objects = held.written_otherwise(&listed.snapshot).await;
         drop(held);
-        let (renewed, of) = (objects.len(), listed.snapshot.len());
+        let (changed, of) = (objects.len(), listed.snapshot.len());
         let (done, is_done) = oneshot::channel();
         let _ = self.words.send(ReflectorFinding::Renewal(Renewal { objects, count, done })).await;
         if is_done.await.is_err() {
@@ -165,7 +165,7 @@ impl Renewer {
         // Until then, readers get a state from before the replacement.
         self.upstream.feed.reader.closed().await;
         let took = began.elapsed();
-        tracing::info!(feed = %key, renewed, of, ?took, "bodies of another release renewed");
+        tracing::info!(feed = %key, changed, of, ?took, "objects refreshed for another upstream version");
         self.written.renewed(listed.servers);
         Ok(())
     }

@@ -178,7 +178,7 @@ impl SelfChecker {
                 SelfCheckOutcome::Same
             }
             Err(error) => {
-                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "not compared with upstream");
+                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "self-check skipped");
                 known.compared = before;
                 known.note(&error, (mark.history, state.rv));
                 SelfCheckOutcome::Skipped
@@ -254,7 +254,7 @@ impl SelfChecker {
         let suspects = contradictions(state, state, &page, &Part::of(behind, &page));
         if suspects.is_empty() {
             let (feed, held) = (&self.upstream.feed.spec.key, state.len());
-            tracing::debug!(%feed, ?counted, held, "upstream counts otherwise, and no object differs");
+            tracing::debug!(%feed, upstream = counted, held, "object count differs from upstream, but no object does");
             known.misleads = true;
         }
         Ok(suspects)
@@ -359,8 +359,8 @@ impl SelfChecker {
             let Divergence { key, difference, .. } = &divergence;
             tracing::warn!(
                 feed = %self.upstream.feed.spec.key, object = %key, difference,
-                "differs from upstream although it was listed anew: upstream's watches and lists tell otherwise than \
-                 it answers at one version"
+                "object still differs from upstream after a relist: the apiserver's lists and watches contradict its \
+                 own storage"
             );
             return;
         }
@@ -403,7 +403,7 @@ fn nth(state: &Snapshot, count: usize) -> Option<ObjectKey> {
 
 /// The error if upstream cannot respond at one version.
 fn other_version(rv: ResourceVersion) -> Error {
-    Error::OtherDocument(format!("a question for the state at {rv}"))
+    Error::OtherDocument(format!("a list at resourceVersion {rv}"))
 }
 
 impl Known {

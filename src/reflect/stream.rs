@@ -25,8 +25,8 @@ pub(super) enum Ended {
     /// Upstream closed it on a frame boundary: the ordinary end of a watch.
     #[error("upstream ended the watch")]
     Clean,
-    /// Neither an event nor a bookmark within [`SILENCE_MAX`]: the connection is considered dead (R-UPSTREAM-2).
-    #[error("no event and no bookmark for {SILENCE_MAX:?}")]
+    /// Neither an event nor a bookmark for [`SILENCE_MAX`]: the connection is taken for dead (R-UPSTREAM-2).
+    #[error("no event or bookmark received for {SILENCE_MAX:?}")]
     Silent,
     #[error(transparent)]
     Failed(#[from] Error),

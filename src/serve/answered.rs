@@ -14,7 +14,7 @@ pub(super) fn record(context: &ResponseContext, response: Response<ReplyBody>) -
     match &context.record {
         Some(record) if !record.answered(&response) => {
             metrics::records("refused", 1);
-            context.status(&unavailable("the audit log does not keep up, and this may not be read unseen"))
+            context.status(&unavailable("the audit log queue is full, and this read must be audited; try again"))
         }
         _ => response,
     }

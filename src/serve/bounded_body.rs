@@ -66,7 +66,7 @@ pub(super) const TOO_SLOW: &str = "too_slow";
 
 /// The error of a body that was not read, or not sent, before its deadline.
 #[derive(Debug, thiserror::Error)]
-#[error("not taken, or not come, in time")]
+#[error("the body was not sent or read in time")]
 pub(super) struct TooSlow;
 
 impl BodyTimes {
@@ -124,7 +124,7 @@ impl<B: Send> Slow for Going<B> {
             (taken.body.take(), taken.waker.take())
         };
         if body.is_some() {
-            tracing::debug!("a body that took too long was cut");
+            tracing::debug!("request or response body timed out");
         }
         drop(body);
         if let Some(waker) = waker {

@@ -25,8 +25,8 @@ pub(super) struct SharedAnswer {
 /// Why there is no response to share.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unshared {
-    /// The response is too large to buffer, or its user has no permits left for it.
-    #[error("the answer is too large to be shared")]
+    /// It is too large to be read whole, or its user has no room for it.
+    #[error("the response is too large to be shared")]
     TooLarge,
     #[error(transparent)]
     Failed(#[from] Error),

@@ -104,10 +104,10 @@ impl ConcurrencyLimits {
             lists: Room::new("lists", LIST_BYTES_MAX >> 10),
             forwards: Room::new("requests", FEW),
             streams: Room::new("streams", FEW),
-            unready: Room::new("reads of resources that are not ready", FEW),
+            unready: Room::new("reads of resources that are not synced", FEW),
             anonymous: Room::new("requests without a credential", FEW),
             waiting: Room::new("waiting requests", FEW),
-            unknown: Room::new("requests of unknown senders", FEW),
+            unknown: Room::new("unauthenticated requests", FEW),
         };
         concurrency.tune(limits);
         concurrency
@@ -149,7 +149,7 @@ impl ConcurrencyLimits {
         payer: Option<&FlowDistinguisher>,
         bytes: usize,
     ) -> Result<ConcurrencyPermit, OverLimit> {
-        self.lists.take_many(payer, bytes.div_ceil(1 << 10)).map_err(|_| OverLimit("large answers"))
+        self.lists.take_many(payer, bytes.div_ceil(1 << 10)).map_err(|_| OverLimit("large responses"))
     }
 
     pub(super) fn forward(&self, payer: Option<&FlowDistinguisher>) -> Result<ConcurrencyPermit, OverLimit> {

@@ -28,9 +28,9 @@ pub enum Sensitive {
 /// Why a resource is not cached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OutsideCoverage {
-    #[error("it is not among feeds.resources")]
+    #[error("not in feeds.resources")]
     NotChosen,
-    #[error("it is of a sensitive kind, and feeds.sensitive does not name it")]
+    #[error("a sensitive kind that is not in feeds.sensitive")]
     Sensitive,
 }
 

@@ -128,7 +128,7 @@ impl ServerDocuments {
         let kept = match timeout(ANSWER_MAX, asking).await {
             Ok(Ok(kept)) => kept,
             Ok(Err(why)) => {
-                tracing::debug!(path = %key.path, %why, "not to be had for another proxy");
+                tracing::debug!(path = %key.path, %why, "cannot answer a downstream proxy from memory");
                 return None;
             }
             Err(_) => return None,

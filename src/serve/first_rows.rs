@@ -57,7 +57,7 @@ impl FirstRows {
             .ok_or(ForwardReason::Table)?;
         let ListPage { resource_version, continue_token, items, .. } =
             self.rows(request.caller.payer().as_ref(), &path, resource).await.map_err(|error| {
-                tracing::debug!(%error, "the state of a Table watch could not be listed");
+                tracing::debug!(%error, "cannot list the initial rows of a Table watch");
                 ForwardReason::Table
             })?;
         // Upstream was asked with the proxy's identity, so the result is checked against the caller's view.

@@ -62,9 +62,9 @@ const SHARED_BYTES_MAX: usize = 4 << 20;
 /// The longest chain of proxies.
 const HOPS_MAX: usize = 16;
 const REDIRECTED: &str = "the backend attempted to redirect this request, which is not permitted";
-const LOOPED: &str = "this proxy is its own upstream: the request has passed it already";
-const BROKEN_BODY: &str = "the request's body is malformed, or broke off";
-/// The maximum `limit` of a Table request that identical requests may share.
+const LOOPED: &str = "loop detected: the request has passed this proxy before (its upstream leads back to it)";
+const BROKEN_BODY: &str = "the request body is malformed or incomplete";
+/// The most rows of a Table that identical requests share.
 const SHARED_ROWS_MAX: usize = 1_000;
 
 /// Forwards requests with the rights of their callers.
@@ -292,7 +292,7 @@ impl Forwarding {
             if let (Ok(down), Ok(up)) = tokio::join!(downstream, upstream) {
                 let (mut down, mut up) = (TokioIo::new(down), TokioIo::new(up));
                 if let Err(error) = copy_bidirectional(&mut down, &mut up).await {
-                    tracing::debug!(%error, "tunnel broke");
+                    tracing::debug!(%error, "tunnel closed with an error");
                 }
             }
             drop((place, held));
@@ -377,7 +377,7 @@ impl Forwarding {
     /// Returns the hop list, including this proxy.
     pub(super) fn hops_with_us(&self, headers: &HeaderMap) -> Result<HeaderValue, Status> {
         let hops = hops(headers).into_iter().chain([self.client.instance()]).collect::<Vec<_>>().join(",");
-        HeaderValue::from_str(&hops).map_err(|_| Status::bad_request("malformed hop list"))
+        HeaderValue::from_str(&hops).map_err(|_| Status::bad_request("malformed proxy hop list"))
     }
 }
 

@@ -68,10 +68,11 @@ pub struct Parts {
     pub ready: Ready,
 }
 
-const NO_WAY_IN: &str = "exec, attach, portforward and proxy are not passed on from a port that every process of this \
-                         machine can reach; use a unix socket, or set execOnLoopback";
-const NO_SHARE: &str = "all connections of this listener are taken, and no account holds more of them than yours";
-/// The `Retry-After` for a client whose connection exceeds its share. Other connections rarely close soon.
+const NO_WAY_IN: &str = "exec, attach, portforward and proxy are not forwarded from a port that every local process \
+                         can reach; use a unix socket, or set execOnLoopback";
+const NO_SHARE: &str =
+    "connection limit reached (limits.connections), and no other caller has more connections than you";
+/// When a client may come back whose connection has no place. Others end by themselves rarely.
 const NO_SHARE_RETRY_SECONDS: u32 = 10;
 /// The minimum interval between discovery refreshes caused by unknown resources.
 const REDISCOVER_EVERY: Duration = Duration::from_secs(2);
@@ -175,7 +176,7 @@ impl Frontend {
             _ if !has_place => request.context.status(&Status::too_many_requests(NO_SHARE, NO_SHARE_RETRY_SECONDS)),
             _ if forbidden.is_some() => forbid(&request.context, &forbidden.unwrap_or_default()),
             (Ok(info), Ok(caller)) => self.dispatch(request.of(caller, info)).await,
-            // Upstream has its own words for a path that means nothing, and has them for everybody.
+            // Upstream rejects a path that names no resource in its own words, for any caller.
             (Err(RequestInfoError::NoResource(_)), caller) => {
                 Box::pin(self.pass_unread(request, caller.unwrap_or(Caller::Anonymous))).await
             }
@@ -426,9 +427,9 @@ impl Frontend {
         match self.concurrency.while_waiting(caller.payer().as_ref(), asked.as_mut()).await {
             Ok(Ok(())) => {}
             Ok(Err(failure)) if failure.is_outage => {
-                return Err(unavailable(&format!("discovery has not succeeded yet: {}", failure.why)));
+                return Err(unavailable(&format!("upstream discovery has not completed yet: {}", failure.why)));
             }
-            Ok(Err(failure)) => tracing::debug!(why = failure.why, "discovery failed"),
+            Ok(Err(failure)) => tracing::debug!(error = failure.why, "discovery failed"),
             Err(shed) => return Err(too_many(shed, LIST_RETRY_SECONDS)),
         }
         Ok(self.catalog.find(&gvr))
@@ -443,10 +444,10 @@ impl Frontend {
         .await
     }
 
-    /// Passes on a request whose path was not understood.
+    /// Forwards a request whose path could not be parsed.
     async fn pass_unread(&self, request: Box<NewRequest>, caller: Caller) -> Response<ReplyBody> {
         let NewRequest { http: request, query, context, .. } = *request;
-        self.forwarding.forward(request, &caller, None, &query, &context, ForwardReason::Spelling).await
+        self.forwarding.forward(request, &caller, None, &query, &context, ForwardReason::AmbiguousUrl).await
     }
 
     /// Handles a request that could not be answered from a feed: it is routed again, passed through, or refused.
@@ -461,7 +462,7 @@ impl Frontend {
             NotServable::Forward(ForwardReason::Syncing | ForwardReason::NoProof)
                 if request.context.extent == Some(Extent::Some) =>
             {
-                let why = "what may be read of this collection cannot be told yet";
+                let why = "the readable part of this collection is not known yet; try again";
                 request.context.status(&unavailable(why))
             }
             NotServable::Forward(reason) => self.pass(request, reason).await,

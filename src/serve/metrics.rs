@@ -130,7 +130,7 @@ pub(super) struct HeldWatch(Gauge);
 
 impl HeldWatch {
     pub(super) fn new() -> Self {
-        let held = gauge!("kube_fanout_watches_held");
+        let held = gauge!("kube_fanout_watches_waiting");
         held.increment(1.0);
         Self(held)
     }
@@ -164,10 +164,10 @@ pub(super) enum AnsweredFrom {
     Upstream,
 }
 
-/// Counts a response to another proxy that was not forwarded to upstream.
-pub(super) fn answered_proxy(what: &'static str, from: AnsweredFrom) {
-    let from = if from == AnsweredFrom::Memory { "memory" } else { "upstream" };
-    counter!("kube_fanout_proxy_answers_total", "what" => what, "from" => from).increment(1);
+/// Counts a request of a downstream proxy that this one answers in the place of the apiserver.
+pub(super) fn answered_proxy(kind: &'static str, source: AnsweredFrom) {
+    let source = if source == AnsweredFrom::Memory { "memory" } else { "upstream" };
+    counter!("kube_fanout_downstream_proxy_requests_total", "kind" => kind, "source" => source).increment(1);
 }
 
 /// Counts an error response that the proxy generated.
@@ -193,16 +193,26 @@ pub(super) fn coalesced(requests: usize) {
 /// Registers the descriptions of this module's metrics; docs/METRICS.md lists all metrics.
 pub fn describe() {
     describe_gauge!("kube_fanout_watches_open", "watches served from the cache");
-    describe_gauge!("kube_fanout_watches_held", "watches that wait for the proof of the state that they begin with");
-    describe_counter!("kube_fanout_watch_events_total", "frames delivered to watches, bookmarks included");
-    describe_counter!("kube_fanout_watch_bytes_total", Unit::Bytes, "bytes of those frames");
-    describe_histogram!("kube_fanout_watch_delivery_seconds", Unit::Seconds, "from an event's arrival to its delivery");
+    describe_gauge!("kube_fanout_watches_waiting", "watches that wait for their initial state");
+    describe_counter!("kube_fanout_watch_events_total", "watch frames sent to clients, bookmarks included");
+    describe_counter!("kube_fanout_watch_bytes_total", Unit::Bytes, "bytes of watch frames sent to clients");
+    describe_histogram!(
+        "kube_fanout_watch_delivery_seconds",
+        Unit::Seconds,
+        "time from the arrival of an event to its delivery"
+    );
     describe_counter!("kube_fanout_watches_ended_total", "watches that ended, by reason");
     describe_counter!("kube_fanout_served_total", "requests answered from the cache");
-    describe_counter!("kube_fanout_forwarded_total", "requests passed through, by reason");
-    describe_counter!("kube_fanout_proxy_answers_total", "what proxies asked of upstream as such, answered here");
-    describe_counter!("kube_fanout_refused_total", "requests answered by an error of the proxy, by code");
-    describe_counter!("kube_fanout_audit_records_total", "records of answered requests, by what became of them");
+    describe_counter!("kube_fanout_forwarded_total", "requests forwarded to upstream, by reason");
+    describe_counter!(
+        "kube_fanout_downstream_proxy_requests_total",
+        "requests of downstream proxies answered in place of the apiserver"
+    );
+    describe_counter!(
+        "kube_fanout_refused_total",
+        "requests that the proxy answered with an error of its own, by code"
+    );
+    describe_counter!("kube_fanout_audit_records_total", "audit records, by outcome");
     describe_gauge!("kube_fanout_audit_failing", "1 while the audit log cannot be written");
-    describe_counter!("kube_fanout_coalesced_requests_total", "requests that shared an upstream answer");
+    describe_counter!("kube_fanout_coalesced_requests_total", "requests whose upstream response can be shared");
 }

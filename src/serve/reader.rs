@@ -41,9 +41,9 @@ const SYNC_RETRY_SECONDS: u32 = 1;
 
 const WATCH_RETRY_SECONDS: u32 = 5;
 
-const TOO_DEAR: &str = "the selectors compare too much for a collection of which a part is shown: ask for less at \
-                        once, or for single namespaces";
-const CUT_OFF: &str = "upstream cannot be reached, and the cache cannot be proven to be current";
+const TOO_DEAR: &str = "the selectors are too expensive for a list of the permitted namespaces; simplify them, or list \
+                        one namespace at a time";
+const CUT_OFF: &str = "upstream is unreachable, so the cache cannot be proven current";
 
 /// A watch that may be opened, with its permission, its permit and its feed.
 struct Admitted {
@@ -114,7 +114,7 @@ impl Reader {
         read: ListRead,
     ) -> Answered {
         if !permit.names(read.view.name()) {
-            return Err(NotServable::Forward(ForwardReason::Ungranted));
+            return Err(NotServable::Forward(ForwardReason::PermissionMismatch));
         }
         let source =
             match self.sources.source(resource, &request.need(permit, resource, read.representation, None)).await {
@@ -209,7 +209,7 @@ impl Reader {
     /// Upstream would deny that without giving a reason, so the proxy rejects it.
     fn too_expensive(request: &ReadRequest, permit: &Permit) -> Answered {
         if permit.part().is_none() {
-            return Err(NotServable::Forward(ForwardReason::DearSelector));
+            return Err(NotServable::Forward(ForwardReason::ExpensiveSelector));
         }
         let refused = Status::bad_request(TOO_DEAR);
         Ok(request.context.status(&refused))
@@ -249,7 +249,7 @@ impl Reader {
         mut read: WatchRead,
     ) -> Answered {
         if !permit.names(read.view.name()) {
-            return Err(NotServable::Forward(ForwardReason::Ungranted));
+            return Err(NotServable::Forward(ForwardReason::PermissionMismatch));
         }
         if !cost::is_for_watch(read.view.selector()) {
             return Self::too_expensive(request, &permit);

@@ -33,9 +33,9 @@ use kubeapi::{FlowDistinguisher, Status};
 /// The kind of a review.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Kind {
-    /// A SubjectAccessReview for a request.
+    /// A `SubjectAccessReview` for a request.
     Access,
-    /// A SubjectAccessReview for an open watch.
+    /// A `SubjectAccessReview` for an open watch.
     Lease,
     Token,
 }
@@ -85,7 +85,7 @@ const KEPT_BYTES_MAX: u64 = 32 << 20;
 /// The maximum size of a review. It contains the name and groups of a user, or a token.
 const REVIEW_BYTES_MAX: usize = 128 << 10;
 const JSON: &str = "application/json";
-const UNREADABLE: &str = "the review's body is too long, or broke off";
+const UNREADABLE: &str = "the review body is too large or incomplete";
 
 impl PeerReviews {
     pub(super) fn new(

@@ -36,13 +36,13 @@ pub(super) enum ForwardReason {
     /// `log`, `exec`, `status`, `scale`, …
     Subresource,
     /// It is spelled in a way that only upstream should interpret.
-    Spelling,
-    /// The caller impersonates another user. Upstream decides whether it may, and what that user may read.
+    AmbiguousUrl,
+    /// The caller asks to be taken for somebody else. Upstream decides whether it may, and what that user may read.
     Impersonation,
     /// The caller has no credential, and so only the permissions of anonymous users.
     Anonymous,
-    /// The caller's permission does not cover the collection that would be read.
-    Ungranted,
+    /// The caller's permission is not for the collection that would be read.
+    PermissionMismatch,
     /// Discovery does not know the resource.
     Unknown,
     /// Another server behind the aggregation layer serves the resource.
@@ -55,13 +55,13 @@ pub(super) enum ForwardReason {
     Table,
     /// It is a Table watch that starts before the cached history.
     TooOld,
-    /// The representation cannot be derived from the cached encoding.
-    Underivable,
-    /// No encoding is acceptable; upstream returns its own error.
+    /// The representation cannot be derived from what is cached.
+    NotDerivable,
+    /// No encoding is acceptable: upstream says it in its words.
     NotAcceptable,
-    /// It has a parameter that changes the response and that the proxy does not interpret.
-    Parameter,
-    /// It asks for the most recent state of one object. A freshness proof would cost upstream as much as the read.
+    /// It has a parameter that changes the answer and that we do not interpret.
+    UnsupportedParameter,
+    /// It asks for the most recent state of one object, and to prove that ours is would cost upstream as much.
     ConsistentGet,
     /// It asks for the exact state at a version that is not cached.
     ExactVersion,
@@ -73,9 +73,9 @@ pub(super) enum ForwardReason {
     Syncing,
     /// The proxy's identity may not list the resource.
     Forbidden,
-    /// The operator's configuration does not cache the resource.
-    NotChosen,
-    /// The resource is of a sensitive kind, which is not cached.
+    /// The resource is not among those that are held.
+    NotInResources,
+    /// The resource is of a sensitive kind, which is not held.
     Sensitive,
     /// It asks for more of the resource than is cached.
     OutOfScope,
@@ -85,8 +85,8 @@ pub(super) enum ForwardReason {
     OverBudget,
     /// The freshness proof did not arrive in time.
     NoProof,
-    /// Its selector exceeds the CPU cost limit for one request, or for one event of a watch.
-    DearSelector,
+    /// Its selector costs more than is spent here for one request, or for one event of a watch.
+    ExpensiveSelector,
 }
 
 /// A read of one object.
@@ -171,7 +171,7 @@ pub(super) fn check_kind(asked: &RouteInput<'_>) -> Result<(), ForwardReason> {
         return Err(ForwardReason::Impersonation);
     }
     if !info.is_canonical || !asked.query.is_lossless() {
-        return Err(ForwardReason::Spelling);
+        return Err(ForwardReason::AmbiguousUrl);
     }
     if !info.subresource.is_empty() {
         return Err(ForwardReason::Subresource);
@@ -199,10 +199,10 @@ fn cacheable<'a>(asked: &RouteInput<'_>, resource: Option<&'a Resource>) -> Resu
         _ => false,
     };
     if scoped_wrongly {
-        return Err(ForwardReason::Spelling);
+        return Err(ForwardReason::AmbiguousUrl);
     }
     if asked.query.first("shardSelector").is_some() {
-        return Err(ForwardReason::Parameter);
+        return Err(ForwardReason::UnsupportedParameter);
     }
     Ok(resource)
 }
@@ -254,12 +254,14 @@ fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Ro
         return get(asked, resource, representation);
     }
     if is_upstreams_selector(asked, resource) {
-        return Err(ForwardReason::DearSelector.into());
+        return Err(ForwardReason::ExpensiveSelector.into());
     }
     let options = ListOptions::decode(query)?.defaulted();
     options.validate(options.watch)?;
-    // A later release, or a definition that has just changed, may have the key.
-    let Ok(mut fields) = options.fields.compile(&resource.fields) else { return Err(ForwardReason::Parameter.into()) };
+    // A later release, or a definition that was changed a moment ago, may have the key.
+    let Ok(mut fields) = options.fields.compile(&resource.fields) else {
+        return Err(ForwardReason::UnsupportedParameter.into());
+    };
     if !info.name.is_empty() {
         fields = narrow(fields, &info.name)?;
     }
@@ -308,7 +310,7 @@ fn unheld(
     match (plan.version, &plan.start) {
         // For a resource without a watch cache, a whole list is not cheaper than a page.
         (VersionMatch::Any, _) if options.limit > 0 && !resource.gvr.has_watch_cache() => {
-            Some(ForwardReason::Parameter)
+            Some(ForwardReason::UnsupportedParameter)
         }
         // The list continues in the most recent state. Answering it here would need a proof for every page.
         (VersionMatch::Unset, Some(_)) => Some(ForwardReason::Continue),
@@ -326,7 +328,7 @@ fn unheld(
 }
 
 /// Returns the representation of the response, if the proxy can write it. Tables are available only for watches,
-/// because their cells are as old as the events. PartialObjectMetadataList applies to lists, and PartialObjectMetadata
+/// because their cells are as old as the events. `PartialObjectMetadataList` applies to lists, and PartialObjectMetadata
 /// to single objects and watch events. Requests for other combinations are forwarded.
 fn representation(choice: Choice, verb: &Verb, query: &Query) -> Option<Representation> {
     let encoding = match choice.media()? {
@@ -361,8 +363,8 @@ fn is_printed(start: WatchStart, view: &View, resource: &Resource) -> bool {
 fn get(asked: &RouteInput<'_>, resource: &Resource, representation: Representation) -> Result<Route, Unread> {
     let options = GetOptions::decode(asked.query)?;
     let version = match options.version_match() {
-        // Upstream reads such a resource from storage, which returns a different error.
-        Err(_) if !resource.gvr.has_watch_cache() => return Err(ForwardReason::Parameter.into()),
+        // It is read from upstream's storage, which has other words for it.
+        Err(_) if !resource.gvr.has_watch_cache() => return Err(ForwardReason::UnsupportedParameter.into()),
         version => version?,
     };
     if version == VersionMatch::Unset {
@@ -393,7 +395,7 @@ impl<E: Into<Status>> From<E> for Unread {
 impl From<OutsideCoverage> for ForwardReason {
     fn from(why: OutsideCoverage) -> Self {
         match why {
-            OutsideCoverage::NotChosen => Self::NotChosen,
+            OutsideCoverage::NotChosen => Self::NotInResources,
             OutsideCoverage::Sensitive => Self::Sensitive,
         }
     }
@@ -405,32 +407,32 @@ impl ForwardReason {
             Self::NonResource => "non_resource",
             Self::Verb => "verb",
             Self::Subresource => "subresource",
-            Self::Spelling => "spelling",
+            Self::AmbiguousUrl => "ambiguous_url",
             Self::Impersonation => "impersonation",
             Self::Anonymous => "anonymous",
-            Self::Ungranted => "ungranted",
+            Self::PermissionMismatch => "permission_mismatch",
             Self::Unknown => "unknown_resource",
             Self::Aggregated => "aggregated",
             Self::NotWatchable => "not_watchable",
             Self::Representation => "representation",
             Self::Table => "table",
             Self::TooOld => "too_old",
-            Self::Underivable => "underivable",
+            Self::NotDerivable => "not_derivable",
             Self::NotAcceptable => "not_acceptable",
-            Self::Parameter => "parameter",
+            Self::UnsupportedParameter => "unsupported_parameter",
             Self::ConsistentGet => "consistent_get",
             Self::ExactVersion => "exact_version",
             Self::Continue => "continue",
             Self::NotCached => "not_cached",
             Self::Syncing => "syncing",
             Self::Forbidden => "forbidden",
-            Self::NotChosen => "not_chosen",
+            Self::NotInResources => "not_in_resources",
             Self::Sensitive => "sensitive",
             Self::OutOfScope => "out_of_scope",
             Self::Unavailable => "unavailable",
             Self::OverBudget => "over_budget",
             Self::NoProof => "no_proof",
-            Self::DearSelector => "dear_selector",
+            Self::ExpensiveSelector => "expensive_selector",
         }
     }
 }

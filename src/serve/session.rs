@@ -399,7 +399,7 @@ impl WatchSession {
     fn underivable(&mut self, refused: &Refused) {
         self.feed.refuse(self.cursor.renderer().representation(), RenderingRefusal::Unrenderable, refused);
         self.phase = Phase::Ended;
-        self.metrics.ended(WatchEnd::Underivable);
+        self.metrics.ended(WatchEnd::NotDerivable);
     }
 
     /// Ends the watch if its timeout has expired or the proxy drains. Returns whether it has ended.
@@ -407,12 +407,12 @@ impl WatchSession {
         // A renderer is disproven before it is revoked, so this order of loads never misses a disproof.
         let is_revoked = self.cursor.renderer().is_revoked();
         let end = if self.cursor.renderer().is_disproven() {
-            // The client's data may be wrong, and would stay wrong if it resumed here.
+            // What this client holds may be wrong, and would stay so if it went on from here.
             let status = Status::too_old(self.last_sent_rv.0, self.feed.reader.progress().rv.0);
-            self.end_with(&status, WatchEnd::Underivable);
+            self.end_with(&status, WatchEnd::NotDerivable);
             return true;
         } else if is_revoked {
-            WatchEnd::Underivable
+            WatchEnd::NotDerivable
         } else {
             match self.ended_by_timer(cx) {
                 Some(end) => end,

@@ -326,7 +326,7 @@ impl Case {
     fn verdict(self) -> Verdict {
         let Self { now, last, is_over, is_revoked, is_draining } = self;
         match () {
-            () if is_over => Verdict::Cut("closed"),
+            () if is_over => Verdict::Cut("client_closed"),
             () if is_revoked => Verdict::Cut("revoked"),
             () if last <= now => Verdict::Cut("timeout"),
             () if is_draining => Verdict::Cut("drained"),

@@ -103,14 +103,13 @@ impl Sources {
     /// and waits for it if necessary.
     pub(super) async fn source(&self, resource: &Resource, need: &Need<'_>) -> Result<FeedSource, NotServable> {
         if !need.permit.covers(&resource.gvr, resource.namespaced, need.namespace) {
-            return Err(NotServable::Forward(ForwardReason::Ungranted));
+            return Err(NotServable::Forward(ForwardReason::PermissionMismatch));
         }
-        let mut why = NotServable::Forward(ForwardReason::Underivable);
+        let mut why = NotServable::Forward(ForwardReason::NotDerivable);
         for encoding in encodings(resource, need.representation) {
             match self.source_from(resource, need, *encoding).await {
-                // Upstream does not offer this encoding, or the representation cannot be derived from it. The next
-                // encoding may work.
-                Err(NotServable::Forward(reason @ (ForwardReason::Unavailable | ForwardReason::Underivable))) => {
+                // This encoding is not offered, or cannot be derived from. The next one may do.
+                Err(NotServable::Forward(reason @ (ForwardReason::Unavailable | ForwardReason::NotDerivable))) => {
                     why = NotServable::Forward(reason);
                 }
                 answer => return answer,
@@ -128,7 +127,7 @@ impl Sources {
         let wanted = need.representation;
         let widest = self.config.get().coverage.scope(resource).map_err(|why| NotServable::Forward(why.into()))?;
         if self.feeds.underivable(&key(resource, widest.clone(), encoding), wanted).is_some() {
-            return Err(NotServable::Forward(ForwardReason::Underivable));
+            return Err(NotServable::Forward(ForwardReason::NotDerivable));
         }
         let feed = self.ready_feed(resource, widest, need, encoding).await?;
         if wanted == Representation::verbatim(encoding) {
@@ -137,7 +136,7 @@ impl Sources {
         }
         match while_it_runs(&feed.reader, self.sync_deadline(need), feed.renderings.settled(wanted)).await {
             Ok(Ok(renderer)) => Ok(FeedSource { feed, renderer }),
-            Ok(Err(_)) => Err(NotServable::Forward(ForwardReason::Underivable)),
+            Ok(Err(_)) => Err(NotServable::Forward(ForwardReason::NotDerivable)),
             Err(InVain::Late) => Err(NotServable::Forward(ForwardReason::Syncing)),
             Err(InVain::Over) => Err(NotServable::Over),
         }

@@ -15,7 +15,7 @@ pub(super) fn not_granted(why: &NotGranted, user: &str, access: &Access) -> Stat
     match why {
         NotGranted::Unauthenticated => Status::unauthorized(),
         NotGranted::Denied(reason) => Status::forbidden_access(user, access, reason),
-        NotGranted::Unavailable(_) | NotGranted::Disowned(_) => unavailable(&why.to_string()),
+        NotGranted::Unavailable(_) | NotGranted::ReviewsForbidden(_) => unavailable(&why.to_string()),
         NotGranted::TooMany { retry_after_seconds } => Status::too_many_requests(why.to_string(), *retry_after_seconds),
     }
 }
@@ -46,7 +46,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::auth::NotGranted::{Denied, Disowned, TooMany, Unauthenticated, Unavailable};
+    use crate::auth::NotGranted::{Denied, ReviewsForbidden, TooMany, Unauthenticated, Unavailable};
     use kubeapi::{Query, RequestInfo};
 
     #[test]
@@ -61,7 +61,7 @@ mod tests {
             (Denied(Arc::from("no")), 403, "Forbidden", None, format!("{denied}: no")),
             (Unavailable("who you are".to_owned()), 503, "ServiceUnavailable", Some(1), "who you are".to_owned()),
             (
-                Disowned("tokenreviews"),
+                ReviewsForbidden("tokenreviews"),
                 503,
                 "ServiceUnavailable",
                 Some(1),

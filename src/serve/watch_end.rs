@@ -9,16 +9,16 @@ pub(super) enum WatchEnd {
     TooLarge,
     /// Its feed has ended.
     FeedEnded,
-    /// Its representation can no longer be derived; the client resumes from another feed.
-    Underivable,
-    /// Its client's permission was revoked: 403 or 401.
+    /// Its representation can no longer be derived: the client goes on from another feed.
+    NotDerivable,
+    /// Its client may not read any more: 403 or 401.
     Revoked,
-    /// Another build of the apiserver now writes the objects, and the downstream proxy must learn about it.
-    Upgraded,
-    /// The proxy is draining.
+    /// A proxy has to be told that another build of the apiserver writes what it is told from now on.
+    UpstreamUpgraded,
+    /// The proxy is going away.
     Drained,
-    /// The client disconnected.
-    Closed,
+    /// The client went away.
+    ClientClosed,
     /// It was cut from outside, for this reason.
     Cut(&'static str),
 }
@@ -30,11 +30,11 @@ impl WatchEnd {
             Self::Expired => "expired",
             Self::TooLarge => "too_large",
             Self::FeedEnded => "feed_ended",
-            Self::Underivable => "underivable",
+            Self::NotDerivable => "not_derivable",
             Self::Revoked => "revoked",
-            Self::Upgraded => "upgraded",
+            Self::UpstreamUpgraded => "upstream_upgraded",
             Self::Drained => "drained",
-            Self::Closed => "closed",
+            Self::ClientClosed => "client_closed",
             Self::Cut(why) => why,
         }
     }

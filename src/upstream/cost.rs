@@ -98,8 +98,8 @@ impl Cause {
             Self::List => "list",
             Self::Watch => "watch",
             Self::Proof => "proof",
-            Self::Past => "past",
-            Self::Comparison => "comparison",
+            Self::Past => "history",
+            Self::Comparison => "representation_check",
             Self::SelfCheck => "self_check",
             Self::Discovery => "discovery",
             Self::Definitions => "definitions",
@@ -109,7 +109,7 @@ impl Cause {
             Self::TokenReview => "token_review",
             Self::SelfReview => "self_review",
             Self::Readiness => "readiness",
-            Self::PassedThrough => "passed_through",
+            Self::PassedThrough => "forwarded",
         }
     }
 

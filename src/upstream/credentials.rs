@@ -75,22 +75,22 @@ fn named_by(kubeconfig: &Kubeconfig) -> Option<Vec<PathBuf>> {
 /// Why the credentials cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialError {
-    #[error("kubeconfig {path}: {reason}")]
+    #[error("cannot use kubeconfig {path}: {reason}")]
     Kubeconfig { path: PathBuf, reason: String },
-    #[error("in-cluster configuration: {0} (outside of a cluster, name a kubeconfig with --kubeconfig)")]
+    #[error("cannot use the in-cluster configuration: {0} (outside of a cluster, set --kubeconfig)")]
     InCluster(String),
-    #[error("upstream TLS verification is off (insecure-skip-tls-verify); name the cluster's CA instead")]
+    #[error("insecure-skip-tls-verify is not supported: set the cluster's CA (certificate-authority) instead")]
     Insecure,
     #[error(
-        "upstream is {0}: without TLS credentials and objects go over the network as they are; name an https:// server \
-         (http:// is for loopback addresses)"
+        "upstream {0} does not use TLS: credentials and objects would be sent in clear text; use an https:// URL \
+         (http:// is allowed for loopback addresses only)"
     )]
     Plaintext(Uri),
-    #[error("the kubeconfig now names {named}; a restart is needed to talk to another upstream than {first}")]
+    #[error("the kubeconfig names another upstream ({named}, was {first}): restart the proxy to switch")]
     Elsewhere { first: Uri, named: Uri },
-    #[error("upstream TLS: {0}")]
+    #[error("cannot set up TLS for upstream: {0}")]
     Tls(String),
-    #[error("upstream credentials: {0}")]
+    #[error("cannot use the upstream credentials: {0}")]
     Invalid(String),
 }
 
@@ -186,7 +186,7 @@ impl UpstreamCredentials {
         let (endpoint, memory, said) = (0, None, Arc::default());
         let client_certificate = client_certificate(&config.auth_info);
         if let Some(Err(why)) = client_certificate.map(|validity| validity.check(WallClock::default().now())) {
-            tracing::warn!(server = %base, %why, "our own client certificate is not valid now; upstream refuses it");
+            tracing::warn!(server = %base, %why, "the proxy's client certificate is not valid; upstream rejects it");
         }
         Ok(Self { base, endpoint, tls, anonymous_tls, server_name, memory, client_certificate, headers, said })
     }
@@ -213,7 +213,7 @@ impl UpstreamCredentials {
         let mut said = self.said.lock();
         if said.is_none_or(|said| now.duration_since(said) >= SAY_EVERY) {
             *said = Some(now);
-            tracing::warn!(%why, "our own credentials for upstream cannot be made ready");
+            tracing::warn!(error = %why, "cannot load the proxy's upstream credentials");
         }
         Error::Credentials(why)
     }
@@ -255,7 +255,8 @@ fn token_file(auth: &AuthInfo) -> Result<Option<Arc<TokenFile>>, CredentialError
     let has_other =
         auth.auth_provider.is_some() || auth.username.is_some() && auth.password.is_some() || auth.token.is_some();
     let Some(path) = auth.token_file.as_ref().filter(|_| !has_other) else { return Ok(None) };
-    let fail = |error: std::io::Error| CredentialError::Invalid(format!("token file {path}: {}", error.kind()));
+    let fail =
+        |error: std::io::Error| CredentialError::Invalid(format!("cannot read token file {path}: {}", error.kind()));
     Ok(Some(Arc::new(TokenFile::load(path.into()).map_err(fail)?)))
 }
 
@@ -346,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kubeconfig_that_names_one_elsewhere_is_not_used() {
+    fn remote_kubeconfig_server_without_tls_is_refused() {
         let path = std::env::temp_dir().join(format!("kube-fanout-plaintext-{}", fastrand::u64(..)));
         let load = |server: &str| {
             let cluster = format!("clusters:\n- name: c\n  cluster: {{server: \"{server}\"}}\n");
@@ -358,7 +359,7 @@ mod tests {
         };
         assert!(load("http://127.0.0.1:1").is_ok());
         let refused = load("http://10.1.2.3:6443").expect_err("without TLS").to_string();
-        assert!(refused.contains("http://10.1.2.3:6443") && refused.contains("without TLS"), "{refused}");
+        assert!(refused.contains("http://10.1.2.3:6443") && refused.contains("does not use TLS"), "{refused}");
         std::fs::remove_file(&path).expect("removed");
     }
 }

@@ -7,47 +7,47 @@ pub enum Error {
     /// No connection, or the connection broke before the response began.
     #[error("upstream cannot be reached: {}", chain(&**.0))]
     Unreachable(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The response broke off.
-    #[error("upstream's answer broke off: {0}")]
+    /// The answer broke off.
+    #[error("upstream closed the connection during the response: {0}")]
     Broken(#[source] hyper::Error),
-    /// No response within the timeout.
-    #[error("upstream did not answer within {0:?}")]
+    /// No answer in time.
+    #[error("upstream did not respond within {0:?}")]
     Timeout(std::time::Duration),
-    /// The proxy's own credentials could not be read or refreshed. The reason is logged, and not shown to callers.
-    #[error("upstream credentials: {0}")]
+    /// Our credentials could not be read or refreshed. The reason goes to the log, not to callers.
+    #[error("cannot use the upstream credentials: {0}")]
     Credentials(String),
-    /// A response other than success.
-    #[error("upstream answered {}: {}", .0.code, .0.message)]
+    /// An answer other than success.
+    #[error("upstream returned {}: {}", .0.code, .0.message)]
     Refused(Box<Status>),
     /// A request cannot be sent with its caller's identity: nothing was sent.
     #[error(transparent)]
     Unsendable(#[from] Unsendable),
-    /// The request is not valid HTTP: nothing was sent.
-    #[error("upstream cannot be asked: {0}")]
+    /// No valid HTTP request can be made of this question: nothing was sent.
+    #[error("cannot build the upstream request: {0}")]
     Unaskable(String),
     /// The body is not the kind of document that belongs to this path.
-    #[error("upstream answered {0} with another document")]
+    #[error("upstream returned an unexpected document for {0}")]
     OtherDocument(String),
-    /// The response has another representation than the requested one.
-    #[error("upstream answered in another representation: asked for {asked}, got {answered:?}")]
+    /// Another representation than the one asked for.
+    #[error("upstream returned {}, not {asked}", .answered.map_or("an unknown content type", Encoding::as_str))]
     OtherRepresentation { asked: String, answered: Option<Encoding> },
-    /// An event type that is not allowed among the initial events of a watch.
-    #[error("upstream tells {0} among the initial events")]
+    /// An event that does not belong among those that a watch begins with.
+    #[error("upstream sent {0} among the initial events")]
     NotInitial(EventType),
-    /// A page of a LIST names itself as the next page, or too many pages in a row are empty.
-    #[error("the pages of upstream's LIST do not end")]
+    /// A page of a LIST names itself as the next page, or page after page is empty.
+    #[error("upstream's paginated list does not end")]
     EndlessPages,
-    /// The proxy could read the definitions of custom resources before, and no longer can.
-    #[error("definitions of custom resources may not be read any more")]
+    /// We were allowed to read the definitions of custom resources before, and are not any more.
+    #[error("the proxy may no longer list customresourcedefinitions (RBAC)")]
     HiddenDefinitions,
-    /// A response larger than [`BODY_BYTES_MAX`](super::BODY_BYTES_MAX), or than the limit of its reader.
-    #[error("upstream's answer is larger than {0} bytes")]
+    /// An answer larger than [`BODY_BYTES_MAX`](super::BODY_BYTES_MAX).
+    #[error("upstream's response is larger than {0} bytes")]
     TooLarge(usize),
-    /// The response would exceed the memory budget of all feeds together.
-    #[error("the memory that feeds may take is used up")]
+    /// The answer would exceed the memory that all feeds may hold together.
+    #[error("the memory budget is used up (feeds.memoryMebibytes)")]
     OverBudget,
-    /// A response that does not decode.
-    #[error("upstream's answer does not decode: {0}")]
+    /// An answer that does not decode.
+    #[error("cannot decode upstream's response: {0}")]
     Wire(#[from] WireError),
 }
 
@@ -72,12 +72,12 @@ impl ConnectError {
 /// Why a request cannot be sent with its caller's identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Unsendable {
-    /// The proxy's credentials already impersonate a user, and the request asks for another impersonation.
-    #[error("this proxy impersonates already, and impersonation does not nest")]
+    /// Our credentials already impersonate a user, and the request asks for another impersonation.
+    #[error("the proxy's own credentials already impersonate a user, and impersonation cannot be nested")]
     Nested,
-    #[error("this proxy has no identity to pass requests of certificate holders on with (delegated.impersonator)")]
+    #[error("requests with client certificates cannot be forwarded: set delegated.impersonator")]
     NoImpersonator,
-    #[error("the user has a name or a group that no header can carry")]
+    #[error("the user's name or groups cannot be sent in a header")]
     UnencodableUser,
 }
 
@@ -86,7 +86,7 @@ impl Error {
     pub fn for_callers(&self) -> String {
         match self {
             Self::Unreachable(why) => format!("upstream cannot be reached: {}", root_cause(&**why)),
-            Self::Credentials(_) => "the proxy's own credentials for upstream cannot be used now".to_owned(),
+            Self::Credentials(_) => "the proxy cannot load its upstream credentials".to_owned(),
             error => error.to_string(),
         }
     }
@@ -94,10 +94,10 @@ impl Error {
     /// The text for readers of the health port: no address, user, path or object.
     pub fn in_brief(&self) -> String {
         match self {
-            Self::Refused(status) => format!("upstream answered {}", status.code),
+            Self::Refused(status) => format!("upstream returned {}", status.code),
             Self::Unreachable(_) | Self::Credentials(_) => self.for_callers(),
             Self::Broken(_) | Self::Timeout(_) | Self::OverBudget | Self::TooLarge(_) => self.to_string(),
-            _ => "upstream's answer cannot be used".to_owned(),
+            _ => "upstream's response cannot be used".to_owned(),
         }
     }
 
@@ -354,7 +354,7 @@ mod tests {
             }
         }
         let refused = Error::Refused(Box::new(Status { code: 403, message: "ada".to_owned(), ..Status::default() }));
-        assert_eq!(refused.in_brief(), "upstream answered 403");
+        assert_eq!(refused.in_brief(), "upstream returned 403");
     }
 
     #[tokio::test]

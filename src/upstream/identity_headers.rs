@@ -13,11 +13,11 @@ use kubeapi::User;
 /// Why a request is refused: two readers of its headers could see two different callers or requests.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Ambiguous {
-    #[error("the Connection header names {0}, which would drop it on its way")]
+    #[error("the Connection header names {0}, so it would be dropped")]
     HopByHop(HeaderName),
-    #[error("the header {0} is there more than once")]
+    #[error("the header {0} is repeated")]
     Repeated(HeaderName),
-    #[error("the header {0} is not spelled as it should be")]
+    #[error("the header {0} is misspelled")]
     Misspelled(HeaderName),
     #[error("the request has both a Content-Length and a Transfer-Encoding")]
     Framing,

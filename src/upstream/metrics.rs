@@ -7,8 +7,8 @@ use super::endpoints::EndpointSwitch;
 
 /// Describes the metrics that are recorded in this module.
 pub fn describe() {
-    describe_gauge!("kube_fanout_upstream_server_current", "1 for the server of upstream that is used");
-    describe_counter!("kube_fanout_upstream_server_switches_total", "times that another server was used, by cause");
+    describe_gauge!("kube_fanout_upstream_server_current", "1 for the upstream server in use");
+    describe_counter!("kube_fanout_upstream_server_switches_total", "switches to another upstream server, by cause");
 }
 
 /// The metrics of the server in use.

@@ -223,8 +223,10 @@ impl Pool {
         };
         let mut tls = HttpsConnectorBuilder::new().with_tls_config(self.credentials.tls.clone()).https_or_http();
         if let Some(name) = &self.credentials.server_name {
-            let name =
-                name.clone().try_into().map_err(|_| CredentialError::Tls(format!("bad tls-server-name {name:?}")))?;
+            let name = name
+                .clone()
+                .try_into()
+                .map_err(|_| CredentialError::Tls(format!("invalid tls-server-name {name:?}")))?;
             tls = tls.with_server_name_resolver(FixedServerNameResolver::new(name));
         }
         let (dialer, idle_max) = match &self.credentials.memory {

@@ -52,7 +52,7 @@ impl Client {
         let answered = timeout(answer_max, self.ask_server(at, READYZ)).await;
         match answered.unwrap_or(Err(Error::Timeout(answer_max))) {
             Ok(code) if is_well(code) => Ok(()),
-            Ok(code) => Err(format!("{READYZ} is {code}")),
+            Ok(code) => Err(format!("{READYZ} returned {code}")),
             Err(error) => Err(error.for_callers()),
         }
     }
@@ -67,7 +67,7 @@ fn is_well(code: u16) -> bool {
 fn say(endpoints: &Endpoints, switch: EndpointSwitch, why: &str) {
     let EndpointSwitch { from, to, cause } = switch;
     let [from, to] = [from, to].map(|at| &endpoints.servers()[at]);
-    tracing::warn!(%from, %to, cause = cause.as_str(), why, "another server of upstream is used");
+    tracing::warn!(%from, %to, cause = cause.as_str(), reason = why, "switched to another upstream server");
 }
 
 #[cfg(test)]

@@ -58,7 +58,7 @@ struct Attempt {
 
 /// Another attempt has begun.
 #[derive(Debug, thiserror::Error)]
-#[error("the request is sent on another connection")]
+#[error("superseded: the request is sent on another connection")]
 struct Superseded;
 
 /// The maximum number of retries. The pauses before all but the first retry add up to about 0.6 s.
@@ -105,7 +105,7 @@ impl Resendable {
             sleep(PAUSE.mul_f64(f64::from(1 << (self.retries - 1)) * (0.5 + random::f64()))).await;
         }
         self.retries += 1;
-        tracing::debug!(%error, retries = self.retries, "upstream did not process a request; sending it again");
+        tracing::debug!(%error, retries = self.retries, "upstream did not process a request; retrying");
         true
     }
 }

@@ -6,9 +6,8 @@ use std::error::Error;
 use kube_client::client::AuthError;
 use kube_client::config::KubeconfigError;
 
-const UNKNOWN: &str = "the credentials that are configured cannot be used";
-/// The exit codes of shells, and of [`PluginRunner`](super::PluginRunner)s, if the program cannot be executed or does
-/// not exist.
+const UNKNOWN: &str = "the configured credentials cannot be used";
+/// What shells end with, and [`PluginRunner`](super::PluginRunner)s, where there is no such program, or it is none.
 const CANNOT_RUN: i32 = 126;
 const NOT_FOUND: i32 = 127;
 
@@ -30,26 +29,28 @@ pub(super) fn words(error: &(dyn Error + 'static)) -> String {
 fn words_of_auth(error: &AuthError) -> String {
     match error {
         AuthError::AuthExecRun { out, .. } if matches!(out.status.code(), Some(CANNOT_RUN | NOT_FOUND)) => {
-            format!("the exec plugin cannot be run, or says so ({})", out.status)
+            format!("the exec plugin cannot be run or reported that ({})", out.status)
         }
         AuthError::AuthExecRun { out, .. } => {
             let (stdout, stderr) = (out.stdout.len(), out.stderr.len());
             format!(
-                "the exec plugin failed with {} (what it has printed, {stdout} and {stderr} bytes, may be a credential \
-                 and is not shown)",
+                "the exec plugin failed with {} (its output, {stdout} and {stderr} bytes, may contain a credential and \
+                 is not shown)",
                 out.status
             )
         }
         AuthError::AuthExecStart(error) => format!("the exec plugin cannot be run: {}", error.kind()),
-        AuthError::AuthExecParse(_) => "the exec plugin has printed no ExecCredential".to_owned(),
-        AuthError::ExecPluginFailed => "the exec plugin has printed an ExecCredential without a status".to_owned(),
+        AuthError::AuthExecParse(_) => "the exec plugin printed no ExecCredential".to_owned(),
+        AuthError::ExecPluginFailed => "the exec plugin printed an ExecCredential without a status".to_owned(),
         AuthError::AuthExecSerialize(_) | AuthError::AuthExec(_) => "the exec plugin failed".to_owned(),
         AuthError::MissingCommand => "the exec plugin has no command".to_owned(),
-        AuthError::MalformedTokenExpirationDate(_) => "the credential's expirationTimestamp is no time".to_owned(),
-        AuthError::InvalidBasicAuth(_) | AuthError::InvalidBearerToken(_) => {
-            "the credential has characters that no header can carry".to_owned()
+        AuthError::MalformedTokenExpirationDate(_) => {
+            "the credential's expirationTimestamp is not an RFC 3339 time".to_owned()
         }
-        AuthError::ReadTokenFile(error, path) => format!("token file {}: {}", path.display(), error.kind()),
+        AuthError::InvalidBasicAuth(_) | AuthError::InvalidBearerToken(_) => {
+            "the credential contains characters that are not allowed in a header".to_owned()
+        }
+        AuthError::ReadTokenFile(error, path) => format!("cannot read token file {}: {}", path.display(), error.kind()),
         AuthError::UnrefreshableTokenResponse | AuthError::ExecMissingClusterInfo => error.to_string(),
         _ => UNKNOWN.to_owned(),
     }
@@ -57,8 +58,8 @@ fn words_of_auth(error: &AuthError) -> String {
 
 fn words_of_kubeconfig(error: &KubeconfigError) -> String {
     match error {
-        // The original message quotes the lines around the error.
-        KubeconfigError::Parse(_) => "it is not a kubeconfig in YAML".to_owned(),
+        // It shows the lines around what is wrong.
+        KubeconfigError::Parse(_) => "not a kubeconfig in YAML".to_owned(),
         error => error.to_string(),
     }
 }
@@ -73,7 +74,7 @@ mod tests {
     const CANARY: &str = "CANARY-6f1d";
 
     #[test]
-    fn what_a_plugin_prints_is_in_no_message() {
+    fn exec_plugin_output_is_never_in_errors() {
         let run = |code: i32| {
             let (status, said) = (ExitStatus::from_raw(code << 8), CANARY.as_bytes().to_vec());
             let out = Box::new(Output { status, stdout: said.clone(), stderr: said });
@@ -82,8 +83,8 @@ mod tests {
         assert!(run(1).to_string().contains(CANARY), "this is what it is about");
         for (error, told) in [
             (run(1), "failed with exit status: 1"),
-            (run(126), "cannot be run, or says so (exit status: 126)"),
-            (run(127), "cannot be run, or says so (exit status: 127)"),
+            (run(126), "cannot be run or reported that (exit status: 126)"),
+            (run(127), "cannot be run or reported that (exit status: 127)"),
             (AuthError::AuthExec(CANARY.to_owned()), "the exec plugin failed"),
             (AuthError::AuthExecStart(std::io::Error::other(CANARY)), "cannot be run"),
             (AuthError::ReadTokenFile(std::io::Error::other(CANARY), "/run/token".into()), "/run/token"),

@@ -12,11 +12,11 @@ pub struct ServerUrl(Uri);
 /// Why a text is not such an address.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerUrlError {
-    #[error("{0:?} is no URL of a server, such as https://10.0.0.1:6443")]
+    #[error("{0:?} is not a server URL (expected, for example, https://10.0.0.1:6443)")]
     NotOne(String),
     #[error(
-        "{0}: without TLS credentials and objects go over the network as they are; name an https:// server (http:// is \
-         for loopback addresses)"
+        "{0} does not use TLS: credentials and objects would be sent in clear text; use an https:// URL (http:// is \
+         allowed for loopback addresses only)"
     )]
     Plaintext(Uri),
 }
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_is_named_by_a_url_with_tls_or_on_this_machine() {
+    fn server_url_requires_tls_or_loopback() {
         for text in ["https://10.0.0.1:6443", "https://kube.example/k8s/c1", "http://127.0.0.1:8001", "http://[::1]:80"]
         {
             assert_eq!(text.parse::<ServerUrl>().expect(text).to_string(), text);
@@ -66,6 +66,6 @@ mod tests {
             assert!(matches!(text.parse::<ServerUrl>(), Err(ServerUrlError::NotOne(_))), "{text}");
         }
         let refused = "http://10.0.0.1:6443".parse::<ServerUrl>().expect_err("without TLS").to_string();
-        assert!(refused.contains("http://10.0.0.1:6443") && refused.contains("without TLS"), "{refused}");
+        assert!(refused.contains("http://10.0.0.1:6443") && refused.contains("does not use TLS"), "{refused}");
     }
 }

@@ -44,9 +44,9 @@ impl TokenFile {
             Ok(Ok(header)) => self.held.lock().header = header,
             Ok(Err(error)) => {
                 let (file, why) = (self.path.display(), error.kind());
-                tracing::warn!(%file, %why, "the token file was not read: the token before is used");
+                tracing::warn!(%file, error = %why, "cannot read the token file; keeping the previous token");
             }
-            Err(error) => tracing::error!(%error, "the token file was not read"),
+            Err(error) => tracing::error!(%error, "cannot read the token file"),
         }
         self.held.lock().header.clone()
     }
@@ -67,9 +67,10 @@ fn read(path: &Path) -> io::Result<HeaderValue> {
     let token = text.trim();
     let invalid = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why);
     if token.is_empty() {
-        return Err(invalid("it is empty"));
+        return Err(invalid("the file is empty"));
     }
-    let mut header = HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| invalid("it is no token"))?;
+    let mut header =
+        HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| invalid("the content is not a token"))?;
     header.set_sensitive(true);
     Ok(header)
 }

@@ -13,7 +13,7 @@ use kubeapi::{EventType, ResourceVersion};
 /// A template made from the last upstream bookmark, re-stamped for each bookmark sent.
 ///
 /// A bookmark is the zero-value object of its kind, whose encoding depends on the server (`"spec":{…}` with required
-/// fields, `"creationTimestamp":null` before 1.34, a deprecated annotation of DaemonSets). So the template copies it
+/// fields, `"creationTimestamp":null` before 1.34, a deprecated annotation of `DaemonSets`). So the template copies it
 /// unchanged (R-BOOKMARK-2, R-BOOKMARK-4). It adds or removes the initial-events-end annotation as Go's encoder would.
 #[derive(Debug, Clone)]
 pub struct BookmarkTemplate {
@@ -158,7 +158,7 @@ impl Hole {
     }
 
     fn in_table(shape: JsonLayout, body: &[u8], end: bool) -> Result<Self, WireError> {
-        let object = table::object_of(body).ok_or(WireError::Layout("a bookmark that is no Table of one row"))?;
+        let object = table::object_of(body).ok_or(WireError::Layout("a bookmark that is not a Table with one row"))?;
         let version = table::version_and_rows(body).map_or(0, |(version, _)| version.len());
         let (before, between) = body[..object.start].split_at(table::VERSION.len());
         // The object's `TypeMeta` stays where it is.

@@ -4,8 +4,8 @@
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
-    /// The stream ended inside a frame, or a document is shorter than its own length fields state.
-    #[error("the data ends inside a frame")]
+    /// The stream ended inside a frame, or a document is shorter than its own length fields say.
+    #[error("the data ends in the middle of a frame")]
     Truncated,
     /// A watch frame exceeds the limit given to [`FrameSplitter::new`](super::FrameSplitter::new), or an object is 4
     /// GiB or more.
@@ -23,17 +23,17 @@ pub enum WireError {
     /// Not a protobuf message, or its fields contradict the API's definitions.
     #[error("malformed protobuf: {0}")]
     Protobuf(&'static str),
-    /// Well-formed, but not in the apiserver's layout: splitting and rejoining it would change the bytes.
-    #[error("not the apiserver's layout: {0}")]
+    /// Well-formed, but not laid out as the apiserver does: cutting and rejoining it would not give the same bytes.
+    #[error("unexpected layout: {0}")]
     Layout(&'static str),
     /// The object has no `metadata`.
     #[error("the object has no metadata")]
     NoMetadata,
-    /// `metadata.name` is missing or empty, or name or namespace contains `/`, which would make keys ambiguous.
-    #[error("the object's name or namespace is missing or not a path segment")]
+    /// `metadata.name` is missing or empty, or name or namespace contains `/` (it could not be told from a key).
+    #[error("the object has no valid name or namespace")]
     BadName,
     /// A resourceVersion is missing, empty, `0`, not a canonical decimal `u64`, or not where it can be re-stamped.
-    #[error("missing or unusable resourceVersion")]
+    #[error("missing or invalid resourceVersion")]
     BadResourceVersion,
     /// The type of a watch event is not one of the API's five.
     #[error("unknown watch event type")]
@@ -41,10 +41,10 @@ pub enum WireError {
     /// JSON where protobuf was expected, or the reverse.
     #[error("the data is not in the negotiated encoding")]
     WrongForm,
-    /// An object of another kind than [`ObjectReader::expecting`](super::ObjectReader::expecting) requires.
-    #[error("the object is of another kind than this feed")]
+    /// An object of another kind than [`ObjectReader::expecting`](super::ObjectReader::expecting) named.
+    #[error("the object is of another kind than the feed")]
     WrongKind,
-    /// A Table with other columns than before.
-    #[error("the Table has other columns than before")]
+    /// A Table with other columns than those before it.
+    #[error("the columns of the Table changed")]
     OtherColumns,
 }

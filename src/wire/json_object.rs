@@ -122,11 +122,11 @@ impl<'de> ObjectParts<'de> {
 pub(super) fn json_found<'a>(paths: &JsonPaths, object: &'a [u8], named: bool) -> Result<ObjectParts<'a>, WireError> {
     // Insignificant whitespace is legal JSON, but a newline inside a body would end its watch frame early.
     if memchr(b'\n', object).is_some() {
-        return Err(WireError::Layout("an object is spread over several lines"));
+        return Err(WireError::Layout("object spans several lines"));
     }
     // A body starts at or after the first byte, and that byte must be the brace that a list adds back.
     if object.first() != Some(&b'{') {
-        return Err(WireError::Layout("an object does not begin with a brace"));
+        return Err(WireError::Layout("object does not begin with a brace"));
     }
     let found = paths.read(utf8(object)?)?;
     check_name(named, found.namespace(), found.name())?;

@@ -53,7 +53,7 @@ impl ProtoPaths {
         let mut fields = Fields::new(message);
         while let Some(field) = fields.next()? {
             if field.number == OBJECT_METADATA && node == PathTrie::<u32>::ROOT && field.start > 0 {
-                return Err(WireError::Protobuf("an object with two metadata fields"));
+                return Err(WireError::Protobuf("object with two metadata fields"));
             }
             let Some((bit, child)) = self.trie.child(node, |number| *number == field.number) else { continue };
             if seen & bit != 0 {
@@ -121,7 +121,7 @@ fn render(kind: FieldKind, value: Value<'_>) -> Result<Cow<'_, str>, WireError> 
         (FieldKind::Text | FieldKind::Any, Value::Bytes(bytes)) => protobuf::text(bytes)?.into(),
         (FieldKind::Bool, Value::Varint(bit)) => if bit != 0 { "true" } else { "false" }.into(),
         (FieldKind::Integer | FieldKind::Any, Value::Varint(number)) => number.cast_signed().to_string().into(),
-        _ => return Err(WireError::Protobuf("selectable field of another type than its table says")),
+        _ => return Err(WireError::Protobuf("selectable field of an unexpected type")),
     })
 }
 

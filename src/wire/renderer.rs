@@ -216,7 +216,8 @@ fn put_row(
     instead: impl FnOnce(&[u8], &mut Vec<u8>) -> Result<(), Refused>,
 ) -> Result<(), Refused> {
     let start = out.len();
-    let object = table::object_of(body).ok_or_else(|| Refused::new(&[], RefusalReason::Malformed("it is no row")))?;
+    let object =
+        table::object_of(body).ok_or_else(|| Refused::new(&[], RefusalReason::Malformed("not a Table row")))?;
     out.extend_from_slice(&body[..object.start]);
     instead(&body[object.clone()], out).inspect_err(|_| out.truncate(start))?;
     out.extend_from_slice(&body[object.end..]);

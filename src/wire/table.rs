@@ -141,7 +141,7 @@ pub(super) fn rows<'a>(list: &'a str, columns: &Columns) -> Result<Rows<'a>, Wir
 /// Returns the values read from a list's row, the offset of the object in its body, and the body.
 pub(super) fn listed_row<'a>(row: &'a str, paths: &JsonPaths) -> Result<(ObjectParts<'a>, usize, Bytes), WireError> {
     if memchr(b'\n', row.as_bytes()).is_some() {
-        return Err(WireError::Layout("a row is spread over several lines"));
+        return Err(WireError::Layout("row spans several lines"));
     }
     let object = object_in(row)?;
     let found = json_found(paths, &row.as_bytes()[object.clone()], true)?;
@@ -164,7 +164,7 @@ fn object_in(row: &str) -> Result<Range<usize>, WireError> {
     if row[..at].ends_with(OBJECT) && &row[end..] == "}" {
         Ok(at..end)
     } else {
-        Err(WireError::Layout("a row that does not end with its object"))
+        Err(WireError::Layout("row does not end with its object"))
     }
 }
 

@@ -1,4 +1,4 @@
-//! The proxy's audit records of the requests that it answers itself are those that the apiserver would have written.
+//! Audit records: for requests that the proxy answers itself, it writes the records that the apiserver would write.
 
 use std::fs;
 use std::path::Path;
@@ -8,11 +8,11 @@ use serde_json::{Value, json};
 
 use crate::bed::{self, Ask, Http, Plan, eventually};
 
-/// Everything at level Metadata, but for the stage that says nothing of an answer.
+/// Everything at level Metadata, except the stage that has no response.
 const POLICY: &str =
     "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n";
 
-/// The records of one request, without what differs between requests.
+/// The audit records of one request, without what differs between requests.
 async fn records(log: &Path, id: &str, stages: usize) -> Vec<Value> {
     let mut found = eventually(&format!("the records of {id}"), async || {
         let text = fs::read_to_string(log).ok()?;
@@ -26,7 +26,7 @@ async fn records(log: &Path, id: &str, stages: usize) -> Vec<Value> {
             let value = record[name].take();
             assert!(value.is_string(), "{name}: {value}");
         }
-        // How long the apiserver took, if that was half a second or more.
+        // The apiserver's own latency, which it records from 500 ms on.
         if let Some(annotations) = record["annotations"].as_object_mut() {
             annotations.retain(|name, _| !name.starts_with("apiserver.latency.k8s.io/"));
         }
@@ -70,7 +70,7 @@ async fn the_same_request_leaves_the_same_record() {
     .into_iter()
     .enumerate()
     {
-        // What is passed through because no proof came in time leaves another record.
+        // A request that is forwarded because no proof arrived in time leaves another record.
         let mut tries = 0;
         let id = eventually(&format!("{path} is answered from the cache"), async || {
             tries += 1;

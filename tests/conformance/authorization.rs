@@ -1,9 +1,9 @@
-//! Authorization: callers of every kind ask the proxy and the apiserver with the same credential, under rules that are
-//! drawn with a seed. Both must give the same answer, whether they allow the request or refuse it.
+//! Authorization: callers of every kind send requests to the proxy and to the apiserver with the same credential, under
+//! rules that are drawn with a seed. Both must give the same answer, whether they allow the request or refuse it.
 //!
-//! The rules do not change while questions are asked, and the callers of each round are new, so that no decision that
-//! either side has cached is out of date. Each question is asked once (`differential/verdict.rs`).
-//! `make authorization TRIPLES=20000` asks more than `make test`.
+//! The rules do not change during a round, and the callers of each round are new. So no decision that either side has
+//! cached is out of date. Each request is sent once (`differential/verdict.rs`). `make authorization TRIPLES=20000`
+//! sends more than `make test`.
 
 mod cast;
 mod policy;
@@ -28,18 +28,19 @@ use policy::Policy;
 use questions::Questions;
 use stage::Stage;
 
-/// Questions under the same rules.
+/// The number of requests under the same rules.
 const ROUND: u64 = 500;
-/// Rounds on the same control plane: it forgets what was at the beginning, sooner than the proxy.
+/// The number of rounds on the same control plane, which forgets old versions sooner than the proxy.
 const ROUNDS: u64 = 10;
 const AT_ONCE: usize = 48;
-/// One question in so many is answered from the cache: it is one in seven, most are refused.
+/// At least one request in this many must be answered from the cache. Normally it is one in seven, because most are
+/// refused.
 const CACHED_ONE_IN: u64 = 12;
 const SHOWN_MAX: usize = 20;
 
 type IsSo = fn(&Told<'_>) -> bool;
 
-/// Where an answer is as good though it is another (docs/DIFFERENCES.md).
+/// Cases in which different answers are equivalent (docs/DIFFERENCES.md).
 const AS_GOOD: [(&str, IsSo); 2] = [
     (
         "who has impersonated before is told by the apiserver of the way that served it, and by us of the first",
@@ -58,7 +59,7 @@ const AS_GOOD: [(&str, IsSo); 2] = [
     }),
 ];
 
-/// A question, who asked it, and what they were told.
+/// A request, its sender, and both answers.
 struct Told<'a> {
     servers: &'a Servers,
     identity: &'a Identity,
@@ -87,7 +88,7 @@ async fn everybody_gets_what_the_apiserver_gives_them_and_nothing_else() {
     assert!(reports.is_empty(), "{} reports:\n{shown}", reports.len());
 }
 
-/// Asks so many questions under rules of their own, and returns those that were answered otherwise.
+/// Sends a number of requests under a new set of rules, and returns those whose answers differ.
 async fn round<P: Deref<Target = Plane>>(
     pair: &Pair<P>,
     world: &World,
@@ -157,7 +158,7 @@ fn statuses(told: &[Told<'_>]) -> BTreeMap<u16, u32> {
     statuses
 }
 
-/// What a header cannot carry as it is must not become somebody else's name.
+/// A name that a header cannot carry unchanged must not become another user's name.
 #[tokio::test]
 async fn a_name_that_a_header_would_change_is_nobody_elses() {
     let Some(bed) = bed::beside_others().await else { return };
@@ -178,7 +179,7 @@ async fn a_name_that_a_header_would_change_is_nobody_elses() {
             let answer = caller.get(path).await;
             assert!(answer.status.is_client_error(), "{other:?}: {path}: {} {}", answer.status, answer.text());
         }
-        // And the same of groups.
+        // The same holds for groups.
         let group = odd("", " ").replace(&name, "system:masters");
         let answer = proxy.client_of(&authority.issue(&unique("nobody"), &[&group])).get(&path).await;
         assert!(answer.status.is_client_error(), "{} {}", answer.status, answer.text());

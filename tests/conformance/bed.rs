@@ -1,7 +1,7 @@
-//! The harness starts control planes, proxies in front of them, and clients of both.
+//! Test harness: starts control planes, proxies in front of them, and clients of both.
 //!
-//! Every wait is for something that can be observed, and none is longer than [`PATIENCE`] unless its test says so. What
-//! is promised within a time is waited for that time and [`ALLOWANCE`].
+//! Every wait is for an observable condition and takes at most [`PATIENCE`], unless the test says otherwise. If the
+//! proxy promises a result within a time, the test waits for that time plus [`ALLOWANCE`].
 
 pub mod ages;
 mod certificate;
@@ -55,22 +55,22 @@ pub use sibling::{Sibling, is_ready, write_kubeconfig};
 pub use times::Times;
 pub use watch::{Ended, Event, Watch, outline};
 
-/// The longest wait, unless a test states another. It ends a hang and decides nothing else.
+/// The longest wait, unless a test sets another one. It only ends hangs; no test result depends on its length.
 pub const PATIENCE: Duration = Duration::from_secs(240);
 pub use crate::ALLOWANCE;
-/// The time between two looks at something that does not signal its changes.
+/// The polling interval for conditions that send no notification.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// After so many equal answers nothing else is expected ([`settled`]).
+/// The number of further equal answers after which a value counts as settled ([`settled`]).
 const SETTLED_LOOKS: u32 = 20;
 
 /// The control plane that most tests share.
 static SHARED: OnceCell<Plane> = OnceCell::const_new();
-/// Tests that count what reaches the apiserver, or that need it quiet, take this to write and run alone. The others
-/// take it to read and run side by side.
+/// Lock of the shared control plane. Tests that count requests to the apiserver, or need it quiet, take it for writing
+/// and run alone. The others take it for reading and run in parallel.
 static TURN: RwLock<()> = RwLock::const_new(());
 
-/// A control plane that a test may use as long as it holds this.
+/// A control plane that a test may use until it drops this value.
 pub struct Bed<P: std::ops::Deref<Target = Plane> = &'static Plane> {
     plane: P,
     _turn: Box<dyn Any + Send>,
@@ -84,31 +84,31 @@ impl<P: std::ops::Deref<Target = Plane>> std::ops::Deref for Bed<P> {
     }
 }
 
-/// The shared control plane, while other tests use it too. `None` without a test bed.
+/// The shared control plane, in parallel with other tests. `None` without a test bed.
 pub async fn beside_others() -> Option<Bed> {
     let binary = binary()?;
     let turn = Box::new(TURN.read().await);
     Some(Bed { plane: SHARED.get_or_init(|| Plane::start(binary, "shared", &[])).await, _turn: turn })
 }
 
-/// The shared control plane, while no other test uses it. `None` without a test bed.
+/// The shared control plane, for this test alone. `None` without a test bed.
 pub async fn alone() -> Option<Bed> {
     let binary = binary()?;
     let turn = Box::new(TURN.write().await);
     Some(Bed { plane: SHARED.get_or_init(|| Plane::start(binary, "shared", &[])).await, _turn: turn })
 }
 
-/// A new control plane for one test that breaks something or waits long. Other tests run meanwhile.
+/// A new control plane for a test that breaks something or takes long. Other tests run in parallel.
 pub async fn own(name: &str) -> Option<Bed<Box<Plane>>> {
     own_with(name, &[]).await
 }
 
-/// A new control plane with these flags for its apiserver.
+/// A new control plane whose apiserver has these additional flags.
 pub async fn own_with(name: &str, flags: &[&str]) -> Option<Bed<Box<Plane>>> {
     Some(Bed { plane: Box::new(Plane::start(binary()?, name, flags).await), _turn: Box::new(()) })
 }
 
-/// A new control plane of the previous Kubernetes minor, and the binary of the present one. `None` unless `make
+/// A new control plane of the previous Kubernetes minor, and the binary of the current one. `None` unless `make
 /// upgrade` has built the previous one.
 pub async fn previous(name: &str) -> Option<(Bed<Box<Plane>>, PathBuf)> {
     let Some(previous) = std::env::var_os("KUBE_TESTBED_PREVIOUS").map(PathBuf::from) else {
@@ -120,8 +120,8 @@ pub async fn previous(name: &str) -> Option<(Bed<Box<Plane>>, PathBuf)> {
     Some((Bed { plane: Box::new(plane), _turn: Box::new(()) }, present))
 }
 
-/// A new control plane that writes nothing by itself once it is up: it renews no lease, compacts nothing and removes no
-/// event. Its version moves only when a client writes.
+/// A new control plane without background writes: after its start it renews no lease, compacts nothing and expires no
+/// event. Its resourceVersion changes only when a client writes.
 pub async fn quiet(name: &str) -> Option<Bed<Box<Plane>>> {
     let gates = "--feature-gates=APIServerIdentity=false,UnknownVersionInteroperabilityProxy=false";
     let flags = [gates, "--etcd-compaction-interval=0", "--event-ttl=10h"];
@@ -135,11 +135,11 @@ pub async fn audited(name: &str) -> Option<Bed<Box<Plane>>> {
     audited_with(name, &[]).await
 }
 
-/// The same with these flags for its apiserver.
+/// Like [`audited`], with additional flags for the apiserver.
 pub async fn audited_with(name: &str, more: &[&str]) -> Option<Bed<Box<Plane>>> {
     let binary = binary()?;
     let policy = scratch().join(format!("{name}.policy"));
-    // What reviews ask stands in their bodies.
+    // Only the body of a review contains what it asks.
     let reviews = serde_json::json!([{"group": "authorization.k8s.io", "resources": ["subjectaccessreviews"]}]);
     let rules = serde_json::json!([{"level": "Request", "resources": reviews}, {"level": "Metadata"}]);
     let rules = serde_json::json!({"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": rules});
@@ -153,7 +153,7 @@ pub async fn audited_with(name: &str, more: &[&str]) -> Option<Bed<Box<Plane>>> 
     Some(Bed { plane: Box::new(plane), _turn: Box::new(()) })
 }
 
-/// The test bed's binary. If there is none, this says that the test is skipped, and fails it in CI.
+/// The test bed's binary. If there is none, reports the test as skipped, or fails it in CI.
 pub fn binary() -> Option<PathBuf> {
     static TOLD: Once = Once::new();
     TOLD.call_once(tell_failures_at_once);
@@ -166,8 +166,8 @@ pub fn binary() -> Option<PathBuf> {
     None
 }
 
-/// Has each failure said where it happens among what else is said, and not only in the list behind the last test: of a
-/// long run often no more is kept than what stands beside a test that failed.
+/// Installs a panic hook that writes each failure to stderr as it happens. The log of a long run is often kept only
+/// around the test that failed, without the summary at its end.
 fn tell_failures_at_once() {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -176,13 +176,13 @@ fn tell_failures_at_once() {
     }));
 }
 
-/// Says on stderr that the test is skipped. In CI, fails it.
+/// Reports on stderr that the test is skipped. Panics in CI.
 pub fn skip(why: &str) {
     assert!(std::env::var("CI").as_deref() != Ok("true"), "{why}");
     say(&format!("SKIPPED: {why}"));
 }
 
-/// Writes a line to stderr, which is seen also if the test passes.
+/// Writes a line to stderr, which is visible even if the test passes.
 pub fn say(line: &str) {
     let test = std::thread::current().name().unwrap_or("?").to_owned();
     let _ = writeln!(std::io::stderr().lock(), "{test}: {line}");
@@ -192,8 +192,8 @@ pub fn repository() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The directory for this run's files. A lock keeps it from every other run until this process ends. Directories of
-/// earlier runs are removed.
+/// The directory for this run's files. A lock keeps other runs from using it until this process ends. Removes the
+/// directories of earlier runs.
 fn scratch() -> PathBuf {
     static OWN: LazyLock<(PathBuf, File)> = LazyLock::new(|| {
         let base = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
@@ -218,28 +218,28 @@ fn scratch() -> PathBuf {
     OWN.0.clone()
 }
 
-/// A path for this run's files that no other test uses, for tests without a control plane of this harness.
+/// A path for this run's files that no other test uses. For tests without a control plane of this harness.
 pub fn scratch_file(what: &str) -> PathBuf {
     scratch().join(unique(what))
 }
 
-/// Waits for the value, and fails if it takes longer than [`PATIENCE`].
+/// Waits for the future. Panics after [`PATIENCE`].
 pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
 }
 
-/// Looks again and again until `look` returns something.
+/// Polls `look` until it returns something. Panics after [`PATIENCE`].
 pub async fn eventually<T>(what: &str, look: impl AsyncFnMut() -> Option<T>) -> T {
     eventually_within(PATIENCE, what, look).await
 }
 
-/// Waits for what is promised within this time. Agreement that comes later is none.
+/// Polls `look` for a result that is promised within `within`. Panics if it comes later than that plus [`ALLOWANCE`].
 pub async fn promised<T>(within: Duration, what: &str, look: impl AsyncFnMut() -> Option<T>) -> T {
     eventually_within(within + ALLOWANCE, what, look).await
 }
 
-/// Returns what the server says once it has said the same in [`SETTLED_LOOKS`] answers more. It counts answers, not
-/// time: a server that stands still answers nothing either.
+/// Polls until [`SETTLED_LOOKS`] further answers equal the last one, and returns it. It counts answers instead of time,
+/// because a server that is stalled does not answer either.
 pub async fn settled<T: PartialEq + Clone>(what: &str, mut look: impl AsyncFnMut() -> T) -> T {
     let (mut last, mut same) = (look().await, 0);
     eventually(&format!("settled: {what}"), async || {
@@ -263,9 +263,8 @@ async fn eventually_within<T>(patience: Duration, what: &str, mut look: impl Asy
     timeout(patience, looks).await.unwrap_or_else(|_| panic!("not within {patience:?}: {what}"))
 }
 
-/// An address that is free to listen on. Its port is below those that systems give to outgoing connections, so that a
-/// listener that was killed can start on it again. Until this process ends, a lock keeps the port from every other run
-/// of the tests on this machine.
+/// A free address to listen on. Its port is below the range of ephemeral ports, so that a killed listener can be
+/// restarted on it. Until this process ends, a lock reserves the port against other test runs on this machine.
 pub fn free_address() -> String {
     static LOCKS: Mutex<Vec<File>> = Mutex::new(Vec::new());
     let user = rustix::process::getuid().as_raw();
@@ -283,7 +282,7 @@ pub fn free_address() -> String {
     format!("127.0.0.1:{port}")
 }
 
-/// A number from the environment, for runs that are longer than usual; `default` if it is not set.
+/// A number from the environment, such as the length of a long run; `default` if it is not set.
 pub fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().map_or(default, |text| text.parse().expect("a number"))
 }

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::bed::{self, Ask, Plan, Plane, Process, Proxy, Target, eventually, repository, say, version_of, within};
 
-/// What a kube-rs watcher told, from its first list to a version.
+/// The events that a kube-rs watcher reports, from its first list to a version.
 #[derive(Debug, Default, PartialEq)]
 struct Told {
     initial: Vec<(String, u64)>,
@@ -41,7 +41,7 @@ fn of(map: &ConfigMap) -> (String, u64) {
     (metadata.name.clone().expect("a name"), version.expect("a version"))
 }
 
-/// Follows until `until` says up to which version, and it is reached. `listed` is told when the first list is complete.
+/// Follows until it has reached the version that `until` contains. Notifies `listed` when the first list is complete.
 async fn follow(
     api: Api<ConfigMap>,
     strategy: InitialListStrategy,
@@ -75,7 +75,7 @@ async fn follow(
                 told.changes.push((name, version, false));
                 reached = version;
             }
-            // kube-rs begins again when the state was not there in time.
+            // kube-rs starts again if the state was not available in time.
             Some(Err(error)) if format!("{error:?}").contains("Too large resource version") => {}
             Some(Err(error)) => panic!("kube-rs: {error}"),
         }
@@ -91,10 +91,10 @@ async fn churn(plane: &Plane, namespace: &str, ops: &str, seed: &str) -> u64 {
     *done.versions().last().expect("it wrote")
 }
 
-/// The object that every watch tells of last: it is made last, is selected by all of them, and is the last by its key.
+/// The object in the last event of every watch: it is created last, all selectors match it, and its key is the last.
 const END: &str = "zzz";
 
-/// Makes that object, and returns when both servers have it.
+/// Creates that object, and returns when both servers have it.
 async fn ends(plane: &Plane, proxy: &Proxy, namespace: &str) {
     let maps = format!("/api/v1/namespaces/{namespace}/configmaps");
     let end = json!({"metadata": {"name": END, "labels": {"color": "red"}}});
@@ -142,7 +142,7 @@ async fn the_python_client_reads_alike() {
     }
     let proxy = Plan::tls().start(&bed).await;
     let namespace = bed.namespace("python").await;
-    // The window begins with the first list.
+    // The proxy's history begins with the first list.
     proxy.client().json("/api/v1/configmaps?resourceVersion=0").await;
     let since = churn(&bed, &namespace, "40", "1").await.to_string();
     churn(&bed, &namespace, "40", "2").await;
@@ -169,10 +169,10 @@ async fn the_python_client_reads_alike() {
     say(&format!("passed through: {:?}", proxy.forwarded().await));
 }
 
-/// Starts `tests/node/reads.js`, which says `ready` when its informer has listed and ends with a document.
+/// Starts `tests/node/reads.js`, which writes `ready` when its informer has listed, and ends with a JSON document.
 fn javascript(bed: &Plane, target: &Target, namespace: &str, since: &str) -> (Process, PathBuf, PathBuf) {
     let (out, log) = (bed.file("node.out"), bed.file("node.log"));
-    // Read from its input, the script finds the packages of the folder that it runs in.
+    // When node reads the script from stdin, it resolves packages from its working directory.
     let mut command = Command::new("sh");
     command
         .args(["-c", "exec node --input-type=module - \"$@\" <\"$0\""])
@@ -203,7 +203,7 @@ async fn the_javascript_client_reads_alike_and_its_informer_is_told_the_same() {
     }
     let proxy = Plan::tls().start(&bed).await;
     let namespace = bed.namespace("javascript").await;
-    // The window begins with the first list.
+    // The proxy's history begins with the first list.
     proxy.client().json("/api/v1/configmaps?resourceVersion=0").await;
     let since = churn(&bed, &namespace, "40", "1").await.to_string();
     churn(&bed, &namespace, "40", "2").await;

@@ -1,6 +1,6 @@
-//! A whole cluster through proxies, compared with the same cluster without them: kube-controller-manager,
-//! kube-scheduler, and nodes whose kubelets and kube-proxies run nothing (tests/cluster). Workloads come, grow, are
-//! replaced and go, while the proxies and the apiserver are killed on the way. `make cluster` runs it.
+//! A whole cluster through proxies, compared with the same cluster without them. It has kube-controller-manager,
+//! kube-scheduler, and nodes whose kubelets and kube-proxies run no containers (tests/cluster). Workloads are created,
+//! scaled, replaced and deleted, while the proxies and the apiserver are killed. `make cluster` runs it.
 
 mod compared;
 mod components;
@@ -12,18 +12,18 @@ use compared::{Requests, Run};
 use components::Cluster;
 use scenario::Scenario;
 
-/// Where the components reach the apiserver.
+/// How the components reach the apiserver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
     /// Directly.
     Direct,
-    /// Through a proxy on each node, with the node's credentials, and one for everybody else.
+    /// Through a proxy on each node, with the node's credentials, and one for all other components.
     Proxies,
-    /// Through the same proxies, of which those on nodes are behind the other one.
+    /// Through the same proxies, where those on nodes use the other one as upstream.
     Tree,
 }
 
-/// As clusters have it that kubeadm has made. The test bed has no controllers by itself.
+/// The setting of clusters made with kubeadm. The test bed's default has no controllers.
 const FLAGS: [&str; 1] = ["--enable-admission-plugins=NodeRestriction"];
 
 async fn run(layout: Layout, name: &str, nodes: usize) -> Option<Run> {

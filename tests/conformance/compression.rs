@@ -1,4 +1,4 @@
-//! Clients that accept gzip get no more bytes than from the apiserver (R-GZIP-1).
+//! Clients that accept gzip receive no more bytes than from the apiserver (R-GZIP-1).
 
 use std::io::Read;
 
@@ -10,7 +10,7 @@ const JSON: &str = "application/json";
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 const SENSITIVE: &str = "feeds:\n  sensitive: [secrets]\n";
 
-/// What one gzip member holds; nothing may be behind it.
+/// The content of one gzip member, after which nothing may follow.
 fn gunzipped(answer: &Answer, what: &str) -> Vec<u8> {
     assert_eq!(answer.header("content-encoding"), "gzip", "{what}");
     let (mut plain, mut decoder) = (Vec::new(), flate2::bufread::GzDecoder::new(answer.body.as_ref()));
@@ -21,7 +21,7 @@ fn gunzipped(answer: &Answer, what: &str) -> Vec<u8> {
 
 #[tokio::test]
 async fn a_compressed_list_is_no_longer_than_the_apiservers() {
-    // Both sides are to say the same version.
+    // Both sides must report the same version.
     let Some(bed) = bed::quiet("compression").await else { return };
     let proxy = Plan::tls().config(SENSITIVE).start(&bed).await;
     let mut paths = Vec::new();
@@ -37,7 +37,7 @@ async fn a_compressed_list_is_no_longer_than_the_apiservers() {
         let namespace = fill(&bed, &what.replace(' ', "-"), load, content).await;
         paths.push((what, format!("/api/v1/namespaces/{namespace}/{}", load.0)));
     }
-    // Many namespaces of a few pods each: what is compressed does not end with each of them.
+    // Many namespaces with a few pods each: compression must continue across them.
     for at in 0..40 {
         fill(&bed, &format!("few-{at}"), ("pods", 10, 0), "random").await;
     }

@@ -1,5 +1,5 @@
-//! What a real apiserver sends, as the corpus of the fuzz targets has it (tests/fuzz). `make corpus` writes it anew; as
-//! a test this shows that what would be written is read, or refused, as it is there.
+//! The corpus of the fuzz targets (tests/fuzz): data that a real apiserver sends. `make corpus` rewrites it. As a test,
+//! this checks that each new input is accepted or refused like the stored one.
 
 mod callers;
 
@@ -16,10 +16,10 @@ const JSON: &str = "application/json";
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
 
-/// A folder and a name, and what is in the file.
+/// The contents of the files, by directory and name.
 type Corpus = BTreeMap<(&'static str, String), Vec<u8>>;
 
-/// What a feed is asked for, by the number that the targets know it by.
+/// A feed's resource, by the number that the fuzz targets use for it.
 struct Feed {
     number: u8,
     accept: &'static str,
@@ -55,7 +55,7 @@ impl Feed {
         json!({"metadata": metadata, "spec": {"nodeName": "n", "containers": [container]}})
     }
 
-    /// An object's life as a watch tells it, a bookmark and an error; then a page of a list.
+    /// The events of an object's life, a bookmark and an error, followed by a page of a list.
     async fn capture(&self, http: &Http, namespace: &str, corpus: &mut Corpus) {
         let collection = self.collection(namespace);
         let named = |what: &str| format!("{}-{what}", self.number);
@@ -93,7 +93,7 @@ impl Feed {
     }
 }
 
-/// Whether a frame is one for the reader of pods in protobuf.
+/// Whether the protobuf reader of pods accepts a frame.
 fn is_read(frame: &[u8]) -> bool {
     let reader = ObjectReader::new(Encoding::Protobuf, JsonLayout::BuiltIn, FieldTable::default().into());
     let read = reader.watch_event(frame.to_vec().into());
@@ -110,7 +110,7 @@ fn numbered(number: u8, bytes: &[u8]) -> Vec<u8> {
     [&[number], bytes].concat()
 }
 
-/// Objects of the kinds that the target of bodies knows, of those that every control plane has.
+/// Objects of those kinds that both the target of bodies and every control plane have.
 async fn bodies(http: &Http, namespace: &str, corpus: &mut Corpus) {
     let map = json!({"metadata": {"name": "m"}, "data": {"k": "v"}, "binaryData": {"b": "AAEC"}});
     http.create(&format!("/api/v1/namespaces/{namespace}/configmaps"), map).await;
@@ -138,7 +138,7 @@ async fn bodies(http: &Http, namespace: &str, corpus: &mut Corpus) {
     corpus.insert(("bodies", "custom".to_owned()), numbered(0, answer.body.trim_ascii_end()));
 }
 
-/// Refusals and continue tokens.
+/// Error Statuses and continue tokens.
 async fn documents(plane: &Plane, http: &Http, namespace: &str, corpus: &mut Corpus) {
     let pods = format!("/api/v1/namespaces/{namespace}/pods");
     let paths = [
@@ -163,13 +163,13 @@ async fn documents(plane: &Plane, http: &Http, namespace: &str, corpus: &mut Cor
     }
     for (what, file) in [("ca", "ca.crt"), ("server", "apiserver.crt"), ("both", "apiserver.key")] {
         let text = std::fs::read_to_string(plane.dir.join(file)).expect("the test bed keeps it");
-        // No key is for anybody else; a broken one is as good.
+        // The corpus must contain no private key; a broken one is as useful.
         let text = if what == "both" { text.lines().take(2).collect::<Vec<_>>().join("\n") } else { text };
         corpus.insert(("authorities", what.to_owned()), text.into_bytes());
     }
 }
 
-/// What clients send is written here, one a line.
+/// Handwritten client requests, one per line.
 fn requests(corpus: &mut Corpus) {
     let mut put = |target: &'static str, inputs: &[&str]| {
         for (nth, input) in inputs.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Custom resources: their layouts, their selectable fields, and what happens when their definition changes.
+//! Custom resources: their layouts, their selectable fields, and changes of their definitions.
 
 use std::ops::Deref;
 use std::time::Duration;
@@ -10,17 +10,18 @@ use serde_json::{Value, json};
 use crate::bed::{self, Ask, Ended, Http, Pair, Plane, eventually, promised, say, unique, version_of};
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-/// How long the proxy may be behind upstream about a definition (docs/DIFFERENCES.md, "Changed definitions").
+/// The longest delay with which the proxy follows a change of a definition (docs/DIFFERENCES.md, "Changed
+/// definitions").
 pub const FOLLOWS: Duration = Duration::from_secs(1);
 
-/// A custom resource of its own for a test.
+/// A custom resource that only one test uses.
 pub struct Kind {
     definition: String,
     pub group: String,
 }
 
 impl Kind {
-    /// Defines it, and waits until both servers know it.
+    /// Creates the definition, and waits until both servers serve it.
     async fn define<P: Deref<Target = Plane>>(pair: &Pair<P>) -> Self {
         let group = format!("{}.example.com", unique("g"));
         let kind = Self { definition: format!("{DEFINITIONS}/widgets.{group}"), group };
@@ -80,7 +81,7 @@ async fn with_widgets() -> Option<(Pair, Kind, u64)> {
     Some((pair, kind, last))
 }
 
-/// The resource with two objects, and the version of the second.
+/// Creates the resource with two objects. Returns it and the version of the second object.
 pub async fn define<P: Deref<Target = Plane>>(pair: &Pair<P>) -> (Kind, u64) {
     let kind = Kind::define(pair).await;
     kind.widget(pair, "red", json!({"color": "red", "size": 3, "on": true, "shape": "round", "z": "a<b>&", "a": 1.50}))
@@ -138,7 +139,7 @@ async fn selectable_fields_of_custom_resources_select() {
     }
 }
 
-/// Rows 21 and 36 for custom resources: protobuf is not offered, `application/*` and HEAD are.
+/// Rows 21 and 36 for custom resources: protobuf is not offered, but `application/*` and HEAD are.
 #[tokio::test]
 async fn custom_resources_are_negotiated_as_the_apiserver_does() {
     let Some((pair, kind, _)) = with_widgets().await else { return };

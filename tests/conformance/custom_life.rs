@@ -1,4 +1,4 @@
-//! Custom resources that are defined, changed, deleted and defined again; and resources of an aggregated apiserver.
+//! Custom resources that are defined, changed, deleted and defined again, and resources of an aggregated apiserver.
 
 use std::time::{Duration, Instant};
 
@@ -11,21 +11,21 @@ use crate::bed::{
 use crate::custom::FOLLOWS;
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-/// Definitions that are made and changed to see how long it takes until that is served.
+/// The number of definitions that are created and changed to measure the delay until the proxy serves the change.
 const TRIALS: usize = 6;
-/// Definitions that go while so many clients list their objects.
+/// The number of definitions that are deleted while [`LISTING`] clients list their objects.
 const DELETIONS: usize = 2;
 const LISTING: usize = 20;
-/// The longest wait of a feed between two attempts (docs/CONFIG.md, "Fixed limits").
+/// The longest backoff of a feed (docs/CONFIG.md, "Fixed limits").
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
-/// A definition of this test's own, in a group of its own.
+/// A definition that only this test uses, in its own group.
 struct Defined {
     pair: Pair,
     group: String,
 }
 
-/// One version of it.
+/// One version of the definition.
 fn version(name: &str, rest: Value) -> Value {
     let mut version = json!({
         "name": name, "served": true, "storage": false,
@@ -61,7 +61,7 @@ impl Defined {
         Some(defined)
     }
 
-    /// Creates the definition; returns at once.
+    /// Creates the definition, without waiting.
     async fn define(&self, mut spec: Value) {
         spec["group"] = json!(self.group);
         let manifest = json!({"metadata": {"name": format!("mice.{}", self.group)}, "spec": spec});
@@ -80,7 +80,8 @@ impl Defined {
         format!("/apis/{}/{version}/namespaces/{}/mice{rest}", self.group, self.pair.namespace)
     }
 
-    /// Waits until both answer so, the proxy from its cache if it is a success, and insists that they agree.
+    /// Waits until both answers fulfil the condition, and the proxy's, if successful, comes from its cache. Panics if
+    /// they differ.
     async fn agree(&self, path: &str, is_so: impl Fn(&Answer) -> bool) -> Answer {
         self.agree_within(FOLLOWS, path, is_so).await
     }
@@ -103,7 +104,7 @@ impl Defined {
         self.agree(&self.path(version, "?resourceVersion=0"), |answer| answer.status == 404).await;
     }
 
-    /// Creates an object directly, and waits until both have it.
+    /// Creates an object at the apiserver, and waits until both servers have it.
     async fn mouse(&self, version: &str, name: &str) -> u64 {
         let api_version = format!("{}/{version}", self.group);
         let mouse = json!({"apiVersion": api_version, "kind": "Mouse", "metadata": {"name": name}, "spec": {"a": 1}});
@@ -114,13 +115,13 @@ impl Defined {
         at
     }
 
-    /// Waits until a server has come to a version: until then it may answer with a 504.
+    /// Waits until a server has reached a version. Before that it may answer with 504.
     async fn has(&self, http: &Http, version: &str, at: u64) {
         let path = self.path(version, &format!("?resourceVersion={at}"));
         http.until_ok("it has it", Ask::get(&path)).await;
     }
 
-    /// Watches both from `at`, does something that ends the watches, and insists that both tell the same until then.
+    /// Watches both from `at`, does something that ends the watches, and checks that both sent the same until then.
     async fn same_until_the_end(&self, path: &str, what: impl AsyncFnOnce()) -> Vec<String> {
         let ask = || Ask::get(path);
         let mut direct = self.pair.direct.watch(ask()).await;
@@ -156,7 +157,7 @@ async fn a_new_definition_is_served_from_the_cache_at_once_and_a_changed_one_as_
         };
         defined.define(namespaced(&fields(".spec.a"))).await;
         let (since, path) = (Instant::now(), defined.path("v1", "?resourceVersion=0"));
-        // Half of them are asked for before they can be there, and half when upstream has them.
+        // Half of the requests come before the object can exist, the other half when upstream has it.
         if trial % 2 == 0 {
             let direct = &defined.pair.direct;
             direct.until_ok("upstream serves it", Ask::get(&path)).await;
@@ -193,7 +194,7 @@ async fn a_watch_of_definitions_shares_the_proxys_own() {
     drop(watch);
 }
 
-/// Each proxy of a fleet hears of it by its own watch, and asks nothing.
+/// Each proxy of a fleet receives the change from its own watch, without another request.
 #[tokio::test]
 async fn a_changed_label_of_a_definition_costs_upstream_no_list() {
     let Some(bed) = bed::own("label").await else { return };
@@ -211,7 +212,7 @@ async fn a_changed_label_of_a_definition_costs_upstream_no_list() {
     let before = lists().await;
     assert!(before > 0, "they were listed once");
     direct.patch(&definition, json!({"metadata": {"labels": {"seen": "yes"}}})).await;
-    // A change that matters is noticed, and the label stood before it in the same stream.
+    // The proxy notices a relevant change, and the label change came before it in the same stream.
     direct.delete(&definition).await;
     eventually("the resource is gone", async || (!is_held().await).then_some(())).await;
     assert_eq!(lists().await, before);
@@ -249,7 +250,7 @@ async fn versions_are_added_and_removed() {
     }
     let last = defined.mouse("v1", "last").await;
     let watch = |version: &str, at: u64| defined.path(version, &format!("?watch=1&resourceVersion={at}"));
-    // A definition that changes ends the watches of what stays, too.
+    // A changed definition also ends the watches of versions that remain.
     let path = watch("v1", last);
     let told = defined.same_until_the_end(&path, async || {
         defined.change(json!({"versions": [stored("v1"), version("v2", json!({}))]})).await;
@@ -257,7 +258,7 @@ async fn versions_are_added_and_removed() {
     assert_eq!(told.await, [""; 0]);
     defined.is_served("v2").await;
     defined.is_served("v1").await;
-    // Both are of the same objects, each as its version has them. Upstream has forgotten what was before the change.
+    // Both list the same objects, each in its own version. Upstream has dropped its history from before the change.
     let last = defined.mouse("v1", "later").await;
     defined.has(&defined.pair.direct, "v2", last).await;
     let mut watches = Vec::new();
@@ -290,7 +291,7 @@ async fn versions_are_added_and_removed() {
     assert_eq!(list.value()["items"][0]["apiVersion"], format!("{}/v2", defined.group));
 }
 
-/// The objects do not change, and neither do their versions; what is read of them does.
+/// Neither the objects nor their versions change, but their served content does.
 #[tokio::test]
 async fn a_new_default_is_in_every_object() {
     let Some(defined) = Defined::new(namespaced(&[stored("v1")])).await else { return };
@@ -322,7 +323,7 @@ async fn deleted_and_defined_again_it_has_none_of_the_old_objects() {
         assert_eq!(told, ["DELETED one", "DELETED two"]);
         let gone = async || (defined.pair.direct.get(&defined.definition()).await.status == 404).then_some(());
         eventually("the definition is gone", gone).await;
-        // Nobody is given the time to notice.
+        // The proxy has no time to notice.
         defined.define(scoped(scope, &[stored("v1")])).await;
         if scope == "Cluster" {
             break;
@@ -346,7 +347,7 @@ async fn deleted_and_defined_again_it_has_none_of_the_old_objects() {
     defined.agree(&defined.path("v1", "?resourceVersion=0"), |answer| answer.status == 404).await;
 }
 
-/// Lists until there is nothing to be listed any more. Returns every status.
+/// Lists until the resource no longer exists. Returns every status.
 async fn listed_until_gone(http: &Http, path: &str) -> Vec<u16> {
     let mut statuses = Vec::new();
     while statuses.last() != Some(&404) {
@@ -355,8 +356,8 @@ async fn listed_until_gone(http: &Http, path: &str) -> Vec<u16> {
     statuses
 }
 
-/// Who lists as the definition goes is answered as upstream answers. That nobody waits for what will never come is
-/// shown by the direct test `a_list_in_flight_when_its_definition_goes_is_answered_as_if_it_came_then`.
+/// A list during the deletion of the definition gets the same answer as from upstream. The direct test
+/// `a_list_in_flight_when_its_definition_goes_is_answered_as_if_it_came_then` shows that no request hangs.
 #[tokio::test]
 async fn lists_in_flight_when_a_definition_goes_are_answered_as_upstream_answers_them() {
     let Some(pair) = Pair::new().await else { return };
@@ -382,7 +383,7 @@ async fn lists_in_flight_when_a_definition_goes_are_answered_as_upstream_answers
 #[tokio::test]
 async fn a_conversion_that_fails_fails_as_upstream_says() {
     let spec = namespaced(&[stored("v1"), version("v2", json!({}))]);
-    // The watch of what cannot be converted is answered after that time.
+    // A watch of objects that cannot be converted is answered after that time.
     let plan = Plan::tls().config("feeds: {syncWait: 3s}");
     let Some(defined) = Defined::with(plan, spec).await else { return };
     for of in ["v1", "v2"] {
@@ -407,7 +408,7 @@ async fn a_conversion_that_fails_fails_as_upstream_says() {
     assert_eq!((watched.status.as_u16(), watched.header("retry-after")), (429, "1"));
     assert!(watched.text().contains("storage is (re)initializing"), "{}", watched.text());
     assert_eq!(direct.get(&watch).await.status, watched.status);
-    // What needs no conversion is read as ever.
+    // Objects that need no conversion remain readable.
     let list = defined.agree(&defined.path("v1", "?resourceVersion=0"), |answer| names(answer) == ["m"]).await;
     assert!(list.is_cached());
     defined.change(json!({"conversion": {"strategy": "None", "webhook": null}})).await;

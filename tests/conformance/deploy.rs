@@ -1,5 +1,5 @@
-//! The manifests of deploy/ on a real control plane: it takes every one of them, and proxies run with the rights that
-//! they give and no others.
+//! The manifests of deploy/ on a real control plane: the apiserver accepts each of them, and proxies run with exactly
+//! the permissions that they grant.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,9 +11,9 @@ use crate::bed::{self, Account, Ask, Bed, Http, Identity, Plan, Plane, Protocol,
 
 const NAMESPACE: &str = "kube-fanout";
 const RBAC: &str = "rbac.authorization.k8s.io";
-/// Every service account may read these, by a role that Kubernetes comes with.
+/// Every service account may read these, by a built-in role of Kubernetes.
 const ANYBODYS: &str = "clustertrustbundles";
-/// The kind that only clusters with Prometheus' operator have.
+/// A kind that exists only in clusters with the Prometheus operator.
 const OPTIONAL: &str = "ServiceMonitor";
 
 fn documents(text: &str) -> Vec<Value> {
@@ -24,7 +24,7 @@ fn manifest(name: &str) -> Vec<Value> {
     documents(&fs::read_to_string(bed::repository().join("deploy").join(name)).expect("the file is there"))
 }
 
-/// What `kubectl kustomize` makes of a folder in deploy/kustomize.
+/// The output of `kubectl kustomize` for a directory in deploy/kustomize.
 fn rendered(plane: &Plane, folder: &str) -> Vec<Value> {
     let path = bed::repository().join("deploy/kustomize").join(folder);
     let path = path.to_str().expect("a path");
@@ -33,7 +33,7 @@ fn rendered(plane: &Plane, folder: &str) -> Vec<Value> {
     documents(&String::from_utf8(output.stdout).expect("text"))
 }
 
-/// The path of an object. `None` if its kind is not served here.
+/// The path of an object; `None` if its kind is not served here.
 async fn path_of(direct: &Http, object: &Value) -> Option<String> {
     let (version, kind) = (object["apiVersion"].as_str().expect("a version"), &object["kind"]);
     let prefix = if version.contains('/') { format!("/apis/{version}") } else { format!("/api/{version}") };
@@ -52,8 +52,8 @@ async fn path_of(direct: &Http, object: &Value) -> Option<String> {
     Some(format!("{prefix}{inside}/{plural}/{name}"))
 }
 
-/// Applies objects as `kubectl apply --server-side --validate=strict` does. An unknown field is an error, and so is a
-/// warning: what the namespace's pod security would refuse is one. The kinds that were taken.
+/// Applies objects like `kubectl apply --server-side --validate=strict`. An unknown field is an error, and so is a
+/// warning, because violations of the namespace's pod security are warnings. Returns the kinds that were accepted.
 async fn apply(direct: &Http, objects: &[Value], query: &str) -> BTreeSet<String> {
     let mut taken = BTreeSet::new();
     for object in objects {
@@ -73,7 +73,7 @@ async fn apply(direct: &Http, objects: &[Value], query: &str) -> BTreeSet<String
     taken
 }
 
-/// Names of resources that roles let a proxy list, by their group.
+/// The names of resources that roles allow a proxy to list, by group.
 fn listed(objects: &[Value]) -> BTreeMap<String, Vec<String>> {
     let mut listed = BTreeMap::<String, Vec<String>>::new();
     for rule in objects.iter().flat_map(|object| object["rules"].as_array().into_iter().flatten()) {
@@ -90,7 +90,7 @@ fn listed(objects: &[Value]) -> BTreeMap<String, Vec<String>> {
     listed
 }
 
-/// The token of a service account that was applied, and a kubeconfig with it.
+/// The token of an applied service account, and a kubeconfig with it.
 async fn account(bed: &Bed<Box<Plane>>, name: &str) -> (Identity, std::path::PathBuf) {
     let direct = bed.direct();
     let account = Account { namespace: NAMESPACE.to_owned(), name: name.to_owned(), uid: String::new() };
@@ -107,7 +107,7 @@ async fn account(bed: &Bed<Box<Plane>>, name: &str) -> (Identity, std::path::Pat
     (identity, path)
 }
 
-/// Resources that can be watched, with their paths, of the groups' preferred versions.
+/// The watchable resources of the groups' preferred versions, with their paths.
 async fn served(direct: &Http) -> Vec<(String, String, String)> {
     let groups = direct.json("/apis").await;
     let preferred = groups["groups"].as_array().expect("groups").iter().map(|group| {
@@ -127,14 +127,15 @@ async fn served(direct: &Http) -> Vec<(String, String, String)> {
     found
 }
 
-/// An account's own client, once the apiserver knows its rights.
+/// A client of an account, once the apiserver applies its permissions.
 async fn itself(bed: &Bed<Box<Plane>>, identity: &Identity) -> Http {
     let itself = Http::new(bed.target().by(identity), Protocol::H2);
     itself.until_ok("the rights count", Ask::get("/api/v1/pods")).await;
     itself
 }
 
-/// What reaches into pods, services and nodes, what is secret, and what a proxy never asks for.
+/// Checks that access into pods, services and nodes is forbidden, and so are secrets and requests that a proxy never
+/// sends.
 async fn may_do_nothing_else(itself: &Http) {
     let inside = format!("/api/v1/namespaces/{NAMESPACE}");
     for path in [
@@ -152,7 +153,7 @@ async fn may_do_nothing_else(itself: &Http) {
     }
 }
 
-/// What `kube-fanout check` says of an account and these resources, and how it ends.
+/// The exit code and output of `kube-fanout check` for an account and these resources.
 fn checked(kubeconfig: &std::path::Path, resources: &[String]) -> (Option<i32>, String) {
     let mut command = kube_fanout("check");
     command.args(["--auth", "delegated", "--tls-self-signed", "--strict", "--preload", &resources.join(",")]);
@@ -161,7 +162,7 @@ fn checked(kubeconfig: &std::path::Path, resources: &[String]) -> (Option<i32>, 
     (output.status.code(), said)
 }
 
-/// With the rules that the manifests give all passes, and each that is taken away is named.
+/// With the rules of the manifests every check passes, and each removed rule is named.
 async fn check_names_what_is_missing(
     direct: &Http,
     kubeconfig: &std::path::Path,
@@ -177,7 +178,7 @@ async fn check_names_what_is_missing(
         served.contains(&(group.to_owned(), plural.to_owned()))
     };
     let resources: Vec<_> = listed.iter().flat_map(named).filter(is_served).collect();
-    // It also fails if upstream does not answer in time.
+    // The check also fails if upstream does not answer in time.
     eventually("the check passes with the rights of the manifests", async || {
         let (code, said) = checked(kubeconfig, &resources);
         say(&format!("check with the rights of the manifests:\n{said}"));
@@ -225,7 +226,7 @@ async fn a_central_proxy_holds_what_deploy_gives_it_and_may_do_nothing_else() {
     }
     assert!(held > 50, "{held} resources are held");
     assert!(passed.contains(&"/api/v1/secrets".to_owned()), "{passed:?}");
-    // RBAC is watched while an open watch needs it.
+    // The proxy watches RBAC while an open watch needs it.
     let open = admin.watch(Ask::get("/api/v1/pods?watch=true&resourceVersion=0")).await;
     let watched = async || (proxy.metrics().await.sum("kube_fanout_auth_policy_watched", &[]) == 1).then_some(());
     eventually("changes of RBAC are heard", watched).await;
@@ -241,12 +242,12 @@ async fn a_central_proxy_holds_what_deploy_gives_it_and_may_do_nothing_else() {
     say(&format!("{held} resources held, {} passed through: {}", passed.len(), passed.join(" ")));
 }
 
-/// With its proxy on a node, which holds of pods the node's own.
+/// Includes a node's proxy, which caches only that node's pods.
 #[tokio::test]
 async fn every_manifest_is_taken_and_a_nodes_proxy_runs_with_the_rights_that_they_give() {
     let Some(bed) = bed::own("manifests").await else { return };
     let direct = bed.direct();
-    // What is in a namespace is refused without it, also when it is not to be kept.
+    // Without its namespace, a namespaced object is refused even in a dry run.
     apply(&direct, &rendered(&bed, "namespace"), "").await;
     let folders = ["example", "zone", "node"].map(|folder| rendered(&bed, folder));
     let files = ["static-pod.yaml", "manifests/sidecar.yaml"].map(manifest);

@@ -1,11 +1,11 @@
-//! The same requests are sent to both servers, and answered with the same bytes. The requests are drawn from a grammar
-//! with a seed, and nothing writes while they are asked.
+//! Sends the same requests to both servers and expects the same bytes. The requests are drawn from a grammar with a
+//! seed, and nothing is written during the comparison.
 //!
-//! Status, headers and body are compared, and streams event by event. What may differ is listed in
-//! `differential/compare.rs` (headers) and `bed/normal.rs` (versions, bookmarks that only report progress). A request
-//! whose answers differ is made smaller, and printed as a command. Each request is asked once;
-//! `differential/verdict.rs` says which differences do not count, and how often they may occur.
-//! `make differential SEEDS=5 REQUESTS=20000` runs more than `make test`.
+//! The test compares status, headers and body, and streams event by event. Permitted differences are listed in
+//! `differential/compare.rs` (headers) and `bed/normal.rs` (versions, bookmarks that only report progress). If the
+//! answers differ, the test shrinks the request and prints it as a command. Each request is sent once;
+//! `differential/verdict.rs` says which differences do not count, and how often they may occur. `make differential
+//! SEEDS=5 REQUESTS=20000` runs more than `make test`.
 
 pub mod compare;
 pub mod grammar;
@@ -26,13 +26,14 @@ use probe::Probe;
 use tally::Tally;
 use world::World;
 
-/// Requests under way at a time, each of them twice; many wait for a second or more on purpose.
+/// The number of concurrent requests, each sent to both servers. Many wait for a second or more on purpose.
 const AT_ONCE: u64 = 48;
-/// Between two reports of a long run.
+/// The interval between reports of a long run.
 const REPORT_EVERY: Duration = Duration::from_secs(10);
-/// One request in so many is answered from the cache, or upstream is compared with itself: it is one in three.
+/// At least one request in this many must be answered from the cache, because otherwise upstream is compared with
+/// itself. Normally it is one in three.
 const CACHED_ONE_IN: u64 = 5;
-/// Differences that are made smaller and printed; the others are counted.
+/// The number of differences that are shrunk and printed. The others are only counted.
 const SHOWN_MAX: usize = 40;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -41,7 +42,8 @@ async fn requests_drawn_from_the_grammar_are_answered_alike() {
     let Some(bed) = bed::quiet("differential").await else { return };
     let seed =
         Seed::new("DIFFERENTIAL_SEED", |seed| format!("make differential SEED={seed} SEEDS={seeds} REQUESTS={count}"));
-    // Where it does as the apiserver by leave of the configuration only: whoever reaches the port is the proxy itself.
+    // The proxy behaves like the apiserver here only with these settings, because every client of this port has the
+    // proxy's own identity.
     let leave = "execOnLoopback: true\nallowedOrigins: [\"http://localhost\", \"https://elsewhere.example\"]\n";
     let pair = Pair::with(Plan::tls().config(leave), bed).await;
     let started = Instant::now();

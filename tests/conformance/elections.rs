@@ -12,27 +12,27 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use crate::bed::{self, Ask, Driving, Http, Plan, Plane, Protocol, Proxy, Target, eventually, say};
 
 const LEADERS: &str = "10";
-/// What is not configmaps passes through.
+/// The proxy forwards everything except configmaps.
 const CONFIG: &str = "feeds: {resources: [configmaps]}\n";
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/default/leases";
 
-/// A lease that is lost while nobody answers for so long says nothing. A leader resigns after ten seconds, and tries
-/// every two. When a proxy is started again nobody answers for two seconds at most (O1) and until the next one is up,
-/// which a slow machine makes long.
+/// A lost lease is inconclusive if no server answered for this long. A leader resigns after ten seconds, and retries
+/// every two. During a restart no proxy answers for at most two seconds (O1), plus the start of the next one, which
+/// takes long on a slow machine.
 const SILENCE_MAX: Duration = Duration::from_secs(7);
-/// How often proxies are started again at most, until it is known whether leases are kept.
+/// The maximum number of restarts until a conclusive one.
 const RUNS_MAX: usize = 3;
-/// The time between two questions of a prober, and how long it waits for an answer.
+/// The interval between requests of a prober, and its timeout.
 const PROBE_EVERY: Duration = Duration::from_millis(100);
 const PROBE_MAX: Duration = Duration::from_secs(1);
 
-/// Asks for a lease again and again, as leaders do, and measures for how long nobody answers.
+/// Requests a lease repeatedly, like a leader, and measures the longest time without an answer.
 struct Prober {
     answered: Arc<Mutex<Answered>>,
     asking: AbortHandle,
 }
 
-/// When there was an answer last, and the longest time between two of them.
+/// The time of the last answer, and the longest time between two answers.
 struct Answered {
     last: Instant,
     longest: Duration,
@@ -59,7 +59,7 @@ impl Prober {
         Self { answered, asking: asking.abort_handle() }
     }
 
-    /// For how long nobody answered at most, until now.
+    /// The longest time without an answer until now.
     fn silence(&self) -> Duration {
         let answered = self.answered.lock().expect("not poisoned");
         answered.longest.max(answered.last.elapsed())
@@ -72,7 +72,7 @@ impl Drop for Prober {
     }
 }
 
-/// Leaders that are being elected, until [`Self::end`].
+/// A running leader election, until [`Self::end`].
 struct Leaders {
     run: Driving,
     end: std::path::PathBuf,
@@ -89,8 +89,8 @@ impl Leaders {
         Self { run, end, prober }
     }
 
-    /// They go on until each has renewed its lease once more, or has lost it. Returns whether all have kept theirs;
-    /// whoever has lost one fails the test, unless nobody answered for so long that this says nothing.
+    /// Waits until each leader has renewed its lease once more, or has lost it. Returns whether all have kept theirs. A
+    /// lost lease fails the test, unless no server answered for longer than [`SILENCE_MAX`].
     async fn end(self, what: &str) -> bool {
         std::fs::write(&self.end, "").expect("a file");
         let outcome = self.run.finish().await;
@@ -103,7 +103,7 @@ impl Leaders {
     }
 }
 
-/// A watch that passes through, and so never ends by itself: a drain takes as long as it may.
+/// Opens a forwarded watch, which does not end on shutdown, so that a drain takes its maximum time.
 async fn hold(proxy: &Proxy) -> http::Response<Incoming> {
     let response = Http::new(proxy.target(), Protocol::H1).send(Ask::get("/api/v1/pods?watch=1")).await;
     assert_eq!(response.status(), 200);
@@ -131,11 +131,11 @@ async fn restart_the_only_one(bed: &Plane, plan: Plan, what: &str) {
 async fn no_leader_resigns_when_the_only_proxy_is_started_again() {
     let Some(bed) = bed::own("elections").await else { return };
     let plain = restart_the_only_one(&bed, Plan::plain(), "h1");
-    // A proxy that is started again has the same certificate.
+    // A restarted proxy has the same certificate.
     tokio::join!(plain, restart_the_only_one(&bed, Plan::tls().lasting(&bed), "h2"));
 }
 
-/// One address with several servers behind it: each connection goes to one of those that are ready, and stays there.
+/// One address for several servers: each connection goes to one that is ready, and stays there.
 struct Service {
     address: String,
     servers: Arc<Mutex<Vec<String>>>,
@@ -205,6 +205,6 @@ async fn restart_one_of_two(bed: &Plane, plan: Plan, what: &str) {
 async fn no_leader_resigns_when_each_of_two_proxies_is_started_again() {
     let Some(bed) = bed::own("elections-of-two").await else { return };
     let plain = restart_one_of_two(&bed, Plan::plain(), "two-h1");
-    // Both proxies have one certificate, before and after.
+    // Both proxies have the same certificate, before and after.
     tokio::join!(plain, restart_one_of_two(&bed, Plan::tls().lasting(&bed), "two-h2"));
 }

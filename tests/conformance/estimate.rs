@@ -1,4 +1,4 @@
-//! What `fanoutctl estimate` reads in a real audit log, against what a proxy then really spares the apiserver.
+//! Compares the estimate of `fanoutctl estimate` from a real audit log with the load that a proxy actually saves.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use crate::blocks::{Shell, blocks, with};
 const DIRECT: &str = "estimate-direct/1";
 const THROUGH: &str = "estimate-through/1";
 
-/// What a program asks, one after the other: how many requests that is.
+/// Sends a program's requests one after the other. Returns their number.
 async fn ask_all(client: &Http, maps: &str, agent: &str, version: u64) -> usize {
     let get = |path: String| Ask::get(&path);
     let mut asks = Vec::new();
@@ -34,7 +34,7 @@ async fn ask_all(client: &Http, maps: &str, agent: &str, version: u64) -> usize 
     count
 }
 
-/// The rows of an estimate that are of this program, added up: from memory, and what is left to upstream.
+/// The sums over this program's rows of an estimate: requests from memory, and requests that upstream still answers.
 fn estimated(log: &Path, agent: &str) -> (u64, u64) {
     let output = kube_fanout("estimate").args(["--json", "--audit-log"]).arg(log).output().expect("it runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -78,7 +78,7 @@ async fn what_an_audit_log_promises_a_proxy_spares() {
     assert_eq!(ask_all(&through, &maps, THROUGH, version).await, asked);
     eventually("the rest is in the log", async || (answered(THROUGH) >= usize::try_from(rest).ok()?).then_some(()))
         .await;
-    // A list whose proof took longer than 3 s was passed through.
+    // A list is forwarded if its proof takes longer than 3 s.
     let unproven = proxy.metrics().await.sum("kube_fanout_forwarded_total", &[("reason", "no_proof")]);
     let passed = rest + u64::try_from(unproven).expect("a count");
     eventually("all that was passed through is in the log", async || {

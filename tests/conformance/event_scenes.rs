@@ -1,11 +1,11 @@
-//! Events whose newest change is a deletion or an expiry: no later change shows that it was the last one. Informers of
-//! client-go begin behind it.
+//! Events whose newest change is a deletion or an expiry, where no later change shows that it was the last one.
+//! Informers of client-go start after it.
 
 use serde_json::{Value, json};
 
 use crate::bed::{Http, Plane, Proxy, Target, eventually};
 
-/// Events are kept for so long where expiry is the newest change, and longer than a test where it is not.
+/// Lifetimes of Events: short if expiry is the newest change, otherwise longer than a test.
 pub const EXPIRES_SOON: &str = "--event-ttl=5s";
 pub const LASTS: &str = "--event-ttl=10h";
 
@@ -15,7 +15,7 @@ pub enum LastChange {
     Expiry,
 }
 
-/// Events of one namespace, which a proxy has a feed of.
+/// The Events of one namespace, for which the proxy has a feed.
 pub struct EventScene<'a> {
     plane: &'a Plane,
     proxy: &'a Proxy,
@@ -25,7 +25,7 @@ pub struct EventScene<'a> {
 }
 
 impl<'a> EventScene<'a> {
-    /// `kept` Events stay.
+    /// Prepares a scene in which `kept` Events remain.
     pub async fn set(plane: &'a Plane, proxy: &'a Proxy, last: LastChange, kept: u32) -> Self {
         let namespace = plane.namespace("informers-of-events").await;
         let mut scene = Self { plane, proxy, namespace, last, made: 0 };
@@ -46,9 +46,9 @@ impl<'a> EventScene<'a> {
         name
     }
 
-    /// Makes an Event, which the proxy serves, and has it be deleted or expire. Only another resource is changed then,
-    /// so that the version of the cluster is a later one. `unread` says that nobody reads Events at the proxy behind
-    /// that; otherwise reads of any state show it.
+    /// Creates an Event that the proxy serves, and lets it be deleted or expire. Afterwards only another resource
+    /// changes, so that the cluster's version is higher. With `unread`, no client reads Events from the proxy after
+    /// that; otherwise reads of any version show the change.
     pub async fn change(&mut self, unread: bool) {
         let (direct, through) = (self.plane.direct(), self.proxy.client());
         let (path, name) = (self.path(), self.make().await);
@@ -66,8 +66,8 @@ impl<'a> EventScene<'a> {
         }
     }
 
-    /// Runs informers at a server until they have synced with what the apiserver has then. Returns what the driver says
-    /// of them, `sync_seconds` and `objects` among it.
+    /// Runs informers until they have synced with the apiserver's current state. Returns the driver's report, which
+    /// includes `sync_seconds` and `objects`.
     pub async fn sync(&self, target: &Target, watchlist: &str, count: u32) -> Value {
         let run = self.plane.drive("informers").at(target).args(["--resource", "events", "--for", "1ms"]);
         let run = run.args(["--namespace", &self.namespace, "--watchlist", watchlist]);
@@ -80,7 +80,7 @@ impl<'a> EventScene<'a> {
     }
 }
 
-/// Whether a list from the cache has an Event.
+/// Whether a list from the cache contains an Event.
 async fn has(through: &Http, path: &str, name: &str) -> bool {
     let answer = through.get(path).await;
     let list = answer.value();
@@ -88,7 +88,7 @@ async fn has(through: &Http, path: &str, name: &str) -> bool {
     answer.is_cached() && items.any(|item| item["metadata"]["name"] == name)
 }
 
-/// An Event about a pod that need not exist.
+/// An Event for a pod that need not exist.
 pub fn event(namespace: &str, name: &str) -> Value {
     let involved = json!({"kind": "Pod", "namespace": namespace, "name": "p"});
     json!({

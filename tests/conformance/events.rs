@@ -1,4 +1,4 @@
-//! Events, which have no watch cache upstream and no bookmarks (R-EVENT-4).
+//! Events, for which the apiserver has no watch cache and sends no bookmarks (R-EVENT-4).
 
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ fn names(list: &Value) -> Vec<&str> {
     list["items"].as_array().into_iter().flatten().filter_map(|item| item["metadata"]["name"].as_str()).collect()
 }
 
-/// No Event is written after the deletion: nothing but the proxy's own means shows that it was the last change.
+/// No Event is written after the deletion, so the proxy must find out without one that it was the last change.
 #[tokio::test]
 async fn reads_after_a_deleted_event_come_from_the_cache() {
     let Some(bed) = bed::own("events").await else { return };
@@ -32,12 +32,12 @@ async fn reads_after_a_deleted_event_come_from_the_cache() {
     }
     eventually("the feed serves", async || through.get(&path).await.is_cached().then_some(())).await;
     direct.delete(&format!("{path}/gone")).await;
-    // Something of another resource, so that upstream's version is not that of the deletion.
+    // Changes another resource, so that upstream's version is higher than that of the deletion.
     let maps = format!("/api/v1/namespaces/{namespace}/configmaps");
     direct.create(&maps, json!({"metadata": {"name": "later"}})).await;
     let list = eventually("a LIST from the cache", async || {
         let answer = through.get(&path).await;
-        // Each LIST shows every write that was complete before it, wherever it comes from.
+        // Each list contains every write that completed before it, whichever server answers it.
         assert_eq!(names(&answer.value()), ["kept"]);
         answer.is_cached().then(|| answer.value())
     })
@@ -54,7 +54,7 @@ async fn reads_after_a_deleted_event_come_from_the_cache() {
     proxy.assert_sound();
 }
 
-/// With a watch-list and with a list, which client-go informers begin with.
+/// client-go informers start with a watch-list or with a list.
 #[tokio::test]
 async fn informers_sync_after_a_deleted_and_after_an_expired_event() {
     for (last, ttl, kept) in [(LastChange::Deletion, LASTS, 3), (LastChange::Expiry, EXPIRES_SOON, 0)] {
@@ -62,7 +62,7 @@ async fn informers_sync_after_a_deleted_and_after_an_expired_event() {
         let proxy = Plan::tls().start(&bed).await;
         let mut scene = EventScene::set(&bed, &proxy, last, kept).await;
         for watchlist in ["on", "off"] {
-            // A list of any state may show an older one, and then the store is that of a moment later.
+            // A list of any version may show an older state, and the informer's store has it for a moment.
             scene.change(watchlist == "on").await;
             let synced = scene.sync(&proxy.target(), watchlist, 3).await;
             assert_eq!(synced["objects"], kept);
@@ -73,7 +73,7 @@ async fn informers_sync_after_a_deleted_and_after_an_expired_event() {
     }
 }
 
-/// Whoever writes an Event chooses its times, and what is no time in JSON must not end the watches of others.
+/// The writer of an Event chooses its times. A time that JSON cannot represent must not end other clients' watches.
 #[tokio::test]
 async fn event_of_the_year_10000_ends_nobodys_json_watch() {
     let Some(bed) = bed::beside_others().await else { return };
@@ -98,7 +98,7 @@ async fn event_of_the_year_10000_ends_nobodys_json_watch() {
         assert_eq!(told.line, expected.line, "{time}");
         say(&told.object["firstTimestamp"].to_string());
     }
-    let of = [("resource", "events.v1"), ("representation", "json"), ("mode", "unrenderable")];
+    let of = [("resource", "events.v1"), ("representation", "json"), ("mode", "unsupported_object")];
     assert_eq!(proxy.metrics().await.sum("kube_fanout_representation_mode", &of), 0);
     proxy.assert_sound();
 }

@@ -1,5 +1,5 @@
-//! Requests for versions that are too old (R-GONE-1, R-GONE-3, R-CONTINUE-4), where the apiserver's history begins
-//! later and etcd has been compacted.
+//! Requests for versions that are too old (R-GONE-1, R-GONE-3, R-CONTINUE-4): the apiserver's history begins later, and
+//! etcd has been compacted.
 
 use serde_json::{Value, json};
 
@@ -25,7 +25,7 @@ fn token(version: i64, start: &str) -> String {
 async fn rows_1_2_13_what_is_gone_is_told_as_the_apiserver_tells_it() {
     let Some(bed) = bed::own("expired").await else { return };
     bed.namespace("before").await;
-    // An apiserver's history begins when it starts; one that starts with etcd has all of it.
+    // An apiserver's history begins at its start. One that starts together with etcd has the whole history.
     bed.kill_apiserver().await;
     bed.start_apiserver().await;
     let pair = Pair::on(bed).await;
@@ -44,7 +44,7 @@ async fn rows_1_2_13_what_is_gone_is_told_as_the_apiserver_tells_it() {
     assert_eq!(rest.value()["items"][0]["metadata"]["name"], "cm-b");
 }
 
-/// An expired watch is a 200 with one ERROR event, whatever it speaks.
+/// An expired watch is a 200 with one ERROR event, in every protocol and encoding.
 async fn expired_watches(pair: &Pair<Box<Plane>>) {
     let query = "?watch=1&resourceVersion=1";
     for form in ["application/json", "application/vnd.kubernetes.protobuf;stream=watch"] {

@@ -1,6 +1,6 @@
-//! Versions are the cluster's: informers go from a proxy to the apiserver and on to a proxy of another tier, while
-//! each of the three is killed and started again, and lose, repeat and list nothing (F5). `make failover` does it for
-//! longer.
+//! Resource versions belong to the cluster, not to one server (F5). Informers move from a proxy to the apiserver and to
+//! a proxy of another tier, while each of the three is killed and restarted. They lose nothing, receive nothing twice
+//! and never relist. `make failover` runs longer.
 
 mod tiers;
 
@@ -22,27 +22,26 @@ use verify::{
 use crate::bed::{self, Ask, Http, NO_PROOF, Plane, Proxy, Seed, Target, Watch, eventually, say, within};
 use tiers::{APISERVER, LEAF, Tiers, ZONE, name};
 
-/// Configmaps are stored as JSON, so that etcd's gateway shows them.
+/// Stores configmaps as JSON, so that etcd's gateway shows them.
 pub const AS_JSON: [&str; 1] = ["--storage-media-type=application/json"];
 const MAPS: &str = "/api/v1/configmaps";
-/// A run that lasts so long, as `make test` does it, has each of the three killed once.
+/// A run of this length, as in `make test`, kills each of the three once.
 const SHORT: Duration = Duration::from_secs(9);
-/// How often there is such a run at most. A slow machine may leave so little of one that it says nothing; what is found
-/// broken fails at once.
+/// The maximum number of short runs. On a slow machine a run may be inconclusive; a broken promise fails at once.
 const SHORT_RUNS_MAX: usize = 3;
-/// Between the time that all is known behind one kill and the next, in a short run and in a long one: by then every
-/// client has heard of something that came later.
+/// The time between full recovery from one kill and the next kill, in a short and in a long run. By then every client
+/// has received a later event.
 const BETWEEN_SHORT: (Duration, Duration) = (Duration::from_millis(300), Duration::from_millis(900));
 const BETWEEN: (Duration, Duration) = (Duration::from_secs(4), Duration::from_secs(10));
 /// The end of a long run, in which nothing is killed.
 const CALM: Duration = Duration::from_secs(8);
-/// How late a change may be while nothing is broken, in a short run and in a long one of many informers.
+/// The longest delay of a change while nothing is broken, in a short run and in a long run with many informers.
 const ON_TIME_SHORT: Duration = Duration::from_secs(8);
 const ON_TIME: Duration = Duration::from_secs(10);
-/// As many informers share a connection.
+/// The number of informers that share a connection.
 const SHARE: u32 = 25;
 
-/// What must have been judged, or the run says nothing.
+/// The promises that must have been checked, because otherwise the run is inconclusive.
 const JUDGED: [Promise; 8] = [
     Promise::Ordered,
     Promise::Unique,
@@ -54,12 +53,12 @@ const JUDGED: [Promise; 8] = [
     Promise::BeginsOnce,
 ];
 
-/// How large a run is.
+/// The size of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
     pub informers: u32,
     pub duration: Duration,
-    /// Writes in a second.
+    /// Writes per second.
     pub rate: u32,
     pub seed: u64,
 }
@@ -86,9 +85,9 @@ async fn informers_thrown_among_two_tiers_and_the_apiserver_lose_nothing_and_beg
     tiers.assert_sound();
 }
 
-/// Runs informers while each of the three is killed, and judges what they were told.
+/// Runs informers while each of the three is killed, and checks what they received.
 async fn run(plane: &Plane, tiers: &mut Tiers<'_>, scale: Scale) -> Outcome {
-    // What a run before this one broke is over. What servers have forgotten by then stays forgotten.
+    // Faults of earlier runs are over, but the history that servers lost remains lost.
     tiers.records.retain(|record| matches!(record, Record::Window(_)));
     let out = plane.file("failover");
     let order = order(plane, [tiers.leaf.proxy().target(), tiers.zone.proxy().target()], &out, scale);
@@ -103,7 +102,7 @@ async fn run(plane: &Plane, tiers: &mut Tiers<'_>, scale: Scale) -> Outcome {
     judge(&out.join("records.jsonl"), &tiers.records, &notes, &least(scale))
 }
 
-/// Informers that go among two proxies and the apiserver.
+/// Informers that move between two proxies and the apiserver.
 pub fn order(plane: &Plane, [first, second]: [Target; 2], out: &Path, scale: Scale) -> VerifyOrder {
     let Scale { informers, duration, rate, seed } = scale;
     let credentials =
@@ -141,7 +140,7 @@ pub fn order(plane: &Plane, [first, second]: [Target; 2], out: &Path, scale: Sca
     }
 }
 
-/// Kills one after the other, in rounds of all three: each in an order and at moments that are drawn.
+/// Kills one server after the other, in rounds of all three. Their order and times are drawn.
 async fn kill(tiers: &mut Tiers<'_>, scale: Scale) -> BTreeMap<AskedServer, u32> {
     let Scale { informers, duration, seed, .. } = scale;
     let mut rng = fastrand::Rng::with_seed(seed);
@@ -159,8 +158,8 @@ async fn kill(tiers: &mut Tiers<'_>, scale: Scale) -> BTreeMap<AskedServer, u32>
     let (least, most) = if is_short { BETWEEN_SHORT } else { BETWEEN };
     loop {
         let mut round = [LEAF, ZONE, APISERVER];
-        // What an apiserver has forgotten a proxy cannot know that begins behind it, and in a short run some clients
-        // may have heard of nothing since: there it comes last.
+        // A proxy that starts after the apiserver cannot know what that has forgotten, and in a short run some clients
+        // may have received nothing since. There the apiserver is killed last.
         rng.shuffle(if is_short { &mut round[..2] } else { &mut round });
         for victim in round {
             sleep(least + most.saturating_sub(least).mul_f64(rng.f64())).await;
@@ -176,8 +175,8 @@ async fn kill(tiers: &mut Tiers<'_>, scale: Scale) -> BTreeMap<AskedServer, u32>
     }
 }
 
-/// With less than this a run is void: a third of the writes, and of a short one, which starts may take up, a sixth;
-/// an event a second for each informer where there are as many writes as usual, and a hop in half a minute.
+/// The minimum counts, below which a run is void. Writes: a third, or a sixth of a short run, which restarts may take
+/// up. Events: one per second and informer at the usual write rate. Hops: one in half a minute.
 pub fn least(scale: Scale) -> Counts {
     let (seconds, clients) = (scale.duration.as_secs(), u64::from(scale.informers));
     let writes = u64::from(scale.rate) * seconds / if scale.duration == SHORT { 6 } else { 3 };
@@ -191,8 +190,8 @@ pub fn least(scale: Scale) -> Counts {
     }
 }
 
-/// Judges a record, with what was killed in its time. Fails if a promise was broken; otherwise all were kept, or the
-/// run is void.
+/// Checks a record together with the kills during its time. Panics if a promise was broken. Otherwise all were kept, or
+/// the run is void.
 #[must_use]
 pub fn judge(record: &Path, kills: &[Record], notes: &[String], least: &Counts) -> Outcome {
     let mut file = File::options().append(true).open(record).expect("a record");
@@ -212,12 +211,12 @@ pub fn judge(record: &Path, kills: &[Record], notes: &[String], least: &Counts) 
     verdict.outcome()
 }
 
-/// Watches of the leaf, and one of the apiserver to compare them with.
+/// The number of watches at the leaf. One watch at the apiserver serves as the reference.
 const WATCHES: usize = 20;
-/// What is read at the leaf behind each write.
+/// The collection that is read at the leaf after each write.
 const OWN: &str = "/api/v1/namespaces/default/configmaps";
 
-/// The changes of a watch up to a version, each by type, name and version.
+/// The changes of a watch up to a version, each as type, name and version.
 async fn changes(mut watch: Watch, last: u64) -> Vec<(String, String, u64)> {
     let mut all = Vec::new();
     loop {
@@ -230,7 +229,7 @@ async fn changes(mut watch: Watch, last: u64) -> Vec<(String, String, u64)> {
     }
 }
 
-/// How many lists a proxy has asked its upstream for, to fill its feeds.
+/// The number of lists that a proxy has sent upstream to fill its feeds.
 async fn lists_asked(proxy: &Proxy) -> i64 {
     proxy.metrics().await.sum("kube_fanout_upstream_requests_total", &[("cause", "list")])
 }
@@ -270,15 +269,15 @@ async fn a_leaf_whose_zone_is_killed_under_load_goes_on_without_a_list_and_reads
     tiers.assert_sound();
 }
 
-/// Whoever reads at the leaf without a version gets what is written, and the zone passes nothing on for that.
+/// Reads at the leaf without a version return the latest write, and the zone forwards nothing for them.
 async fn proofs_are_answered_by_the_zone(plane: &Plane, tiers: &Tiers<'_>) {
     const READS: usize = 50;
-    // A machine that stalls may make a proof late now and then.
+    // On a machine that stalls, a proof may occasionally be late.
     const LATE_MAX: i64 = 2;
-    // The zone may pass on the leaf's question, another one behind it, and the read itself.
+    // The zone may forward the leaf's proof request, a second one after it, and the read itself.
     const PASSED_ON_EACH: i64 = 3;
     let (leaf, zone) = (tiers.leaf.proxy(), tiers.zone.proxy());
-    // What has to be found out about a form is found out once.
+    // The proxy probes each encoding only once.
     leaf.client().version(OWN).await;
     let ((before, unproven), asked) = (passed_on(zone).await, leaf.asked("position").await);
     let mut late = 0;
@@ -300,8 +299,8 @@ async fn proofs_are_answered_by_the_zone(plane: &Plane, tiers: &Tiers<'_>) {
     assert!(passed <= late * PASSED_ON_EACH, "{passed} questions passed on for {late} reads that were late");
 }
 
-/// Reads at the leaf what was written. `false` if the leaf had it from upstream because no proof came in time: then it
-/// says so, and has waited for one.
+/// Reads at the leaf what was written. `false` if the leaf forwarded the read because no proof arrived in time. In that
+/// case it must report the reason and must have waited.
 async fn is_proven_in_time(leaf: &Proxy, n: usize, written: u64) -> bool {
     let asked = Instant::now();
     let list = leaf.client().get(OWN).await;
@@ -314,9 +313,9 @@ async fn is_proven_in_time(leaf: &Proxy, n: usize, written: u64) -> bool {
     !is_late
 }
 
-/// What a proxy has passed on, and how much for want of a proof besides. Samples by which a form is compared with what
-/// upstream writes are left out: they name a version that is soon over, and there are a few for each form, however many
-/// read it.
+/// The number of requests that a proxy has forwarded, and the number of those without a proof. Samples for verifying
+/// derived encodings are excluded: they name a version that soon expires, and there are only a few per encoding,
+/// however many clients read it.
 async fn passed_on(proxy: &Proxy) -> (Vec<(String, i64)>, i64) {
     const SAMPLES_MAX: i64 = 5;
     let (mut others, mut samples, mut unproven) = (Vec::new(), 0, 0);

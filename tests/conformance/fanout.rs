@@ -1,4 +1,4 @@
-//! Many watches downstream are served from one stream upstream, and all get the same events.
+//! The proxy serves many client watches from one upstream stream, and all receive the same events.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::bed::{self, Ask, BULK_PODS, Bed, Event, Frame, Plan, Plane, Proxy, Wa
 const PODS: &str = "/api/v1/pods";
 const WATCH_LIST: &str = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
 
-/// Writes for others to watch, straight to the apiserver; then tells them, by `until`, where it ended.
+/// Writes directly to the apiserver, and then writes the last version to `until` for the watchers.
 async fn churn(plane: &Plane, namespace: &str, ops: usize, until: &Path) -> Vec<u64> {
     let ops = ops.to_string();
     let args = ["--namespace", namespace, "--ops", &ops, "--objects", "40", "--workers", "4"];
@@ -67,7 +67,7 @@ async fn a_thousand_watches_per_form_are_equal_to_a_direct_one_and_cost_one_stre
     assert_eq!(proxy.asked("relist").await, 0);
 }
 
-/// Everything up to the bookmark that ends the initial events, and that bookmark.
+/// The bytes of the initial events, including the bookmark that ends them, and its version.
 async fn initial_bytes(watch: &mut Watch) -> (Vec<u8>, u64) {
     let mut bytes = Vec::new();
     loop {
@@ -93,7 +93,7 @@ async fn five_hundred_watch_lists_at_a_cold_proxy_are_equal_and_share_one_stream
     let proxy = Plan::tls().start(&bed).await;
     let before = bed.settled_watches("pods").await;
     let started = std::time::Instant::now();
-    // Connections of their own, so that no request waits for another one's answer.
+    // Several connections, so that no request waits for another one's response.
     let clients: Vec<_> = (0..5).map(|_| proxy.client()).collect();
     let asked = (0..500).map(|at| {
         let client = clients[at % clients.len()].clone();
@@ -113,8 +113,8 @@ async fn five_hundred_watch_lists_at_a_cold_proxy_are_equal_and_share_one_stream
     let metrics = proxy.metrics().await;
     assert_eq!(proxy.streams("pods.v1").await, 1);
     assert_eq!(metrics.sum("kube_fanout_watches_open", &[]), 500);
-    let initial = [("resource", "pods.v1"), ("question", "initial")];
-    assert_eq!(metrics.sum("kube_fanout_upstream_questions_total", &initial), 1);
+    let initial = [("resource", "pods.v1"), ("purpose", "initial")];
+    assert_eq!(metrics.sum("kube_fanout_feed_requests_total", &initial), 1);
     assert_eq!(proxy.forwarded().await, [], "nobody was passed through");
     eventually("the feed and the reference are what the apiserver sees", async || {
         (bed.open_watches("pods").await == before + 2).then_some(())
@@ -143,7 +143,8 @@ async fn everyone_sees_the_next_change(bed: &Bed, namespace: &str, mut watches: 
     assert!(next.iter().all(|event| event.line == next[0].line), "one event, one form, the same bytes");
 }
 
-/// A watch that is not read costs the others nothing. When it is read again it goes on where it was, or is told 410.
+/// A stalled watch does not affect the others. When its client reads again, it continues where it was or receives a
+/// 410.
 async fn one_stuck_among_a_hundred(plan: Plan, bed: &Bed) -> (serde_json::Value, Proxy) {
     let proxy = plan.start(bed).await;
     let namespace = bed.namespace("stuck").await;
@@ -154,10 +155,11 @@ async fn one_stuck_among_a_hundred(plan: Plan, bed: &Bed) -> (serde_json::Value,
     let watches = watches.args(["--count", "100", "--conns", "4", "--stuck", "1"]);
     let mut watches = watches.until(&until).file("--ready-file", &ready).start();
     watches.awaits(&ready).await;
-    // No faster than the others read, however slow this machine is: they must not leave the window as well.
+    // The writer waits for the other watches, however slow this machine is, because they must not fall out of the
+    // window too.
     let mut written = BTreeSet::new();
     for _ in 0..8 {
-        // A write that changes nothing is answered with a version that was there before.
+        // A write without a change returns the previous version.
         written.extend(churn(bed, &namespace, 50, &bed.file("so-far")).await);
         let events = i64::try_from(written.len()).expect("few");
         eventually("the others have been handed what was written", async || {
@@ -184,7 +186,7 @@ async fn a_stuck_reader_costs_the_others_nothing_and_goes_on_where_it_was() {
 
 #[tokio::test]
 async fn a_stuck_reader_that_falls_out_of_the_window_is_told_410() {
-    // Nobody else writes pods: a small window is for the events of this test.
+    // No other test writes pods, so the small window contains only this test's events.
     let Some(bed) = bed::alone().await else { return };
     let plan = Plan::tls().config("window:\n  events: 200\n");
     let (summary, proxy) = one_stuck_among_a_hundred(plan, &bed).await;

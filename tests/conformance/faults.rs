@@ -1,6 +1,6 @@
-//! Bytes in flight are cut, held, lost or spoilt, before a real apiserver and before the proxy's clients, at every
-//! offset of real frames. By the judges of `fanoutctl verify` no promise is broken, and every feed comes back.
-//! `make faults` does it for longer.
+//! Faults on the wire: bytes in flight are cut, delayed, lost or corrupted at every offset of real frames. The faults
+//! are both in front of a real apiserver and in front of the proxy's clients. The checkers of `fanoutctl verify` find
+//! no broken promise, and every feed recovers. `make faults` runs longer.
 
 mod canary;
 pub mod framing;
@@ -31,27 +31,29 @@ use noise::Noise;
 use plan::Side;
 use relay::{Latest, Relay};
 
-/// The longest wait of a feed between two attempts (docs/CONFIG.md, "Fixed limits").
+/// The longest backoff of a feed (docs/CONFIG.md, "Fixed limits").
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
-/// How long faults go on at once, and how long there are none then: long enough to see what is late.
+/// The length of a phase with faults and of the phase without faults after it, which is long enough to detect late
+/// events.
 const ARMED: Duration = Duration::from_secs(10);
 const CALM: Duration = Duration::from_secs(14);
-/// A run of one round, as `make test` does it, lasts so long, with faults at its beginning.
+/// The length of a run with one round, as in `make test`. Its faults are at its start.
 const SHORT: Duration = Duration::from_secs(8);
 const SHORT_ARMED: Duration = Duration::from_secs(4);
-/// A busy machine may need more than one such run until everything was hit, and enough was written and judged.
+/// The maximum number of short runs. A busy machine may need several until every fault has occurred and enough was
+/// written and checked.
 const SHORT_RUNS_MAX: usize = 3;
-/// The time between two looks at what was hit.
+/// The polling interval for faults that took effect.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
-/// How late a change may be while nothing is broken.
+/// The longest delay of a change while nothing is broken.
 const ON_TIME: Duration = Duration::from_secs(4);
-/// The number of events that clients have when a run has begun.
+/// The number of events that clients have received when a run has started.
 const BEGUN: usize = 200;
 
 const BUILT_IN: &str = "configmaps";
 const CUSTOM: &str = "samples.verify.kube-fanout.io";
 
-/// What must have been judged, or the run says nothing.
+/// The promises that must have been checked, because otherwise the run is inconclusive.
 const JUDGED: [Promise; 15] = [
     Promise::Ordered,
     Promise::Unique,
@@ -70,15 +72,16 @@ const JUDGED: [Promise; 15] = [
     Promise::TypedBytes,
 ];
 
-/// A proxy with relays on both of its sides.
+/// A proxy with relays on both sides.
 struct Stage<'a> {
     plane: &'a Plane,
-    /// Between the proxy and the apiserver; between clients and the proxy; and the one for clients that are not judged.
+    /// Between the proxy and the apiserver, between checked clients and the proxy, and between unchecked clients and
+    /// the proxy.
     relays: [Relay; 3],
     proxy: Proxy,
     seed: u64,
     duration: Duration,
-    /// Configmaps are stored as JSON, so that etcd shows them.
+    /// Whether configmaps are stored as JSON, so that etcd shows them.
     stores_json: bool,
 }
 
@@ -104,7 +107,7 @@ impl<'a> Stage<'a> {
         let upstream = Relay::start(Side::Upstream, plane.target(), seed, &latest, &dir).await;
         let kubeconfig = dir.join("relay.kubeconfig");
         fs::write(&kubeconfig, upstream.target(&plane.user("admin")).kubeconfig()).expect("a file");
-        // In every other run the apiserver is asked who callers are and what they may, in the midst of all that.
+        // In every other run the proxy also sends TokenReviews and SubjectAccessReviews through the faults.
         let plan = if seed.is_multiple_of(2) { Plan::tls() } else { Plan::delegated(plane) };
         let proxy = plan.upstream(&kubeconfig).start(plane).await;
         let downstream = Relay::start(Side::Downstream, proxy.target(), seed, &latest, &dir).await;
@@ -127,7 +130,7 @@ impl<'a> Stage<'a> {
         self.proxy.assert_sound();
     }
 
-    /// Fails if a promise was broken; returns what there was too little of to judge.
+    /// Panics if a promise was broken. Returns the counts that were too low for a conclusive run.
     async fn run(&self, armed: Duration, seed: u64) -> Vec<String> {
         let out = [BUILT_IN, CUSTOM].map(|resource| self.plane.file(&format!("faults-{resource}")));
         let runs = [BUILT_IN, CUSTOM].into_iter().zip(&out).map(|(resource, out)| self.verify(seed, resource, out));
@@ -144,7 +147,7 @@ impl<'a> Stage<'a> {
         lacks
     }
 
-    /// Runs clients and writers; returns what was noted beside the promises.
+    /// Runs clients and writers. Returns the notes that are not about promises.
     async fn verify(&self, seed: u64, resource: &str, out: &Path) -> Vec<String> {
         let plane = self.plane;
         let subject = self.relays[1].target(&plane.user("admin"));
@@ -163,8 +166,8 @@ impl<'a> Stage<'a> {
         ran.unwrap_or_else(|error| panic!("{resource}: {error}")).notes
     }
 
-    /// Arms the relays from time to time. Every record says when something was broken, which is over when all feeds are
-    /// up to date again.
+    /// Arms the relays from time to time. Each record has the time of a fault phase, which ends when all feeds are up
+    /// to date again.
     async fn break_things(&self, armed: Duration) -> Vec<FaultRecord> {
         let earlier = self.relays[1].events();
         let begun = || (self.relays[1].events() > earlier + BEGUN).then_some(());
@@ -175,7 +178,7 @@ impl<'a> Stage<'a> {
             let (from_ns, before) = (now_ns(), self.hits());
             self.relays.iter().for_each(Relay::arm);
             sleep(armed).await;
-            // A machine that is busy may need longer until everything was hit.
+            // A busy machine may need longer until every fault has occurred.
             let lacks = async || {
                 while self.lacks().is_some() {
                     sleep(LOOK_AGAIN).await;
@@ -199,7 +202,7 @@ impl<'a> Stage<'a> {
         self.relays.iter().map(|relay| relay.tally().all()).sum()
     }
 
-    /// What was hit too rarely for a run to say anything.
+    /// A fault that occurred too rarely for a conclusive run.
     fn lacks(&self) -> Option<String> {
         let seconds = self.duration.as_secs();
         let (of_kind_min, at_place_min) = (1 + seconds / 60, seconds / 300);
@@ -208,7 +211,8 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// A run of the judged server that breaks nothing by itself. Whoever runs it says how long, by what, and how much.
+/// A run against the tested server that causes no faults itself. The caller sets the duration, the seed and the
+/// amounts.
 pub fn order(plane: &Plane, subject: &Target, resource: &str, out: &Path) -> VerifyOrder {
     let kubeconfig = out.with_extension("kubeconfig");
     fs::write(&kubeconfig, plane.target().kubeconfig()).expect("a file");
@@ -243,8 +247,8 @@ pub fn order(plane: &Plane, subject: &Target, resource: &str, out: &Path) -> Ver
     }
 }
 
-/// Judges a record, with what was broken in its time. Fails if a promise was broken; returns what there was too little
-/// of.
+/// Checks a record together with the faults during its time. Panics if a promise was broken. Returns the counts that
+/// were too low.
 fn judge(record: &Path, faults: &[FaultRecord], notes: &[String], requirements: &Requirements) -> Vec<String> {
     let (verdict, mut text) = verdict(record, faults, requirements);
     for note in notes {
@@ -256,7 +260,7 @@ fn judge(record: &Path, faults: &[FaultRecord], notes: &[String], requirements: 
     verdict.lacks
 }
 
-/// What becomes of a record, with its words.
+/// The verdict for a record, with its text.
 pub fn verdict(record: &Path, faults: &[FaultRecord], requirements: &Requirements) -> (RunVerdict, String) {
     let mut file = File::options().append(true).open(record).expect("a record");
     for fault in faults {

@@ -1,6 +1,6 @@
-//! Attacks by HTTP/2: far more frames than a client needs, or too few to finish anything (R-DOWNSTREAM-2 to
-//! R-DOWNSTREAM-5, R-THREAT-10, R-THREAT-11). The sender is cut off or held back and costs little, and other clients
-//! are not disturbed.
+//! HTTP/2 attacks: far more frames than a client needs, or too few to finish anything (R-DOWNSTREAM-2 to
+//! R-DOWNSTREAM-5, R-THREAT-10, R-THREAT-11). The proxy disconnects or throttles the sender at little cost, and does
+//! not disturb other clients.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -30,15 +30,15 @@ const ACK: u8 = 1;
 const REFUSED_STREAM: u32 = 7;
 pub const FRAME_HEAD: usize = 9;
 
-/// Connections of one flood.
+/// The number of connections of one flood.
 const CONNECTIONS: usize = 4;
 const FLOOD_BYTES_MAX: usize = 8 << 20;
 const FLOOD_MAX: Duration = Duration::from_secs(4);
-/// A flood may take one processor for as long as it lasts, and what other tests leave of it.
+/// The CPU limit: one CPU for the duration of a flood.
 const CPU_SECONDS_MAX: f64 = 10.0;
 const MEMORY_BYTES_MAX: u64 = 96 << 20;
 
-/// What is sent again and again, by its number.
+/// Returns the bytes to send repeatedly, by their sequence number.
 type Flood = fn(u32, &Fields) -> Vec<u8>;
 
 const FLOODS: [(&str, Flood); 9] = [
@@ -60,7 +60,7 @@ const FLOODS: [(&str, Flood); 9] = [
     ("priorities", |at, _| frame(PRIORITY, 0, 2 * at + 3, &[0, 0, 0, 0, 1])),
     ("empty data", |at, fields| if at == 0 { head(3, fields, false) } else { frame(DATA, 0, 3, &[]) }),
     ("a header that is remembered and said again", |at, fields| {
-        // Four kilobytes into the table, and then a byte for each time (RFC 7541 §6.1).
+        // Adds four kilobytes to the header table, and then refers to them with one byte each (RFC 7541 §6.1).
         let entry = [[0x40, 1, b'x', 0x7f, 0xa1, 0x1e].as_slice(), &[b'y'; 4000]].concat();
         let block = [literals(fields), if at == 0 { entry } else { vec![0xbe; 8000] }].concat();
         frame(HEADERS, END_HEADERS | 1, 2 * at + 3, &block)
@@ -74,13 +74,13 @@ fn question(token: &str) -> Fields {
     fields
 }
 
-/// Sends all of it: what is only written may be kept for the next time, when its task has had its turn.
+/// Writes and flushes. Without the flush, TLS may buffer the bytes until the task's next write.
 async fn send(io: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> io::Result<()> {
     io.write_all(bytes).await?;
     io.flush().await
 }
 
-/// Reads whatever comes, until the end.
+/// Reads and discards until the end.
 async fn drain(mut io: ReadHalf<TlsStream<TcpStream>>) {
     let mut part = vec![0; 16 << 10];
     while let Ok(1..) = io.read(&mut part).await {}
@@ -101,7 +101,7 @@ async fn pour(mut io: WriteHalf<TlsStream<TcpStream>>, flood: Flood, fields: &Fi
     sent
 }
 
-/// Sends as much as is taken; half of the senders never read an answer. How much it was.
+/// Sends until the proxy stops reading. Half of the senders never read a response. Returns the number of bytes.
 async fn flood(proxy: &Proxy, flood: Flood, fields: &Fields) -> usize {
     let senders = (0..CONNECTIONS).map(async |at| {
         let (reader, writer) = split(proxy.target().connect("h2").await);
@@ -129,7 +129,7 @@ async fn a_flood_costs_little_and_nobody_else_anything() {
     let mut watch = proxy.client().watch(Ask::get(&format!("{maps}?watch=true"))).await;
     for (name, what) in FLOODS {
         let (began, cpu, memory) = (Instant::now(), proxy.cpu_seconds(), proxy.resident_bytes());
-        // On a connection of its own, while the flood comes down.
+        // Runs on its own connection during the flood.
         let other = async {
             let map = unique("map");
             bed.direct().create(&maps, json!({"metadata": {"name": map}})).await;
@@ -152,7 +152,7 @@ async fn a_flood_costs_little_and_nobody_else_anything() {
     }
 }
 
-/// The whole frames in what was heard: their kinds, their streams, and what they carry.
+/// The complete frames in received bytes: type, stream and payload of each.
 pub fn frames_of_streams(mut heard: &[u8]) -> impl Iterator<Item = (u8, u32, &[u8])> {
     std::iter::from_fn(move || {
         let (head, rest) = heard.split_at_checked(FRAME_HEAD)?;
@@ -162,12 +162,12 @@ pub fn frames_of_streams(mut heard: &[u8]) -> impl Iterator<Item = (u8, u32, &[u
     })
 }
 
-/// The whole frames in what was heard: their kinds, and what they carry.
+/// The complete frames in received bytes: type and payload of each.
 fn frames(heard: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     frames_of_streams(heard).map(|(kind, _, payload)| (kind, payload))
 }
 
-/// The first four bytes, as a number.
+/// The first four bytes as a big-endian number.
 fn number(bytes: &[u8]) -> u32 {
     u32::from_be_bytes(bytes[..4].try_into().expect("four bytes"))
 }
@@ -190,12 +190,12 @@ async fn whoever_is_not_known_has_one_question_per_connection() {
         let (mut heard, mut part, mut answered, mut insisted) = (Vec::new(), [0; 4096], 0, false);
         while let Ok(read @ 1..) = within("the end of the connection", io.read(&mut part)).await {
             heard.extend_from_slice(&part[..read]);
-            // What comes behind the GOAWAY all the same is not looked at.
+            // A request after the GOAWAY is ignored.
             if !insisted && kinds(&heard).contains(&GOAWAY) {
                 insisted = true;
                 send(&mut io, &head(3, &fields, true)).await.expect("it is still open");
             }
-            // Whoever does not answer the ping behind a GOAWAY is waited for, for a minute.
+            // If the client does not answer the ping after a GOAWAY, the proxy waits for a minute.
             let pings = frames(&heard).filter(|(kind, _)| *kind == PING).map(|(_, payload)| payload.to_vec());
             for ping in pings.skip(answered).collect::<Vec<_>>() {
                 let _ = send(&mut io, &frame(PING, ACK, 0, &ping)).await;
@@ -208,7 +208,7 @@ async fn whoever_is_not_known_has_one_question_per_connection() {
         let answers: Vec<_> = kinds.iter().filter(|kind| **kind == HEADERS).collect();
         assert!(answers.len() == 1 && kinds.contains(&GOAWAY), "{token:?}: {kinds:?}");
     }
-    // Whoever is known keeps the connection.
+    // An authenticated client keeps its connection.
     let mut fields = question(&bed.user("bob").token);
     let (mut reader, mut writer) = split(proxy.target().connect("h2").await);
     send(&mut writer, &hello()).await.expect("it is sent");
@@ -227,9 +227,8 @@ async fn whoever_is_not_known_has_one_question_per_connection() {
     assert!(!kinds(&heard).contains(&GOAWAY));
 }
 
-/// A goodbye loses no question: whatever was sent on a connection that is being closed, at whatever moment, is
-/// answered, or refused so that its client knows that nothing was done (RFC 9113 §6.8 and
-/// RFC 9113 §8.7).
+/// A GOAWAY loses no request (RFC 9113 §6.8 and RFC 9113 §8.7). Every request on a connection that is being closed is
+/// answered or refused. A refusal shows the client that the request was not processed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_question_around_a_goodbye_is_answered_or_refused() {
     const ROUNDS: usize = 300;
@@ -244,12 +243,12 @@ async fn every_question_around_a_goodbye_is_answered_or_refused() {
     assert!(answered > 0 && answered < ROUNDS);
 }
 
-/// Asks as whoever is not known, and then on the same connection as whoever is: whether the second one was answered,
-/// and not refused.
+/// Sends an unauthenticated request, and then an authenticated one on the same connection. Returns whether the second
+/// one was answered instead of refused.
 async fn around_a_goodbye(proxy: &Proxy, [guess, known]: &[Fields; 2], round: usize) -> bool {
     let (mut reader, mut writer) = split(proxy.target().connect("h2").await);
     send(&mut writer, &[hello(), head(1, guess, true)].concat()).await.expect("it is sent");
-    // Right behind the guess, as soon as it is refused, or behind the goodbye.
+    // Directly after the first request, after its refusal, or after the GOAWAY.
     let is_moment = |heard: &[u8]| match round % 3 {
         0 => true,
         1 => kinds(heard).contains(&HEADERS),
@@ -258,7 +257,7 @@ async fn around_a_goodbye(proxy: &Proxy, [guess, known]: &[Fields; 2], round: us
     let is_answered =
         |heard: &[u8], stream| frames_of_streams(heard).any(|(kind, of, _)| kind == HEADERS && of == stream);
     let (mut heard, mut part, mut sent, mut pings) = (Vec::new(), [0; 4096], None, 0);
-    // Whoever is known before the guess is refused need not go.
+    // If the caller is authenticated before the first request is refused, the connection may stay open.
     let may_stay = round.is_multiple_of(3);
     while !(may_stay && is_answered(&heard, 1) && is_answered(&heard, 3)) {
         if sent.is_none() && is_moment(&heard) {
@@ -285,7 +284,7 @@ async fn around_a_goodbye(proxy: &Proxy, [guess, known]: &[Fields; 2], round: us
     false
 }
 
-/// R-THREAT-11: answers that nobody takes.
+/// R-THREAT-11: the proxy does not accumulate responses that the client does not read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_that_nobody_takes_are_not_piled_up() {
     const STREAMS: u32 = 200;
@@ -297,7 +296,7 @@ async fn answers_that_nobody_takes_are_not_piled_up() {
     let mut fields = question(&bed.user("admin").token);
     fields[3] = field(":path", pods);
     let before = proxy.resident_bytes();
-    // No window at all: not a byte may be sent.
+    // A window of zero: the proxy may send no data.
     let mut bytes = [hello(), frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0])].concat();
     for stream in 0..STREAMS {
         bytes.extend(head(2 * stream + 1, &fields, true));
@@ -322,7 +321,7 @@ async fn answers_that_nobody_takes_are_not_piled_up() {
     drop(stuck);
 }
 
-/// R-DOWNSTREAM-5: connections that are only held.
+/// R-DOWNSTREAM-5: connections that stall in the middle of a message.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_stops_in_the_middle_of_a_word_is_hung_up_on() {
     const EACH: usize = 100;
@@ -331,7 +330,7 @@ async fn whoever_stops_in_the_middle_of_a_word_is_hung_up_on() {
     let target = proxy.target();
     let silent = (0..EACH).map(async |_| {
         let mut io = TcpStream::connect(target.host()).await.expect("it listens");
-        // The beginning of a handshake.
+        // The start of a handshake.
         send(&mut io, b"\x16\x03\x01\x02\x00\x01\x00").await.expect("it is sent");
         within("the end of a handshake that never ends", io.read_to_end(&mut Vec::new())).await.is_ok()
     });

@@ -1,5 +1,5 @@
-//! A small client of one collection: it lists, watches, resumes from its last version, and lists again after a 410.
-//! It writes down what it gets, for the judges of `fanoutctl verify`.
+//! A small client of one collection: it lists, watches, resumes from its last version, and relists after a 410. It
+//! records what it receives, for the checkers of `fanoutctl verify`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,23 +12,23 @@ use verify::{Ending, Op, ReadVerb};
 use crate::bed::{Ask, Event, Http, Protocol, Target, Watch, version_of};
 use crate::ledger::Ledger;
 
-/// A client's back-off, while nobody listens.
+/// The client's backoff while no server listens.
 const TRY_AGAIN: Duration = Duration::from_millis(50);
 
 pub struct Follower {
     http: Http,
     ledger: Arc<Ledger>,
-    /// What it goes on from.
+    /// The last event, after which it resumes.
     before: Option<Op>,
     at: Arc<AtomicU64>,
     pub lists: u32,
     pub resumed: u32,
     pub expired: u32,
-    /// The headers that say why a watch was passed through, of each that was.
+    /// The headers with the reason for each forwarded watch.
     pub passed: Vec<String>,
-    /// Counts those whose first watch has begun.
+    /// Counts the followers whose first watch has started.
     begun: Option<watch::Sender<usize>>,
-    /// It goes after so many events, until the proxy was killed and so long behind that.
+    /// The follower disconnects after this many events, and stays away until this long after the proxy was killed.
     away: Option<(u32, watch::Receiver<bool>, Duration)>,
 }
 
@@ -39,12 +39,12 @@ impl Follower {
         Self { http, ledger, before: None, at, lists: 0, resumed: 0, expired: 0, passed: Vec::new(), begun, away: None }
     }
 
-    /// One that goes after so many events, and comes back so long after the kill.
+    /// Makes the follower disconnect after `events` events, and return `long` after the kill.
     pub fn away(self, events: u32, killed: watch::Receiver<bool>, long: Duration) -> Self {
         Self { away: Some((events, killed, long)), ..self }
     }
 
-    /// The version that it resumes from; 0 before its first list.
+    /// The version from which it resumes; 0 before its first list.
     pub fn position(&self) -> Arc<AtomicU64> {
         self.at.clone()
     }
@@ -53,7 +53,7 @@ impl Follower {
         self.at.load(Ordering::Relaxed)
     }
 
-    /// Follows until it has seen `goal`, once there is one.
+    /// Follows until it has seen the version in `goal`, once that is set.
     pub async fn follow(mut self, mut goal: watch::Receiver<Option<u64>>) -> Self {
         let (mut target, mut events) = (None, 0);
         loop {
@@ -134,7 +134,7 @@ impl Follower {
         }
     }
 
-    /// Takes an event in; false when the watch is over.
+    /// Applies an event. Returns `false` if the watch is over.
     fn apply(&mut self, event: &Event) -> bool {
         if event.kind == "ERROR" {
             assert_eq!(event.object["code"], 410, "{}", event.line);

@@ -1,7 +1,7 @@
-//! A read without a resourceVersion sees every write that was complete before it, by any client and by any path.
+//! A read without a resourceVersion sees every write that completed before it, by any client and by any path.
 //!
-//! `FRESHNESS_TRIALS=10000 cargo test --test conformance freshness` runs more; on a large collection that is idle while
-//! the cluster is not, a trial takes about a second.
+//! `FRESHNESS_TRIALS=10000 cargo test --test conformance freshness` runs more. A trial takes about a second on a large
+//! collection that is idle while the rest of the cluster is not.
 
 use std::time::Instant;
 
@@ -9,15 +9,15 @@ use serde_json::json;
 
 use crate::bed::{self, Ask, Bed, Http, Plan, Proxy, say, version_of};
 
-/// What happens beside the writes that are read back.
+/// The load besides the writes that are read back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Beside {
-    /// Another object of the resource changes all the time: its stream moves on by itself.
+    /// Another object of the resource changes continuously, so its stream makes progress.
     Busy,
-    /// Nothing.
+    /// No load.
     Idle,
-    /// Nothing happens to the resource, but much elsewhere: the cluster's version runs ahead of the resource's stream,
-    /// and that it has missed nothing has to be proven.
+    /// Only other resources change, so the cluster's version runs ahead of the resource's stream. The proxy must prove
+    /// that the stream has missed nothing.
     Elsewhere,
 }
 
@@ -37,7 +37,7 @@ async fn no_read_misses_a_write(bed: &Bed, resource: &str, beside: Beside, trial
     let summary = run.start().finish_within(std::time::Duration::from_secs(5 * 3600)).await.summary();
     drop(elsewhere);
     assert_eq!(summary["misses"], 0, "{summary}");
-    // Three reads of four are lists, of which the cache answers all but those whose proof is late.
+    // Three of four reads are lists. The cache answers all of them, except if the proof is late.
     let served = proxy.metrics().await.sum("kube_fanout_served_total", &[]);
     let trials: i64 = trials.parse().expect("a number");
     assert!(served >= trials / 2, "{served} of {trials} from the cache");
@@ -89,8 +89,8 @@ async fn freshness_of_pods_among_three_thousand_while_other_resources_change() {
     assert!(proxy.asked("catch_up").await + proxy.asked("equality").await > 0, "proofs were needed");
 }
 
-/// Whoever has seen a version elsewhere is told it of a resource that nothing happens to, as the apiserver tells it,
-/// also while others ask for versions that never come.
+/// A client that has seen a version of another resource can read a quiet resource at that version, as from the
+/// apiserver. This also holds while other clients request versions that never come.
 #[tokio::test]
 async fn a_version_seen_elsewhere_is_reached_while_others_ask_for_what_never_comes() {
     let Some(bed) = bed::quiet("seen-elsewhere").await else { return };
@@ -114,7 +114,7 @@ async fn a_version_seen_elsewhere_is_reached_while_others_ask_for_what_never_com
                 (at.get(&format!("{quiet}{seen}")).await, asked.elapsed().as_secs_f64())
             };
             let (mut answer, mut took) = told(&client).await;
-            // A slow machine may be too late for one of them.
+            // On a slow machine, one of them may be late.
             if answer.status == 504 && !std::mem::replace(&mut was_late, true) {
                 (answer, took) = told(&client).await;
             }

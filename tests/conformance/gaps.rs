@@ -1,5 +1,4 @@
-//! The proxy reads back changes that happened while it could not listen, and that only an apiserver has sent which is
-//! dead now.
+//! The proxy reads back changes from a time without upstream connection, even if the apiserver that sent them is dead.
 
 use serde_json::{Value, json};
 
@@ -11,7 +10,7 @@ fn map(name: &str, app: &str) -> Value {
     json!({"metadata": {"name": name, "labels": {"app": app}}, "data": {"k": "0"}})
 }
 
-/// What a watch is told of a change: type, name, version, label and value.
+/// A change in a watch: type, name, version, label and value.
 type Told = (String, String, u64, String, String);
 
 fn told(event: &Event) -> Told {
@@ -20,7 +19,7 @@ fn told(event: &Event) -> Told {
     (event.kind.clone(), event.name().to_owned(), event.version(), text(label), text(value))
 }
 
-/// Changes up to and including the one named `last`.
+/// Changes up to and including the one of the object `last`.
 async fn until(watch: &mut Watch, last: &str) -> Vec<Told> {
     let mut all = Vec::new();
     loop {
@@ -52,7 +51,7 @@ async fn changes_told_by_a_dead_apiserver_alone_reach_every_watch_once_and_in_or
     proxy.stop();
     bed.kill_apiserver().await;
     bed.start_apiserver().await;
-    // This one is killed before the proxy hears of it.
+    // This apiserver is killed before the proxy receives the changes from it.
     let changes = change_much(&bed).await;
     bed.kill_apiserver().await;
     bed.start_apiserver().await;
@@ -68,7 +67,7 @@ async fn changes_told_by_a_dead_apiserver_alone_reach_every_watch_once_and_in_or
     let metrics = proxy.metrics().await;
     let gaps = |outcome| metrics.sum("kube_fanout_history_gaps_total", &[("outcome", outcome)]);
     assert_eq!(gaps("new_history"), 0);
-    let (past, relists) = (proxy.asked("past").await, proxy.asked("relist").await);
+    let (past, relists) = (proxy.asked("past_object").await, proxy.asked("relist").await);
     say(&format!(
         "{} changes read back; gaps mended: {}; asked upstream: relist {relists}, past {past}",
         changes.len(),
@@ -81,7 +80,7 @@ fn with(changes: &[(Told, &'static [&'static str])], which: &str, last: u64) -> 
     of.chain([("ADDED".to_owned(), "last".to_owned(), last, "x".to_owned(), "0".to_owned())]).collect()
 }
 
-/// Changes, and what those who watch everything, a label or a name are to be told of each.
+/// Changes, and for each the watches that must receive it: of everything, of a label or of a name.
 async fn change_much(bed: &bed::Plane) -> Vec<(Told, &'static [&'static str])> {
     const EVERYBODY: &[&str] = &["all", "selected", "named"];
     const ALL: &[&str] = &["all"];
@@ -99,19 +98,19 @@ async fn change_much(bed: &bed::Plane) -> Vec<(Told, &'static [&'static str])> {
         let version = patch("a", "x", value).await;
         changes.push((of("MODIFIED", "a", version, "x", value), EVERYBODY));
     }
-    // b leaves the selection and comes back.
+    // b leaves the selection and returns.
     let version = patch("b", "y", "1").await;
     changes.push((of("MODIFIED", "b", version, "y", "1"), ALL));
     changes.push((of("DELETED", "b", version, "x", "0"), &["selected"]));
     let version = patch("b", "x", "2").await;
     changes.push((of("MODIFIED", "b", version, "x", "2"), ALL));
     changes.push((of("ADDED", "b", version, "x", "2"), &["selected"]));
-    // c is changed outside of it, d changed and deleted, e made.
+    // c is changed outside the selection, d is changed and deleted, e is created.
     let version = patch("c", "y", "1").await;
     changes.push((of("MODIFIED", "c", version, "y", "1"), ALL));
     let version = patch("d", "x", "1").await;
     changes.push((of("MODIFIED", "d", version, "x", "1"), BOTH));
-    // Others write meanwhile, an apiserver that has just started more than any, so a list tells a later version.
+    // A list would have a later version, because others also write, an apiserver that has just started most of all.
     let mut end = client.watch(Ask::get(&format!("{MAPS}?watch=1&resourceVersion={version}"))).await;
     client.delete(&format!("{MAPS}/d")).await;
     let version = end.change().await.version();

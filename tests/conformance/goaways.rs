@@ -1,5 +1,5 @@
-//! An apiserver that lets connections go at random (`--goaway-chance`, which managed clusters set): what it has not
-//! processed is sent again on another connection (RFC 9113 §6.8). `make goaways` sends more.
+//! An apiserver that closes connections at random (`--goaway-chance`, which managed clusters set). The proxy resends
+//! unprocessed requests on another connection (RFC 9113 §6.8). `make goaways` sends more.
 
 use futures_util::{StreamExt as _, stream};
 use http::Method;
@@ -7,14 +7,14 @@ use serde_json::json;
 
 use crate::bed::{self, Ask, Http, Plan, Protocol, number, say};
 
-/// The highest chance that the apiserver takes.
+/// The highest value that the apiserver accepts.
 const CHANCE: &str = "--goaway-chance=0.02";
 const TRANSPORT: &str = "--strict-transport-security-directives=max-age=31536000,includeSubDomains";
-/// What the proxy logs of each request that it sends again.
+/// The proxy's log message for each request that it resends.
 const RESENT: &str = "upstream did not process a request";
-/// In a run of so many, some requests meet a connection that goes.
+/// In a run of at least this many requests, some are on a connection that is being closed.
 const MANY: u64 = 10_000;
-/// Requests at a time.
+/// The number of concurrent requests.
 const TOGETHER: usize = 40;
 
 #[tokio::test]
@@ -29,7 +29,7 @@ async fn no_request_fails_before_an_apiserver_that_lets_connections_go() {
         let answers = answers.map(|at| async move {
             let object = json!({"metadata": {"name": format!("{name}-{at}")}, "data": {"a": "b"}});
             let posted = client.ask(Ask::get(maps).with(Method::POST, "application/json", object.to_string())).await;
-            // Had it been carried out before, this would be a 409.
+            // If the request had already been processed, this would be a 409.
             assert_eq!(posted.status, 201, "{}", posted.text());
             let got = client.get(&format!("{maps}/{name}-{at}")).await;
             assert_eq!(got.status, 200, "{}", got.text());

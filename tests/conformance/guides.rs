@@ -1,10 +1,10 @@
-//! The commands of docs/GUIDES.md, word for word.
+//! The commands of docs/GUIDES.md, verbatim.
 
 use crate::bed::{self, Plan, Proxy};
 use crate::blocks::blocks;
 use crate::install::reader;
 
-/// Requests that the proxy has answered.
+/// The number of requests that the proxy has answered.
 async fn answered(proxy: &Proxy) -> i64 {
     let metrics = proxy.metrics().await;
     metrics.sum("kube_fanout_served_total", &[]) + metrics.sum("kube_fanout_forwarded_total", &[])

@@ -1,8 +1,8 @@
-//! Requests that no honest client sends, drawn with a seed. No sender gets another identity by them, no request is
+//! Requests that no honest client sends, drawn with a seed. No sender gains another identity by them, no request is
 //! smuggled past the proxy, and the proxy survives (R-IDENTITY-1, R-THREAT-1 to R-THREAT-4, R-THREAT-10, R-THREAT-12).
 //!
-//! The apiserver's own audit log decides. Every request carries a mark in its query, and a request that is hidden
-//! inside of it carries another one. The log shows which of them arrived, and as which user. `make hostile
+//! The apiserver's own audit log decides. Every request has a marker in its query, and a request that is hidden inside
+//! another one has its own marker. The log shows which of them arrived, and as which user. `make hostile
 //! REQUESTS=10000` sends more than `make test`.
 
 mod cases;
@@ -26,14 +26,14 @@ use cases::{Case, Cast, Wire};
 use judge::Judge;
 
 const AT_ONCE: usize = 48;
-/// What must not come would come at once: it has been sent already.
+/// The wait for forbidden bytes. They would arrive at once, because they have already been sent.
 const QUIET: Duration = Duration::from_millis(200);
-/// How long a connection is kept behind that: a server that stalls still has to read what was sent, and to pass it on.
+/// How long a connection stays open after that: a stalled server still has to read what was sent, and forward it.
 const KEPT: Duration = Duration::from_secs(2);
 const ANSWER_BYTES_MAX: usize = 256 << 10;
 const SHOWN_MAX: usize = 20;
 
-/// What is heard on a connection. It is kept for a while, and nobody waits for that.
+/// Reads from a connection until it is quiet. The connection stays open for a while in the background.
 async fn hear(mut io: impl AsyncRead + Unpin + Send + 'static) -> Vec<u8> {
     let heard = read_until_quiet(&mut io, QUIET, ANSWER_BYTES_MAX).await;
     tokio::spawn(async move {
@@ -43,7 +43,7 @@ async fn hear(mut io: impl AsyncRead + Unpin + Send + 'static) -> Vec<u8> {
     heard
 }
 
-/// Sends a case; what came back, whole or not.
+/// Sends a case. Returns the response bytes, complete or not.
 async fn send(proxy: &Proxy, identity: &Identity, case: &Case) -> Vec<u8> {
     let target = proxy.target().by(identity);
     let protocol = match case.wire {
@@ -56,7 +56,7 @@ async fn send(proxy: &Proxy, identity: &Identity, case: &Case) -> Vec<u8> {
         Wire::Http2 => "h2",
     };
     let mut io = target.connect(protocol).await;
-    // A server that has heard enough hangs up, which is its right.
+    // A server may close the connection before it has read everything.
     let _ = io.write_all(&case.bytes).await;
     let _ = io.flush().await;
     hear(io).await
@@ -86,7 +86,7 @@ async fn nobody_becomes_somebody_else_and_nothing_is_smuggled() {
     }
     drop(answers);
     proxy.assert_sound();
-    // What was sent last is written down last.
+    // The last request is logged last.
     let last = format!("/version?mark=the-end-{seed}");
     assert_eq!(proxy.client().get(&last).await.status, 200);
     let log = eventually("the log is whole", async || {

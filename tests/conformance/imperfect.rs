@@ -1,6 +1,6 @@
-//! A control plane that is not perfect: two kube-apiservers on one etcd, of which one lags behind the other, behind one
-//! address or named to the proxy. They are killed, paused and restarted in turn, connections are cut, and etcd is
-//! compacted all the time. `make imperfect` does it for longer.
+//! An imperfect control plane: two kube-apiservers on one etcd, one of which lags. The proxy reaches them by one
+//! address or by both. They are killed, paused and restarted in turn, connections are cut, and etcd is compacted
+//! continuously. `make imperfect` runs longer.
 
 mod balancer;
 mod deeds;
@@ -22,25 +22,24 @@ use deeds::Deed;
 use lag::{Lag, LagRelay};
 use trial::Trial;
 
-/// How long a part of a run lasts in `make test`.
+/// The duration of a part of a run in `make test`.
 const SHORT: Duration = Duration::from_secs(8);
-/// How often such a part is played at most. A slow machine may leave so little of one that it says nothing.
+/// The maximum number of attempts for such a part. On a slow machine an attempt may be inconclusive.
 const SHORT_PLAYS_MAX: usize = 3;
-/// How long the same watches go on over rolling restarts.
+/// How long the same watches continue over rolling restarts.
 const ROUND: Duration = Duration::from_secs(45);
-/// How often etcd forgets what was before.
+/// The interval of etcd's compactions.
 const COMPACT_EVERY: Duration = Duration::from_millis(200);
-/// How late the second apiserver is at first.
+/// The initial lag of the second apiserver.
 const LAG: Duration = Duration::from_millis(700);
 
-/// How much of its history etcd keeps where apiservers stand still besides: one that does so for longer than that has
-/// to begin anew.
+/// How much of its history etcd keeps while apiservers are paused. One that is paused for longer must relist.
 const KEPT: Duration = Duration::from_secs(5);
 
 const BUILT_IN: &str = "configmaps";
 const CUSTOM: &str = "samples.verify.kube-fanout.io";
 
-/// The control plane: its first apiserver, the second one behind a relay to etcd, and an address for both.
+/// The control plane: the first apiserver, the second one with a relay to etcd, and an address for both.
 struct Stage<'a> {
     plane: &'a Plane,
     sibling: Sibling,
@@ -48,10 +47,10 @@ struct Stage<'a> {
     balancer: Balancer,
 }
 
-/// How a proxy comes to the two apiservers.
+/// How a proxy reaches the two apiservers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Access {
-    /// By one address that balances connections.
+    /// By one address with a TCP load balancer.
     Balanced,
     /// By their own addresses (`upstream.servers`).
     Listed,
@@ -60,11 +59,11 @@ enum Access {
 /// A part of a run.
 struct Scene {
     name: &'static str,
-    /// A proxy each, with its clients, at the same time.
+    /// The proxies of the part, each with its clients, which run concurrently.
     proxies: &'static [(Access, &'static str)],
     deeds: &'static [Deed],
     lag: Duration,
-    /// How much of its history etcd keeps, if it is compacted.
+    /// How much of its history etcd keeps; `None` without compactions.
     keeps: Option<Duration>,
 }
 
@@ -113,7 +112,7 @@ const EVERYTHING: Scene = Scene {
     lag: LAG,
     keeps: Some(KEPT),
 };
-/// What `make test` has time for: nothing that starts an apiserver again, which `rolling` does.
+/// The part that is short enough for `make test`. It restarts no apiserver, which `rolling` does.
 const BRIEFLY: Scene = Scene { name: "briefly", deeds: &[Deed::Cut, Deed::Hold, Deed::PauseFirst], ..EVERYTHING };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -168,8 +167,8 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// One after the other answers from its memory. Of what both say, clients of the balancer are told what is older
-    /// than they knew; those of the proxy are not, wherever its feed has its stream.
+    /// Both apiservers in turn answer from their watch caches. Clients of the balancer go back to older versions.
+    /// Clients of the proxy do not, whichever server its feed's stream is from.
     async fn the_pair_goes_back_and_the_proxy_does_not(&self) {
         let path = format!("/api/v1/namespaces/{}/configmaps", self.plane.namespace("lag").await);
         let any = format!("{path}?resourceVersion=0");
@@ -195,7 +194,7 @@ impl<'a> Stage<'a> {
         let watch = Ask::get(&format!("{path}?watch=1&resourceVersion={current}"));
         let mut watch = through.watch(watch).await;
         let mut shown = current;
-        // Its connections go to either of them in turn.
+        // The connections go to both in turn.
         for _ in 0..6 {
             self.balancer.cut();
             let list = through.get(&any).await;
@@ -213,7 +212,7 @@ impl<'a> Stage<'a> {
         proxy.assert_sound();
     }
 
-    /// Judges the balanced pair without a proxy in front: answers from memory go back, as the second one lags.
+    /// Checks the balanced pair without a proxy: reads from the cache go back, because the second one lags.
     async fn the_pair_itself(&self, seed: u64, duration: Duration) {
         self.relay.set(Lag::By(LAG));
         let trial =
@@ -225,7 +224,7 @@ impl<'a> Stage<'a> {
         self.relay.set(Lag::By(Duration::ZERO));
     }
 
-    /// Plays what `make test` has time for, again as long as it is void. What is found broken fails at once.
+    /// Runs the part for `make test`, and repeats it while it is void. Panics at once if a promise was broken.
     async fn play_briefly(&self, seed: &Seed) {
         let mut lacks = Vec::new();
         for seed in seed.rounds().take(SHORT_PLAYS_MAX) {
@@ -238,8 +237,8 @@ impl<'a> Stage<'a> {
         assert!(lacks.is_empty(), "{}: every run was void, the last one for {lacks:?}", BRIEFLY.name);
     }
 
-    /// Plays one part: a proxy for each resource, with clients and writers, while deeds are done. Fails if a promise
-    /// was broken; returns what there was too little of.
+    /// Runs one part: a proxy for each resource, with clients and writers, during the disturbances. Panics if a promise
+    /// was broken. Returns the counts that were too low.
     async fn play(&self, scene: &Scene, seed: u64, duration: Duration) -> Vec<String> {
         self.relay.set(Lag::By(scene.lag));
         let compactions = scene.keeps.map(|keep| deeds::compact(&self.plane.etcd_url(), COMPACT_EVERY, keep));
@@ -260,8 +259,8 @@ impl<'a> Stage<'a> {
         let mut lacks = Vec::new();
         for (record, (proxy, resource)) in records.iter().zip(&proxies) {
             say(&format!("{}: {resource}: {}", scene.name, lists(proxy).await));
-            // A server that is three seconds behind what others know refuses that as of the future, and so does whoever
-            // has it for an upstream.
+            // An apiserver that lags by three seconds refuses a version that the client knows as a future one. So does
+            // a proxy in front of it.
             let broken_upstream: &[Promise] = if scene.lag.is_zero() { &[] } else { &[Promise::Future] };
             let (figures, too_little) = record.judge(&faults, broken_upstream);
             say(&format!("{}: {resource}: {figures}", scene.name));
@@ -274,9 +273,9 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// What a proxy has listed upstream for its feeds.
+/// The upstream lists of a proxy for its feeds, by cause.
 async fn lists(proxy: &Proxy) -> String {
-    let questions = ["initial", "relist", "doubt", "renewal"];
+    let questions = ["initial", "relist", "mismatch", "release_change"];
     let mut said = Vec::new();
     for question in questions {
         said.push(format!("{question} {}", proxy.asked(question).await));
@@ -293,7 +292,7 @@ async fn lists(proxy: &Proxy) -> String {
     said.join(", ")
 }
 
-/// Ends a task with its owner.
+/// Aborts a task when this value is dropped.
 struct Background(AbortHandle);
 
 impl Drop for Background {

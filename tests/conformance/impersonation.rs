@@ -1,6 +1,6 @@
-//! Impersonation: callers with certificates ask the proxy and the apiserver to act as other users, under rights with
-//! and without constraints. Both must give the same answer, whether it is the new identity or the reason for a refusal.
-//! The identity is read from the apiserver's own `SelfSubjectReview`.
+//! Impersonation: callers with certificates ask the proxy and the apiserver to act as other users, under permissions
+//! with and without constraints. Both must give the same answer, whether it is the new identity or the reason for a
+//! refusal. The identity comes from the apiserver's own `SelfSubjectReview`.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use crate::bed::{self, Ask, Authority, Http, Plan, Plane, Protocol, rbac, unique
 const REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 const AUTHENTICATION: &str = "authentication.k8s.io";
 
-/// Rights of a group: verb, API group, resources, and names if they are limited.
+/// A rule: verb, API group, resources, and resource names if it is limited to them.
 type Right = (&'static str, &'static str, &'static [&'static str], &'static [&'static str]);
 
 const ROLES: [(&str, &[Right]); 7] = [
@@ -90,7 +90,7 @@ const WANTED: [&[(&str, &str)]; 21] = [
     &[("impersonate-user", "")],
 ];
 
-/// Gives a group its rights, and waits until they count.
+/// Grants a group its permissions, and waits until they apply.
 async fn grant(direct: &Http, name: &str, rights: &[Right]) {
     let list = |words: &[&str]| json!(words);
     let rule = |(verb, group, resources, names): &Right| {
@@ -119,7 +119,7 @@ fn named(header: &str) -> HeaderName {
     HeaderName::try_from(header).expect("a name")
 }
 
-/// Who somebody is then, or why it is nobody else.
+/// The resulting identity, or the reason for the refusal.
 async fn told(http: &Http, headers: &[(&str, &str)]) -> (u16, Value) {
     let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
     let mut ask = Ask::get(REVIEWS).with(Method::POST, "application/json", review.to_string());
@@ -132,7 +132,7 @@ async fn told(http: &Http, headers: &[(&str, &str)]) -> (u16, Value) {
     (answer.status.as_u16(), without_credential(what))
 }
 
-/// What the apiserver knows of a certificate by itself is the same to both, and long.
+/// Removes the id of the client certificate, which is the same on both sides and long.
 fn without_credential(mut what: Value) -> Value {
     if let Some(extra) = what.get_mut("extra").and_then(Value::as_object_mut) {
         extra.remove("authentication.kubernetes.io/credential-id");
@@ -140,7 +140,7 @@ fn without_credential(mut what: Value) -> Value {
     what
 }
 
-/// What differs, and the rights by which anybody was taken for somebody else.
+/// The differences, and the permissions by which an impersonation succeeded.
 async fn compare(plane: &Plane, asked: &[&[(&str, &str)]]) -> (Vec<String>, BTreeSet<&'static str>) {
     let proxy = Plan::delegated(plane).start(plane).await;
     let (direct, authority) = (Http::new(plane.target(), Protocol::H2), Authority::of(plane));
@@ -149,7 +149,8 @@ async fn compare(plane: &Plane, asked: &[&[(&str, &str)]]) -> (Vec<String>, BTre
         let group = unique(role);
         grant(&direct, &group, rights).await;
         for wanted in asked {
-            // Nobody twice: the apiserver tries first what has served a requestor before.
+            // A new caller for each request, because the apiserver first tries the way that worked for a requestor
+            // before.
             let holder = authority.issue(&unique("holder"), &[&group]);
             let expected = told(&Http::new(plane.target().by(&holder), Protocol::H2), wanted).await;
             let came = told(&proxy.client_of(&holder), wanted).await;
@@ -172,17 +173,17 @@ async fn holders_of_certificates_are_taken_for_others_as_the_apiserver_takes_the
     assert_eq!(taking, BTreeSet::from(["info", "info-ada", "legacy", "legacy-ada", "machines"]));
 }
 
-/// A server that knows no constraints does not begin to know them here.
+/// A server without constrained impersonation must not gain it through the proxy.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn where_there_are_no_constraints_nobody_is_taken_for_others_by_them() {
     let Some(bed) = bed::own_with("impersonation-old", &["--emulated-version=1.35"]).await else { return };
-    // The last two name nobody, and older servers have older words for that.
+    // The last two name no user, and older servers have other messages for that.
     let (differences, taking) = compare(&bed, &WANTED[..WANTED.len() - 2]).await;
     assert!(differences.is_empty(), "{} differences:\n{}", differences.len(), differences.join("\n"));
     assert_eq!(taking, BTreeSet::from(["legacy", "legacy-ada"]));
 }
 
-/// The apiserver reads a path before it asks who somebody wants to be (R-ORDER-1).
+/// The apiserver parses the path before it checks impersonation (R-ORDER-1).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_path_that_cannot_be_read_is_told_of_before_any_impersonation() {
     let Some(bed) = bed::beside_others().await else { return };

@@ -1,4 +1,5 @@
-//! client-go informers see the same through the proxy as without it, however they begin and in any encoding.
+//! client-go informers see the same objects through the proxy as directly, with any kind of initial list and any
+//! encoding.
 
 use std::collections::BTreeMap;
 
@@ -7,15 +8,15 @@ use serde_json::{Value, json};
 
 use crate::bed::{self, Outcome, Plan, say, version_of};
 
-/// An informer's client: its kind, how it begins, what it speaks, and what it selects.
+/// An informer's client: its kind, its initial list, its encoding, and its selector.
 type Client = (&'static str, &'static str, &'static str, &'static [&'static str]);
 
 const ALL: &[&str] = &[];
-/// Patches flip this label, so objects enter and leave.
+/// Patches flip this label, so that objects enter and leave the selection.
 const LABEL: &[&str] = &["--label-selector", "color=red"];
 const FIELD: &[&str] = &["--field-selector", "spec.nodeName=node-3"];
 
-/// Dynamic clients speak JSON, and those of metadata protobuf, whatever they are told.
+/// Dynamic clients always use JSON, and metadata clients always protobuf.
 const CLIENTS: [Client; 14] = [
     ("typed", "on", "json", ALL),
     ("typed", "on", "protobuf", ALL),
@@ -33,7 +34,7 @@ const CLIENTS: [Client; 14] = [
     ("metadata", "off", "protobuf", ALL),
 ];
 
-/// What each informer's handler was told after its first list, in order.
+/// The events that each informer's handler received after its first list, in order.
 fn events(outcome: &Outcome) -> BTreeMap<u64, Vec<String>> {
     let mut events: BTreeMap<u64, Vec<String>> = BTreeMap::new();
     for line in outcome.lines() {
@@ -73,12 +74,13 @@ async fn informers_have_the_store_and_the_events_of_direct_ones() {
     let direct = join_all([ALL, LABEL, FIELD].map(async |selects| (selects, start(typed(selects), true, "1").await)));
     let direct = direct.await;
     let mut through = Vec::new();
-    // A few at a time: each is a process that takes a while to start.
+    // A few at a time, because each is a process that takes a while to start.
     for some in CLIENTS.chunks(4) {
         through.extend(join_all(some.iter().map(async |client| (*client, start(*client, false, "3").await))).await);
     }
     churn("300").args(["--seed", "2"]).start().finish().await;
-    // What everybody selects tells everybody that they have seen all; otherwise a bookmark would, up to a minute later.
+    // An object that all clients select shows each of them that it is up to date. Otherwise a bookmark would, up to a
+    // minute later.
     let last = json!({
         "metadata": {"name": "last", "labels": {"color": "red"}},
         "spec": {"nodeName": "node-3", "containers": [{"name": "c", "image": "i"}]}

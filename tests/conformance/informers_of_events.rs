@@ -1,17 +1,17 @@
-//! How long client-go informers of Events take to begin after a deletion and after an expiry, directly and through the
-//! proxy. That they begin is decided by `events.rs`. `make informers-of-events` is the long form. It needs a release
-//! build and also checks how long they take.
+//! How long client-go informers of Events take to start after a deletion and after an expiry, directly and through the
+//! proxy. `events.rs` tests that they do start. `make informers-of-events` is the long form. It needs a release build
+//! and also checks how long they take.
 
 use std::time::Duration;
 
 use crate::bed::{self, Plan, Times, number, say};
 use crate::event_scenes::{EXPIRES_SOON, EventScene, LASTS, LastChange};
 
-/// The informers that begin together.
+/// The number of informers that start together.
 const COUNT: u32 = 10;
-/// Events that stay, where they do not expire.
+/// The number of Events that remain, if they do not expire.
 const KEPT: u32 = 500;
-/// The driver looks this often whether informers have synced.
+/// The driver's polling interval for synced informers.
 const LOOK_SECONDS: f64 = 0.02;
 
 #[tokio::test]
@@ -25,10 +25,10 @@ async fn informers_of_events_begin_no_later_than_directly() {
         for watchlist in ["on", "off"] {
             let (mut direct, mut through) = (Vec::new(), Vec::new());
             for round in 0..number("EVENT_ROUNDS", 5) {
-                // A list of any state may show an older one, and then the store is that of a moment later.
+                // A list of any version may show an older state, and the informer's store has it for a moment.
                 scene.change(watchlist == "on").await;
                 let sides = [(&mut direct, bed.target()), (&mut through, proxy.target())];
-                // Who goes first is not always the same.
+                // Alternates which side goes first.
                 let sides: Vec<_> = if round % 2 == 0 { sides.into() } else { sides.into_iter().rev().collect() };
                 for (times, target) in sides {
                     let synced = scene.sync(&target, watchlist, COUNT).await;

@@ -1,14 +1,14 @@
-//! Informers that begin with large Secrets, directly and through the proxy (R-GZIP-1).
+//! Informers that start with large Secrets, directly and through the proxy (R-GZIP-1).
 //!
-//! This follows Kubernetes' own load test (perf-tests, `util-images/watch-list`): informers on one connection, which
-//! begin with Secrets of 200 KB. `make informers` is the long form. It needs a release build and also checks how long
+//! The scenario is Kubernetes' own load test (perf-tests, `util-images/watch-list`): informers on one connection that
+//! start with Secrets of 200 KB. `make informers` is the long form. It needs a release build and also checks how long
 //! the informers take. The short form only checks which objects they have.
 
 use crate::bed::{self, Plan, Plane, Proxy, Target, fill, number, say};
 
 const SENSITIVE: &str = "feeds:\n  sensitive: [secrets]\n";
 
-/// How informers of a namespace's Secrets began, all of them: the seconds it took, and those of everybody's CPU.
+/// The start of all informers of a namespace's Secrets: the elapsed seconds, and the CPU seconds of each process.
 struct Began {
     seconds: f64,
     client: f64,
@@ -16,7 +16,7 @@ struct Began {
     proxy: f64,
 }
 
-/// A load, and by what informers begin.
+/// A load, and the initial list of the informers.
 struct Load<'a> {
     bed: &'a Plane,
     proxy: &'a Proxy,
@@ -46,7 +46,7 @@ impl Load<'_> {
         }
     }
 
-    /// Rounds of both sides in turn; the medians. Returns how many times the direct time they take.
+    /// Runs both sides alternately and compares the medians. Returns the ratio of the proxied time to the direct time.
     async fn compare(&self, what: &str) -> f64 {
         let (mut direct, mut through) = (Vec::new(), Vec::new());
         for _ in 0..number("INFORMERS_ROUNDS", 1) {

@@ -1,6 +1,6 @@
 //! The commands of README.md, docs/QUICKSTART.md, docs/FORMS.md, docs/INSTALL.md and docs/GUIDES.md on a real control
-//! plane, word for word but for what each test says.
-//! What the manifests hold runs as its containers say.
+//! plane. They run verbatim, except where a test says otherwise. The containers of the manifests run with their own
+//! arguments.
 
 mod container;
 
@@ -17,7 +17,7 @@ use container::{Root, Running};
 const NAMESPACE: &str = "kube-fanout";
 const PODS: &str = "/api/v1/pods?limit=1&resourceVersion=0";
 
-/// A reader's shell in a checkout, with the test bed's kubectl and the administrator's kubeconfig.
+/// A user's shell in a checkout, with the test bed's kubectl and the administrator's kubeconfig.
 pub fn reader(plane: &Plane) -> Shell {
     let shell = Shell::in_checkout(plane.file("reader"));
     shell.program("kubectl", &format!("exec '{}' kubectl \"$@\"", plane.binary.display()));
@@ -25,7 +25,7 @@ pub fn reader(plane: &Plane) -> Shell {
     shell
 }
 
-/// The template of a workload's pods, and its first container.
+/// The pod template of a workload, and its first container.
 async fn template(direct: &Http, workload: &str) -> (Value, Value) {
     let path = format!("/apis/apps/v1/namespaces/{NAMESPACE}/{workload}");
     let pod = direct.json(&path).await["spec"]["template"]["spec"].clone();
@@ -33,7 +33,7 @@ async fn template(direct: &Http, workload: &str) -> (Value, Value) {
     (pod, container)
 }
 
-/// Runs a proxy as the template of a workload says.
+/// Runs a proxy from the template of a workload.
 async fn run(root: &Root<'_>, direct: &Http, workload: &str, kubeconfig: Option<&PathBuf>) -> Running {
     let (pod, container) = template(direct, workload).await;
     let own = root.account(NAMESPACE, pod["serviceAccountName"].as_str().expect("an account")).await;
@@ -41,7 +41,8 @@ async fn run(root: &Root<'_>, direct: &Http, workload: &str, kubeconfig: Option<
     root.run(&container, Some(kubeconfig.unwrap_or(&own))).await
 }
 
-/// A guide's kubeconfig for the proxy's Service, whose name leads to the proxy that runs here.
+/// A guide's kubeconfig for the proxy's Service. The Service name is replaced by the address of the proxy that runs
+/// here.
 fn through(root: &Root<'_>, settings: &str, service: &str, proxy: &Running, authority: &str) -> PathBuf {
     let server = format!("server: \"https://{service}.{NAMESPACE}.svc\"");
     let here = format!("server: \"{}\", tls-server-name: {service}.{NAMESPACE}.svc", proxy.url);
@@ -50,7 +51,7 @@ fn through(root: &Root<'_>, settings: &str, service: &str, proxy: &Running, auth
     root.write("/etc/fanout/kubeconfig", &with(settings, &[(&server, &here)]))
 }
 
-/// An account of agents that may read what is no secret; its token is where pods have it.
+/// Creates an agents' account that may read everything except secrets. Its token is at the usual place in pods.
 async fn agents(bed: &Bed<Box<Plane>>, root: &Root<'_>) {
     let direct = bed.direct();
     direct.create("/api/v1/namespaces", json!({"metadata": {"name": "agents"}})).await;
@@ -69,13 +70,13 @@ async fn agents(bed: &Bed<Box<Plane>>, root: &Root<'_>) {
     }
 }
 
-/// The variables of these clients.
+/// The environment variables of a client.
 async fn variables(direct: &Http, workload: &str) -> Value {
     let client = direct.json(&format!("/apis/apps/v1/namespaces/agents/{workload}")).await;
     client["spec"]["template"]["spec"]["containers"][0]["env"].clone()
 }
 
-/// Points an agent and a controller at the proxy, and the agent back at the apiserver.
+/// Points an agent and a controller to the proxy, and the agent back to the apiserver.
 async fn clients_are_pointed(shell: &Shell, direct: &Http, [agent, controller, back]: [&str; 3]) {
     let told = json!([{"name": "KUBECONFIG", "value": "/etc/fanout/kubeconfig"}]);
     shell.run(agent);
@@ -124,7 +125,7 @@ async fn a_central_proxy_is_installed_and_clients_are_pointed_at_it() {
     beside_an_application(&bed, &shell).await;
 }
 
-/// With the role of docs/OPERATING.md, who reads what is shown to them, and to nobody else.
+/// The role of docs/OPERATING.md grants access to the admin pages, and only to its subjects.
 async fn agents_may_look(bed: &Plane, shell: &Shell, proxy: &Running, agent: &Root<'_>) {
     let [role] = blocks("docs/OPERATING.md", "a_central_proxy_is_installed_and_clients_are_pointed_at_it");
     shell.file("role.yaml", &role);
@@ -139,7 +140,7 @@ async fn agents_may_look(bed: &Plane, shell: &Shell, proxy: &Running, agent: &Ro
     assert_eq!(proxy.status_of("/debug/watches", &bed.user("bob").token).await, 403);
 }
 
-/// By the component of the example, without Prometheus' operator.
+/// Uses the component of the example, without the Prometheus operator.
 async fn holders_of_certificates_are_let_in(bed: &Bed<Box<Plane>>, shell: &Shell, block: &str) {
     let (direct, root) = (bed.direct(), Root::new(bed, "with-holders"));
     shell.run(block);
@@ -147,7 +148,7 @@ async fn holders_of_certificates_are_let_in(bed: &Bed<Box<Plane>>, shell: &Shell
     let overlay = format!("{base}components: [../deploy/kustomize/components/certificate-holders]\n");
     shell.file("overlay/kustomization.yaml", &overlay);
     shell.run("kubectl apply -k overlay");
-    // The control plane fills in this Secret; the test bed has no controllers.
+    // The control plane fills in this Secret, but the test bed has no controllers.
     let account = Account { namespace: NAMESPACE.into(), name: "kube-fanout-impersonator".into(), uid: String::new() };
     let token = account.token(&direct).await.token;
     let secret = format!("/api/v1/namespaces/{NAMESPACE}/secrets/kube-fanout-impersonator");
@@ -165,7 +166,7 @@ async fn holders_of_certificates_are_let_in(bed: &Bed<Box<Plane>>, shell: &Shell
     assert!(said.contains("\"kind\":\"PodList\"") && said.contains("by-certificate created"), "{said}");
 }
 
-/// By the component, whose binding is for an account that clusters with Prometheus' operator have.
+/// Uses the component whose binding is for the account of the Prometheus operator.
 async fn scrapes_are_asked_about(bed: &Bed<Box<Plane>>, shell: &Shell, block: &str) {
     let (direct, root) = (bed.direct(), Root::new(bed, "with-scrapes"));
     direct.create("/api/v1/namespaces", json!({"metadata": {"name": "monitoring"}})).await;
@@ -195,7 +196,7 @@ async fn scrapes_are_asked_about(bed: &Bed<Box<Plane>>, shell: &Shell, block: &s
     assert!(other.stdout.is_empty() && String::from_utf8_lossy(&other.stderr).contains(denied), "{other:?}");
 }
 
-/// The sidecar of the example, and what its application reads through it.
+/// Runs the sidecar of the example, and reads through it like its application.
 async fn beside_an_application(bed: &Bed<Box<Plane>>, shell: &Shell) {
     shell.run("kubectl apply -f deploy/manifests/sidecar.yaml");
     let (direct, root) = (bed.direct(), Root::new(bed, "sidecar"));
@@ -213,7 +214,7 @@ async fn beside_an_application(bed: &Bed<Box<Plane>>, shell: &Shell) {
     assert!(proxy.sum("kube_fanout_served_total").await > 0, "from its memory");
 }
 
-/// With Helm in place of Kustomize, which `make chart` builds.
+/// Uses Helm instead of Kustomize, with the chart of `make chart`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_chart_is_installed_and_its_proxy_runs() {
     let Some(helm) = std::env::var_os("HELM") else { return say("only with Helm (run `make chart`)") };
@@ -222,7 +223,7 @@ async fn the_chart_is_installed_and_its_proxy_runs() {
     shell.link("bin/helm", helm.as_ref());
     let [install, self_signed] = blocks("docs/INSTALL.md", "the_chart_is_installed_and_its_proxy_runs");
     let said = shell.run(&install);
-    // Helm says what is left to do.
+    // Helm's notes list the remaining steps.
     let secret = said.lines().find(|line| line.contains("create secret tls ")).expect("the certificate").trim();
     shell.run(&self_signed);
     shell.run(secret);
@@ -266,7 +267,7 @@ async fn zones_and_nodes_are_installed_one_behind_the_other() {
     assert!(zone.sum("kube_fanout_watches_open").await > 0, "which the zone fills");
 }
 
-/// Signs what was approved, as kube-controller-manager does: itself, where `make cluster` has built it.
+/// Starts a signer of approved requests: kube-controller-manager itself, if `make cluster` has built it.
 async fn signer(bed: &Bed, name: &str) -> Option<Process> {
     if let Some(binary) = std::env::var_os("KUBE_CLUSTER") {
         let mut command = Command::new(binary);
@@ -286,7 +287,7 @@ async fn signer(bed: &Bed, name: &str) -> Option<Process> {
         approved.then_some(object)
     })
     .await;
-    // It takes its time: whoever does not wait for the certificate has none.
+    // Signing is delayed, so a client that does not wait has no certificate.
     let waited = async || (bed.open_watches("certificatesigningrequests").await > 0).then_some(());
     eventually("somebody waits for the certificate", waited).await;
     let [authority, key] = ["ca.crt", "ca.key"].map(|file| bed.dir.join(file).display().to_string());
@@ -323,7 +324,7 @@ async fn a_node_gets_its_certificate_and_is_proxied_with_it() {
     let pods = format!("/api/v1/namespaces/{namespace}/pods");
     direct.create(&pods, json!({"metadata": {"name": "own"}, "spec": spec})).await;
 
-    // On loopback or a socket, as a process of the node.
+    // A process of the node listens on loopback or a socket.
     let table = [
         ("/etc/kubernetes/kubelet.conf", kubeconfig.to_str().expect("a path")),
         ("/run/kube-fanout/", "./"),
@@ -331,7 +332,7 @@ async fn a_node_gets_its_certificate_and_is_proxied_with_it() {
     ];
     let [serve, curl] = commands(&with(&with(&socket, &table[1..2]), &[table[0], table[2]])).try_into().expect("two");
     let _serving = Ongoing::start(&shell, "serve", &serve, "serving on unix:").await;
-    // While the feed is filled, and without a proof in time, the list is passed through.
+    // The list is forwarded while the feed is syncing, or if no proof arrives in time.
     let said = eventually("the list is served from the cache", async || {
         Some(shell.run(&curl)).filter(|said| said.contains("kube-fanout-served: cache"))
     })
@@ -340,7 +341,7 @@ async fn a_node_gets_its_certificate_and_is_proxied_with_it() {
     as_a_static_pod(&bed, &shell, &files).await;
 }
 
-/// With the same identity, as the kubelet runs it.
+/// Runs with the same identity as a static pod.
 async fn as_a_static_pod(bed: &Bed, shell: &Shell, files: &[PathBuf; 2]) {
     let root = Root::new(bed, "static");
     let text = fs::read_to_string(repository().join("deploy/static-pod.yaml")).expect("the manifest");
@@ -360,14 +361,14 @@ async fn as_a_static_pod(bed: &Bed, shell: &Shell, files: &[PathBuf; 2]) {
     assert!(proxy.sum("kube_fanout_served_total").await > 0, "from its memory");
 }
 
-/// A command of a block that goes on until it is ended.
+/// A running command of a block, until it is ended.
 struct Ongoing {
     out: PathBuf,
     _process: Process,
 }
 
 impl Ongoing {
-    /// Starts it, and returns when it has said these words.
+    /// Starts the command, and returns when its output contains `words`.
     async fn start(shell: &Shell, name: &str, command: &str, words: &str) -> Self {
         let (out, log) = (shell.home.join(format!("{name}.out")), shell.home.join(format!("{name}.log")));
         let mut running = shell.command(&format!("exec {command}"));
@@ -382,7 +383,7 @@ impl Ongoing {
         Self { out, _process: process }
     }
 
-    /// The rest of the line that begins like this.
+    /// The rest of the output line that begins with `words`.
     fn after(&self, words: &str) -> String {
         let said = fs::read_to_string(&self.out).expect("its output");
         said.lines().find_map(|line| line.strip_prefix(words)).expect("it has said so").to_owned()

@@ -1,4 +1,4 @@
-//! kubectl says the same through the proxy as without it.
+//! kubectl prints the same through the proxy as directly.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 
 use crate::bed::{self, Bed, Plan, Proxy, Target, eventually, kubectl, say};
 
-/// What kubectl said, and how it ended.
+/// kubectl's output and exit code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Said {
     out: String,
@@ -21,7 +21,7 @@ async fn run(mut command: Command) -> Said {
     Said { out: text(output.stdout), errors: text(output.stderr), code: output.status.code() }
 }
 
-/// Ages differ between two moments: `0s`, `3m12s` become `AGE`. So do the addresses of the two servers.
+/// Replaces ages such as `0s` and `3m12s` with `AGE`, and also the servers' addresses.
 fn normalised(text: &str, target: &Target) -> String {
     let is_age = |word: &str| {
         let mut digits = false;
@@ -38,7 +38,7 @@ fn normalised(text: &str, target: &Target) -> String {
     let text = text.replace(&target.url, "SERVER").replace(target.host(), "SERVER");
     let lines = text.lines().map(|line| {
         let words = line.split_whitespace().map(|word| if is_age(word) { "AGE" } else { word });
-        // Columns are as wide as their widest age.
+        // The width of a column depends on its longest age.
         if line.contains("  ") && line.split_whitespace().any(is_age) {
             words.collect::<Vec<_>>().join(" ")
         } else {
@@ -48,7 +48,7 @@ fn normalised(text: &str, target: &Target) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Lines of the log of kubectl itself carry times and addresses; what it says to the user does not.
+/// Removes kubectl's own log lines, which have times and addresses. Its messages to the user remain.
 fn comparable(said: &Said, target: &Target) -> Said {
     let errors = normalised(&said.errors, target);
     Said { out: normalised(&said.out, target), errors, code: said.code }
@@ -82,7 +82,7 @@ const PODS: &str = "
 
 #[tokio::test]
 async fn kubectl_reads_alike() {
-    // Alone: a definition that another test makes would be in one answer and not in the other.
+    // This test runs alone, because a definition of another test could be in only one of the answers.
     let Some(bed) = bed::alone().await else { return };
     let proxy = Plan::tls().start(&bed).await;
     let namespace = bed.namespace("kubectl").await;
@@ -135,13 +135,13 @@ async fn kubectl_reads_alike() {
             join_all(some.iter().map(|args| alike(args))).await;
         }
     };
-    // It is bound to time out, which all others need not wait for.
+    // This command must time out, so it runs in parallel with all others.
     let waits = alike(&["wait", "--for=condition=Ready", "pod/a", "--timeout=15s"]);
     tokio::join!(all, waits);
     say(&format!("{} kubectl reads say the same", reads.len() + 1));
 }
 
-/// Exec and its kin need a kubelet. Without one, what upstream answers to the upgrade must arrive unchanged.
+/// Exec, attach and port-forward need a kubelet. Without one, upstream's response to the upgrade must arrive unchanged.
 #[tokio::test]
 async fn upgrades_that_upstream_refuses_are_refused_alike() {
     let Some(bed) = bed::beside_others().await else { return };
@@ -164,7 +164,7 @@ async fn upgrades_that_upstream_refuses_are_refused_alike() {
     }
 }
 
-/// Writes, each done once through the proxy and once without, to objects of the same names in two namespaces.
+/// Writes, each done once through the proxy and once directly, to objects with the same names in two namespaces.
 #[tokio::test]
 async fn kubectl_writes_alike() {
     let Some(bed) = bed::beside_others().await else { return };
@@ -187,7 +187,7 @@ async fn kubectl_writes_alike() {
         &["create", "configmap", "n", "--from-literal=a=b"],
         &["scale", "deployment/d", "--replicas=2"],
     ];
-    // It is bound to time out. What comes behind it does nothing to what it waits for, and need not wait for it.
+    // This command must time out. The commands after it do not affect its object, so they run in parallel.
     let waits: &[&str] = &["rollout", "status", "deployment/d", "--timeout=20s"];
     let behind: &[&[&str]] = &[
         &["rollout", "restart", "deployment/missing"],
@@ -204,7 +204,7 @@ async fn kubectl_writes_alike() {
             let done = comparable(&done, target);
             let without = |text: &str| text.replace(space, "SPACE");
             let errors = without(&done.errors);
-            // diff names its temporary files.
+            // diff prints the names of its temporary files.
             let out = done.out.lines().filter(|line| !line.starts_with(['+', '-', 'd']) || !line.contains("/tmp/"));
             (without(&out.collect::<Vec<_>>().join("\n")), errors, done.code)
         }));
@@ -221,7 +221,7 @@ async fn kubectl_writes_alike() {
     say(&format!("{} kubectl writes say the same", writes.len() + 1 + behind.len()));
 }
 
-/// A watch of kubectl's, ended when it has said enough.
+/// A `kubectl` watch, which is ended when it has written enough.
 struct Watching {
     process: bed::Process,
     out: PathBuf,
@@ -237,7 +237,7 @@ impl Watching {
         Self { process: bed::Process::start("kubectl get --watch", &mut command), out, log }
     }
 
-    /// Its watch has been answered: it logs that at this verbosity.
+    /// Waits until the watch has been answered, which kubectl logs at this verbosity.
     async fn is_open(&self) {
         eventually("kubectl's watch is answered", async || {
             let log = std::fs::read_to_string(&self.log).unwrap_or_default();
@@ -249,7 +249,7 @@ impl Watching {
     async fn says(&self, lines: usize) -> String {
         eventually("kubectl tells what it watches", async || {
             let said = std::fs::read_to_string(&self.out).unwrap_or_default();
-            // A line is written cell by cell.
+            // kubectl writes a line cell by cell.
             (said.matches('\n').count() >= lines).then_some(said)
         })
         .await
@@ -263,9 +263,9 @@ async fn kubectl_watches_alike() {
     let namespace = bed.namespace("watched").await;
     let file = manifest(&bed, PODS);
     run(kubectl(&bed, &bed.target(), &["apply", "-n", &namespace, "-f", &file])).await;
-    // Lines at the beginning, and after the changes below, of which the deletion is two events.
+    // The number of initial lines, and of lines after the changes below, of which the deletion is two events.
     let watches: &[(&[&str], usize, usize)] = &[
-        // Tables, as people watch.
+        // Tables, as users watch them.
         (&["get", "pods", "-w"], 4, 8),
         (&["get", "pods", "-w", "-o", "wide"], 4, 8),
         (&["get", "pods", "-w", "--output-watch-events"], 4, 8),

@@ -1,5 +1,5 @@
-//! A kubelet and the proxy on its node. Both have the identity of the node and are subject to the Node authorizer. The
-//! test sends the requests of a kubelet with its certificate, and requests of other callers too.
+//! A kubelet and the proxy on its node. Both have the node's identity and are subject to the Node authorizer. The test
+//! sends a kubelet's requests with its certificate, and requests of other callers too.
 
 use http::Method;
 use serde_json::{Value, json};
@@ -30,7 +30,7 @@ impl Node {
         }
         let proxy = Plan::node(&bed).start(&bed).await;
         let node = Self { bed, proxy, namespace };
-        // The authorizer learns of pods from watches of its own.
+        // The Node authorizer receives pods by its own watches.
         let kubelet = node.directly(&node.kubelet("n1"));
         let secret = node.inside("secrets/n1");
         eventually("the node may read what its pods mount", async || {
@@ -52,7 +52,7 @@ impl Node {
         Http::new(self.bed.target().by(identity), Protocol::H2)
     }
 
-    /// Asks both as the same caller, and insists on the same answer; the proxy's.
+    /// Sends a request to both as the same caller. Panics unless the answers are equal. Returns the proxy's.
     async fn same(&self, identity: &Identity, ask: Ask) -> Answer {
         let (direct, through) = (self.directly(identity), self.proxy.client_of(identity));
         let what = format!("{} asks {} {}", identity.name, ask.method, ask.path);
@@ -92,7 +92,7 @@ async fn a_kubelet_finds_the_apiserver_behind_its_nodes_proxy() {
         let answer = node.same(&kubelet, Ask::get(&path).accept(PROTOBUF)).await;
         assert_eq!((answer.status.as_u16(), answer.is_cached()), (status, false), "{path}");
     }
-    // What it writes goes with the identity that it shares with the proxy.
+    // Writes are forwarded with the identity that the kubelet shares with the proxy.
     let through = node.proxy.client_of(&kubelet);
     let patch = r#"{"status":{"conditions":[{"type":"Ready","status":"True"}]}}"#.to_owned();
     let patch =
@@ -109,7 +109,7 @@ async fn a_kubelet_finds_the_apiserver_behind_its_nodes_proxy() {
     assert_eq!(watch.change().await.object["metadata"]["labels"]["a"], "b");
 }
 
-/// R-THREAT-8: the proxy's place on a node gives nobody what is the node's, and the node nothing of others.
+/// R-THREAT-8: the proxy on a node gives no other caller the node's permissions, and gives the node nothing of others.
 #[tokio::test]
 async fn t8_a_nodes_proxy_gives_others_what_they_have_and_no_more() {
     let Some(node) = Node::new("kubelet-others").await else { return };
@@ -120,7 +120,7 @@ async fn t8_a_nodes_proxy_gives_others_what_they_have_and_no_more() {
     for path in held.iter().cloned().chain(passed.clone()) {
         node.same(&node.bed.user("alice"), Ask::get(&path).accept("application/json")).await;
     }
-    // What is passed on for a holder of a certificate would need an impersonator, which is on no node.
+    // Forwarding requests of a certificate holder would need an impersonator, which no node has.
     for identity in &certificates {
         for path in &held {
             node.same(identity, Ask::get(path).accept("application/json")).await;

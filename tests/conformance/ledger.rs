@@ -1,5 +1,5 @@
-//! What clients of a real control plane were told, for the judges of `fanoutctl verify`. The truth is the
-//! apiserver's.
+//! Records of what clients of a real control plane received, for the checkers of `fanoutctl verify`. The apiserver is
+//! the reference.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,7 +14,7 @@ use verify::{
 use crate::bed::{Ask, Event, Plane, version_of};
 use crate::records;
 
-/// The records of those who list and watch one collection, from a state on.
+/// The records of clients that list and watch one collection, starting with a state.
 pub struct Ledger {
     path: &'static str,
     resource: String,
@@ -24,7 +24,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Begins with the state of a collection of the core group.
+    /// Starts with the current state of a collection of the core group.
     pub async fn begin(plane: &Plane, path: &'static str) -> Self {
         let state = plane.direct().json(path).await;
         let (resource, from, at_ns) = (path.trim_start_matches("/api/v1/").to_owned(), version_of(&state), now_ns());
@@ -41,18 +41,18 @@ impl Ledger {
         self.path
     }
 
-    /// The version of the state that it begins with.
+    /// The version of the initial state.
     pub fn from(&self) -> u64 {
         self.from
     }
 
-    /// Servers may have forgotten what happened up to a version, from a moment on: a 410 is due then.
+    /// Records that servers may have forgotten changes up to a version from a moment on, so that a 410 is permitted.
     pub fn may_be_forgotten(&self, version: u64, at_ns: u64) {
         let resource = self.resource.clone();
         self.put(Record::Window(WindowRecord { resource, version, at_ns, server: None }));
     }
 
-    /// Somebody asks for the collection, and goes on from an operation.
+    /// Records a request for the collection, which may resume after an earlier operation.
     pub fn called(&self, verb: ReadVerb, query: &str, resumes: Option<Op>) -> Op {
         let op = self.next.fetch_add(1, Ordering::Relaxed);
         let (path, query, at_ns) = (self.path.to_owned(), query.to_owned(), now_ns());
@@ -60,7 +60,7 @@ impl Ledger {
         op
     }
 
-    /// A watch is let in.
+    /// Records that a watch was accepted.
     pub fn opened(&self, op: Op) {
         self.put(Record::Return(ReturnRecord { op, at_ns: now_ns(), code: 200, ..ReturnRecord::default() }));
     }
@@ -90,7 +90,8 @@ impl Ledger {
         self.put(Record::End(EndRecord { op, at_ns: now_ns(), how }));
     }
 
-    /// Reads on to the last version of the collection, and fails if a promise was broken, or one of these not judged.
+    /// Reads up to the last version of the collection. Panics if a promise was broken, or if one of `promises` was not
+    /// checked.
     pub async fn shows(&self, plane: &Plane, last: u64, promises: &[Promise]) {
         let query = format!("?watch=true&resourceVersion={}", self.from);
         let mut watch = plane.direct().watch(Ask::get(&format!("{}{query}", self.path))).await;
@@ -103,8 +104,8 @@ impl Ledger {
         self.judge(&changes, to, promises);
     }
 
-    /// Fails if a promise was broken by these changes, which are all up to a version, or if one of these promises was
-    /// not judged.
+    /// Panics if these changes, which are complete up to a version, break a promise, or if one of `promises` was not
+    /// checked.
     pub fn judge(&self, changes: &[(EventKind, Value)], to: u64, promises: &[Promise]) {
         for (kind, object) in changes {
             self.put(Record::Truth(records::truth(&self.resource, *kind, object, now_ns())));

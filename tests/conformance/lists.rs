@@ -1,4 +1,4 @@
-//! Observable behaviour of lists and gets, each on the apiserver and on the proxy.
+//! Observable behaviour of lists and gets, each compared between the apiserver and the proxy.
 
 use futures_util::future::join;
 use kubeapi::{FieldTable, Gvr};
@@ -53,7 +53,7 @@ async fn rows_10_11_limits_and_versions_together_mean_what_they_mean_to_the_apis
 
 #[tokio::test]
 async fn row_12_pages_are_of_one_version_and_tokens_are_good_on_both_sides() {
-    // The first page of all namespaces is of what other tests create.
+    // The first page of all namespaces contains objects of other tests, so this test runs alone.
     let Some(bed) = bed::alone().await else { return };
     let pair = Pair::on(bed).await;
     pair.maps().await;
@@ -83,11 +83,11 @@ async fn row_12_pages_are_of_one_version_and_tokens_are_good_on_both_sides() {
     }
 }
 
-/// Compares tokens of the same page at the same version, in one namespace and in all, of built-in and of custom
-/// resources: those that upstream reads from its watch cache, and events, which it reads from etcd.
+/// Compares tokens of the same page at the same version, in one namespace and in all, of built-in and custom resources.
+/// Upstream reads some of them from its watch cache, and events from etcd.
 #[tokio::test]
 async fn tokens_are_the_apiservers_to_the_byte() {
-    // On the shared control plane Events expire while they are read, and others write.
+    // On the shared control plane Events expire during the test, and other tests write.
     let Some(bed) = bed::quiet("tokens").await else { return };
     let pair = Pair::on(bed).await;
     pair.maps().await;
@@ -121,7 +121,7 @@ async fn tokens_are_the_apiservers_to_the_byte() {
                 if token(&theirs).is_empty() {
                     break;
                 }
-                // The next page of either, from either.
+                // Requests the next page from both, with either server's token.
                 rest = format!("limit=1&continue={}", if page == 0 { token(&ours) } else { token(&theirs) });
             }
         }
@@ -142,7 +142,7 @@ fn spelled(token: &str) -> String {
     decoded.to_string()
 }
 
-/// A list of one name reads one key: a version beside a limit does not mean "exactly" there.
+/// A list with a name selector reads one key, for which a version with a limit does not mean "exact".
 #[tokio::test]
 async fn a_list_of_one_name_is_a_read_of_one_key() {
     let Some(pair) = Pair::new().await else { return };
@@ -161,8 +161,8 @@ async fn a_list_of_one_name_is_a_read_of_one_key() {
     assert!(list["items"][0]["data"]["later"].is_null());
 }
 
-/// A selector is applied to what is scanned: as long as there is something left to scan there is a token, and the last
-/// page may be empty. What is found by an index is all that is scanned.
+/// A selector filters the scanned objects: there is a token as long as objects remain to be scanned, and the last page
+/// may be empty. If an index finds the objects, only these are scanned.
 #[tokio::test]
 async fn pages_with_a_selector_end_where_the_apiservers_do() {
     let Some(pair) = Pair::new().await else { return };
@@ -265,7 +265,7 @@ async fn row_34_a_field_that_is_not_there_is_an_empty_one() {
     say(&format!("passed through: {:?}", pair.proxy.forwarded().await));
 }
 
-/// Resources with selectable fields of their own, in each version that any minor of the matrix has.
+/// Resources with additional selectable fields, in each version that any minor of the matrix has.
 const SELECTABLE: [(&str, &[&str], &str); 13] = [
     ("", &["v1"], "pods"),
     ("", &["v1"], "nodes"),
@@ -281,12 +281,12 @@ const SELECTABLE: [(&str, &[&str], &str); 13] = [
     ("certificates.k8s.io", &["v1alpha1", "v1beta1", "v1"], "podcertificaterequests"),
     ("resource.k8s.io", &["v1beta1", "v1beta2", "v1"], "resourceslices"),
 ];
-/// Keys that some of them have and others have not, or only from some minor on.
+/// Field keys that only some resources support, or only from some minor on.
 const CONTESTED: [&str; 8] =
     ["metadata.namespace", "spec.pool.name", "spec.driver", "spec.nodeName", "status.phase", "type", "source", "foo"];
 
-/// Which keys a minor accepts is in no published type: the apiserver itself is asked about each one that is answered
-/// from memory. `make matrix` asks every minor.
+/// No published type lists the field keys that a minor accepts. This test sends each key that is answered from memory
+/// to the apiserver. `make matrix` tests every minor.
 #[tokio::test]
 async fn apiserver_accepts_each_field_key_that_is_answered_from_memory() {
     let Some(pair) = Pair::new().await else { return };

@@ -1,8 +1,8 @@
 //! What clients see through the proxy, compared with a real kube-apiserver and etcd.
 //!
-//! Every test runs the shipped binary as a process of its own in front of `kube-testbed` (tests/kube/README.md), and
-//! compares with the same thing done without the proxy. Figures go to stderr, also for tests that pass. Without a test
-//! bed every test says so and passes; with CI=true it fails.
+//! Every test runs the shipped binary in its own process in front of `kube-testbed` (tests/kube/README.md), and
+//! compares the result with the same requests sent directly. Figures go to stderr, also for tests that pass. Without a
+//! test bed every test reports that and passes; with CI=true it fails.
 
 #[allow(dead_code, unused_imports, reason = "the tests of nightly.rs use the rest of it")]
 mod bed;
@@ -52,10 +52,11 @@ mod transactions;
 mod watches;
 mod websocket;
 
-/// How much later than promised something may be. It ends a hang and decides nothing else: the processors of a test
-/// machine do other things as well. The nightly tier allows less.
+/// The tolerance for promised times. It only ends hangs; no test result depends on its length, because a test machine's
+/// CPUs are shared. The nightly tier has a lower one.
 pub const ALLOWANCE: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// `feeds.syncWait` of a proxy whose test does not set it. A busy machine may need longer than the default to fill a
-/// feed, and the proxy would pass the request through. The default itself is tested on paused time (tests/direct).
+/// The default `feeds.syncWait` of proxies in these tests. On a busy machine a feed may sync more slowly than the
+/// product's default, after which the proxy forwards the request. Tests with paused time (tests/direct) cover that
+/// default.
 pub const SYNC_WAIT: &str = "60s";

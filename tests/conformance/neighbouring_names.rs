@@ -1,10 +1,11 @@
-//! A right to one name or to one namespace is no right to its neighbours: the counterpart of etcd's
-//! GHSA-xg4h-6gfc-h4m8, where a user with the right to read one key could watch every key behind it.
+//! A permission for one name or one namespace grants nothing for its neighbours. This is the counterpart of etcd's
+//! GHSA-xg4h-6gfc-h4m8, where a user with read permission for one key could watch every key after it.
 //!
-//! Callers with rights to one name, to one namespace and to one name in one namespace ask for objects whose names and
-//! namespaces are prefixes, successors and look-alikes of each other. Every answer is searched for the marks of objects
-//! that the caller may not see, and is compared with the apiserver's answer to the same caller. Each question is asked
-//! once (`differential/verdict.rs`). `make neighbouring QUESTIONS=20000` asks more than `make test`.
+//! Callers with permissions for one name, for one namespace and for one name in one namespace request objects with
+//! similar names. Names and namespaces are prefixes, successors and look-alikes of each other. The test searches every
+//! answer for the markers of objects that the caller may not see, and compares it with the apiserver's answer to the
+//! same caller. Each request is sent once (`differential/verdict.rs`). `make neighbouring QUESTIONS=20000` sends more
+//! than `make test`.
 
 mod drawn;
 mod scene;
@@ -23,16 +24,17 @@ use drawn::Draws;
 use scene::{Caller, MAPS, NAMES, NAMESPACES, Scene, mark, path};
 
 const AT_ONCE: usize = 48;
-/// One question in so many is answered from the cache: it is one in five, most are refused.
+/// At least one request in this many must be answered from the cache. Normally it is one in five, because most are
+/// refused.
 const CACHED_ONE_IN: u64 = 8;
 const SHOWN_MAX: usize = 10;
 
-/// What was asked, and what came of it.
+/// A request, and its results.
 struct Told<'a> {
     caller: &'a Caller,
     probe: Probe,
     compared: Compared,
-    /// Marks that it should not have seen.
+    /// Markers that the caller should not have received.
     seen: Vec<String>,
 }
 
@@ -89,7 +91,7 @@ impl Told<'_> {
     }
 }
 
-/// Continue tokens of everybody's, of both servers and of every collection, and some that nobody was given.
+/// Continue tokens of all callers, from both servers and for every collection, and some that no server issued.
 async fn tokens(scene: &Scene) -> Vec<String> {
     let mut tokens = Vec::new();
     let admin = [&scene.pair.direct, &scene.pair.through];
@@ -112,7 +114,7 @@ async fn tokens(scene: &Scene) -> Vec<String> {
     tokens
 }
 
-/// Live events, while everything around changes: of a neighbour's not one byte, of one's own all.
+/// Live events while everything changes: no byte of a neighbour's object, and all events of the caller's own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watches_of_one_name_hear_of_no_neighbour_while_all_of_them_change() {
     let Some(bed) = bed::own("neighbouring-live").await else { return };
@@ -121,7 +123,7 @@ async fn watches_of_one_name_hear_of_no_neighbour_while_all_of_them_change() {
     for caller in scene.callers.iter().filter(|caller| caller.asks_cache) {
         for (ask, needs) in caller.live(scene.versions.1) {
             watches.push(async move {
-                // A watch whose state could not be proven in time is opened again.
+                // If a watch's state could not be proven in time, the watch is opened again.
                 bed::eventually("a watch tells of its object twice", async || hear(caller, &ask, &needs).await).await;
             });
         }
@@ -148,7 +150,8 @@ async fn watches_of_one_name_hear_of_no_neighbour_while_all_of_them_change() {
     say(&format!("{count} watches among neighbours that change"));
 }
 
-/// Watches until this mark has come twice: in the state, in a change, or in both. `None` if there was no state in time.
+/// Watches until this marker has arrived twice, in the state or in changes. `None` if the state was not available in
+/// time.
 async fn hear(caller: &Caller, ask: &Ask, needs: &str) -> Option<()> {
     let what = format!("{}: {} {:?}", caller.name, ask.path, ask.headers);
     let response = caller.http.send(ask.clone()).await;
@@ -172,7 +175,7 @@ async fn hear(caller: &Caller, ask: &Ask, needs: &str) -> Option<()> {
     }
 }
 
-/// What may be read of a collection is what may be read of its namespaces, however alike their names.
+/// The readable part of a collection is the objects of the permitted namespaces, however similar the names are.
 #[tokio::test]
 async fn what_is_readable_of_a_collection_has_no_neighbours_in_it() {
     let Some(bed) = bed::own("neighbouring-readable").await else { return };

@@ -1,7 +1,7 @@
-//! Clients do not disturb each other (P4, R-THREAT-11, R-THREAT-13, R-THREAT-14). The watches of some go on while
-//! others send requests that are refused, leave streams unread or guess tokens.
+//! Clients do not disturb each other (P4, R-THREAT-11, R-THREAT-13, R-THREAT-14). The watches of some clients continue
+//! while others send refused requests, leave streams unread or guess tokens.
 //!
-//! `make neighbours SECONDS=60` goes on for longer, with more of each.
+//! `make neighbours SECONDS=60` runs longer, with more of each.
 
 mod kubelet;
 mod town;
@@ -22,18 +22,18 @@ use crate::bed::{self, Ask, Http, Identity, Protocol, eventually, number, say, u
 use kubelet::Kubelet;
 use town::{CACHED, PASSED, Town};
 
-/// What the documentation promises of unknown tokens from one address (docs/CONFIG.md).
+/// The documented limit for unknown tokens from one address (docs/CONFIG.md).
 const REVIEWS_PER_SECOND: f64 = 20.0;
 const REVIEWS_AT_ONCE: f64 = 200.0;
 const UNKNOWN_AT_ONCE: usize = 32;
-/// How much longer they may go on until they are a flood.
+/// The additional time for guesses until they are a flood.
 const LONGER: Duration = Duration::from_secs(85);
 
 fn seconds() -> Duration {
     Duration::from_secs(number("NEIGHBOURS_SECONDS", 5))
 }
 
-/// A request that gets nothing: of a path that is cached or one that is passed through, over either protocol.
+/// Sends a request that is refused, for a cached or a forwarded path, over either protocol.
 async fn knock(town: &Town, at: u64) {
     let identity = match at % 4 {
         0 => Identity::token("a guess", &unique("guess")),
@@ -64,7 +64,7 @@ async fn whoever_is_refused_ends_no_watch_of_others() {
     town.assert_unharmed(watches).await;
 }
 
-/// A followed log of which nothing but the head is read.
+/// Follows a log and reads only the head of the response.
 async fn unread(town: &Town, path: &str) -> impl Sized {
     let mut io = town.target().connect("http/1.1").await;
     let head =
@@ -77,7 +77,7 @@ async fn unread(town: &Town, path: &str) -> impl Sized {
     io
 }
 
-/// Reads so much of a log, which may have no end.
+/// Reads a number of bytes from a log, which may be endless.
 async fn read(http: &Http, path: &str, bytes: usize) {
     let mut body = http.send(Ask::get(path)).await.into_body();
     let mut seen = 0;
@@ -87,7 +87,7 @@ async fn read(http: &Http, path: &str, bytes: usize) {
     }
 }
 
-/// How long it takes until eight at once have read so much of a log.
+/// The time until eight concurrent clients have each read a number of bytes from a log.
 async fn read_by_eight(http: &Http, path: &str, bytes: usize) -> Duration {
     let began = Instant::now();
     stream::iter(0..8).for_each_concurrent(None, |_| read(http, path, bytes)).await;
@@ -98,7 +98,7 @@ async fn read_by_eight(http: &Http, path: &str, bytes: usize) -> Duration {
 async fn logs_that_nobody_reads_hold_up_nobody_and_take_no_more_memory() {
     const READ: usize = 4 << 20;
     let Some(bed) = bed::own("unread").await else { return };
-    // One caller has all of them, besides what the others read.
+    // One caller has all unread streams, in addition to the other callers' reads.
     let town = Town::settle(bed, "limits: {streamsPerCaller: 1500}").await;
     let kubelet = Kubelet::start(&town.bed).await;
     let watches = town.watches(40).await;
@@ -123,7 +123,7 @@ async fn logs_that_nobody_reads_hold_up_nobody_and_take_no_more_memory() {
         say(&format!("eight others read {READ} bytes of one in {took:?}, of the apiserver itself in {directly:?}"));
         took < 5 * directly + Duration::from_secs(1) + bed::ALLOWANCE
     };
-    // Whom the unread ones hold up is held up both times.
+    // If the unread streams blocked other reads, both attempts would be slow.
     let is_soon = read().await || read().await;
     let after = town.resident_bytes();
     let each = filled.saturating_sub(before) / count;
@@ -136,7 +136,7 @@ async fn logs_that_nobody_reads_hold_up_nobody_and_take_no_more_memory() {
     drop(stuck);
 }
 
-/// Somebody's token that is asked about under the flood again and again, for its answer is soon forgotten.
+/// Reads with a valid token during the flood. Its cached review expires soon, so it is reviewed repeatedly.
 async fn go_on_reading(http: &Http, over: &AtomicBool) -> u32 {
     let mut answers = 0;
     while !over.load(Ordering::Relaxed) {
@@ -147,10 +147,10 @@ async fn go_on_reading(http: &Http, over: &AtomicBool) -> u32 {
     answers
 }
 
-/// Guesses are a flood if they are so many times what may be asked about.
+/// Guesses count as a flood if they are this many times the permitted reviews.
 const FLOOD: f64 = 1.5;
 
-/// Questions about unknown tokens that may be asked within a time.
+/// The permitted number of reviews of unknown tokens within a time.
 fn allowed(time: Duration) -> f64 {
     REVIEWS_AT_ONCE + REVIEWS_PER_SECOND * (time.as_secs_f64() + 1.0)
 }
@@ -176,7 +176,7 @@ async fn guessed_tokens_cost_upstream_no_more_than_is_stated_and_those_who_are_k
     };
     let goes_on = || {
         let elapsed = began.elapsed();
-        // They are one also if the machine stalls before they have ended.
+        // The guesses must be a flood even if the machine stalls before they have ended.
         let is_flood = answered.load(Ordering::Relaxed) as f64 > FLOOD * allowed(elapsed + bed::ALLOWANCE);
         elapsed < seconds() || !is_flood && elapsed < seconds() + LONGER
     };
@@ -197,7 +197,7 @@ async fn guessed_tokens_cost_upstream_no_more_than_is_stated_and_those_who_are_k
     let allowed = allowed(took);
     assert!(guesses as f64 > FLOOD * allowed, "that was no flood");
     assert!((asked as f64) <= allowed, "{asked} questions, {allowed} allowed");
-    // And the questions about the one token that is good, one a second.
+    // The reviews of the one valid token, one per second, come in addition.
     assert!((counted as f64) <= allowed + 2.0 * took.as_secs_f64() + 2.0, "{counted} questions, {allowed} allowed");
     town.assert_unharmed(watches).await;
 }

@@ -1,7 +1,7 @@
-//! The nightly tier of the conformance tests: what measures, storms, kills for long or searches. `make measured` runs
-//! all of it in its short form; `make siege`, `make faults` and others run one module in its long form.
+//! The nightly tier of the conformance tests: measurements, storms, long sequences of kills, and searches. `make
+//! measured` runs all of it in its short form; `make siege`, `make faults` and others run one module in its long form.
 //!
-//! These tests may decide by time. `main.rs` is the root of the others, which may not.
+//! These tests may depend on timing. Those of `main.rs` may not.
 
 #[allow(dead_code, unused_imports, reason = "the tests of main.rs use the rest of it")]
 mod bed;
@@ -36,8 +36,8 @@ mod trial;
 mod upgrade;
 mod verify;
 
-/// How much later than promised something may be, because the processors of a test machine do other things as well.
+/// The tolerance for promised times, because a test machine's CPUs are shared.
 pub const ALLOWANCE: std::time::Duration = std::time::Duration::from_secs(5);
 
-/// `feeds.syncWait` of a proxy whose test does not set it: the default.
+/// The `feeds.syncWait` of proxies whose test does not set it: the product's default.
 pub const SYNC_WAIT: &str = "10s";

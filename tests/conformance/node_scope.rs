@@ -1,5 +1,5 @@
-//! A proxy on a node, with the node's own credentials and subject to the Node authorizer. It holds what belongs to the
-//! node, by one watch with the node's selector. The apiserver answers or refuses everything else.
+//! A proxy on a node, with the node's own credentials and subject to the Node authorizer. It caches what belongs to the
+//! node, with one watch that has the node's selector. The apiserver answers or refuses everything else.
 
 use futures_util::future::join;
 use http::HeaderName;
@@ -11,12 +11,12 @@ use crate::bed::{self, Answer, Ask, Authority, Bed, Http, Plan, Plane, Proxy, Wa
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf,application/json";
 const NODE: HeaderName = HeaderName::from_static("impersonate-user");
 const NODES: HeaderName = HeaderName::from_static("impersonate-group");
-/// Pods of the node, as its kubelet selects them.
+/// The pods of the node, with a kubelet's selector.
 const PODS: &str = "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1";
 const WATCH_LIST: &str =
     "&watch=1&sendInitialEvents=1&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=1&resourceVersion=0";
 
-/// Reads that must have every write before them.
+/// The number of reads that must contain every earlier write.
 const READS: usize = 60;
 
 /// A control plane with two nodes, and a proxy on the first.
@@ -53,10 +53,10 @@ impl Node {
             }
         }
         let proxy = Plan::node(&bed).start(&bed).await;
-        // Its agents are known by its own certificate, as kubelets are.
+        // Agents on the node are authenticated by the node's certificate, as kubelets are.
         let through = proxy.client_of(&Authority::of(&bed).issue("system:node:n1", &["system:nodes"]));
         let node = Self { bed, proxy, direct, through, namespace };
-        // The authorizer learns of pods from watches of its own.
+        // The Node authorizer receives pods by its own watches.
         let secret = node.inside("secrets/n1");
         eventually("the node may read what its pods mount", async || {
             (node.directly(Ask::get(&secret)).await.status == 200).then_some(())
@@ -73,12 +73,12 @@ impl Node {
         ask.header(NODE, "system:node:n1").header(NODES, "system:nodes")
     }
 
-    /// What the apiserver answers the node itself.
+    /// The apiserver's answer to the node itself.
     async fn directly(&self, ask: Ask) -> Answer {
         self.direct.ask(Self::as_node(ask)).await
     }
 
-    /// Asks both, and insists on the same answer; the proxy's.
+    /// Sends a request to both. Panics unless the answers are equal. Returns the proxy's.
     async fn same(&self, ask: Ask) -> Answer {
         let what = format!("{} {:?}", ask.path, ask.headers);
         bed::assert_same(&what, self.directly(ask.clone()), self.through.ask(ask)).await
@@ -89,7 +89,7 @@ impl Node {
     }
 }
 
-/// The Node authorizer's words for what it may allow a moment later are those that a proxy does not remember.
+/// The Node authorizer's reasons for refusals that may soon become permitted are those that a proxy does not cache.
 #[tokio::test]
 async fn what_no_pod_of_a_node_needs_is_denied_in_the_words_that_are_not_remembered() {
     let Some(bed) = bed::beside_others().await else { return };
@@ -101,7 +101,7 @@ async fn what_no_pod_of_a_node_needs_is_denied_in_the_words_that_are_not_remembe
     assert!(AccessVerdict::denies_for_now(reason), "{reason}");
 }
 
-/// On a control plane that is quiet, so that the versions of two lists are the same.
+/// The control plane is quiet, so that the versions of two lists are equal.
 #[tokio::test]
 async fn node_scope_reads_are_answered_as_the_node_would_be() {
     let Some(node) = Node::new(bed::quiet("node-reads").await).await else { return };
@@ -165,7 +165,7 @@ async fn node_scope_watches_show_what_happens_to_the_nodes_pods_alone() {
                 assert_eq!(through.telling().await, direct.telling().await, "{form}: {what}");
             }
         };
-        // Nothing changes before both have told where the beginning ends, so that it ends at the same event.
+        // Nothing changes before both have sent the end of the initial events, so that it is after the same event.
         same(&["n1-0", "n1-1", "n1-2", "the bookmark"], &mut direct, &mut through).await;
         for name in ["n1-9", "n2-9"] {
             node.direct.create(&node.inside("pods"), pod(name, &name[..2], "n1")).await;
@@ -195,7 +195,7 @@ async fn node_scope_reads_have_every_write_before_them() {
     for n in 0..READS {
         let labelled = json!({"metadata": {"labels": {"n": n.to_string()}}});
         let written = version_of(&node.direct.patch(&ours, labelled.clone()).await);
-        // The cluster's version runs ahead of a stream that says nothing of it.
+        // The cluster's version runs ahead of a stream that receives no events of it.
         node.direct.patch(&theirs, labelled).await;
         let read = node.through.ask(Ask::get(PODS)).await;
         let found = read.value()["items"].as_array().expect("a list").iter().map(version_of).max();
@@ -205,7 +205,7 @@ async fn node_scope_reads_have_every_write_before_them() {
             *cached += usize::from(read.is_cached());
         }
     }
-    // Where upstream is slow to say how far it is, and for no other reason, a read passes through.
+    // A read is forwarded only if upstream is slow to report its version.
     let passed = i64::try_from(2 * READS - cached.iter().sum::<usize>()).expect("a few");
     assert_eq!(passed, late().await - before, "{cached:?} of {READS}");
     assert!(cached.iter().all(|cached| *cached > 0), "{cached:?} of {READS}");
@@ -216,8 +216,8 @@ fn told(event: &bed::Event) -> (String, String, u64) {
     (event.kind.clone(), event.name().to_owned(), event.version())
 }
 
-/// What is asked to mend a gap is allowed to the node too: changes that only an apiserver told which is dead now, while
-/// the proxy could not listen.
+/// The node may also send the requests that repair a gap: changes that only a dead apiserver has sent, while the proxy
+/// was paused.
 #[tokio::test]
 async fn node_scope_watches_are_told_what_a_dead_apiserver_alone_had_told() {
     let Some(node) = Node::new(bed::own("node-gap").await).await else { return };
@@ -242,7 +242,7 @@ async fn node_scope_watches_are_told_what_a_dead_apiserver_alone_had_told() {
     }
     direct.delete(&node.inside("pods/n1-1")).await;
     let mut expected = Vec::new();
-    // A pod is marked as deleted before it goes.
+    // A pod is marked as deleted before its removal.
     for kind in ["MODIFIED", "MODIFIED", "MODIFIED", "ADDED", "MODIFIED", "DELETED"] {
         expected.push(told(&of_this_one.change().await));
         assert_eq!(expected.last().map(|(kind, ..)| kind.as_str()), Some(kind));

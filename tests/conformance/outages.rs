@@ -1,6 +1,7 @@
-//! Sequences of outages, drawn from a seed: the apiserver, the proxy and both are killed and started again, apart from
-//! each other and amid the recovery from the outage before. No watch ends for which upstream has the history, and by
-//! the judges of `fanoutctl verify` no promise is broken. The truth is etcd's. `make outages` plays more of them.
+//! Sequences of outages, drawn from a seed: the apiserver, the proxy and both are killed and restarted. They are killed
+//! separately and also during the recovery from the previous outage. No watch ends while upstream still has its
+//! history, and the checkers of `fanoutctl verify` find no broken promise. etcd is the reference. `make outages` runs
+//! more of them.
 
 mod drawn;
 mod stage;
@@ -13,9 +14,10 @@ use std::time::Instant;
 use crate::bed::{self, Seed, say};
 use stage::Stage;
 
-/// etcd shows what is stored as JSON, and forgets nothing.
+/// etcd stores objects as JSON and is not compacted, so that its whole history is readable.
 const FLAGS: [&str; 2] = ["--storage-media-type=application/json", "--etcd-compaction-interval=0"];
-/// From so many sequences on, some outage begins amid the recovery from another one, or the run is void.
+/// In a run with at least this many sequences, some outage must begin during the recovery from another one; otherwise
+/// the run is void.
 const MANY: u64 = 20;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,5 +1,5 @@
-//! A right is taken from the proxy's own identity, while clients watch what it is needed for. What they see then, and
-//! that others go on (R-UPSTREAM-5).
+//! The proxy's own identity loses a permission while clients watch the resource that needs it. The test checks what
+//! these clients see, and that other watches continue (R-UPSTREAM-5).
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use serde_json::json;
 use crate::bed::rbac::{binding, collection, may, subject};
 use crate::bed::{self, Account, Ask, Ended, Http, Plan, Plane, Watch, promised, scratch_file, unique};
 
-/// Within so long behind the first refusal nothing is served any more that was held by that right.
+/// The time after the first refusal within which the proxy stops serving what it cached by the lost permission.
 const BOUND: Duration = Duration::from_secs(60);
 
-/// Lets an account read a resource everywhere; what the binding is called.
+/// Grants an account read access to a resource in all namespaces. Returns the name of the binding.
 async fn let_read(plane: &Plane, account: &Account, resource: &str) -> String {
     let (direct, name) = (plane.direct(), unique("own"));
     let rules = json!([{"apiGroups": [""], "resources": [resource], "verbs": ["get", "list", "watch"]}]);
@@ -47,7 +47,8 @@ async fn what_the_proxy_itself_may_read_no_more_is_served_no_more_and_the_rest_g
     assert_eq!(watches[0].change().await.name(), "before", "it is live");
     assert!(client.get(&cached).await.is_cached());
 
-    // The apiserver judges a watch when it begins. The one that is open is cut, so that it has to begin again.
+    // The apiserver authorizes a watch only at its start. The restart ends the open watch, so that it has to start
+    // again.
     direct.delete(&lost).await;
     bed.kill_apiserver().await;
     bed.start_apiserver().await;

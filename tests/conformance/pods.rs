@@ -1,5 +1,5 @@
-//! `fanoutctl fanout --pods`: the released kubectl forwards ports through the apiserver and a kubelet's own library
-//! (`kube-testbed portforward`) to two proxies that run here, as if each were in a pod.
+//! `fanoutctl fanout --pods`: the released kubectl forwards ports to two proxies through the apiserver and a kubelet's
+//! own library (`kube-testbed portforward`). The proxies run here as if each were in a pod.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -14,15 +14,16 @@ use crate::blocks::{blocks, with};
 use crate::install::reader;
 
 const SELECTOR: &str = "app.kubernetes.io/name=kube-fanout";
-/// A kubelet of today unwraps what kubectl sends, if its node says so; otherwise the apiserver makes plain SPDY of it.
+/// The kubelet itself unwraps kubectl's stream if its node declares the feature. Otherwise the apiserver translates it
+/// to plain SPDY.
 const NODES: [(&str, &[&str]); 2] = [("tunnels", &["ExtendWebSocketsToKubelet"]), ("translated", &[])];
 const PODS: [&str; 2] = ["one", "two"];
 /// Runs the real kubectl.
 const REAL: &str = "exec \"$KUBECTL\" \"$@\"";
-/// Has kubectl use SPDY from the beginning, as it did before 1.31.
+/// Makes kubectl start with SPDY, as it did before 1.31.
 const BY_SPDY: &str = "export KUBECTL_PORT_FORWARD_WEBSOCKETS=false";
 
-/// Two pods, each on a node of its own, whose ports lead to proxies.
+/// Two pods on different nodes, whose ports lead to proxies.
 struct Stage {
     bed: Bed,
     namespace: String,
@@ -31,7 +32,7 @@ struct Stage {
     _kubelet: Process,
 }
 
-/// What a command said, and how it ended.
+/// The output and exit code of a command.
 #[derive(Debug)]
 struct Said {
     out: String,
@@ -74,7 +75,7 @@ impl Stage {
         Some(Self { bed, namespace, proxies, kubelet_log, _kubelet: kubelet })
     }
 
-    /// A directory with a `kubectl` that runs this, `$KUBECTL` being the real one.
+    /// A directory with a `kubectl` that runs this script, in which `$KUBECTL` is the real one.
     fn kubectl(&self, script: &str) -> PathBuf {
         let dir = self.bed.file("bin");
         fs::create_dir(&dir).expect("a directory");
@@ -90,7 +91,7 @@ impl Stage {
         dir
     }
 
-    /// `fanoutctl fanout` with this kubectl in the `PATH`, as a user of the test bed.
+    /// `fanoutctl fanout` with this `kubectl` in the `PATH`, as a user of the test bed.
     fn fanout(&self, user: &str, script: &str, arguments: &[&str]) -> Command {
         let mut command = kube_fanout("fanout");
         let path = std::env::var("PATH").expect("there is one");
@@ -104,14 +105,14 @@ impl Stage {
         run(self.fanout(user, script, &["status", "-o", "json"])).await
     }
 
-    /// How the kubelet has been asked for each pod so far.
+    /// The kinds of upgrade that the kubelet has received so far, for each pod.
     fn upgrades(&self) -> BTreeSet<String> {
         let log = fs::read_to_string(&self.kubelet_log).expect("a log");
         let asked = log.lines().filter_map(|line| line.strip_prefix("port-forward to "));
         asked.map(|asked| asked.replace(&format!("{}/", self.namespace), "")).collect()
     }
 
-    /// Has a user get pods here, and list them, but not forward their ports.
+    /// Allows a user to get and list pods here, but not to forward their ports.
     async fn let_read_pods(&self, user: &str) {
         let direct = self.bed.direct();
         let rules = json!([{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]}]);
@@ -140,7 +141,7 @@ fn by_spdy() -> String {
 #[tokio::test]
 async fn proxies_in_pods_are_asked_through_the_apiserver_and_the_kubelet() {
     let Some(stage) = Stage::new().await else { return };
-    // They differ in what has been read of them.
+    // The proxies differ in their cached resources.
     let read = ["configmaps", "services"];
     for (proxy, resource) in stage.proxies.iter().zip(read) {
         proxy.client().get(&format!("/api/v1/{resource}?resourceVersion=0")).await;
@@ -173,16 +174,16 @@ async fn proxies_in_pods_are_asked_through_the_apiserver_and_the_kubelet() {
     let said = shell.run(&with(&block, &[("-n kube-fanout", &format!("-n {}", stage.namespace))]));
     assert!(PODS.iter().all(|pod| said.contains(&format!("pod/{pod}"))), "{said}");
 
-    // The forwards last for more than a few connections.
+    // One port forward serves many connections.
     let top = stage.fanout("admin", REAL, &["top", "--every", "1ms", "--times", "20"]);
     let said = run(top).await;
     assert_eq!(said.code, Some(0), "{said:?}");
-    // What a machine that stalls does not answer in time is shown as that.
+    // If a machine stalls, a late answer is shown as such.
     let shown = |state: &str| said.out.matches(&format!("pod/two: {state}")).count();
     assert!(shown("") == 20 && shown("ready") > 0, "{}", said.out);
 }
 
-/// The same with a proxy between kubectl and the apiserver.
+/// The same, with a proxy between kubectl and the apiserver.
 #[tokio::test]
 async fn ports_are_forwarded_through_a_proxy_as_well() {
     let Some(stage) = Stage::new().await else { return };
@@ -238,16 +239,16 @@ async fn a_pod_that_goes_meanwhile_is_named() {
         })
     };
     both("ready", "ready").await;
-    // The pod runs, and what ran in it does not.
+    // The pod is running, but its process is not.
     stage.proxies[1].kill();
-    both("ready", "does not answer").await;
+    both("ready", "no response").await;
 
     let dead = stage.status("admin", REAL).await;
     say(&dead.errors);
     assert_eq!((dead.code, dead.out.as_str()), (Some(2), ""), "{dead:?}");
     assert!(dead.errors.contains("pod/two: "), "{}", dead.errors);
 
-    // It is deleted between being found and being reached.
+    // The pod is deleted between its list and the connection.
     let delete = format!("delete pod two -n {} --force --grace-period=0 >/dev/null 2>&1", stage.namespace);
     let script = format!("case \" $* \" in *' get '*) \"$KUBECTL\" \"$@\"; \"$KUBECTL\" {delete} ;; *) {REAL} ;; esac");
     let gone = stage.status("admin", &script).await;

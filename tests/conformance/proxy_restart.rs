@@ -1,5 +1,5 @@
-//! The proxy is killed with SIGKILL. Clients come back to the next one, at once or half a minute later, and go on where
-//! they were (F9).
+//! The proxy is killed with SIGKILL. Clients reconnect to its successor, at once or half a minute later, and resume
+//! (F9).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,9 +13,9 @@ use crate::follower::Follower;
 use crate::ledger::Ledger;
 
 const MAPS: &str = "/api/v1/configmaps";
-/// How long the last of those that were away stay away behind the kill.
+/// How long after the kill the last disconnected client returns.
 const AWAY_MAX: Duration = Duration::from_secs(25);
-/// Those that are away when the proxy is killed, each from a version of its own.
+/// The number of clients that are disconnected when the proxy is killed, each at its own version.
 const AWAY: u32 = 30;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -41,7 +41,7 @@ async fn clients_of_a_killed_proxy_go_on_where_they_were_also_half_a_minute_late
     let (begin, mut begun) = watch::channel(0);
     let follower = || Follower::new(target.clone(), Protocol::H1, &ledger, &begin);
     let away = (0..AWAY).map(|n| {
-        // Those that have gone first come in the middle, so that the oldest version is asked for late.
+        // The clients that left first return in the middle, so that the oldest version is requested late.
         let long = AWAY_MAX.mul_f64(f64::from((n + AWAY / 2) % AWAY) / f64::from(AWAY));
         follower().away(5 + 4 * n, killed.clone(), long)
     });
@@ -88,15 +88,15 @@ async fn clients_of_a_killed_proxy_go_on_where_they_were_also_half_a_minute_late
     cost_a_few_watches(&second).await;
 }
 
-/// What those who came back cost upstream besides the stream.
+/// Checks the upstream requests for the returning clients, in addition to the stream.
 async fn cost_a_few_watches(second: &Proxy) {
     let questions = second.metrics().await;
     let of_maps = |question| {
-        let labels = [("resource", "configmaps.v1"), ("question", question)];
-        questions.sum("kube_fanout_upstream_questions_total", &labels)
+        let labels = [("resource", "configmaps.v1"), ("purpose", question)];
+        questions.sum("kube_fanout_feed_requests_total", &labels)
     };
-    say(&format!("upstream: {} watches for what was before", of_maps("prehistory")));
+    say(&format!("upstream: {} watches for what was before", of_maps("backfill")));
     assert_eq!(of_maps("relist"), 0);
     assert!(of_maps("initial") <= 1, "one list, or the state of a client's version");
-    assert!((1..=16).contains(&of_maps("prehistory")), "{}", of_maps("prehistory"));
+    assert!((1..=16).contains(&of_maps("backfill")), "{}", of_maps("backfill"));
 }

@@ -1,6 +1,6 @@
 //! Collections across namespaces for callers who may read only some of the namespaces. The apiserver would refuse such
-//! a request. The proxy's lists and watches hold what the caller's own lists of the single namespaces hold, also while
-//! rights are given and taken away.
+//! a request. The proxy's lists and watches contain the same as the caller's own lists of the single namespaces, also
+//! while permissions are granted and revoked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -11,12 +11,12 @@ use serde_json::{Value, json};
 use crate::bed::rbac::{binding, collection, may, subject};
 use crate::bed::{self, Ask, Authority, Bed, Event, Http, Plan, Protocol, Proxy, Watch, eventually, unique};
 
-/// A caller with rights in some of five namespaces, each with two maps.
+/// A caller with permissions in some of five namespaces, each with two configmaps.
 struct Scene {
     bed: Bed,
     proxy: Proxy,
     direct: Http,
-    /// The caller, at the proxy and at the apiserver.
+    /// The caller's clients of the proxy and of the apiserver.
     through: Http,
     own: Http,
     user: String,
@@ -25,7 +25,7 @@ struct Scene {
 }
 
 const ALL: &str = "/api/v1/configmaps";
-/// In which a right that is gone is gone everywhere.
+/// The time within which a revoked permission no longer applies anywhere.
 const BOUND: Duration = Duration::from_secs(5);
 
 impl Scene {
@@ -59,7 +59,7 @@ impl Scene {
         self.direct.create(&maps(namespace), map).await;
     }
 
-    /// Lets the caller read a namespace, and waits until the apiserver knows.
+    /// Grants the caller read access to a namespace, and waits until the apiserver applies it.
     async fn allow(&self, namespace: &str) {
         let bound = binding("maps", "ClusterRole", &self.role, &subject("User", &self.user));
         self.direct.create(&collection(Some(namespace), "rolebindings"), bound).await;
@@ -71,7 +71,7 @@ impl Scene {
         self.direct.delete(&format!("{}/maps", collection(Some(namespace), "rolebindings"))).await;
     }
 
-    /// What the caller's own lists say, one namespace at a time; keyed by namespace and name.
+    /// The union of the caller's own lists of single namespaces, keyed by namespace and name.
     async fn union(&self, query: &str) -> BTreeMap<String, Value> {
         let mut union = BTreeMap::new();
         for namespace in &self.namespaces {
@@ -123,7 +123,7 @@ async fn a_list_holds_what_the_lists_of_single_namespaces_hold() {
     }
     let by_header = Ask::get(ALL).header(HeaderName::from_static("kube-fanout-readable"), "true");
     assert_eq!(items(&scene.through.list_now(by_header).await.value()).count(), 4);
-    // Page by page, without a word of what is not shown.
+    // Reads page by page. No page reveals hidden objects.
     let (mut token, mut paged) = (String::new(), BTreeMap::new());
     loop {
         let page = Ask::get(&format!("{ALL}?limit=3&kubeFanoutReadable=1&continue={token}"));
@@ -136,23 +136,23 @@ async fn a_list_holds_what_the_lists_of_single_namespaces_hold() {
         }
     }
     assert_eq!(paged, scene.union("").await);
-    // What is passed on is passed on with the caller's own rights.
+    // Forwarded requests have the caller's own permissions.
     for accept in ["application/yaml", "application/json;as=Table;v=v1;g=meta.k8s.io"] {
         let ask = Ask::get(&format!("{ALL}?kubeFanoutReadable=true")).accept(accept);
         assert_eq!(scene.through.ask(ask).await.status, 403, "{accept}");
     }
-    // Whoever may read all of it gets all of it.
+    // A caller who may read all namespaces receives everything.
     let viewer = scene.proxy.client_of(&Authority::of(&scene.bed).issue("admin", &["system:masters"]));
     let readable = Ask::get(&format!("{ALL}?kubeFanoutReadable=true"));
     let whole = viewer.list_now(readable.clone()).await;
     assert_eq!((whole.status.as_u16(), whole.header("kube-fanout-readable")), (200, "all"));
-    // And whoever may read nothing, nothing.
+    // A caller without permissions receives an empty list.
     let stranger = Authority::of(&scene.bed).issue(&unique("stranger"), &[]);
     let nothing = scene.proxy.client_of(&stranger).list_now(readable).await.value();
     assert_eq!(items(&nothing).count(), 0);
 }
 
-/// An informer's store, kept as informers keep theirs.
+/// A store that applies events like an informer.
 #[derive(Default)]
 struct Store(BTreeMap<String, Value>);
 
@@ -171,7 +171,7 @@ impl Store {
         self.0.keys().filter_map(|key| key.split_once('/')).map(|(namespace, _)| namespace).collect()
     }
 
-    /// Takes events in until they have made it so.
+    /// Applies events until the condition holds.
     async fn until(&mut self, watch: &mut Watch, what: &str, holds: impl Fn(&Self) -> bool) {
         while !holds(self) {
             let event = watch.event().await.unwrap_or_else(|| panic!("{what}: the watch ended"));
@@ -202,20 +202,20 @@ async fn a_watch_shows_namespaces_as_rights_come_and_go() {
     };
     assert_eq!(bare(&store), scene.union("").await);
 
-    // Changes, there and elsewhere.
+    // Changes in readable and in other namespaces.
     scene.write(&hidden, "c").await;
     scene.write(&first, "c").await;
     store.until(&mut watch, "a change", |store| store.0.contains_key(&format!("{first}/c"))).await;
 
-    // A right comes, with what there is.
+    // A permission is granted, and the watch receives the existing objects.
     scene.allow(&third).await;
     store.until(&mut watch, "a namespace comes", |store| store.0.contains_key(&format!("{third}/b"))).await;
-    // A namespace comes, with a right.
+    // A namespace is created and readable.
     let fresh = scene.add_namespace().await;
     scene.allow(&fresh).await;
     store.until(&mut watch, "a new namespace comes", |store| store.0.contains_key(&format!("{fresh}/b"))).await;
 
-    // A right goes: what is known is taken back, and of what is written later nothing comes.
+    // A permission is revoked: the watch receives deletions of the known objects, and no later change.
     scene.deny(&first).await;
     let lost = Instant::now();
     let mut written = vec![lost];

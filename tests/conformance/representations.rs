@@ -1,5 +1,5 @@
-//! The proxy needs one stream per built-in resource, whichever representations its clients ask for; and what happens
-//! where one stream is not enough.
+//! The proxy needs one stream per built-in resource, whichever representations its clients request. Also the cases in
+//! which one stream is not enough.
 
 use futures_util::future::{join, join_all};
 use serde_json::{Value, json};
@@ -13,7 +13,7 @@ const WATCH_LIST: &str =
 
 const WATCH_LIST_AT: &str = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
 
-/// One that can be listed and watched.
+/// A resource that supports list and watch.
 pub struct Resource {
     group: String,
     version: String,
@@ -28,7 +28,7 @@ impl Resource {
         }
     }
 
-    /// Watches that the apiserver counts as open.
+    /// The number of open watches, as the apiserver counts them.
     fn watches(&self, metrics: &Metrics) -> i64 {
         let (group, version) = (self.group.as_str(), self.version.as_str());
         let labels = [("group", group), ("version", version), ("resource", self.name.as_str()), ("verb", "WATCH")];
@@ -36,14 +36,14 @@ impl Resource {
     }
 }
 
-/// What the apiserver defines itself, as it tells.
+/// The apiserver's built-in resources, from its discovery.
 pub async fn built_ins(plane: &Plane) -> Vec<Resource> {
     let direct = plane.direct();
     let groups = direct.json("/apis").await;
     let listed = groups["groups"].as_array().cloned().unwrap_or_default();
     let versions = listed.iter().flat_map(|group| group["versions"].as_array().cloned().unwrap_or_default());
     let versions = versions.filter_map(|version| version["groupVersion"].as_str().map(str::to_owned));
-    // What other tests define is custom.
+    // Resources that other tests define are custom ones.
     let built_in = versions.filter(|version| version.contains(".k8s.io/") || !version.contains('.'));
     let mut resources = Vec::new();
     for (root, group_version) in std::iter::once(("/api", "v1".to_owned())).chain(built_in.map(|v| ("/apis", v))) {
@@ -67,7 +67,7 @@ fn metadata(media_type: &str, list: bool) -> String {
     format!("{media_type};as=PartialObjectMetadata{list};g=meta.k8s.io;v=v1")
 }
 
-/// The initial events, and the watch that goes on.
+/// The initial events, and the watch after them.
 async fn begun(what: &str, mut watch: Watch) -> (Vec<Frame>, Watch) {
     let mut frames = Vec::new();
     loop {
@@ -85,7 +85,7 @@ async fn begun(what: &str, mut watch: Watch) -> (Vec<Frame>, Watch) {
 
 #[tokio::test]
 async fn every_built_in_resource_has_one_stream_for_json_protobuf_and_metadata() {
-    // Here no lease is renewed, no event expires and nobody else watches.
+    // On this control plane no lease is renewed, no event expires and no other client watches.
     let Some(bed) = bed::quiet("representations").await else { return };
     let pair = Pair::on(bed).await;
     let resources = built_ins(&pair.bed).await;
@@ -102,7 +102,7 @@ async fn every_built_in_resource_has_one_stream_for_json_protobuf_and_metadata()
     };
     for resource in &resources {
         let path = resource.path();
-        // A connection each: one has room for so many watches.
+        // One connection each, because a connection has a limited number of watches.
         let through = pair.proxy.client();
         for media_type in [JSON, PROTOBUF] {
             for accept in [media_type.to_owned(), metadata(media_type, true)] {
@@ -130,7 +130,7 @@ async fn every_built_in_resource_has_one_stream_for_json_protobuf_and_metadata()
             (*count != before[at] + 1).then(|| (resources[at].path(), *count - before[at]))
         };
         let other: Vec<_> = counts.iter().enumerate().filter_map(more).collect();
-        // The proxy's own two, from before.
+        // Excludes the proxy's own two watches, which were open before.
         let other: Vec<_> = other.into_iter().filter(|(path, more)| *more != 0 || !is_followed(path)).collect();
         if !other.is_empty() {
             say(&format!("not one more: {other:?}"));
@@ -142,13 +142,13 @@ async fn every_built_in_resource_has_one_stream_for_json_protobuf_and_metadata()
     let metrics = pair.proxy.metrics().await;
     let modes = |mode| metrics.sum("kube_fanout_representation_mode", &[("mode", mode)]);
     say(&format!("derived: {}, of {} wanted", modes("derived"), 3 * resources.len()));
-    for reason in ["unrenderable", "mismatch", "not_comparable", "not_in_table"] {
+    for reason in ["unsupported_object", "mismatch", "not_comparable", "unknown_type"] {
         assert_eq!(modes(reason), 0, "{reason}");
     }
 }
 
-/// A feed that starts where a client had been is listed, and no list tells what a bookmark of the kind looks like: what
-/// a zero value prints, and what upstream's conversions put into it.
+/// A feed that starts at a client's version is listed, and a list does not show the form of the kind's bookmarks: how
+/// zero values are printed, and what upstream's conversions add.
 #[tokio::test]
 async fn the_first_bookmark_of_every_built_in_resource_is_upstreams_own() {
     let Some(pair) = Pair::new().await else { return };
@@ -179,12 +179,12 @@ async fn the_first_bookmark_of_every_built_in_resource_is_upstreams_own() {
     say(&format!("{} resources, in two forms, whole and as metadata", resources.len()));
 }
 
-/// What the proxy follows for itself.
+/// Whether the proxy watches this resource for itself.
 fn is_followed(path: &str) -> bool {
     path.ends_with("/customresourcedefinitions") || path.ends_with("/apiservices")
 }
 
-/// An apiserver that is newer than the table, or a fork: its objects have a field that nobody here knows.
+/// An apiserver that is newer than the field table, or a fork: its objects have an unknown field.
 #[tokio::test]
 async fn an_unknown_field_is_never_lost_and_says_why_a_second_stream_opens() {
     let Some(bed) = bed::beside_others().await else { return };
@@ -210,7 +210,7 @@ async fn an_unknown_field_is_never_lost_and_says_why_a_second_stream_opens() {
 
     planter.plant();
     let third = version_of(&direct.create(&path, map("c")).await);
-    // Its watch ends between two events, and it goes on where it was.
+    // The watch ends between two events, and the client resumes where it was.
     assert_eq!(derived.event().await, None, "no event without the field");
     let mut again = through.watch(Ask::get(&format!("{path}?watch=1&resourceVersion={second}"))).await;
     let event = again.change().await;
@@ -218,7 +218,7 @@ async fn an_unknown_field_is_never_lost_and_says_why_a_second_stream_opens() {
     let list = through.json(&format!("{path}?resourceVersion={third}&resourceVersionMatch=NotOlderThan")).await;
     let planted: Vec<_> = list["items"].as_array().into_iter().flatten().map(|item| item["planted"].clone()).collect();
     assert_eq!(planted.last(), Some(&json!("yes")), "{list}");
-    // Protobuf goes on, with the field in it.
+    // The protobuf watch continues and contains the field.
     let bytes = loop {
         let Some(Frame::Protobuf(bytes)) = verbatim.frame().await else { panic!("it is protobuf, and goes on") };
         if bytes.windows(6).any(|part| part == b"\x12\x01c\x1a\x00\x22" || part.starts_with(b"\x0a\x01c")) {
@@ -228,20 +228,21 @@ async fn an_unknown_field_is_never_lost_and_says_why_a_second_stream_opens() {
     assert!(bytes.windows(Planter::FIELD.len()).any(|part| part == Planter::FIELD), "the field is in it");
 
     let metrics = proxy.metrics().await;
-    assert_eq!(metrics.sum("kube_fanout_representation_mode", &of("unrenderable")), 1);
+    assert_eq!(metrics.sum("kube_fanout_representation_mode", &of("unsupported_object")), 1);
     let are_two = async || (proxy.streams("configmaps.v1").await == 2).then_some(());
     eventually("a stream for protobuf and one for JSON", are_two).await;
     let log = proxy.log();
-    let line = log.lines().find(|line| line.contains("not derived any more")).expect("a line that says so");
-    assert!(line.contains("configmaps") && line.contains("field number 5000 is not in the table"), "{line}");
+    let line =
+        log.lines().find(|line| line.contains("no longer derived; using upstream")).expect("a line that says so");
+    assert!(line.contains("configmaps") && line.contains("unknown field number 5000"), "{line}");
     say(line);
 }
 
-/// Upstream makes metadata of the object before its conversion, which adds some annotations: those are not in it, and
-/// what it shows must not turn everybody's metadata away (R-DERIVE-8).
+/// Upstream derives metadata from the object before its conversion, which adds some annotations. The metadata does not
+/// have these, and the annotations that it has must not disable derived metadata for all clients (R-DERIVE-8).
 #[tokio::test]
 async fn metadata_has_the_annotations_that_upstream_shows() {
-    /// No conversion knows this one, whose name is like that of one which is known.
+    /// An annotation without a conversion, whose name resembles one with a conversion.
     const SHOWN: &str = "deprecated.deployment.rollback.revision";
     let Some(pair) = Pair::new().await else { return };
     let template = json!({"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
@@ -258,7 +259,8 @@ async fn metadata_has_the_annotations_that_upstream_shows() {
         let path = format!("/apis/{version}/namespaces/{}/{resource}", pair.namespace);
         let annotations = json!({hidden: value, SHOWN: "3", "b": "c"});
         let object = json!({"metadata": {"name": "x", "annotations": annotations}, "spec": spec});
-        // A feed that is there before the object, and has it, knows that version, whatever others write meanwhile.
+        // A feed that started before the object's creation and contains it has that version, regardless of other
+        // writes.
         pair.through.json(&format!("{path}?resourceVersion=0")).await;
         let created = pair.direct.create(&path, object).await;
         assert_ne!(created["metadata"]["annotations"][hidden], json!(null), "the object has it");
@@ -267,7 +269,7 @@ async fn metadata_has_the_annotations_that_upstream_shows() {
         let path = format!("{path}?resourceVersion={version}&resourceVersionMatch=Exact");
         for media_type in [JSON, PROTOBUF] {
             let ask = Ask::get(&path).accept(&metadata(media_type, true));
-            // While the feed's metadata is still compared with upstream's, that is passed through.
+            // A request is forwarded while the feed's metadata is still being compared with upstream's.
             eventually(&format!("{path} as {media_type} is served from the cache"), async || {
                 pair.through.ask(ask.clone()).await.is_cached().then_some(())
             })
@@ -281,8 +283,9 @@ async fn metadata_has_the_annotations_that_upstream_shows() {
     }
 }
 
-/// Above 128 KiB, for those who name gzip; one member, which every client can read. The lists are not of an exact
-/// version: once anybody else has written a configmap, the feed has that state no more, and passes the request through.
+/// Above 128 KiB, responses are compressed for clients that accept gzip, in one member that every client can read. The
+/// lists are not of an exact version, because after another configmap write the feed no longer has that state and
+/// forwards the request.
 #[tokio::test]
 async fn row_25_large_answers_are_compressed_for_those_who_name_gzip() {
     let Some(pair) = Pair::new().await else { return };
@@ -324,7 +327,7 @@ async fn row_25_large_answers_are_compressed_for_those_who_name_gzip() {
     }
 }
 
-/// What one gzip member holds; nothing may be behind it.
+/// The content of one gzip member, after which nothing may follow.
 fn gunzipped(member: &[u8]) -> Vec<u8> {
     let (mut plain, mut decoder) = (Vec::new(), flate2::bufread::GzDecoder::new(member));
     std::io::Read::read_to_end(&mut decoder, &mut plain).expect("a gzip member");

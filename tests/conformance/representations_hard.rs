@@ -1,5 +1,5 @@
-//! Derived representations in hard cases, such as a field that the proxy does not know, a server that does not say its
-//! release, and a resource that is quiet for longer than upstream keeps its history.
+//! Derived representations in hard cases: a field that the proxy does not know, a server that does not report its
+//! release, or a resource that is quiet for longer than upstream keeps its history.
 
 use std::collections::BTreeMap;
 
@@ -22,8 +22,8 @@ async fn mode(proxy: &Proxy, resource: &str, mode: &str) -> i64 {
     proxy.metrics().await.sum("kube_fanout_representation_mode", &labels)
 }
 
-/// What an informer does, from `version` on: it goes on where it was when its watch ends, and lists again when it is
-/// told to. Ends with the event of `last`.
+/// A client that acts like an informer, starting at `version`: it resumes when its watch ends, and relists when an
+/// error demands it. It ends with the event of the object `last`.
 struct Informer {
     client: Http,
     path: String,
@@ -73,7 +73,8 @@ impl Informer {
     }
 }
 
-/// Objects come, enter and leave the selection, and go; halfway they get their field. The version from which they have.
+/// Creates, changes and deletes objects, which enter and leave the selection. Halfway, they get the unknown field.
+/// Returns the version from which they have it.
 async fn churn(direct: &Http, path: &str, planter: &Planter) -> u64 {
     let mut planted_from = 0;
     for at in 0..300 {
@@ -95,10 +96,10 @@ async fn churn(direct: &Http, path: &str, planter: &Planter) -> u64 {
     planted_from
 }
 
-/// How many of them there are.
+/// The number of informers.
 const INFORMERS: usize = 60;
 
-/// Informers with two selectors, while objects come, change, leave the selection and go.
+/// Informers with two selectors, while objects are created, changed, removed from the selection and deleted.
 #[tokio::test]
 async fn no_informer_misses_or_repeats_an_event_when_its_representation_is_refused() {
     let Some(bed) = bed::beside_others().await else { return };
@@ -108,7 +109,7 @@ async fn no_informer_misses_or_repeats_an_event_when_its_representation_is_refus
     let path = format!("/api/v1/namespaces/{namespace}/configmaps");
     let start = version_of(&direct.create(&path, map("first", "x")).await);
     let queries = ["", "&labelSelector=app%3Dx", "&allowWatchBookmarks=true"];
-    // What the apiserver itself tells each kind of them. They are open before its window can pass.
+    // The reference events from the apiserver for each selector. These watches open before its window has passed.
     let mut references = Vec::new();
     for query in queries {
         let mut watch = direct.watch(Ask::get(&format!("{path}?watch=1&resourceVersion={start}{query}"))).await;
@@ -154,18 +155,18 @@ async fn no_informer_misses_or_repeats_an_event_when_its_representation_is_refus
     }
     for informer in &done {
         for ((kind, name, version), planted) in informer.events.iter().zip(&informer.planted) {
-            // What leaves a selection is shown as it was before.
+            // An object that leaves a selection is sent in its previous form.
             let before = *version < planted_from || kind == "DELETED";
             assert!(*planted || before, "{name} at {version} without its field");
         }
     }
     let sum = |of: fn(&Informer) -> usize| done.iter().map(of).sum::<usize>();
     say(&format!("{} watches, {} lists", sum(|one| one.watches), sum(|one| one.lists)));
-    assert_eq!(mode(&proxy, "configmaps.v1", "unrenderable").await, 1);
+    assert_eq!(mode(&proxy, "configmaps.v1", "unsupported_object").await, 1);
     assert_eq!(sum(|one| one.lists), 0, "all of them could go on");
 }
 
-/// The feed that takes over starts where the slowest client was, and a list must not show that.
+/// The replacing feed starts at the slowest client's version, and a list must not show that.
 #[tokio::test]
 async fn a_list_is_not_older_than_the_one_before_when_another_feed_takes_over() {
     let Some(bed) = bed::beside_others().await else { return };
@@ -200,7 +201,8 @@ async fn a_list_is_not_older_than_the_one_before_when_another_feed_takes_over() 
     assert!(versions.iter().all(|version| *version >= seen), "older than before: {versions:?} after {seen}");
 }
 
-/// It is there before the proxy is, in a namespace that nobody asks for; a metadata client does not care.
+/// The field exists before the proxy's start, in a namespace that no client requests. It does not affect metadata
+/// clients.
 #[tokio::test]
 async fn a_field_planted_elsewhere_before_the_start_refuses_json_and_not_metadata() {
     let Some(bed) = bed::beside_others().await else { return };
@@ -227,15 +229,15 @@ async fn a_field_planted_elsewhere_before_the_start_refuses_json_and_not_metadat
     let theirs = bed.direct().ask(ask).await;
     assert_eq!(ours.value()["items"], theirs.value()["items"]);
     let modes: BTreeMap<_, _> = [
-        ("unrenderable", mode(&proxy, "configmaps.v1", "unrenderable").await),
+        ("unsupported_object", mode(&proxy, "configmaps.v1", "unsupported_object").await),
         ("derived", mode(&proxy, "configmaps.v1", "derived").await),
     ]
     .into();
-    assert_eq!(modes, [("derived", 0), ("unrenderable", 1)].into());
+    assert_eq!(modes, [("derived", 0), ("unsupported_object", 1)].into());
 }
 
-/// Upstream has no cache of events, so nothing tells how far a quiet stream is, and that state is compacted after a
-/// while: there is nothing of its version to compare with.
+/// Upstream has no watch cache of events, so the version of a quiet stream remains unknown. The state is compacted
+/// after a while, so that there is nothing of its version to compare with.
 #[tokio::test]
 async fn json_is_qualified_on_a_resource_that_is_quiet_for_longer_than_history_lasts() {
     let Some(bed) = bed::quiet("quiet-events").await else { return };
@@ -258,13 +260,13 @@ async fn json_is_qualified_on_a_resource_that_is_quiet_for_longer_than_history_l
         Some(through.get(&format!("{path}?resourceVersion=0")).await).filter(Answer::is_cached)
     })
     .await;
-    // The apiserver may have events of its own to tell.
+    // The apiserver may have created its own events.
     let events = list.value()["items"].as_array().cloned().unwrap_or_default();
     assert!(events.iter().any(|event| event["metadata"]["name"] == "one"), "{}", list.text());
     assert_eq!(mode(&proxy, "events.v1", "derived").await, 1);
 }
 
-/// It is found by comparing, after a while in which clients were shown what was wrong: they are to list again.
+/// The mismatch is found by comparison after clients have received wrong data, so they must relist.
 #[tokio::test]
 async fn who_was_shown_what_upstream_writes_otherwise_is_told_to_list_again() {
     let Some(bed) = bed::beside_others().await else { return };
@@ -282,7 +284,7 @@ async fn who_was_shown_what_upstream_writes_otherwise_is_told_to_list_again() {
     assert_eq!(list["items"][0]["planted"], "yes", "{list}");
 }
 
-/// Some builds do not say what they are. Then nothing is derived, and JSON is fetched as such.
+/// Some builds do not report their release. Then the proxy derives nothing, and fetches JSON from upstream.
 #[tokio::test]
 async fn a_server_that_does_not_say_its_release_is_served_all_the_same() {
     let Some(bed) = bed::beside_others().await else { return };
@@ -296,12 +298,12 @@ async fn a_server_that_does_not_say_its_release_is_served_all_the_same() {
     assert_eq!(mode(&proxy, "configmaps.v1", "not_comparable").await, 1);
 }
 
-/// Two servers share an address while it is upgraded: the old one says what it is, and the new one writes the objects.
+/// Two servers share an address during an upgrade: the old one reports its release, and the new one writes the objects.
 #[tokio::test]
 async fn what_was_refused_for_one_release_is_tried_again_for_the_next() {
     let Some(bed) = bed::beside_others().await else { return };
     let planter = Planter::start(&bed).await;
-    // It wrote `creationTimestamp: null` into templates.
+    // This release wrote `creationTimestamp: null` into templates.
     planter.say_release(33);
     let proxy = Plan::plain().upstream(&planter.kubeconfig()).start(&bed).await;
     let (namespace, direct, through) = (bed.namespace("upgrade").await, bed.direct(), proxy.client());
@@ -317,7 +319,7 @@ async fn what_was_refused_for_one_release_is_tried_again_for_the_next() {
         let (ours, theirs) = (through.ask(ask.clone()).await, direct.ask(ask.clone()).await);
         assert_eq!(ours.value()["items"], theirs.value()["items"]);
     };
-    // A question that takes longer than a request is held for is passed through, and goes on.
+    // If the comparison takes longer than a request is held, the request is forwarded and the comparison continues.
     eventually("it is found to be written otherwise", async || {
         same().await;
         (mode(&proxy, "deployments.v1.apps", "mismatch").await == 1).then_some(())
@@ -331,8 +333,8 @@ async fn what_was_refused_for_one_release_is_tried_again_for_the_next() {
     .await;
 }
 
-/// Metadata is watched by selectors as the objects are, whatever upstream hides of it; compressed lists of what changes
-/// meanwhile are what they are without compression.
+/// Metadata watches apply selectors like object watches, whatever upstream hides. Compressed lists of changing objects
+/// equal uncompressed ones.
 #[tokio::test]
 async fn metadata_enters_and_leaves_a_selection_and_lists_are_compressed_while_objects_change() {
     let Some(pair) = Pair::new().await else { return };

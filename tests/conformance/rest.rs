@@ -1,4 +1,4 @@
-//! What a proxy costs the apiserver while nobody asks it for anything: that is multiplied by the fleet.
+//! The load that an idle proxy puts on the apiserver. A fleet multiplies it by the number of its proxies.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -9,15 +9,15 @@ use crate::bed::{self, Ask, Frame, Http, Plan, Proxy, Watch, eventually, rbac, s
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
-/// What an open watch costs in any case: whether its caller still may, every ten minutes, and whose its token is, each
+/// The causes of requests for each open watch: its permission is reviewed every ten minutes, and its token every
 /// minute.
 const REVIEWS: &str = "lease_review";
 const TOKENS: &str = "token_review";
 const OF_A_WATCH: [&str; 2] = [REVIEWS, TOKENS];
-/// A bookmark comes once a minute on each stream, whatever else happens.
+/// Each stream receives a bookmark once a minute, whatever else happens.
 const BOOKMARK_BYTES_MAX: u64 = 200;
 
-/// What the page of costs says of one cause.
+/// The costs of one cause, from the costs page.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Cost {
     requests: u64,
@@ -37,13 +37,13 @@ async fn costs(proxy: &Proxy) -> Costs {
     page.as_array().expect("a list").iter().map(read).collect()
 }
 
-/// How often upstream was asked, apart from what open watches cost.
+/// The number of upstream requests, without those for open watches.
 fn requests(costs: &Costs, of_watches: &[&str]) -> u64 {
     costs.iter().filter(|(cause, _)| !of_watches.contains(&cause.as_str())).map(|(_, cost)| cost.requests).sum()
 }
 
-/// What it has cost when it has asked for nothing for so long, and what the last of that time has cost.
-/// What is new is compared within six seconds, and not again.
+/// Waits until the proxy has sent no requests for a while. Returns the costs at the end, and those of the last part of
+/// that time. A new feed is compared with upstream within six seconds, and not again.
 async fn rested(proxy: &Proxy, of_watches: &[&str]) -> (Costs, Costs) {
     let quiet = Duration::from_secs(bed::number("REST_SECONDS", 8));
     let mut last = (Instant::now(), costs(proxy).await);
@@ -58,7 +58,7 @@ async fn rested(proxy: &Proxy, of_watches: &[&str]) -> (Costs, Costs) {
     .await
 }
 
-/// What came to it, and the streams that are open now.
+/// The additional costs, and the streams that are open now.
 fn since(before: &Costs, now: &Costs) -> Costs {
     let more = |(cause, now): (&String, &Cost)| {
         let before = before[cause];
@@ -68,7 +68,7 @@ fn since(before: &Costs, now: &Costs) -> Costs {
     now.iter().map(more).collect()
 }
 
-/// In words, for people: what is not nothing.
+/// The costs that are not zero, as text.
 fn told(costs: &Costs) -> String {
     let some = costs.iter().filter(|(_, cost)| **cost != Cost::default());
     let each = some.map(|(cause, Cost { requests, streams, bytes })| {
@@ -77,13 +77,13 @@ fn told(costs: &Costs) -> String {
     each.collect::<Vec<_>>().join("; ")
 }
 
-/// A watch of everything that comes, in the encoding that feeds of built-in resources have.
+/// A watch of all new events, in the encoding of feeds of built-in resources.
 async fn everything_new(direct: &Http, path: &str) -> Watch {
     let version = direct.version(path).await;
     direct.watch(Ask::get(&format!("{path}?watch=true&resourceVersion={version}")).accept(PROTOBUF)).await
 }
 
-/// How many bytes the next event has.
+/// The size of the next event in bytes.
 async fn event_bytes(watch: &mut Watch) -> u64 {
     match watch.frame().await.expect("an event") {
         Frame::Protobuf(bytes) | Frame::Json(bytes) => bytes.len() as u64,
@@ -103,7 +103,7 @@ fn definition() -> Value {
     json!({"metadata": {"name": "mice.rest.example.com"}, "spec": spec})
 }
 
-/// Definitions and what is behind the aggregation layer are followed, and nothing else.
+/// Panics unless exactly two resources are watched: CustomResourceDefinitions and APIServices.
 fn assert_costs_two_streams(rest: &Costs, of: &str) {
     let open: u64 = rest.values().map(|cost| cost.streams).sum();
     assert_eq!((open, rest["definitions"].streams), (2, 2), "{of}: {rest:?}");
@@ -125,7 +125,7 @@ async fn a_change_that_concerns_nobody_costs_its_event_and_no_request() {
 
     let (open, idle) = tokio::join!(Plan::tls().start(&bed), Plan::delegated(&bed).start(&bed));
     let leased = Plan::delegated(&bed).start(&bed).await;
-    // Somebody watches through the third, so that it follows RBAC.
+    // The third proxy has a client watch, so that it watches RBAC.
     let watch =
         leased.client().watch(Ask::get("/api/v1/configmaps?watch=true&fieldSelector=metadata.name%3Dnone")).await;
     eventually("RBAC is heard", async || {

@@ -1,5 +1,5 @@
-//! The apiserver is killed with SIGKILL and started again. No watch ends, no acknowledged write is lost or told twice,
-//! and the proxy asks upstream little.
+//! The apiserver is killed with SIGKILL and restarted. No watch ends, no acknowledged write is lost or sent twice, and
+//! the proxy sends few upstream requests.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -11,13 +11,13 @@ use crate::bed::{self, Outcome, Plan, Plane, Proxy, eventually, say};
 
 pub const COUNT: usize = 20;
 
-/// How long a feed pauses between two attempts: at first at least, and ever at most. The least doubles from one pause
-/// to the next (docs/CONFIG.md, "Fixed limits").
+/// The minimum of a feed's first backoff, and the maximum of any. The minimum doubles with each attempt
+/// (docs/CONFIG.md, "Fixed limits").
 const PAUSES: (Duration, Duration) = (Duration::from_millis(800), Duration::from_secs(30));
-/// How often a feed may be refused besides, by an apiserver that listens and is not ready.
+/// The number of additional refusals of a feed, by an apiserver that listens before it is ready.
 pub const REFUSALS_MAX: i64 = 2;
 
-/// Watches through the proxy that write down every frame, until the version that is written to `until`.
+/// Watches through the proxy that record every frame, up to the version that is written to `until`.
 pub async fn watches(plane: &Plane, proxy: &Proxy, path: &str, form: &str, until: &Path) -> crate::bed::Driving {
     let ready = plane.file("ready");
     let watches = plane.drive("watches").at(&proxy.target()).args(["--path", path, "--accept", form, "--verbose"]);
@@ -28,7 +28,7 @@ pub async fn watches(plane: &Plane, proxy: &Proxy, path: &str, form: &str, until
     watches
 }
 
-/// Versions of the changes that each watch was told, in the order of arrival.
+/// The versions of the changes that each watch received, in order of arrival.
 fn told(outcome: &Outcome) -> HashMap<u64, Vec<u64>> {
     let mut told: HashMap<u64, Vec<u64>> = HashMap::new();
     for line in outcome.lines().filter(|line| line["kind"] == "frame" && line["type"] != "BOOKMARK") {
@@ -38,7 +38,8 @@ fn told(outcome: &Outcome) -> HashMap<u64, Vec<u64>> {
     told
 }
 
-/// No watch ended, all saw the same, and every acknowledged version came to each exactly once and in order.
+/// Panics unless no watch ended, all received the same, and each received every acknowledged version exactly once and
+/// in order.
 pub fn assert_unbroken(outcome: &Outcome, acknowledged: &[u64]) {
     let summary = outcome.summary();
     assert_eq!(summary["ended"], json!({"complete": COUNT}), "{summary}");
@@ -52,17 +53,17 @@ pub fn assert_unbroken(outcome: &Outcome, acknowledged: &[u64]) {
     }
 }
 
-/// What the proxy asked upstream besides its watches.
+/// The proxy's upstream requests, except for watches.
 pub async fn questions(proxy: &Proxy) -> Vec<(String, i64)> {
     let metrics = proxy.metrics().await;
-    let all = metrics.series("kube_fanout_upstream_questions_total", &[]);
+    let all = metrics.series("kube_fanout_feed_requests_total", &[]);
     let mut all: Vec<_> = all.map(|(labels, count)| (labels.to_owned(), count)).collect();
     all.sort_by(|(a, _), (b, _)| a.cmp(b));
     all
 }
 
-/// How many pauses between attempts fit into the time for which an apiserver was away: behind each of them a feed may
-/// have asked it in vain.
+/// The number of backoffs within the downtime of an apiserver. After each of them a feed may have sent a request that
+/// failed.
 pub fn pauses_within(away: Duration) -> i64 {
     let (mut pauses, mut next, mut left) = (0, PAUSES.0, away);
     while let Some(rest) = left.checked_sub(next) {
@@ -75,7 +76,7 @@ fn write(until: &PathBuf, version: u64) {
     std::fs::write(until, version.to_string()).expect("a file");
 }
 
-/// LISTs of a resource that this apiserver has answered since it started, over the whole cluster.
+/// The cluster-wide lists of a resource that this apiserver has answered since its start.
 async fn lists(plane: &Plane, resource: &str) -> i64 {
     let labels = [("verb", "LIST"), ("resource", resource), ("scope", "cluster"), ("code", "200")];
     plane.metrics().await.sum("apiserver_request_total", &labels)
@@ -113,8 +114,8 @@ async fn a_killed_apiserver_ends_no_watch_and_costs_a_relist_per_feed_at_most() 
     assert_unbroken(&quiet.finish().await, &[last]);
     let (writes, watches) = (acknowledged.len(), 3 * COUNT);
     say(&format!("{writes} acknowledged versions, {failed} failed attempts: in {watches} watches once and in order"));
-    // What was asked in vain depends on how long the apiserver took to start. What it has answered is counted below.
-    // While it listens and is not ready, it may say itself that it is to be asked again in a second.
+    // The number of failed requests depends on how long the apiserver took to start. Successful ones are counted below.
+    // An apiserver that listens before it is ready may ask for a retry after one second.
     let away_seconds = i64::try_from(away.as_secs()).expect("minutes");
     let relists_max = 1 + REFUSALS_MAX + pauses_within(away).max(away_seconds);
     for (labels, count) in &questions(&proxy).await {
@@ -154,7 +155,7 @@ async fn an_apiserver_killed_again_and_again_while_nothing_happens_to_a_resource
     assert_eq!(gone["status"], "Success");
     let version = bed.direct().version(maps).await;
     let versions = [bed::version_of(&changed), bed::version_of(&made)];
-    // The deletion's own version is one of those up to this one; nothing else deletes configmaps here.
+    // The version of the deletion is at most this one, and nothing else deletes configmaps here.
     write(&until, version);
     let outcome = quiet.finish().await;
     assert_unbroken(&outcome, &versions);
@@ -169,7 +170,7 @@ async fn an_apiserver_killed_again_and_again_while_nothing_happens_to_a_resource
     assert_eq!(proxy.metrics().await.sum("kube_fanout_history_gaps_total", &[("outcome", "new_history")]), 0);
 }
 
-/// Only protobuf was read before. What can be derived from it needs no upstream.
+/// Clients have read only protobuf. JSON can be derived from it without upstream.
 #[tokio::test]
 async fn preloaded_resource_is_served_as_json_in_an_outage_although_nobody_read_json_before() {
     let Some(bed) = bed::own("unread").await else { return };

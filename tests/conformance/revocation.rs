@@ -1,7 +1,7 @@
-//! When a right is taken away, the watches that needed it end in bounded time, with the reason (R-LEASE-1).
+//! After a permission is revoked, the watches that needed it end in bounded time, with the reason (R-LEASE-1).
 //!
-//! The test shows that a watch is live, takes the right away, and writes matching objects until the watch ends.
-//! `make revocation TRIALS=500` measures the time in many trials, `make test` in a few.
+//! The test shows that a watch is live, revokes the permission, and writes matching objects until the watch ends. `make
+//! revocation TRIALS=500` measures the time in many trials, `make test` in a few.
 
 mod right;
 
@@ -15,19 +15,19 @@ use tokio::time::timeout;
 use crate::bed::{self, Ask, Ended, Event, Http, Times, Watch, eventually, number, say};
 use right::{Bench, Loss, Right};
 
-/// How long a broken watch is waited for, beyond its bound.
+/// How long the test waits for a broken watch after its bound.
 const SLACK: Duration = Duration::from_secs(10);
 
-/// When a watch has to be over. Whoever measures that has a machine with nothing else to do.
+/// The time limit for the end of a watch. Runs that measure it need an otherwise idle machine.
 fn bound(loss: Loss) -> Duration {
     loss.bound() + if number("REVOCATION_TRIALS", 0) > 0 { Duration::ZERO } else { bed::ALLOWANCE }
 }
 
-/// A watch that lost its right.
+/// A watch whose permission was revoked.
 struct Outlived {
-    /// From the loss to the end.
+    /// The time from the revocation to the end.
     lasted: Duration,
-    /// What is wrong with that.
+    /// What violates the promise.
     wrong: Vec<String>,
 }
 
@@ -56,7 +56,7 @@ async fn trial(bench: &Bench, loss: Loss) -> Outlived {
     let path = format!("/api/v1/namespaces/{}/configmaps", right.namespace);
     let version = bench.direct.version(&path).await;
     let ask = Ask::get(&format!("{path}?watch=1&resourceVersion={version}"));
-    // A refusal may take the connection from under the next try.
+    // A refusal may close the connection of the next attempt.
     let response = eventually("the watch is let in", async || {
         caller.try_send(ask.clone()).await.filter(|response| response.status() == 200)
     });
@@ -99,7 +99,8 @@ async fn trial(bench: &Bench, loss: Loss) -> Outlived {
     Outlived { lasted, wrong }
 }
 
-/// Writes one object again and again, and when each write began. It may be gone when the right is.
+/// Writes one object repeatedly, and records the start of each write. The object may disappear together with the
+/// permission.
 async fn write(direct: &Http, map: &str, loss: Loss, written: &mut Vec<Instant>) -> std::convert::Infallible {
     let mut pace = tokio::time::interval(loss.pace());
     loop {
@@ -115,12 +116,12 @@ async fn read(watch: &mut Watch) -> (Vec<Event>, Ended) {
     watch.rest().await
 }
 
-/// Which of the writes an event tells of.
+/// The number of the write in an event.
 fn number_of(event: &Event) -> Option<usize> {
     event.object["data"]["at"].as_str()?.parse().ok()
 }
 
-/// Whether the watch is let in again.
+/// Opens the watch again, which must be refused with the expected code. Returns a description of any other answer.
 async fn let_in(caller: &Http, loss: Loss, ask: &Ask) -> Option<String> {
     let again = Ask { path: format!("{}&timeoutSeconds=1", ask.path), ..ask.clone() };
     let answered = eventually("it is answered", async || caller.try_send(again.clone()).await);

@@ -1,5 +1,5 @@
-//! etcd is restored from a backup while clients watch through the proxy. Their watches end with 410, no lost write is
-//! served from then on, and the clients come to the restored state (F3, L6).
+//! etcd is restored from a backup while clients watch through the proxy. Their watches end with 410, the proxy serves
+//! no lost write afterwards, and the clients reach the restored state (F3, L6).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::bed::{self, Ask, Http, Plan, Plane, Proxy, Watch, eventually, say, ve
 const MAPS: &str = "/api/v1/configmaps";
 const DEFAULT_MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const INFORMERS: usize = 5;
-/// Between two reads of anything that is known.
+/// The polling interval.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 type State = BTreeMap<String, u64>;
@@ -29,20 +29,20 @@ fn state(list: &Value) -> State {
     items.iter().map(|object| (key(object), version_of(object))).collect()
 }
 
-/// What clients have seen.
+/// The observations of the clients.
 #[derive(Default)]
 struct Seen {
-    /// What each informer holds.
+    /// The store of each informer.
     stores: Vec<State>,
-    /// When its watch was ended by a 410.
+    /// The time at which its watch ended with a 410.
     ended: Vec<Option<Instant>>,
-    /// Each answer at `resourceVersion=0`: when it was asked for, its version, and whether what was lost is in it.
+    /// Each answer at `resourceVersion=0`: the time of the request, its version, and whether it contains a lost write.
     answers: Vec<(Instant, u64, bool)>,
 }
 
 type Shared = Arc<parking_lot::Mutex<Seen>>;
 
-/// Lists, watches from there, and lists again when it is told 410.
+/// Lists, watches from there, and relists after a 410.
 async fn informer(client: Http, number: usize, seen: Shared) {
     loop {
         let Some(list) = client.try_get(MAPS).await.filter(|list| list.status == 200) else {
@@ -52,13 +52,13 @@ async fn informer(client: Http, number: usize, seen: Shared) {
         let version = list.value()["metadata"]["resourceVersion"].as_str().expect("a version").to_owned();
         seen.lock().stores[number] = state(&list.value());
         let path = format!("{MAPS}?watch=1&allowWatchBookmarks=true&resourceVersion={version}");
-        // While upstream starts, one that is passed through is refused.
+        // While upstream starts, a forwarded request fails.
         let Some(response) = client.try_send(Ask::get(&path)).await.filter(|response| response.status() == 200) else {
             tokio::time::sleep(LOOK_AGAIN).await;
             continue;
         };
         let mut watch = Watch::new(response);
-        // A watch that nothing ends is waited for as long as the test takes.
+        // A watch that does not end lasts until the end of the test.
         while let Ok(Some(event)) = tokio::time::timeout(bed::PATIENCE, watch.event()).await {
             let mut seen = seen.lock();
             match event.kind.as_str() {
@@ -74,7 +74,7 @@ async fn informer(client: Http, number: usize, seen: Shared) {
     }
 }
 
-/// Reads at `resourceVersion=0`, again and again.
+/// Reads at `resourceVersion=0` repeatedly.
 async fn reader(client: Http, seen: Shared, over: Arc<AtomicBool>) {
     while !over.load(Ordering::Relaxed) {
         let asked = Instant::now();
@@ -111,7 +111,7 @@ impl Clients {
         Self { seen, over, reader, informers }
     }
 
-    /// Returns when every informer holds what the apiserver does.
+    /// Waits until every informer has the same state as the apiserver.
     async fn converge(&self, plane: &Plane) {
         eventually("the informers hold what the apiserver does", async || {
             let truth = state(&plane.direct().json(MAPS).await);
@@ -131,7 +131,8 @@ impl Clients {
     }
 }
 
-/// Nothing that was lost is in an answer that was asked for after the first watch had ended, nor behind one without it.
+/// Panics if an answer contains a lost write although it was requested after the first watch had ended, or follows an
+/// answer without it.
 fn assert_nothing_old(seen: &Seen, after: Instant) {
     let first = seen.ended.iter().flatten().min().expect("the watches ended");
     let late: Vec<_> = seen.answers.iter().filter(|(asked, ..)| asked >= first).collect();
@@ -142,11 +143,11 @@ fn assert_nothing_old(seen: &Seen, after: Instant) {
     assert!(versions.is_sorted(), "versions of the restored history go forward");
 }
 
-/// What happens to the storage besides, while the proxy hears nothing of it.
+/// Additional changes of the storage while the proxy receives nothing.
 #[derive(Clone, Copy, PartialEq)]
 enum Meanwhile {
     Nothing,
-    /// It comes to a later version than it had before.
+    /// The storage reaches a later version than before.
     Passes,
 }
 
@@ -158,7 +159,7 @@ async fn restored_under_clients(name: &str, meanwhile: Meanwhile) {
     let backup = bed.backup().await;
     let proxy = Plan::tls().start(&bed).await;
     let clients = Clients::of(&proxy);
-    // Another feed, to which hardly anything happens.
+    // Another feed, with hardly any changes.
     let secrets = proxy.client().version("/api/v1/secrets").await;
     let mut quiet = proxy.client().watch(Ask::get(&format!("/api/v1/secrets?watch=1&resourceVersion={secrets}"))).await;
     clients.converge(&bed).await;
@@ -214,7 +215,7 @@ async fn restored_under_clients(name: &str, meanwhile: Meanwhile) {
     report(&proxy, away.elapsed()).await;
 }
 
-/// How much was asked and said, in the time since the apiserver went.
+/// Reports the amount of requests and log lines since the apiserver was stopped.
 async fn report(proxy: &Proxy, time: Duration) {
     let metrics = proxy.metrics().await;
     let rewound =
@@ -222,18 +223,18 @@ async fn report(proxy: &Proxy, time: Duration) {
     assert_eq!([rewound("configmaps.v1"), rewound("secrets.v1")], [1, 1]);
     let feeds = metrics.sum("kube_fanout_history_gaps_total", &[("outcome", "rewound")]);
     let (doubt, initial, position) =
-        (proxy.asked("doubt").await, proxy.asked("initial").await, proxy.asked("position").await);
+        (proxy.asked("mismatch").await, proxy.asked("initial").await, proxy.asked("position").await);
     let log = proxy.log();
-    let said = log.lines().filter(|line| line.contains("went back")).count();
+    let said = log.lines().filter(|line| line.contains("rolled back")).count();
     say(&format!("{feeds} feeds went back; asked: doubt {doubt}, initial {initial}, position {position}; log: {said}"));
     assert_eq!(i64::try_from(said).expect("few"), feeds, "a line a feed");
-    let behind = log.lines().filter(|line| line.contains("upstream is behind our cache")).count();
-    say(&format!("upstream was found behind our cache {behind} times"));
+    let behind = log.lines().filter(|line| line.contains("upstream is behind the cache")).count();
+    say(&format!("upstream was found behind the cache {behind} times"));
     // The longer it takes, the more often it is found.
     let behind_max = 20 + usize::try_from(time.as_secs()).expect("minutes");
     assert!(behind <= behind_max, "{behind} lines, {behind_max} at most: that was for each proof");
     let maps =
-        metrics.sum("kube_fanout_upstream_questions_total", &[("question", "doubt"), ("resource", "configmaps.v1")]);
+        metrics.sum("kube_fanout_feed_requests_total", &[("purpose", "mismatch"), ("resource", "configmaps.v1")]);
     assert!(maps <= 1, "{maps} lists on a doubt");
     proxy.assert_sound();
 }

@@ -1,4 +1,4 @@
-//! Observable behaviour of headers, methods and representations, each on the apiserver and on the proxy.
+//! Observable behaviour of headers, methods and representations, each compared between the apiserver and the proxy.
 
 use futures_util::future::join_all;
 use http::Method;
@@ -95,7 +95,7 @@ async fn row_36_methods_that_are_no_reads_are_the_apiservers_business() {
     }
 }
 
-/// Tables are printed by the apiserver, also those of a watch that begins with a state; metadata is ours.
+/// The apiserver prints Tables, also those of a watch that begins with the state. The proxy derives metadata.
 #[tokio::test]
 async fn row_35_tables_and_metadata_are_the_apiservers_own() {
     let Some(pair) = Pair::new().await else { return };

@@ -1,5 +1,5 @@
-//! Who may read metrics, as a real apiserver authenticates and authorizes them: it is asked for its own `/metrics` by
-//! the same callers, and both say the same.
+//! Access to metrics, as a real apiserver authenticates and authorizes it. The same callers request the apiserver's own
+//! `/metrics`, and both servers give the same answer.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use crate::bed::rbac::{binding, collection, subject};
 use crate::bed::{self, Account, Answer, Authority, Http, Identity, Plan, Protocol, eventually};
 use crate::blocks::blocks;
 
-/// With the certificate of the listeners, and tokens that the apiserver has made.
+/// Uses the certificate of the listeners, and tokens that the apiserver issues.
 const CONFIG: &str = "metricsBindAddress: 127.0.0.1:0\nmetrics:\n  auth: delegated\n";
 
 fn words(answer: &Answer) -> (u16, Value) {
@@ -38,7 +38,7 @@ async fn metrics_are_for_accounts_with_the_role_and_for_nobody_else() {
         direct.create(&collection(None, "rolebindings"), bound).await;
     }
     for who in [&scraper, &holder] {
-        // A no is remembered for half a minute.
+        // A deny decision is cached for half a minute.
         let shown = eventually("the right counts", async || {
             let answer = scrape(who).await;
             (answer.status == 200).then_some(answer)
@@ -54,8 +54,8 @@ async fn metrics_are_for_accounts_with_the_role_and_for_nobody_else() {
     }
     assert_eq!(words(&scrape(&Identity::anonymous()).await), (401, "Unauthorized".into()));
 
-    // A token ends with its account, and what was found out about it within two minutes: a token that was never shown
-    // is nobody's at once.
+    // A deleted account invalidates its tokens. A cached review expires within two minutes, but a token without one is
+    // refused at once.
     let late = prometheus.token(&direct).await;
     direct.delete(&prometheus.path()).await;
     eventually("the apiserver knows", async || {

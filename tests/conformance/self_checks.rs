@@ -1,11 +1,11 @@
-//! A feed is compared with the apiserver's storage again and again while much happens: nothing ever differs (F8).
+//! A feed is compared with the apiserver's storage repeatedly under many writes, and never differs (F8).
 
 use serde_json::{Value, json};
 
 use crate::bed::{self, Ask, Authority, Bed, Plan, Plane, Proxy, number, say, within};
 
 const OFTEN: &str = "feeds: {selfCheck: 300ms}";
-/// Comparisons of each feed.
+/// The number of comparisons of each feed.
 const ROUNDS: i64 = 25;
 
 async fn checks(proxy: &Proxy, resource: &str, outcome: &str) -> i64 {
@@ -13,7 +13,7 @@ async fn checks(proxy: &Proxy, resource: &str, outcome: &str) -> i64 {
     proxy.metrics().await.sum("kube_fanout_self_checks_total", &labels)
 }
 
-/// Says what was compared, and insists that nothing differed. How many comparisons are skipped depends on the machine.
+/// Prints the results of the comparisons. Panics if one differed. The number of skipped ones depends on the machine.
 async fn assert_same(proxy: &Proxy, resource: &str, rounds: i64) {
     let [same, different, skipped] = ["same", "different", "skipped"].map(|outcome| checks(proxy, resource, outcome));
     let (same, different, skipped) = (same.await, different.await, skipped.await);
@@ -81,7 +81,7 @@ async fn node_with_pods(bed: &Bed<Box<Plane>>) -> String {
     namespace
 }
 
-/// What a node holds is compared with what the apiserver finds by its index, and not by reading all of storage.
+/// A node's feed is compared with what the apiserver finds by its index, without a read of the whole storage.
 #[tokio::test]
 async fn the_pods_of_a_node_do_not_differ_either() {
     let Some(bed) = bed::own("self-checks").await else { return };
@@ -109,7 +109,7 @@ async fn the_pods_of_a_node_do_not_differ_either() {
     drop(watch);
 }
 
-/// What a comparison costs the apiserver: a page of metadata, a number of objects, and three objects.
+/// The apiserver's load for one comparison: a page of metadata, a count of objects, and three objects.
 #[tokio::test]
 async fn what_a_comparison_costs_does_not_depend_on_how_many_objects_there_are() {
     let Some(bed) = bed::quiet("self-checks-cost").await else { return };
@@ -135,14 +135,14 @@ async fn what_a_comparison_costs_does_not_depend_on_how_many_objects_there_are()
         (cost("kube_fanout_upstream_requests_total"), cost("kube_fanout_upstream_body_bytes_total"));
     let of =
         |outcome| metrics.sum("kube_fanout_self_checks_total", &[("resource", "configmaps.v1"), ("outcome", outcome)]);
-    // One that was skipped has asked as well.
+    // A skipped comparison has sent requests too.
     let done = of("same") + of("skipped");
     say(&format!(
         "{objects} configmaps: {done} comparisons, {requests} requests and {bytes} bytes; {} and {} each",
         requests as f64 / done as f64,
         bytes / done
     ));
-    // One more may be under way.
+    // One more comparison may be in progress.
     assert!(requests <= 5 * (done + 1), "{requests}");
     assert!(bytes <= (500 << 10) * (done + 1), "{bytes} bytes");
     assert_same(&proxy, "configmaps.v1", rounds).await;

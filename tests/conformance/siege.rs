@@ -1,13 +1,15 @@
-//! The cost of attacks for other clients: one healthy client asks for the same cached object again and again, alone and
-//! while others attack (R-THREAT-10, R-THREAT-11, R-THREAT-13). Each attack counts the answers that it got, so that
-//! none passes because it did nothing.
+//! The cost of attacks for other clients: one healthy client repeatedly requests the same cached object, alone and
+//! under attack (R-THREAT-10, R-THREAT-11, R-THREAT-13). Each attack counts the answers that it received, so that no
+//! test passes because its attack did nothing.
 //!
 //! The short form is part of every test run. It checks the answers and that the proxy survives. `make siege` is the
 //! long form, with 10,000 objects, more time and a release build. It fails when the healthy client's p99 under attack
-//! is more than `SIEGE_RATIO` times its p99 alone. Elsewhere attackers, apiserver and clients have machines of their
-//! own. So the proxy has a processor for itself then, the healthy client waits for none of those that are left (`chrt`,
-//! where this user may), and a storm of one identity waits for everybody. An attack may have a *floor*: the cost of the
-//! same bytes without the expensive part of the attack. A p99 near that of the floor is no fault.
+//! is more than `SIEGE_RATIO` times its p99 alone.
+//!
+//! In production, attackers, apiserver and clients have their own machines. The long form imitates this. The proxy has
+//! its own CPU, and the healthy client has priority on the remaining ones (`chrt`, where this user may). A storm of one
+//! identity has the lowest priority. An attack may have a *floor*: the cost of the same bytes without the expensive
+//! part of the attack. A p99 near that of the floor is not a fault.
 
 mod account;
 mod attacks;
@@ -33,46 +35,46 @@ use serde_json::Value;
 
 use crate::bed::{self, Ask, BULK_PODS, Bed, Http, Identity, Plan, Plane, Protocol, Proxy, Target, say};
 
-/// Somebody asks this often; a closed loop would measure how fast it can ask.
+/// The interval of the healthy client's requests. A closed loop would measure throughput instead.
 const EVERY: Duration = Duration::from_millis(2);
-/// How far above its floor a p99 may be, as two such runs differ.
+/// The limit of a p99 relative to its floor, which covers the variation between runs.
 const FLOOR_RATIO: f64 = 1.5;
-/// Whoever is held up has fewer answers within [`LATE_MAX`] behind a second, however busy the machine is besides: a
-/// quiet one gives 200 in a second.
+/// The minimum number of answers in a second plus [`LATE_MAX`]. A client that is blocked gets fewer, however busy the
+/// machine is; an idle machine gives 200 per second.
 const ANSWERS_MIN: usize = 5;
-/// How long whoever is late is waited for. Attackers, apiserver and proxy share two cores, which may be slow.
+/// The wait for late answers. Attackers, apiserver and proxy share two cores, which may be slow.
 const LATE_MAX: Duration = Duration::from_secs(20);
-/// Attackers of one kind.
+/// The number of attackers of one kind.
 const ATTACKERS: usize = 8;
 
 fn seconds() -> Duration {
     Duration::from_secs(bed::number("SIEGE_SECONDS", 1))
 }
 
-/// How many times its p99 alone the healthy one's may be; 0 where that is not judged.
+/// The limit of the healthy client's p99 relative to its p99 alone; 0 if figures are not compared.
 fn ratio_max() -> f64 {
     bed::number("SIEGE_RATIO", 0) as f64
 }
 
-/// A proxy in front of many pods, and one of them, which the healthy one reads.
+/// A proxy with many cached pods, one of which the healthy client reads.
 struct Field {
     bed: Bed,
     proxy: Arc<Proxy>,
-    /// The collection.
+    /// The path of the collection.
     pods: String,
-    /// One object of it.
+    /// The path of one object in it.
     pod: String,
     processors: Processors,
 }
 
-/// What this thread, and whatever it starts, runs on. Where figures are compared the first processor is the proxy's,
-/// and everybody else has all others. This thread has all of them again in the end.
+/// The CPUs of this thread and its children. If figures are compared, the first CPU belongs to the proxy, and
+/// everything else uses the others. Dropping this value restores all CPUs for this thread.
 struct Processors {
     last: usize,
 }
 
 impl Field {
-    /// `None` without a test bed.
+    /// Sets up the field. `None` without a test bed.
     async fn lay(config: &str) -> Option<Self> {
         let processors = Processors::all();
         processors.for_others();
@@ -91,7 +93,7 @@ impl Field {
         Some(Self { bed, proxy, pods, pod, processors })
     }
 
-    /// Starts a proxy that has the collection in its cache.
+    /// Starts a proxy and fills its cache with the collection.
     async fn start(bed: &Bed, processors: &Processors, config: &str, pods: &str) -> Arc<Proxy> {
         Processors::for_proxy();
         let proxy = Plan::delegated(bed).config(config).start(bed).await;
@@ -101,18 +103,19 @@ impl Field {
         Arc::new(proxy)
     }
 
-    /// Replaces the proxy with a new one, so that memory of earlier attacks hides nothing.
+    /// Replaces the proxy with a new one, so that memory growth from earlier attacks hides nothing.
     async fn restart(&mut self, config: &str) {
         self.proxy = Self::start(&self.bed, &self.processors, config, &self.pods).await;
     }
 
-    /// Somebody else than the attackers.
+    /// The proxy with the credentials of the healthy client, which is not an attacker.
     fn healthy(&self) -> Target {
         self.proxy.target().by(&self.bed.user("admin"))
     }
 
-    /// The healthy one's cached GETs, alone and while `attack` goes on: its p99 then, in milliseconds. `attack` is told
-    /// when it is over. `floor`: the p99 under what is no attack and takes as much of the machine.
+    /// Measures the healthy client's cached GETs, alone and under `attack`. Returns the p99 under attack, in
+    /// milliseconds. `attack` receives a flag for its end. `floor` is the p99 under a harmless load that uses as much
+    /// of the machine.
     async fn besiege<F, A>(&self, what: &str, floor: Option<f64>, attack: A) -> f64
     where
         F: Future<Output = Answers>,
@@ -120,7 +123,7 @@ impl Field {
     {
         let path = format!("{}?resourceVersion=0", self.pod);
         if ratio_max() > 0.0 {
-            // What is compared begins warm.
+            // A warm-up before the comparison.
             Reader::start(self.healthy(), path.clone()).stop_after(seconds()).await;
         }
         let alone = Reader::start(self.healthy(), path.clone()).stop_after(seconds()).await;
@@ -145,14 +148,14 @@ impl Field {
     }
 }
 
-/// Somebody healthy, in a thread of its own, so that the attackers' own work is not in what it measures.
+/// The healthy client, in its own thread, so that its measurements exclude the attackers' own work.
 struct Reader {
     over: Arc<AtomicBool>,
     answered: Arc<AtomicUsize>,
     thread: thread::JoinHandle<Latencies>,
 }
 
-/// In milliseconds, sorted.
+/// Sorted latencies in milliseconds.
 struct Latencies(Vec<f64>);
 
 impl Reader {
@@ -173,7 +176,7 @@ impl Reader {
                     count.fetch_add(1, Ordering::SeqCst);
                     tokio::time::sleep(EVERY).await;
                 }
-                // The first is of a connection that is made for it.
+                // The first request includes the connection setup.
                 let mut seen: Vec<_> = seen.into_iter().skip(1).collect();
                 seen.sort_by(f64::total_cmp);
                 Latencies(seen)
@@ -216,7 +219,7 @@ impl Drop for Processors {
     }
 }
 
-/// Has this thread wait for no other where figures are compared.
+/// Gives this thread real-time priority if figures are compared.
 fn come_first() {
     if ratio_max() > 0.0
         && let Err(why) = scheduled("chrt", &["--fifo", "--pid", "1"])
@@ -225,7 +228,7 @@ fn come_first() {
     }
 }
 
-/// Runs a command whose last argument is this thread's number.
+/// Runs a command with this thread's id as its last argument.
 fn scheduled(program: &str, arguments: &[&str]) -> Result<(), String> {
     let thread = fs::read_link("/proc/thread-self").expect("Linux");
     let number = thread.file_name().and_then(|number| number.to_str()).expect("a number");
@@ -234,7 +237,7 @@ fn scheduled(program: &str, arguments: &[&str]) -> Result<(), String> {
     if ran.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&ran.stderr).into_owned()) }
 }
 
-/// Waits for what a busy machine may be late with, and no longer than [`LATE_MAX`].
+/// Waits for a condition that a busy machine may delay, up to [`LATE_MAX`].
 async fn allow(holds: impl Fn() -> bool) {
     let late = bed::eventually("what is late", async || holds().then_some(()));
     let _ = tokio::time::timeout(LATE_MAX, late).await;
@@ -255,7 +258,7 @@ impl fmt::Display for Latencies {
     }
 }
 
-/// What attackers were answered, by how: `200 cached`, `429`, `ended`.
+/// The attackers' answers by outcome: `200 cached`, `429`, `ended`.
 #[derive(Debug, Clone, Default)]
 struct Answers(Arc<Mutex<BTreeMap<String, usize>>>);
 
@@ -268,7 +271,7 @@ impl Answers {
         self.0.lock().expect("not poisoned").values().sum()
     }
 
-    /// How many there are of each answer.
+    /// The number of answers by outcome.
     fn counts(&self) -> BTreeMap<String, usize> {
         self.0.lock().expect("not poisoned").clone()
     }
@@ -281,7 +284,7 @@ impl fmt::Display for Answers {
     }
 }
 
-/// Runs so many attackers at once, each in a loop until it is over.
+/// Runs `count` concurrent attackers, each in a loop until the attack is over.
 async fn attack<F: Future<Output = ()>>(
     count: usize,
     over: &AtomicBool,
@@ -300,7 +303,7 @@ async fn attack<F: Future<Output = ()>>(
     join_all(attackers).await;
 }
 
-/// Sends, and notes what came of it.
+/// Sends a request and records its outcome.
 async fn put(http: &Http, ask: Ask, answers: &Answers) -> Option<Value> {
     match http.try_ask(ask).await {
         Ok(answer) => {
@@ -318,7 +321,7 @@ async fn put(http: &Http, ask: Ask, answers: &Answers) -> Option<Value> {
     }
 }
 
-/// Callers who may read everything: one by a token, for the most of them, and others each by a certificate.
+/// Callers who may read everything. Most of them share a token, the others have a certificate each.
 fn callers(plane: &Plane, count: usize) -> Vec<Identity> {
     let authority = bed::Authority::of(plane);
     let name = |at: usize| if at < count / 2 { "mallory".to_owned() } else { bed::unique("mallory") };

@@ -10,22 +10,22 @@ use crate::bed::{
 };
 use crate::websocket;
 
-/// What kubectl accepts.
+/// The Accept header of kubectl.
 const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,\
                      application/json";
 const INCLUDES: [&str; 4] = ["", "&includeObject=None", "&includeObject=Metadata", "&includeObject=Object"];
 
-/// How a watch is had.
+/// The protocol of a watch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Way {
     Http(Protocol),
     WebSocket,
 }
 
-/// Whether these lines of a watch of this path end with the last that it sends.
+/// Whether these lines of a watch of this path end with the last line that it will send.
 type IsOver = fn(&str, &[String]) -> bool;
 
-/// Opens a watch, and then reads its lines until it is over. It has been answered when this returns.
+/// Opens a watch, and then reads its lines until `is_over`. The watch has been answered when this returns.
 async fn start(target: Target, way: Way, path: String, is_over: IsOver) -> tokio::task::JoinHandle<Vec<String>> {
     match way {
         Way::Http(protocol) => {
@@ -53,12 +53,12 @@ async fn start(target: Target, way: Way, path: String, is_over: IsOver) -> tokio
     }
 }
 
-/// Whether the last line is of the object whose first cells are these.
+/// Whether the last line is for the object whose first cells are `cells`.
 fn is_of(lines: &[String], cells: &str) -> bool {
     lines.last().is_some_and(|line| line.contains(&format!("\"cells\":[{cells},")))
 }
 
-/// An event's line without its columns and with its ages taken out, and the columns.
+/// Splits an event's line into the line without columns and ages, and the columns.
 fn taken_apart(line: &str) -> (String, String) {
     const COLUMNS: &str = "\"columnDefinitions\":";
     let event: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
@@ -69,9 +69,9 @@ fn taken_apart(line: &str) -> (String, String) {
     (format!("{}{rest}", &line[..at]), columns)
 }
 
-/// Opens each watch once directly and several times through the proxy, lets `write` happen, and compares all events.
-/// `open` is called when the proxied ones are open and the direct ones are not. Each is read until it is over. Returns
-/// how many events were compared.
+/// Opens each watch once directly and several times through the proxy, runs `write`, and compares all events. `open` is
+/// called when the proxied ones are open and the direct ones are not. Each is read until it is over. Returns the number
+/// of compared events.
 async fn compare(
     plane: &Plane,
     proxy: &Proxy,
@@ -104,7 +104,8 @@ async fn compare(
         assert_eq!(ours.len(), theirs.len(), "{path} {way:?}: {lines:#?} {direct:#?}");
         for (at, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
             assert_eq!(ours.0, theirs.0, "{path} {way:?}");
-            // The apiserver may repeat them when several watch; alone it sends them once (R-TABLE-1).
+            // The apiserver may repeat the columns if there are several watches. For a single watch it sends them once
+            // (R-TABLE-1).
             assert_eq!(ours.1, if at == 0 { &theirs.1 } else { "null" }, "{path} {way:?}");
         }
         compared += ours.len();
@@ -119,7 +120,7 @@ fn pod(name: &str, app: &str) -> Value {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn any_number_of_table_watches_equal_direct_ones_and_cost_one_watch_more() {
-    // They last for a while in which little happens: others need not wait for them.
+    // These watches last for a while with few events, so other tests need not wait for them.
     let Some(bed) = bed::own("tables-of-many").await else { return };
     let proxy = Plan::tls().start(&bed).await;
     let (client, namespace) = (bed.direct(), bed.namespace("tables").await);
@@ -167,7 +168,7 @@ async fn any_number_of_table_watches_equal_direct_ones_and_cost_one_watch_more()
     };
     let compared = compare(&bed, &proxy, &paths, (&ways, is_over), one_more, writes).await;
     let watches = i64::try_from(paths.len() * ways.len()).expect("some");
-    // A watch is counted when the proxy notices that its client has gone.
+    // The proxy counts a watch when it notices that the client has disconnected.
     let metrics = eventually("all are counted", async || {
         let metrics = proxy.metrics().await;
         (metrics.sum("kube_fanout_served_total", &[("verb", "watch")]) >= watches).then_some(metrics)
@@ -234,7 +235,7 @@ async fn rows_of_custom_resources_have_their_own_columns() {
     assert!(compared > 0);
     say(&format!("{compared} events of custom resources equal to direct ones"));
 
-    // Other columns are another history: the watch ends, and the next one has them.
+    // A change of the columns ends the history: the watch ends, and the next one has the new columns.
     let version = client.version(&widgets).await;
     let from = |version: u64| Ask::get(&format!("{widgets}?watch=1&resourceVersion={version}")).accept(TABLE);
     let (watch, mut manifest) = (proxy.client().watch(from(version)).await, client.json(&definition).await);
@@ -247,7 +248,8 @@ async fn rows_of_custom_resources_have_their_own_columns() {
         list.contains("\"Hue\"").then_some(())
     };
     eventually("the apiserver prints by the new definition", lists_the_new).await;
-    // The apiserver's window of what is defined anew begins then: what is before it is gone, here and there.
+    // The apiserver's window of a changed definition starts at the change, so earlier changes are unavailable on both
+    // sides.
     let version = client.version(&widgets).await;
     let mut watch = proxy.client().watch(from(version)).await;
     client.create(&widgets, widget("third", "blue")).await;
@@ -255,8 +257,8 @@ async fn rows_of_custom_resources_have_their_own_columns() {
     assert_eq!((&event.object["columnDefinitions"][1]["name"], event.version() > version), (&json!("Hue"), true));
 }
 
-/// Printers differ in what they do with nothing: every kind's list and bookmark must be understood, or its watches
-/// would cost one stream each.
+/// Printers differ in how they print empty values. The proxy must parse every kind's list and bookmark, because
+/// otherwise each of its watches needs a stream.
 #[tokio::test]
 async fn every_resource_has_rows_that_are_read() {
     let Some(bed) = bed::beside_others().await else { return };
@@ -278,7 +280,7 @@ async fn every_resource_has_rows_that_are_read() {
             let version = direct.version(collection).await;
             join_all(INCLUDES.map(async |include| {
                 let path = format!("{collection}?watch=1&resourceVersion={version}&timeoutSeconds=1{include}");
-                // Until upstream's first Table has been read, its watches are upstream's.
+                // Until the proxy has read upstream's first Table, it forwards the watches.
                 eventually(&format!("served from the cache: {path}"), async || {
                     let answer = through.ask(Ask::get(&path).accept(TABLE)).await;
                     assert_eq!(answer.status, 200, "{path}: {}", answer.text());
@@ -293,7 +295,7 @@ async fn every_resource_has_rows_that_are_read() {
     say(&format!("{} resources have Table watches", collections.len()));
 }
 
-/// What kubectl asks for when it watches one object: its state first.
+/// kubectl's watch of one object, which begins with its state.
 #[tokio::test]
 async fn a_table_watch_of_one_object_begins_with_its_state_and_goes_on_from_the_one_stream() {
     let Some(bed) = bed::own("tables-of-one").await else { return };
@@ -318,7 +320,7 @@ async fn a_table_watch_of_one_object_begins_with_its_state_and_goes_on_from_the_
         client.patch(&format!("{maps}/a"), json!({"data": {"k": "v"}})).await;
         client.delete(&format!("{maps}/b")).await;
         client.create(&maps, json!({"metadata": {"name": "missing"}})).await;
-        // The last event of each name, also for those who select the label.
+        // The last event of each name, also for watches with the label selector.
         let end =
             json!({"metadata": {"labels": {"none": "y"}}, "data": {"k": null, "1": "", "2": "", "3": "", "4": ""}});
         client.patch(&format!("{maps}/a"), end.clone()).await;
@@ -329,12 +331,12 @@ async fn a_table_watch_of_one_object_begins_with_its_state_and_goes_on_from_the_
     let ways = [Way::Http(Protocol::H1), Way::Http(Protocol::H2)];
     let is_over: IsOver = |_, lines| ["a", "b", "missing"].iter().any(|name| is_of(lines, &format!("\"{name}\",4")));
     let compared = compare(&bed, &proxy, &paths, (&ways, is_over), one_more, writes).await;
-    // With the patches at the end; whoever selects the label is told of those alone.
+    // Includes the patches at the end, which are the only events of the watches with the label selector.
     assert_eq!(compared, 2 * 4 * (2 * (3 + 4 + 2) + 3), "states and events");
     say(&format!("{} Table watches of one object, {compared} events equal to direct ones", 2 * paths.len()));
 }
 
-/// What cannot be had from one stream is what it was: upstream's own.
+/// The proxy forwards watches that one stream cannot serve.
 #[tokio::test]
 async fn table_watches_from_a_state_or_from_before_the_feed_are_upstreams() {
     let Some(bed) = bed::beside_others().await else { return };
@@ -351,7 +353,7 @@ async fn table_watches_from_a_state_or_from_before_the_feed_are_upstreams() {
         let is_cached = response.headers().get("kube-fanout-served").is_some_and(|by| by == "cache");
         (Watch::new(response), is_cached)
     };
-    // The first event. Whoever is told that there was no state in time asks again.
+    // The first event. If the state was not available in time, the watch is opened again.
     let begun = async |http: Http, query: &str| {
         eventually("a watch begins", async || {
             let (mut watch, is_cached) = open(http.clone(), query).await;
@@ -361,7 +363,7 @@ async fn table_watches_from_a_state_or_from_before_the_feed_are_upstreams() {
         })
         .await
     };
-    // The feed begins here.
+    // The feed starts here.
     let now = bed::version_of(&created);
     let from_now = format!("resourceVersion={now}");
     let (mut watch, _) = eventually("the watch is served from the cache", async || {
@@ -373,7 +375,7 @@ async fn table_watches_from_a_state_or_from_before_the_feed_are_upstreams() {
         let through = begun(proxy.client(), &query).await;
         let last = unique("later");
         client.create(&maps, json!({"metadata": {"name": last}})).await;
-        // All that comes up to the event of that one.
+        // All events up to the one of that object.
         let [ours, theirs] = join_all([through, direct].map(async |(mut watch, line): (Watch, String)| {
             let mut lines = vec![line];
             while !is_of(&lines, &format!("\"{last}\"")) {

@@ -1,4 +1,4 @@
-//! Objects that change in one transaction of etcd. Upstream sends an event for each, all with one version (W17).
+//! Objects that change in one transaction of etcd. Upstream sends one event for each, all with the same version (W17).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -9,16 +9,16 @@ use serde_json::{Value, json};
 
 use crate::bed::{self, Ask, Http, Identity, Plan, Plane, Protocol, Proxy, Target, eventually, say, version_of};
 
-/// Objects of each transaction (etcd takes 128 operations), and how many transactions there are.
+/// The number of objects in each transaction (etcd's limit is 128 operations), and the number of transactions.
 const OBJECTS: usize = 100;
 const ROUNDS: usize = 30;
-/// Listed versions that are compared with the storage.
+/// The number of listed versions that are compared with the storage.
 const COMPARED_MAX: usize = 150;
-/// Runs until one shows something. A stream that begins amid a transaction is never told the rest of it (R-WATCH-4),
-/// whoever follows it, and an apiserver ends streams when it is slow. What differs then shows nothing.
+/// The maximum number of runs until a conclusive one. A stream that begins during a transaction never receives the rest
+/// of it (R-WATCH-4), for any client, and a slow apiserver ends streams. A difference in such a run is inconclusive.
 const RUNS_MAX: usize = 20;
 
-/// The storage, asked without the apiserver.
+/// A client of etcd, which bypasses the apiserver.
 struct Storage {
     http: Http,
     prefix: String,
@@ -40,7 +40,7 @@ impl Storage {
         answer.value()
     }
 
-    /// Everything below the prefix: keys and values, as the storage spells them.
+    /// All keys below the prefix and their values, in base64.
     async fn all(&self) -> Vec<(String, String)> {
         let end = format!("{}0", self.prefix.strip_suffix('/').expect("a folder"));
         let range = json!({"key": encoded(&self.prefix), "range_end": encoded(&end)});
@@ -49,7 +49,7 @@ impl Storage {
         found["kvs"].as_array().expect("some").iter().map(|kv| (text(&kv["key"]), text(&kv["value"]))).collect()
     }
 
-    /// Does it all at one revision, which is returned.
+    /// Performs all operations at one revision, and returns it.
     async fn transact(&self, requests: Vec<Value>) -> u64 {
         let done = self.ask("/v3/kv/txn", &json!({"success": requests})).await;
         done["header"]["revision"].as_str().and_then(|revision| revision.parse().ok()).expect("a revision")
@@ -69,7 +69,7 @@ fn state_of(list: &Value) -> State {
     items.iter().map(|item| (item["metadata"]["name"].as_str().expect("a name").to_owned(), version_of(item))).collect()
 }
 
-/// Lists, as fast as they come, until it is told to stop: each version, and what it is said to be the state of.
+/// Lists continuously until it is stopped. Returns each version with the state that was sent for it.
 async fn lists(client: Http, path: String, stop: Arc<AtomicBool>) -> Vec<(u64, State)> {
     let mut seen = Vec::new();
     while !stop.load(Ordering::Relaxed) {
@@ -82,7 +82,7 @@ async fn lists(client: Http, path: String, stop: Arc<AtomicBool>) -> Vec<(u64, S
     seen
 }
 
-/// The same by watch-lists.
+/// Like [`lists`], with watch-lists.
 async fn watch_lists(client: Http, path: String, stop: Arc<AtomicBool>) -> Vec<(u64, State)> {
     let mut seen = Vec::new();
     while !stop.load(Ordering::Relaxed) {
@@ -116,8 +116,8 @@ async fn create_objects(bed: &Plane, maps: &str) {
     }
 }
 
-/// Compares what is listed amid transactions with the storage. Returns `false` if something differs and the feed's
-/// stream was opened again meanwhile.
+/// Compares lists during transactions with the storage. Returns `false` if something differs and the feed's stream was
+/// reopened in between.
 async fn amid_transactions(bed: &Plane, namespace: &str) -> bool {
     let proxy = Plan::tls().start(bed).await;
     let maps = format!("/api/v1/namespaces/{namespace}/configmaps");
@@ -138,12 +138,12 @@ async fn amid_transactions(bed: &Plane, namespace: &str) -> bool {
     for round in 0..ROUNDS {
         let all = storage.all().await;
         let again = all.iter().map(|(key, value)| json!({"request_put": {"key": key, "value": value}}));
-        // What is gone for good is gone in one go as well.
+        // The final deletions are one transaction too.
         let goes = |n: usize| round == ROUNDS - 1 && n.is_multiple_of(2);
         let delete = |n: usize| json!({"request_delete_range": {"key": all[n].0}});
         let requests = again.enumerate().map(|(n, put)| if goes(n) { delete(n) } else { put });
         together.insert(storage.transact(requests.collect()).await, all.len());
-        // Something alone in between.
+        // A single write in between.
         let patch = json!({"data": {"k": round.to_string()}});
         bed.direct().patch(&format!("{maps}/m001"), patch).await;
     }
@@ -186,7 +186,7 @@ async fn amid_transactions(bed: &Plane, namespace: &str) -> bool {
     true
 }
 
-/// How many events of each version a watch is told that begins behind `first`, up to `last`.
+/// The number of events per version that a watch from `first` receives, up to `last`.
 async fn events_told(proxy: &Proxy, maps: &str, first: u64, last: u64) -> HashMap<u64, usize> {
     let mut watch = proxy.client().watch(Ask::get(&format!("{maps}?watch=1&resourceVersion={first}"))).await;
     let mut told = HashMap::new();
@@ -199,7 +199,7 @@ async fn events_told(proxy: &Proxy, maps: &str, first: u64, last: u64) -> HashMa
     }
 }
 
-/// How many watches the proxy has opened upstream so far.
+/// The number of watches that the proxy has opened upstream so far.
 async fn streams_opened(proxy: &Proxy) -> i64 {
     proxy.metrics().await.sum("kube_fanout_upstream_streams_opened_total", &[("cause", "watch")])
 }

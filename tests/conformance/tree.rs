@@ -1,5 +1,5 @@
-//! A tree of proxies: the apiserver sees those in front of it, and nothing of those behind them (docs/FORMS.md). `make
-//! tree` plants a larger one.
+//! A tree of proxies: the apiserver sees only the proxies directly below it (docs/FORMS.md). `make tree` starts a
+//! larger one.
 
 mod idle;
 mod planted;
@@ -21,13 +21,13 @@ use crate::failover::{self, AS_JSON, Scale};
 use planted::{Grove, at_apiserver, cost_of};
 
 const RESOURCE: &str = "configmaps.v1";
-/// How many writes a second are told to everybody.
+/// The number of writes per second, which all clients receive.
 const RATE: u64 = 20;
 
-/// What a watch was told: type, name and version, and when it came.
+/// The events of a watch: type, name, version and time of arrival.
 type Told = Vec<(String, String, u64, Instant)>;
 
-/// Reads a watch until a version has come.
+/// Reads a watch until a version has arrived.
 fn follow(mut watch: Watch, last: tokio::sync::watch::Receiver<u64>) -> JoinHandle<Told> {
     tokio::spawn(async move {
         let (mut told, mut last) = (Told::new(), last);
@@ -40,14 +40,14 @@ fn follow(mut watch: Watch, last: tokio::sync::watch::Receiver<u64>) -> JoinHand
                 change = watch.change() => {
                     told.push((change.kind.clone(), change.name().to_owned(), change.version(), Instant::now()));
                 }
-                // It may have come already.
+                // That version may have arrived already.
                 Ok(()) = last.changed() => {}
             }
         }
     })
 }
 
-/// Writes at a steady rate; when each version was sent, and the last of them.
+/// Writes at a steady rate. Returns the time at which each version was sent, and the last version.
 async fn write(plane: &Plane, maps: &str, writes: u64, amid: impl AsyncFnOnce()) -> (HashMap<u64, Instant>, u64) {
     let (direct, mut beat) = (plane.direct(), interval(Duration::from_millis(1000 / RATE)));
     let (mut sent, mut last, mut amid) = (HashMap::new(), 0, Some(amid));
@@ -64,7 +64,7 @@ async fn write(plane: &Plane, maps: &str, writes: u64, amid: impl AsyncFnOnce())
     (sent, last)
 }
 
-/// Opens a watch at each, has something written, and returns what each was told and what the apiserver tells.
+/// Opens a watch at each proxy and writes. Returns the events of each, and those of the apiserver.
 async fn tell(
     plane: &Plane,
     maps: &str,
@@ -103,7 +103,8 @@ fn assert_all_are(told: &[Told], expected: &Told) {
     }
 }
 
-/// How many lists of whole states the apiserver was asked for by proxies. A proof may compare versions.
+/// The number of complete lists that proxies have requested from the apiserver. Lists for proofs, which only compare
+/// versions, are excluded.
 fn lists(plane: &Plane) -> usize {
     let is_state =
         |uri: &str| !uri.contains("fieldSelector") && !uri.contains("limit=") && !uri.contains("NotOlderThan");
@@ -167,8 +168,8 @@ async fn leaves_behind_two_zones_cost_the_apiserver_two_proxies_and_go_on_when_o
     }
 }
 
-/// Informers go among two leaves and the apiserver, while one of the zones is killed. What they were told is judged by
-/// etcd.
+/// Informers move between two leaves and the apiserver, while one of the zones is killed. etcd is the reference for the
+/// events that they receive.
 async fn verify_judges_it(plane: &Plane, (grove, maps): (&Grove, &str), leaves: &[Target], duration: Duration) {
     let scale = Scale { informers: 100, duration, rate: 25, seed: fastrand::u64(..) };
     let out = plane.file("tree");

@@ -1,4 +1,4 @@
-//! `fanoutctl try` on a real etcd and kube-apiserver: each is killed, and each informer is told every change.
+//! `fanoutctl try` on a real etcd and kube-apiserver: each is killed, and each informer receives every change.
 
 use std::fs::{self, File};
 
@@ -40,7 +40,7 @@ async fn the_command_of_the_guide_starts_everything_and_ends_at_ctrl_c() {
     fs::create_dir_all(shell.home.join("target/testbed")).expect("a folder");
     shell.link("target/testbed/kube-testbed", &testbed);
     let (out, log) = (shell.home.join("out"), shell.home.join("log"));
-    // A thousand of them would take the processors from every test beside this one.
+    // A thousand informers would take the CPUs from all tests that run in parallel.
     let fewer = format!("fanoutctl try --informers {INFORMERS}");
     let fewer = with(&block, &[("cargo run --release -- try", &fewer)]);
     let mut command = shell.command(&format!("exec {fewer}"));

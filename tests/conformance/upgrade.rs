@@ -1,7 +1,7 @@
-//! The apiserver is replaced by another release while the proxy's feeds go on (F10).
+//! The apiserver is replaced by another release while the proxy's feeds are running (F10).
 //!
-//! `make upgrade` builds the previous Kubernetes minor. Without it the present one is started again and emulates the
-//! previous one: that counts as another release too, although it writes the same bytes.
+//! `make upgrade` builds the previous Kubernetes minor. Without it, the current one is restarted and emulates the
+//! previous one. The proxy treats that as another release too, although it writes the same bytes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::representations::{Resource, built_ins};
 
 const JSON: &str = "application/json";
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
-/// What has not come by then has not been sent.
+/// The wait for bytes that must not be sent.
 const QUIET: Duration = Duration::from_millis(300);
 
 /// Bodies by key and version.
@@ -30,7 +30,7 @@ fn state(encoding: Encoding, list: &Bytes) -> State {
     page.items.iter().map(|object| ((object.key.as_str().to_owned(), object.rv.0), object.body().clone())).collect()
 }
 
-/// The state of every resource, in a form.
+/// The state of every resource in one encoding.
 async fn states(direct: &Http, paths: &[String], accept: &str, encoding: Encoding) -> BTreeMap<String, State> {
     let mut states = BTreeMap::new();
     for path in paths {
@@ -41,22 +41,22 @@ async fn states(direct: &Http, paths: &[String], accept: &str, encoding: Encodin
     states
 }
 
-/// Objects of the same version that are written otherwise.
+/// The number of objects with the same version and different bytes.
 fn differing(before: &State, after: &State) -> usize {
     before.iter().filter(|(key, body)| after.get(key).is_some_and(|now| now != *body)).count()
 }
 
-/// Objects of all kinds that have many fields, and those that every cluster has.
+/// Creates objects of all kinds with many fields, and those that every cluster has.
 fn make_objects(bed: &Plane) {
     let objects = bed::repository().join("tests/conformance/world/objects");
     let objects = objects.to_str().expect("a path");
     let out = kubectl(bed, &bed.target(), &["apply", "--server-side", "--validate=false", "-f", objects]).output();
     let out = out.expect("kubectl runs");
-    // What the release does not serve is left out.
+    // Omits kinds that the release does not serve.
     say(&format!("{} objects made", String::from_utf8_lossy(&out.stdout).lines().count()));
 }
 
-/// What is served from memory in a form, as soon as the feed has its stream again.
+/// The state that is served from memory in one encoding, as soon as the feed has a stream again.
 async fn from_memory(through: &Http, path: &str, (accept, encoding): (&str, Encoding)) -> State {
     eventually(&format!("{path} is followed again"), async || {
         let list = through.ask(Ask::get(&format!("{path}?resourceVersion=0")).accept(accept)).await;
@@ -68,7 +68,7 @@ async fn from_memory(through: &Http, path: &str, (accept, encoding): (&str, Enco
 
 async fn open(proxy: &Proxy, paths: &[String]) -> Vec<(String, Watch)> {
     let opened = paths.iter().map(async |path| {
-        // A connection each: one has room for so many watches.
+        // One connection each, because a connection has a limited number of watches.
         let ask = Ask::get(&format!("{path}?watch=1&resourceVersion=0")).accept(PROTOBUF);
         let mut watch = proxy.client().watch(ask).await;
         watch.catch_up(QUIET).await.expect("it goes on");
@@ -77,13 +77,13 @@ async fn open(proxy: &Proxy, paths: &[String]) -> Vec<(String, Watch)> {
     join_all(opened).await
 }
 
-/// LISTs and streamed lists of whole collections that this apiserver has answered since it started.
+/// The lists and streamed lists of whole collections that this apiserver has answered since its start.
 async fn lists(bed: &Plane) -> i64 {
     let labels = [("verb", "LIST"), ("scope", "cluster"), ("code", "200")];
     bed.metrics().await.sum("apiserver_request_total", &labels)
 }
 
-/// Reads a watch until an event has these bytes. Returns how many events that were.
+/// Reads a watch until an event contains these bytes. Returns the number of events.
 async fn told_until(watch: &mut Watch, bytes: &[u8]) -> usize {
     let mut told = 0;
     loop {
@@ -110,10 +110,10 @@ async fn no_state_is_of_the_old_release(bed: &Plane, upgrade: impl AsyncFnOnce(&
     }
     let mut watches = open(&proxy, &paths).await;
     let questions = async |what: &str| proxy.asked(what).await;
-    let asked = [questions("relist").await, questions("renewal").await];
+    let asked = [questions("relist").await, questions("release_change").await];
     bed.kill_apiserver().await;
     upgrade(bed).await;
-    // What the new release does not serve any more ends by its own terms.
+    // A resource that the new release no longer serves is excluded from the comparison.
     let served: Vec<_> = built_ins(bed).await.iter().map(Resource::path).collect();
     paths.retain(|path| served.contains(path));
     let (mut compared, mut otherwise) = (0, 0);
@@ -122,7 +122,7 @@ async fn no_state_is_of_the_old_release(bed: &Plane, upgrade: impl AsyncFnOnce(&
             let ours = from_memory(&through, path, (accept, encoding)).await;
             let theirs =
                 states(&direct, std::slice::from_ref(path), accept, encoding).await.remove(path).expect("a state");
-            // An apiserver that starts writes some objects itself: of those the versions may differ.
+            // A starting apiserver writes some objects itself, whose versions may differ.
             let of_theirs = ours.iter().filter(|(key, _)| theirs.contains_key(*key));
             for (key, body) in of_theirs {
                 assert!(theirs[key] == *body, "{path} as {accept}: {key:?} is of the old release");
@@ -132,7 +132,7 @@ async fn no_state_is_of_the_old_release(bed: &Plane, upgrade: impl AsyncFnOnce(&
         }
     }
     assert!(compared > 2 * paths.len(), "{compared} objects of {} resources", paths.len());
-    let (relists, renewals) = (questions("relist").await - asked[0], questions("renewal").await - asked[1]);
+    let (relists, renewals) = (questions("relist").await - asked[0], questions("release_change").await - asked[1]);
     say(&format!(
         "{} resources, {compared} objects compared in two forms: {otherwise} are written otherwise",
         paths.len()

@@ -1,25 +1,25 @@
-//! `fanoutctl verify` on a real control plane. By what etcd holds, the apiserver keeps its promises, and so does the
-//! proxy in front of it, also while the apiserver is killed. `make verify` runs it for longer.
+//! `fanoutctl verify` on a real control plane. Judged by the contents of etcd, the apiserver keeps its promises, and so
+//! does the proxy in front of it, also while the apiserver is killed. `make verify` runs longer.
 
 use crate::bed::{self, Plan, Plane, Seed, Target, say};
 
 /// Configmaps are stored as JSON, so that etcd's gateway shows them.
 const AS_JSON: [&str; 1] = ["--storage-media-type=application/json"];
 
-/// A slow machine, or a control plane that comes back late, leaves so little of a run that it says nothing. Then it is
-/// run again, so often in all; what was found broken never is.
+/// The maximum number of runs. On a slow machine, or if the control plane restarts late, a run may be inconclusive and
+/// is repeated. A broken promise is never repeated.
 const RUNS_MAX: usize = 3;
 
-/// The exit code of a run that says nothing.
+/// The exit code of an inconclusive run.
 const VOID: Option<i32> = Some(2);
 
-/// What a run came to.
+/// The result of a run.
 struct Verified {
     code: Option<i32>,
     said: String,
 }
 
-/// Runs it against a server, with the truth from etcd, and bytes from the apiserver.
+/// Runs `verify` against a server, with etcd as the reference, and with bytes from the apiserver.
 async fn verify(plane: &Plane, target: &Target, more: &[&str]) -> Verified {
     let mut command = bed::kube_fanout("verify");
     command.args([&target.url, "--kubeconfig"]).arg(plane.kubeconfig());
@@ -35,7 +35,7 @@ async fn verify(plane: &Plane, target: &Target, more: &[&str]) -> Verified {
     Verified { code: output.status.code(), said: format!("{}{}", text(&output.stdout), text(&output.stderr)) }
 }
 
-/// Runs it until each of [`ALWAYS`] was judged, or something was broken; [`RUNS_MAX`] times at most.
+/// Runs it until each of [`ALWAYS`] was checked, or a promise was broken, at most [`RUNS_MAX`] times.
 async fn verify_enough(plane: &Plane, target: &Target, more: &[&str]) -> Verified {
     let mut found = verify(plane, target, more).await;
     for _ in 1..RUNS_MAX {
@@ -49,18 +49,18 @@ async fn verify_enough(plane: &Plane, target: &Target, more: &[&str]) -> Verifie
 }
 
 impl Verified {
-    /// What it says of a promise.
+    /// The output line for a promise.
     fn of(&self, promise: &str) -> Option<&str> {
         self.said.lines().find(|line| line.trim_start().starts_with(promise))
     }
 
-    /// Whether it says nothing, or nothing of one of these promises. What is broken says something.
+    /// Whether the run, or one of these promises, is inconclusive. A broken promise is conclusive.
     fn is_void(&self, promises: &[&str]) -> bool {
         let is_unjudged = |promise: &&str| self.of(promise).is_some_and(|line| line.contains("not checked"));
         self.code == VOID || self.code == Some(0) && promises.iter().any(is_unjudged)
     }
 
-    /// That nothing was broken, and that these promises were judged.
+    /// Panics unless no promise was broken and each of these was checked.
     fn assert_held(&self, promises: &[&str]) {
         assert_eq!(self.code, Some(0), "{}", self.said);
         for promise in promises {
@@ -70,7 +70,8 @@ impl Verified {
     }
 }
 
-/// What some seconds suffice for. A 410 is rare before anything is forgotten, and nobody sees what the proxy asks.
+/// The promises that a run of some seconds can check. Others need a 410, which is rare before compaction, or the
+/// proxy's upstream requests, which no client sees.
 const ALWAYS: [&str; 16] = [
     "Ordered",
     "Unique",
@@ -121,8 +122,8 @@ async fn nothing_is_broken_while_the_apiserver_is_killed_again_and_again() {
     proxy.assert_sound();
 }
 
-/// A command that kills the apiserver of a plane, starts it again and ends once it is ready: when others have the
-/// machine, that takes longer than what a fault may do behind its command. The one that it starts ends with the others.
+/// A command that kills the apiserver of a plane, restarts it and ends once it is ready. On a busy machine that takes
+/// longer than a fault may take effect after its command. The restarted apiserver ends with the plane's other servers.
 fn killing(plane: &Plane) -> String {
     let (dir, binary, kubeconfig) = (plane.dir.display(), plane.binary.display(), plane.kubeconfig());
     let kubeconfig = kubeconfig.display();

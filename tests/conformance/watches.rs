@@ -1,4 +1,4 @@
-//! Observable behaviour of watches, each on the apiserver and on the proxy.
+//! Observable behaviour of watches, each compared between the apiserver and the proxy.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::bed::{self, Ask, Ended, Event, Http, Pair, Plan, outline, say, version_of};
 
-/// Long enough for what would come to come; for what must not come there is nothing to wait for.
+/// Long enough for an event to arrive. There is no condition to wait for if none must arrive.
 const QUIET: Duration = Duration::from_millis(1500);
 
 /// The same watch at the apiserver and at the proxy.
@@ -16,7 +16,7 @@ async fn both(pair: &Pair, path: &str) -> [bed::Watch; 2] {
     [pair.direct.watch(Ask::get(path)).await, pair.through.watch(Ask::get(path)).await]
 }
 
-/// The next change that both tell, which must be the same to the byte.
+/// The next change of both watches, which must be equal to the byte.
 async fn both_tell(watches: &mut [bed::Watch; 2]) -> Event {
     let [direct, through] = watches;
     let (expected, told) = (direct.change().await, through.change().await);
@@ -24,7 +24,7 @@ async fn both_tell(watches: &mut [bed::Watch; 2]) -> Event {
     told
 }
 
-/// The next changes that both tell: one of each of these objects, all of one kind.
+/// The next changes of both watches: one for each of these objects, all of one type.
 async fn both_tell_of_all(watches: &mut [bed::Watch; 2], kind: &str, names: &[String]) -> Vec<Event> {
     let mut events = Vec::new();
     for _ in names {
@@ -57,7 +57,7 @@ async fn rows_3_4_5_initial_events_come_first_and_their_bookmark_to_those_who_ta
     for http in [&pair.direct, &pair.through] {
         let (events, _) = http.begin(Ask::get(&pair.path("?watch=1&allowWatchBookmarks=1"))).await;
         assert_eq!(outline(&events), ["ADDED cm-a", "ADDED cm-b", "BOOKMARK"]);
-        // A bookmark that merely reports progress, which comes after a minute, is not the one that is read here.
+        // A bookmark that only reports progress comes after a minute, so this one is the end of the initial events.
         let (events, _) = http.begin(Ask::get(&pair.path(&format!("?watch=1{sie}")))).await;
         assert_eq!(outline(&events), ["BOOKMARK"]);
     }
@@ -94,7 +94,7 @@ async fn rows_6_7_leaving_a_selector_is_a_deletion_with_the_old_content_at_the_n
     }
 }
 
-/// The shared control plane keeps Events for twenty seconds: below that no two share a lease.
+/// The shared control plane keeps Events for twenty seconds, and with shorter lifetimes no two share a lease.
 #[tokio::test]
 async fn row_8_events_that_expire_in_one_lease_share_a_version_and_both_arrive() {
     const TOGETHER: usize = 10;
@@ -108,7 +108,7 @@ async fn row_8_events_that_expire_in_one_lease_share_a_version_and_both_arrive()
         });
         pair.direct.create(&path, event).await
     };
-    // Events that are created more than a second apart get leases of their own. Of ten, two are closer soon.
+    // Events that are created more than a second apart have different leases. Of ten, two are soon close enough.
     let in_one_transaction = async {
         let mut round = 0;
         loop {
@@ -123,7 +123,7 @@ async fn row_8_events_that_expire_in_one_lease_share_a_version_and_both_arrive()
         }
     };
     let [first, second] = bed::within("two Events share a lease", in_one_transaction).await;
-    // Whoever resumes right before that version is told of both.
+    // A watch that resumes directly before that version receives both.
     let before = first.version() - 1;
     let mut resumed = both(&pair, &format!("{path}?watch=1&resourceVersion={before}")).await;
     assert_eq!(both_tell(&mut resumed).await.line, first.line);
@@ -177,7 +177,7 @@ async fn rows_17_to_20_parameters_are_read_as_the_apiserver_reads_them() {
     {
         assert_eq!(pair.same(Ask::get(&pair.path(query))).await.status.as_u16(), code, "{query}");
     }
-    // Each of these is a watch, or is none.
+    // Each of these queries either is a watch or is not.
     let watches = ["watch=", "watch=no", "watch=1&watch=0"].map(async |query| {
         let (answer, _) = pair.same_watch_of(Ask::get(&pair.path(&format!("?{query}&timeoutSeconds=3"))), 2).await;
         assert_eq!(bed::normal::events(&answer).len(), 2, "{query}");
@@ -187,11 +187,11 @@ async fn rows_17_to_20_parameters_are_read_as_the_apiserver_reads_them() {
         let answer = pair.same(Ask::get(&pair.path(&format!("?{query}")))).await;
         assert_eq!(answer.value()["kind"], "ConfigMapList", "{query}");
     }
-    // With a version: without one, what the apiserver gets to say before it notices differs from time to time.
+    // With a version, because without one it varies how much the apiserver sends before it notices the timeout.
     let over = pair.path(&format!("?watch=1&timeoutSeconds=-1&resourceVersion={version}"));
     let (answer, _) = pair.same_watch(Ask::get(&over)).await;
     assert!(answer.body.is_empty(), "over before it began: {}", answer.text());
-    // Its nanoseconds overflow, and are negative then.
+    // In nanoseconds, this number overflows and is negative.
     for seconds in ["9223372037", "18446744073", "9223372036854775807"] {
         let over = pair.path(&format!("?watch=1&timeoutSeconds={seconds}&resourceVersion={version}"));
         let (answer, _) = pair.same_watch(Ask::get(&over)).await;
@@ -211,7 +211,7 @@ async fn rows_17_to_20_parameters_are_read_as_the_apiserver_reads_them() {
 async fn row_37_bookmarks_are_above_the_start_and_never_ahead_of_events() {
     let Some(pair) = Pair::new().await else { return };
     let version = pair.maps().await;
-    // Their time may be up before the writes have come. Then they are opened again with more.
+    // The timeout may expire before the writes arrive. In that case the watches are opened again with a longer one.
     let mut query = format!("?watch=1&allowWatchBookmarks=1&resourceVersion={version}&timeoutSeconds=4");
     let told = loop {
         let told = changes_with_bookmarks(&pair, &query, version).await;
@@ -224,7 +224,8 @@ async fn row_37_bookmarks_are_above_the_start_and_never_ahead_of_events() {
     say(&format!("{told} changes with bookmarks between them"));
 }
 
-/// Writes while both watch, and compares until the time of one is up. Returns how many changes both have told.
+/// Writes while both watches are open, and compares until the timeout of one. Returns the number of changes that both
+/// sent.
 async fn changes_with_bookmarks(pair: &Pair, query: &str, version: u64) -> usize {
     let watches = both(pair, &pair.path(query)).await;
     let first = bed::unique("first");
@@ -245,13 +246,13 @@ async fn changes_with_bookmarks(pair: &Pair, query: &str, version: u64) -> usize
             events.into_iter().filter(|event| event.kind != "BOOKMARK").map(|event| event.line).collect::<Vec<_>>(),
         );
     }
-    // The time of one may be up a little earlier than that of the other.
+    // The timeout of one may expire a little earlier than that of the other.
     let both = changes[0].len().min(changes[1].len());
     assert_eq!(changes[1][..both], changes[0][..both], "the same changes");
     both
 }
 
-/// A proxy that is told to stop ends its watches between two events, over HTTP/1.1 and HTTP/2, and exits with 0.
+/// A proxy that receives SIGTERM ends its watches between two events, over HTTP/1.1 and HTTP/2, and exits with 0.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_30_a_stopping_proxy_ends_its_watches_cleanly() {
     let Some(bed) = bed::beside_others().await else { return };
@@ -268,7 +269,7 @@ async fn row_30_a_stopping_proxy_ends_its_watches_cleanly() {
     let churn = ["--namespace", &namespace, "--resource", "configmaps", "--ops", "300", "--rate", "60"];
     let churn = bed.drive("churn").args(churn).start();
     churn.wrote(20).await;
-    // All of them are read at once: whoever is not read in time is cut off, and rightly.
+    // All are read concurrently, because the proxy rightly disconnects a client that does not read in time.
     let reading: Vec<_> =
         watches.into_iter().map(|mut watch| tokio::spawn(async move { watch.rest().await })).collect();
     let stopped = Instant::now();

@@ -1,4 +1,4 @@
-//! Watches over WebSocket: the frames, the close and the rules of the handshake are the apiserver's.
+//! Watches over WebSocket: the frames, the close and the handshake rules are the same as the apiserver's.
 
 use std::ops::Deref;
 use std::time::Instant;
@@ -26,14 +26,14 @@ fn request(target: &Target, path: &str, headers: &[(&'static str, &str)]) -> Req
     request
 }
 
-/// Opens a watch; what the 101 said of protocols.
+/// Opens a watch, and checks the subprotocol in the 101 response.
 pub async fn open(target: &Target, path: &str, accept: &str) -> WebSocketStream<TlsStream<TcpStream>> {
     let request = request(target, path, &[("origin", target.origin()), ("accept", accept)]);
     let opening = Box::pin(client_async(request, target.connect("http/1.1").await));
     within("a WebSocket opens", opening).await.unwrap_or_else(|error| panic!("{path}: {error}")).0
 }
 
-/// Every message up to the close, and the close.
+/// All messages before the close, and the close.
 pub async fn messages(mut socket: WebSocketStream<TlsStream<TcpStream>>) -> (Vec<Message>, Option<(u16, String)>) {
     let mut messages = Vec::new();
     loop {
@@ -48,7 +48,7 @@ pub async fn messages(mut socket: WebSocketStream<TlsStream<TcpStream>>) -> (Vec
     }
 }
 
-/// Messages as frames of an HTTP watch, so that they compare like those.
+/// Messages formatted as frames of an HTTP watch, for the comparison.
 fn comparable(messages: &[Message]) -> Vec<String> {
     let frames = messages.iter().map(|message| match message {
         Message::Text(text) => bed::Frame::Json(text.as_bytes().to_vec().into()),
@@ -61,8 +61,8 @@ fn comparable(messages: &[Message]) -> Vec<String> {
     frames.filter_map(|frame| normal::event(&frame)).collect()
 }
 
-/// The same watch of the pair's configmaps at both: messages and close alike. If the time of one was up too early, both
-/// are opened again with twice the time. Returns how many messages there were.
+/// Opens the same watch of the pair's configmaps at both, and checks that messages and close are equal. If the time of
+/// one was up too early, both are opened again with twice the time. Returns the number of messages.
 pub async fn same<P: Deref<Target = Plane>>(pair: &Pair<P>, query: &str, form: &str) -> usize {
     let mut path = pair.path(query);
     let [(direct, closed), (through, closes)] = loop {
@@ -136,10 +136,10 @@ async fn row_29_a_watch_goes_on_answers_pings_and_ends_when_the_client_closes() 
     bed::eventually("the proxy gives the watch up", async || (open().await == 0).then_some(())).await;
 }
 
-/// Stands for going without the token that every other request has.
+/// A marker header that removes the token, which every other request has.
 const NO_TOKEN: &str = "no-token";
 
-/// Status line, and the headers and body that mean something, of a handshake that may be refused.
+/// The status line, the relevant headers and the body of a handshake that may be refused.
 async fn handshake(target: &Target, path: &str, headers: &[(&str, &str)]) -> (String, Vec<String>, String) {
     let token = ("authorization", "Bearer PLAIN");
     let with_token = (!headers.iter().any(|(name, _)| *name == NO_TOKEN)).then_some(token);
@@ -153,7 +153,7 @@ async fn handshake(target: &Target, path: &str, headers: &[(&str, &str)]) -> (St
     stream.write_all(format!("{head}\r\n").as_bytes()).await.expect("sent");
     let mut answer = Vec::new();
     let mut buffer = [0; 4096];
-    // A refusal may leave the connection open: its own length says where it ends.
+    // A refusal may leave the connection open, so its Content-Length determines its end.
     while !complete(&answer) {
         match within("an answer to a handshake", stream.read(&mut buffer)).await {
             Ok(0) | Err(_) => break,
@@ -168,7 +168,7 @@ async fn handshake(target: &Target, path: &str, headers: &[(&str, &str)]) -> (St
     let named = lines.map(|line| {
         line.split_once(": ").map_or(line.to_owned(), |(name, value)| format!("{}: {value}", name.to_lowercase()))
     });
-    // A connection that was to be something else is not used again, ours or theirs.
+    // A connection that was to be upgraded is not reused, by either server.
     let named = named.filter(|line| line != "connection: close");
     let mut named: Vec<_> = named.filter(|line| meaning.iter().any(|name| line.starts_with(name))).collect();
     named.sort();
@@ -220,7 +220,8 @@ async fn row_29_handshakes_are_accepted_and_refused_alike() {
         ("no key", without("sec-websocket-key"), "400"),
         ("a token as a subprotocol", with(&[(NO_TOKEN, ""), protocols(beside)]), "101"),
     ];
-    // A token alone is a 401 at the apiserver; with `auth: none` nobody is refused for one (docs/DIFFERENCES.md).
+    // The apiserver refuses a token as the only subprotocol with 401. With `auth: none` the proxy does not refuse it
+    // (docs/DIFFERENCES.md).
     let only =
         handshake(&pair.proxy.target(), &pair.path("?watch=1"), &with(&[(NO_TOKEN, ""), protocols(alone)])).await;
     assert!(only.0.contains("101") && !only.1.concat().contains("bearer"), "a token is not repeated: {only:?}");
@@ -248,8 +249,8 @@ async fn row_29_handshakes_are_accepted_and_refused_alike() {
     say(&format!("{} handshakes answered alike", cases.len() + bad.len()));
 }
 
-/// The apiserver asks for an Origin, and not whose. So does the proxy where a token says who somebody is; where the way
-/// to it does, it takes its own.
+/// The apiserver requires an Origin header with any value. So does the proxy if a token authenticates the caller. If
+/// access to the listener is enough, the proxy accepts only its own origin.
 #[tokio::test]
 async fn row_29_origins_are_taken_as_by_the_apiserver_where_callers_have_tokens() {
     let Some(pair) = Pair::new().await else { return };

@@ -1,4 +1,4 @@
-//! The admin pages show an operator the state of the proxy (O3).
+//! Admin pages, which show an operator the state of the proxy (O3).
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ async fn health_and_readiness_have_a_line_for_everything() {
         assert_eq!((answer.status, answer.text().as_str()), (200, "ok"));
     }
     app.discovered().await;
-    // The feeds that tell of what is served may come a moment later.
+    // The feeds that discover served resources may appear a moment later.
     let is_whole = || async { app.admin("/readyz").await.text().lines().count() == 4 };
     direct::eventually("a line for each feed", is_whole).await;
     let ready = || async { app.admin("/readyz").await.status == 200 };
@@ -47,7 +47,7 @@ async fn pages_are_read_and_nothing_else() {
     assert_eq!(app.admin("/readyz").await.header("content-type"), Some("text/plain; charset=utf-8"));
 }
 
-/// An operator is told of resources and namespaces, and of nobody's objects: these pages ask nobody who they are.
+/// The pages show resources and namespaces but no object names, because they do not authenticate readers.
 #[tokio::test]
 async fn no_page_names_an_object_a_caller_or_a_selector() {
     let up = demo::upstream().pods(3).run().await;
@@ -71,7 +71,8 @@ async fn no_page_names_an_object_a_caller_or_a_selector() {
             assert!(!shown.text().contains(name), "{path} names {name}: {}", shown.text());
         }
     }
-    // Whoever may only read a namespace is not shown them: on the serving address these paths are upstream's.
+    // The pages are not served to clients, who may be restricted to a namespace. On the serving address these paths are
+    // forwarded.
     for path in ["/debug/feeds", "/debug/cost", "/debug/config", "/metrics"] {
         let (ours, theirs) = (caller.get(path).await, direct::straight(&up).get(path).await);
         assert!(!ours.is_cached() && ours.status == theirs.status, "{path}: {} {}", ours.status, theirs.status);
@@ -91,7 +92,7 @@ async fn feeds_are_shown_as_they_are() {
     ];
     let last = up.churn(3).await;
     watches[0].reached(last).await;
-    // A watch has an event before it is known that no more of its version will come.
+    // A watch receives an event before its version is known to be complete.
     app.reached("pods", last).await;
     let feed = app.feed("pods").await.expect("a feed");
     let shown = |name: &str| feed[name].clone();
@@ -103,7 +104,7 @@ async fn feeds_are_shown_as_they_are() {
     assert!(shown("objectBytes").as_u64() > Some(7 * 1000));
 }
 
-/// Callers name namespaces, and a registry of metrics forgets no name.
+/// Clients choose the namespaces, and a metrics registry never forgets a label value.
 #[tokio::test]
 async fn namespaces_that_were_asked_for_leave_no_series() {
     let up = demo::upstream().pods(3).run().await;

@@ -1,4 +1,4 @@
-//! The audit log of a running process, and the core files that it must not leave.
+//! The audit log of a running process, and the core files that it must not write.
 
 use std::fs;
 use std::time::Instant;
@@ -23,7 +23,7 @@ fn stages(records: &[Value], id: &str) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_answered_here_is_recorded_under_the_id_that_the_client_sees() {
     let up = demo::upstream().pods(5).run().await;
-    // A machine that stalls until the drain is over has watches cut. Then it is tried again with a longer one.
+    // If the machine stalls until the drain ends, watches are cut. Then the test retries with a longer drain.
     for drain in [3, 30, 90] {
         if all_is_recorded(&up, drain).await {
             return;
@@ -32,7 +32,7 @@ async fn what_is_answered_here_is_recorded_under_the_id_that_the_client_sees() {
     panic!("each drain was over before all had ended");
 }
 
-/// Returns `false` if the drain was over before all watches had ended.
+/// Returns `false` if the drain ended before all watches did.
 async fn all_is_recorded(up: &RunningUpstream, drain: u64) -> bool {
     let dir = Dir::new();
     let (log, config) = (dir.join("audit.log"), dir.file("config.yaml", &format!("drain: {drain}s\n")));
@@ -87,7 +87,7 @@ async fn an_audit_log_that_cannot_be_opened_is_a_wrong_configuration() {
     assert_eq!(output.code, Some(78), "{}", output.stderr);
 }
 
-/// There are tokens and Secrets in memory.
+/// Memory holds tokens and Secrets.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_process_leaves_no_core_files_unless_it_is_told_to() {
     let up = demo::upstream().run().await;
@@ -101,7 +101,7 @@ async fn the_process_leaves_no_core_files_unless_it_is_told_to() {
     }
 }
 
-/// Where this test may leave none either, nothing can be told of the second case.
+/// If this test itself may not write core files, the second case shows nothing.
 fn core_is_off() -> bool {
     let limits = fs::read_to_string("/proc/self/limits").expect("limits");
     limits.lines().any(|line| line.starts_with("Max core file size") && line.split_whitespace().nth(5) == Some("0"))

@@ -1,4 +1,5 @@
-//! The bench counts what really happened. It runs against the demo upstream, which has no protobuf, and the proxy.
+//! `fanoutctl bench` counts what really happened. It runs against the demo upstream, which has no protobuf, and the
+//! proxy.
 
 use bench::{self, BenchOrder, ProgressLine, Results, RunOutcome, Scenario, Side, TargetCredentials};
 use serde_json::{Value, json};
@@ -7,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use crate::direct::{self, App, Dir};
 use crate::process::run;
 
-/// A plan so small that it is over soon, and large enough that something happens.
+/// A plan that is short, but large enough to produce events.
 fn small() -> Value {
     json!({
         "watches": 12, "objects": 6, "spread": 3, "object-bytes": 1500,
@@ -53,7 +54,8 @@ async fn through(app: &App, up: &demo::RunningUpstream, more: Value) -> RunOutco
     results.outcomes.remove(0)
 }
 
-/// The same until something was delivered in the seconds that are measured: a machine may stand still in all of them.
+/// Repeats the plan until something was delivered in the measured seconds, because the machine may stall for all of
+/// them.
 async fn delivering(app: &App, up: &demo::RunningUpstream, more: Value) -> RunOutcome {
     let mut outcome = through(app, up, more.clone()).await;
     for _ in 0..4 {
@@ -104,7 +106,7 @@ async fn every_watch_of_every_kind_sees_every_write_once() {
         assert!(figure(&outcome, "memory_mib") > 1.0, "{kind}");
         cpu += figure(&outcome, "cpu_us_per_delivery");
     }
-    // Of one of them it may be less than what kernels count by.
+    // The CPU time of one client may be below the kernel's resolution.
     assert!(cpu > 0.0, "{cpu}");
 }
 
@@ -146,7 +148,7 @@ async fn storms_are_counted_to_the_last_one() {
     assert_eq!(count(&through(&app, &up, storm).await, "requests"), 20);
 }
 
-/// It is tried once: who waits for a bench must not wait for a server that is not there, or not trusted.
+/// The connection is tried once: a bench must not wait for a server that is down or not trusted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_cannot_be_reached_ends_a_bench_with_the_reason() {
     let up = demo::upstream().run().await;

@@ -1,5 +1,5 @@
-//! What callers may read with `auth: delegated`, and for how long. The upstream knows only the callers that a test
-//! names.
+//! Permissions of callers with `auth: delegated`, and how long they last. The upstream knows only the callers that a
+//! test names.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -13,9 +13,9 @@ use serde_json::json;
 
 use crate::direct::{self, App, Client, Ended, PODS, Plan, Protocol, Watch};
 
-/// Answers are remembered for no longer than this, and leases asserted as often.
+/// Cache TTL of decisions and interval of permission rechecks.
 const SOON: Duration = Duration::from_millis(50);
-/// Longer than a test takes.
+/// Longer than any test takes.
 const LONG: Duration = Duration::from_secs(600);
 
 fn delegated(up: &RunningUpstream) -> Plan {
@@ -43,7 +43,7 @@ async fn live_watch(up: &RunningUpstream, client: &Client, protocol: Protocol) -
     watch
 }
 
-/// A1: a yes for this caller and this request, or nothing.
+/// A1: the cache serves a request only with an allow decision for this caller and this request.
 #[tokio::test]
 async fn a1_without_a_yes_nothing_leaves_the_cache() {
     let up = demo::upstream().pods(3).run().await;
@@ -59,7 +59,7 @@ async fn a1_without_a_yes_nothing_leaves_the_cache() {
     assert_eq!(refused.header("kube-fanout-refused-by"), Some("apiserver"), "its authorizer has decided");
     let watch = bob.watch(PODS).open().await.err().expect("a refusal");
     assert_eq!(watch.status, 403);
-    // Who may not read learns nothing of what else is wrong.
+    // A caller without permission receives no other error about the request.
     assert_eq!(bob.get(&format!("{PODS}?labelSelector=(")).await.status, 403);
     assert_eq!(ada.get(&format!("{PODS}?labelSelector=(")).await.status, 400);
     let dear = (0..150).map(|n| format!("!key-{n}")).collect::<Vec<_>>().join(",");
@@ -76,7 +76,7 @@ async fn a1_without_a_yes_nothing_leaves_the_cache() {
     assert_eq!(bob.get(PODS).await.status, 403, "a namespace's right is not for all of them");
 }
 
-/// A HEAD is refused like any request, and like any HEAD without a body.
+/// A HEAD is refused like any other request, and without a body like any other HEAD.
 #[tokio::test]
 async fn a_head_that_is_refused_has_no_body() {
     let up = demo::upstream().run().await;
@@ -90,7 +90,8 @@ async fn a_head_that_is_refused_has_no_body() {
     }
 }
 
-/// A request without a credential goes upstream as it is, and never onto a connection of somebody's.
+/// A request without credentials is forwarded as it is, and never on a connection that carries another caller's
+/// identity.
 #[tokio::test]
 async fn nobody_in_particular_is_passed_through_with_nothing() {
     let up = demo::upstream().pods(3).run().await;
@@ -103,7 +104,7 @@ async fn nobody_in_particular_is_passed_through_with_nothing() {
     assert!(!names.contains(&"authorization") && !names.contains(&"x-remote-user"), "{names:?}");
 }
 
-/// P: what passes through has the caller's own token, and no part of anybody else's identity.
+/// P: a forwarded request has the caller's own token and no part of another identity.
 #[tokio::test]
 async fn a_token_is_passed_on_unchanged() {
     let up = demo::upstream().pods(1).run().await;
@@ -115,7 +116,7 @@ async fn a_token_is_passed_on_unchanged() {
     assert!(!seen.headers.contains_key("x-remote-group"));
 }
 
-/// A4: once the right is gone nothing more is sent but why.
+/// A4: once the permission is revoked, the watch sends only the error.
 #[tokio::test]
 async fn a4_a_watch_ends_with_the_right_behind_it() {
     let up = demo::upstream().pods(3).run().await;
@@ -123,7 +124,8 @@ async fn a4_a_watch_ends_with_the_right_behind_it() {
     for protocol in Protocol::ALL {
         let watch = live_watch(&up, &ada, protocol).await;
         up.reviews().deny("ada", "*");
-        // However much there is to tell meanwhile; and nothing comes behind the reason, or it would be none.
+        // The watch ends in time under constant changes, and nothing follows the error, because it must be the last
+        // frame.
         let ended = direct::amid_churn(&up, watch.ended_in_time(SOON)).await;
         assert_eq!(ended, Ended::Refused(403), "{protocol:?}");
         up.reviews().allow("ada", "*");
@@ -136,7 +138,7 @@ async fn a4_a_watch_ends_with_the_right_behind_it() {
     }
 }
 
-/// A token's own end is known to the second, whatever upstream would still say.
+/// A token's own expiry ends the watch to the second, even if upstream would still accept the token.
 #[tokio::test]
 async fn a4_a_watch_ends_with_its_token() {
     let up = demo::upstream().pods(3).run().await;
@@ -144,7 +146,7 @@ async fn a4_a_watch_ends_with_its_token() {
     app.discovered().await;
     let now = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970").as_secs();
     up.reviews().allow("ada", "*");
-    // A machine may stall for so long that the token has ended before the watch has its state.
+    // A machine may stall until the token has expired, before the watch has its state.
     for lasts in [4, 20, 90].map(Duration::from_secs) {
         let end = now() + lasts.as_secs();
         let token = format!("e30.{}.sig", URL_SAFE_NO_PAD.encode(format!(r#"{{"exp":{end}}}"#)));
@@ -165,7 +167,7 @@ async fn a4_a_watch_ends_with_its_token() {
     panic!("each token had ended before its watch was open");
 }
 
-/// A4: what RBAC says of somebody is heard of, and asked about at once.
+/// A4: the proxy observes a change of RBAC for a user and rechecks at once.
 #[tokio::test]
 async fn a4_a_change_of_rbac_is_acted_on_at_once() {
     let up = demo::upstream().pods(3).run().await;
@@ -192,7 +194,7 @@ async fn a4_a_change_of_rbac_is_acted_on_at_once() {
     direct::eventually_in_time(SOON, "the yes is forgotten too", || async { ada.get(PODS).await.status == 403 }).await;
 }
 
-/// An authorizer that cannot be reached is no yes for anything new; what runs goes on for a while.
+/// If the authorizer is unreachable, new requests are refused; open watches continue for a while.
 #[tokio::test]
 async fn an_outage_of_reviews_is_never_a_yes() {
     let up = demo::upstream().pods(3).run().await;
@@ -213,7 +215,7 @@ async fn an_outage_of_reviews_is_never_a_yes() {
     assert!(watch.is_open());
 }
 
-/// R-CLOSED-1: an outage ends somewhere, and so does our own right to ask.
+/// R-CLOSED-1: an outage has a limit, and so does the loss of the proxy's own permission to create reviews.
 #[tokio::test]
 async fn a_watch_that_nobody_can_vouch_for_ends() {
     let up = demo::upstream().pods(3).run().await;
@@ -228,7 +230,7 @@ async fn a_watch_that_nobody_can_vouch_for_ends() {
     }
 }
 
-/// R-THREAT-13: a thousand callers with one question ask it once, and unknown tokens only so often.
+/// R-THREAT-13: a thousand callers with the same question cost one review, and unknown tokens are limited.
 #[tokio::test]
 async fn t13_upstream_is_asked_little() {
     let up = demo::upstream().pods(3).run().await;
@@ -243,7 +245,7 @@ async fn t13_upstream_is_asked_little() {
     assert!(futures_util::future::join_all(answers).await.iter().all(direct::Answer::is_cached));
     let asked = up.reviews().asked();
     assert_eq!(asked.tokens - before.tokens, 1);
-    // What was found out before RBAC is listened to is forgotten a few times.
+    // Decisions from before RBAC was synced are dropped a few times.
     assert!((1..=4).contains(&(asked.accesses - before.accesses)), "{} questions", asked.accesses - before.accesses);
 
     let (began, mut refused) = (Instant::now(), [0; 2]);
@@ -260,14 +262,14 @@ async fn t13_upstream_is_asked_little() {
     }
     let cost = up.reviews().asked().tokens - asked.tokens;
     assert_eq!(cost, refused[0], "{refused:?}");
-    // Ten at once, and then one a second. Whoever is known has come from the same address, and asked one of the ten.
+    // A burst of ten, then one a second. The known callers share the address, and used one of the ten.
     let may = 9..=10 + began.elapsed().as_secs() + 1;
     assert!(may.contains(&cost) && refused[1] + cost == 200, "{cost} questions, {may:?} may be; {refused:?}");
     assert!(ada.get(PODS).await.is_cached(), "who is known is not touched");
 }
 
-/// R-THREAT-13: who asks for ever new things is asked to wait, and nobody else is; a lease does not wait for its
-/// caller.
+/// R-THREAT-13: a user with ever new questions is throttled, and no other user is. Lease rechecks do not count against
+/// the user.
 #[tokio::test]
 async fn t13_one_user_costs_upstream_no_more_than_a_share() {
     let up = demo::upstream().pods(3).run().await;
@@ -282,7 +284,7 @@ async fn t13_one_user_costs_upstream_no_more_than_a_share() {
         let answer = ada.get(&format!("{PODS}?labelSelector=a%3D{number}")).await;
         refused += u32::from(answer.status == 429);
     }
-    // Ten at once, and then one a second.
+    // A burst of ten, then one a second.
     let may = 10 + began.elapsed().as_secs() + 2;
     assert!(u64::from(refused) + may >= 100, "{refused} refused, {may} may be asked");
     assert_eq!(bob.get(PODS).await.status, 403, "another user is answered");
@@ -290,7 +292,7 @@ async fn t13_one_user_costs_upstream_no_more_than_a_share() {
     assert_eq!(watch.ended_in_time(SOON).await, Ended::Refused(403));
 }
 
-/// A decision is for everything that it was asked about, and for nothing else (A3).
+/// A decision covers exactly the attributes that it was made for (A3).
 #[tokio::test]
 async fn a3_requests_that_differ_in_anything_are_asked_about_apart() {
     let up = demo::upstream().pods(3).run().await;
@@ -317,12 +319,12 @@ async fn a3_requests_that_differ_in_anything_are_asked_about_apart() {
     };
     for path in paths {
         assert_eq!(asks(path).await, 1, "{path}");
-        // What was found out before RBAC is listened to is forgotten a few times.
+        // Decisions from before RBAC was synced are dropped a few times.
         direct::eventually("the answer is remembered", || async { asks(path).await == 0 }).await;
     }
 }
 
-/// R-THREAT-14: a balancer has put those whom nobody knows on the connection of others.
+/// R-THREAT-14: a load balancer has multiplexed unknown callers onto a connection of known ones.
 #[tokio::test]
 async fn p4_a_credential_of_nobody_ends_no_connection_that_others_share() {
     let up = demo::upstream().pods(3).run().await;
@@ -339,7 +341,7 @@ async fn p4_a_credential_of_nobody_ends_no_connection_that_others_share() {
         assert_eq!(ada.get(PODS).await.status, 200, "by the same connection");
     }
     watch.reached(up.create_pod("default", "after")).await;
-    // A connection that nobody known has asked on is closed, and so is any of HTTP/1.1.
+    // A connection without any known caller is closed, and so is every HTTP/1.1 connection.
     let stranger = app.multiplexed().await.bearing("x");
     assert_eq!(stranger.get(PODS).await.status, 401);
     let gone = || async { stranger.request(Method::GET, PODS).try_send().await.is_err() };

@@ -1,4 +1,4 @@
-//! Credentials and the contents of objects appear in no log, at any level (R-SECRET-1, R-THREAT-15).
+//! Credentials and object contents appear in no log, at any level (R-SECRET-1, R-THREAT-15).
 
 use std::fs;
 use std::path::Path;
@@ -19,7 +19,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use crate::direct::{self, Behind, Client, Dir, Protocol, Stub, stub, within};
 use crate::process::{Process, kubeconfig};
 
-/// In every text that may be nowhere.
+/// Part of every text that must not appear in logs.
 const CANARY: &str = "CANARY";
 const SECRET: &str = "CANARYsecret";
 const GOOD: &str = "CANARYgood";
@@ -27,7 +27,7 @@ const BAD: &str = "CANARYbad";
 const SECRETS: &str = "/api/v1/namespaces/default/secrets";
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
-/// Ways to show who one is, or to pretend.
+/// Ways to present credentials, or to impersonate.
 fn shown() -> Vec<Vec<(&'static str, String)>> {
     let header = |name, value: String| vec![(name, value)];
     let bearer = |token: &str| header("authorization", format!("Bearer {token}"));
@@ -52,7 +52,7 @@ fn shown() -> Vec<Vec<(&'static str, String)>> {
 
 const BEARER: &str = "base64url.bearer.authorization.k8s.io.";
 
-/// What is asked, in what form.
+/// Paths and their Accept headers.
 const READS: [(&str, &str); 14] = [
     (SECRETS, "application/json"),
     ("/api/v1/secrets?limit=1", "application/json"),
@@ -70,15 +70,16 @@ const READS: [(&str, &str); 14] = [
     ("/api/v1/%zz", "application/json"),
 ];
 
-/// Asks for everything in every way; gives the codes that were seen and whether the contents were.
+/// Requests everything with every credential. Returns the status codes seen, and whether the secret contents were
+/// served.
 async fn drive(client: &Client) -> (Vec<u16>, bool) {
     let (codes, contents) = (Mutex::new(Vec::new()), AtomicBool::new(false));
     for protocol in [Protocol::Http1, Protocol::Http2] {
         let client = client.over(protocol);
-        // Side by side: one of the reads takes a second.
+        // Concurrent, because one of the reads takes a second.
         let asked = shown().into_iter().map(async |headers| {
             let calls = READS.iter().map(|(path, accept)| {
-                // HTTP/2 has no such header, and says so before it is sent.
+                // HTTP/2 does not allow this header, and hyper refuses it before sending.
                 let headers = headers.iter().filter(|(name, _)| protocol == Protocol::Http1 || *name != "connection");
                 let call = client.request(Method::GET, path).header("accept", accept);
                 headers.fold(call, |call, (name, value)| call.header(name, value)).try_send()
@@ -99,7 +100,7 @@ async fn drive(client: &Client) -> (Vec<u16>, bool) {
     (codes.into_inner(), contents.into_inner())
 }
 
-/// Over a socket that may say anything; returns when something has been answered.
+/// Sends raw bytes on a new connection; returns when a response has arrived.
 async fn say(client: &Client, text: &str) -> String {
     let mut socket = client.connect().await.expect("a connection");
     socket.write_all(text.as_bytes()).await.expect("it is sent");
@@ -108,7 +109,7 @@ async fn say(client: &Client, text: &str) -> String {
     String::from_utf8_lossy(&answer[..read]).into_owned()
 }
 
-/// What hyper does not send.
+/// Sends what hyper would not send.
 async fn drive_raw(client: &Client) {
     let token = BASE64_URL_SAFE_NO_PAD.encode(GOOD);
     let upgrade = "Host: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
@@ -131,7 +132,7 @@ async fn drive_raw(client: &Client) {
     }
 }
 
-/// An upstream that knows one token and lets its bearer read everything; the rest is the demo's.
+/// An upstream that accepts one token and lets its bearer read everything; the demo answers all other requests.
 async fn judging(up: &RunningUpstream) -> Stub {
     let behind = Behind::at(&up.url());
     stub(move |request: Request<Incoming>| {
@@ -161,7 +162,7 @@ fn judged(mut review: Value) -> Value {
     review
 }
 
-/// With contents that may be nowhere.
+/// An upstream whose objects contain canaries.
 async fn planted() -> RunningUpstream {
     let up = demo::upstream().pods(3).run().await;
     let data = BASE64_STANDARD.encode(SECRET);
@@ -177,7 +178,7 @@ async fn planted() -> RunningUpstream {
     up
 }
 
-/// A kubeconfig with a token that may be nowhere.
+/// A kubeconfig with a canary as its token.
 fn with_token(dir: &Dir, url: &str) -> String {
     let path = kubeconfig(dir, url, "");
     let text = fs::read_to_string(&path).expect("readable").replace("user: {}", "user: {token: CANARYproxy}");
@@ -185,7 +186,7 @@ fn with_token(dir: &Dir, url: &str) -> String {
     path.to_str().expect("a path").to_owned()
 }
 
-/// Every spelling in which a canary could be shown.
+/// Fails if the text contains a canary in any encoding.
 fn assert_clean(what: &str, text: &str) {
     let spelled = |text: &str| [BASE64_STANDARD.encode(text), BASE64_URL_SAFE_NO_PAD.encode(text)];
     let basic = spelled("CANARYname:CANARYword");
@@ -208,7 +209,7 @@ async fn nothing_is_seen(auth: &str, format: &str) -> String {
     let arguments = ["--kubeconfig", &upstream, "--config", &config, "--audit-log", &audit_log];
     let process = Process::traced(&log, &[&arguments[..], &["--cache-sensitive", "secrets"]].concat()).await;
     let client = process.client();
-    // The first reads may come before there is a feed.
+    // The first reads may arrive before the feed exists.
     let warm = client.request(Method::GET, SECRETS).header("authorization", &format!("Bearer {GOOD}"));
     assert_eq!(warm.send().await.status, 200);
     let (codes, contents) = drive(&client).await;
@@ -232,7 +233,7 @@ async fn nothing_is_seen(auth: &str, format: &str) -> String {
     for line in audit.lines() {
         assert_eq!(serde_json::from_str::<Value>(line).expect("JSON")["kind"], "Event");
     }
-    // Who asks is what an audit log is for; but a credential is nobody's name.
+    // An audit log names users, but a credential is never a user name.
     assert_clean("the audit log", &audit);
     log
 }

@@ -1,4 +1,4 @@
-//! Chains of client certificates: which authorities they are trusted by, and how long they are valid (R-AUTHN-1).
+//! Client certificate chains: the CAs that trust them, and how long they are valid (R-AUTHN-1).
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
@@ -15,21 +15,21 @@ use crate::direct::{self, App, Client, Dir, Ended, PODS, Pair, Plan, Protocol, T
 use crate::process::metric;
 
 const LONG: Duration = Duration::from_secs(600);
-/// How long certificates last whose end is waited for. They know whole seconds. If a machine stalls until one has ended
-/// before its watch is open, the scene is tried again with the next.
+/// Lifetimes of certificates whose expiry a test awaits; certificates have whole seconds. If a machine stalls until one
+/// has expired before its watch is open, the test retries with the next lifetime.
 const LASTING: [Duration; 3] = [Duration::from_secs(4), Duration::from_secs(20), Duration::from_secs(90)];
-/// A certificate may end this much earlier than its time says.
+/// A certificate may expire this much earlier than planned, because of whole seconds.
 const WHOLE_SECOND: Duration = Duration::from_secs(1);
 pub(crate) const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Somebody who issues certificates.
+/// A CA that issues certificates.
 pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pub(crate) pem: String,
     der: CertificateDer<'static>,
 }
 
-/// Valid since a year ago, and for so long from now on; in the past, if it is none at all.
+/// Valid from a year ago for this long from now; `None`: already expired.
 fn params(name: &str, valid: Option<Duration>) -> CertificateParams {
     let mut params = CertificateParams::new(Vec::new()).expect("parameters");
     params.distinguished_name.push(DnType::CommonName, name);
@@ -66,13 +66,13 @@ impl Authority {
     }
 }
 
-/// An application that takes the certificates of these authorities, and what its clients trust.
+/// An application that accepts certificates of these CAs, and the certificate that its clients trust.
 fn plan(up: &RunningUpstream, dir: &Dir, clients: &str) -> (Plan, PathBuf) {
     let plan = direct::app(up).for_certificates_of(clients, dir);
     (plan.with(|config| config.delegated.auth.recheck = LONG), dir.join("own.pem"))
 }
 
-/// A4: nothing asks again in time but the end of the chain itself, wherever that is.
+/// A4: the watch ends at the expiry of the chain, wherever in the chain that is, because the next recheck comes later.
 #[tokio::test]
 async fn a4_a_watch_ends_with_the_earliest_certificate_of_its_chain() {
     let up = demo::upstream().pods(3).run().await;
@@ -85,7 +85,7 @@ async fn a4_a_watch_ends_with_the_earliest_certificate_of_its_chain() {
     panic!("each certificate had ended before its watch was open");
 }
 
-/// Returns `false` if a certificate had ended before its watch was open.
+/// Returns `false` if a certificate expired before its watch was open.
 async fn watches_end_with_their_chains(up: &RunningUpstream, lasts: Duration) -> bool {
     let (dir, lasting) = (Dir::new(), Authority::new("lasting", Some(YEAR)));
     let (began, ending) = (Instant::now(), Authority::new("ending", Some(lasts)));
@@ -114,7 +114,7 @@ async fn watches_end_with_their_chains(up: &RunningUpstream, lasts: Duration) ->
     true
 }
 
-/// A4: the word of a front proxy is good for as long as its own certificates are.
+/// A4: an identity asserted by a front proxy lasts at most as long as the proxy's own certificates.
 #[tokio::test]
 async fn a4_a_watch_ends_with_the_chain_of_the_proxy_that_spoke_for_its_client() {
     let up = demo::upstream().pods(3).run().await;
@@ -154,19 +154,19 @@ async fn an_authority_that_has_ended_is_none() {
     assert_eq!((get(&ended).await, get(&good).await), (401, 200));
 }
 
-/// Writes a file, and returns when the application has refused it.
+/// Writes a file, and returns when the application has rejected it.
 async fn refused(app: &App, dir: &Dir, file: &str, text: &str, what: &str) {
     let failed = || async {
         let label = format!("what=\"{what}\",outcome=\"failed\"");
         metric(&app.admin("/metrics").await.text(), "kube_fanout_reloads_total", &label)
     };
-    // Of this process: other tests may have had their failures.
+    // The counter is global to the test process, so other tests may add failures.
     let before = failed().await;
     dir.file(file, text);
     eventually(&format!("{file} is refused"), || async { failed().await > before }).await;
 }
 
-/// R-THREAT-2: whichever file changes, and however often.
+/// R-THREAT-2: this holds for changes of either file, in any number.
 #[tokio::test]
 async fn t2_an_authority_of_clients_never_becomes_one_of_front_proxies() {
     let up = demo::upstream().pods(3).run().await;
@@ -193,7 +193,7 @@ async fn t2_an_authority_of_clients_never_becomes_one_of_front_proxies() {
     as_it_was().await;
     refused(&app, &dir, "clients.pem", &both, "client_ca").await;
     as_it_was().await;
-    // What can be used is, once the other file no longer stands against it.
+    // A rejected file is accepted once the other file no longer conflicts with it.
     dir.file("proxies.pem", &others.pem);
     eventually("the proxies' authority is another", || async { ask(&others, "front", Some("ada")).await == 200 }).await;
     eventually("and now the clients' may have it", || async { ask(&proxies, "ada", None).await == 200 }).await;

@@ -1,6 +1,6 @@
-//! Informers behind the proxy while upstream has all kinds of faults, in an order that a seed decides. Each stream
-//! keeps its promises, and each informer holds the state wherever it is told a version, up to the last one (W1–W5, W9,
-//! W11, L2, F1, F6).
+//! Informers of the proxy while upstream has all kinds of faults, in an order drawn from a seed. Each stream keeps its
+//! promises. Each informer holds the right state at every version that it receives, up to the last one (W1–W5, W9, W11,
+//! L2, F1, F6).
 
 use std::time::Duration;
 
@@ -18,16 +18,16 @@ const INFORMERS: usize = 8;
 const STEPS: usize = 50;
 const SELECTORS: [&str; 4] = ["", "app!=worker", "", "app in (api,front)"];
 
-/// What a client-go informer does: lists by watching, resumes where it was, lists again after a 410.
+/// A client-go informer: lists by watching, resumes from its last version, and relists after a 410.
 struct Informer {
     client: Client,
     protocol: Protocol,
     selector: &'static str,
-    /// It has no state yet, or lost it.
+    /// The informer has no state yet, or lost it.
     lists: bool,
-    /// The last version it was told of.
+    /// The last version that it received.
     at: u64,
-    /// Its watches, each with whether it goes on from the one before.
+    /// Its watches, each with whether it resumed the previous one.
     watches: Vec<(Watch, bool)>,
 }
 
@@ -37,14 +37,14 @@ impl Informer {
         Self { client: client.clone(), protocol, selector, lists: true, at: 0, watches: Vec::new() }
     }
 
-    /// Until the goal is set and reached; its watches.
+    /// Runs until the goal is set and reached. Returns its watches.
     async fn run(mut self, goal: watch::Receiver<Option<u64>>) -> Vec<(Watch, bool)> {
         loop {
             let resumes = !self.lists;
             let plan = self.client.watch(PODS).over(self.protocol).from(self.at);
             let plan = if resumes { plan.bookmarks() } else { plan.initial_events() };
             let plan = if self.selector.is_empty() { plan } else { plan.labels(self.selector) };
-            // Refused: an upstream that is down is no reason to give up.
+            // A refused watch is retried, because upstream may be down.
             if let Ok(watch) = plan.open().await {
                 let is_there = self.follow(&watch, &goal).await;
                 self.watches.push((watch, resumes));
@@ -56,7 +56,7 @@ impl Informer {
         }
     }
 
-    /// Takes in what comes; true when the goal is reached, false when the watch is over.
+    /// Reads events. Returns true if the goal is reached, false if the watch ended.
     async fn follow(&mut self, watch: &Watch, goal: &watch::Receiver<Option<u64>>) -> bool {
         let mut taken = 0;
         loop {
@@ -73,7 +73,7 @@ impl Informer {
             match ended {
                 None => continue,
                 Some(Ended::Expired) => self.lists = true,
-                // Too large: the proxy is behind, after an outage of its own.
+                // 504 "Too large resource version": the proxy lags after an outage of its own.
                 Some(Ended::Clean | Ended::Refused(504)) => {}
                 Some(other) => panic!("{other:?}: {:?}", events.last()),
             }
@@ -82,7 +82,7 @@ impl Informer {
     }
 }
 
-/// One thing that goes wrong. What is forgotten is known to the judges before.
+/// Injects one fault. Before history is forgotten, the checkers record it.
 async fn misbehave(up: &RunningUpstream, rng: &mut Rng, history: &mut History) {
     let faults = up.faults().only("pods");
     match rng.u8(0..14) {
@@ -132,12 +132,12 @@ async fn survives(seed: u64) {
     for _ in 0..STEPS {
         misbehave(&up, &mut rng, &mut history).await;
         up.churn(rng.usize(..15)).await;
-        // Not to synchronise with anything: faults are to meet the proxy in all its states.
+        // Random pauses, so that faults meet the proxy in all its states.
         tokio::time::sleep(Duration::from_millis(rng.u64(..25))).await;
     }
     let last = up.churn(1).await;
     history.upto(last).await;
-    // Behind everything, so that upstream has a bookmark to send for it.
+    // The last write, so that upstream has a bookmark to send for it.
     goal.send_replace(Some(up.put("nodes", serde_json::json!({"metadata": {"name": "last"}}))));
     let Ok(ends) = timeout(direct::PATIENCE, join_all(informers)).await else {
         let (feed, counts, last) = (app.feed("pods").await, up.counts(), up.requests().pop());
@@ -149,13 +149,13 @@ async fn survives(seed: u64) {
         for (watch, resumes) in &watches.unwrap_or_else(|error| panic!("seed {seed}: {error}")) {
             before = Some(evidence.resumed(watch, before.filter(|_| *resumes)));
         }
-        // What upstream forgets, and what it says that it has forgotten, may be forgotten.
+        // The proxy may forget versions that upstream has forgotten or reported as expired.
         evidence.broken("all kinds of faults", since, &[Promise::Expired]);
         evidence.shows(&[Promise::InitialEvents, Promise::Continuity]);
     }
 }
 
-/// Three seeds, or as many as `DIRECT_SEEDS` says.
+/// Three seeds, or as many as `DIRECT_SEEDS` sets.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn informers_survive_any_mix_of_faults() {
     let seeds = std::env::var("DIRECT_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(3);

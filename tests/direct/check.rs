@@ -1,4 +1,4 @@
-//! What `kube-fanout check` says before a proxy runs (docs/INSTALL.md, "Before you install").
+//! `kube-fanout check`, which runs before a proxy is deployed (docs/INSTALL.md, "Before you install").
 
 use std::path::Path;
 
@@ -79,7 +79,7 @@ async fn unreachable_upstream_is_inconclusive_and_problems_fail() {
         none.stdout
     );
 
-    // A certificate without the key that it is for.
+    // A certificate with the key of another one.
     let (certificate, key) =
         (dir.file("tls.crt", &pair().cert.pem()), dir.file("tls.key", &pair().signing_key.serialize_pem()));
     let [certificate, key] = [certificate, key].map(|path| path.display().to_string());
@@ -95,7 +95,7 @@ async fn unreachable_upstream_is_inconclusive_and_problems_fail() {
     assert!(void.stdout.contains("ok     configuration: ") && void.stdout.contains("inconclusive"), "{}", void.stdout);
 }
 
-/// Whoever forgot the binding of the role is told so.
+/// The report names the missing role binding.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn check_fails_without_any_right() {
     let up = demo::upstream().pods(3).run().await;
@@ -110,7 +110,7 @@ async fn check_fails_without_any_right() {
     assert!(!none.stdout.contains("all checks passed"), "{}", none.stdout);
 }
 
-/// One refusal does not hide what else is wrong.
+/// One refusal does not hide other problems.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn check_goes_on_after_an_error_of_upstream() {
     let up = demo::upstream().pods(3).run().await;
@@ -129,7 +129,7 @@ async fn check_goes_on_after_an_error_of_upstream() {
     }
 }
 
-/// The apiserver says no more of an expired certificate than 401.
+/// The apiserver answers an expired certificate with 401 only.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn check_says_that_the_client_certificate_has_expired() {
     let up = demo::upstream().pods(3).run().await;

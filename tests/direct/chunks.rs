@@ -1,11 +1,11 @@
-//! What HTTP/1.1 frames: the chunks of a watch, and heads with many fields.
+//! HTTP/1.1 framing: the chunks of a watch, and heads with many fields.
 
 use http::Method;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::direct::{self, Client, Io, PODS, Protocol, Stub, stub, within};
 
-/// Reads to the end of a line.
+/// Reads up to the end of a line.
 async fn line(io: &mut Box<dyn Io>) -> String {
     let mut line = Vec::new();
     while !line.ends_with(b"\r\n") {
@@ -14,7 +14,7 @@ async fn line(io: &mut Box<dyn Io>) -> String {
     String::from_utf8(line).expect("text").trim_end().to_owned()
 }
 
-/// Opens a watch, as far as its head.
+/// Opens a watch and reads its response head.
 async fn watch(client: &Client, query: &str) -> Box<dyn Io> {
     let mut io = client.over(Protocol::Http1).connect().await.expect("a connection");
     let head = format!("GET {PODS}?watch=true&{query} HTTP/1.1\r\nhost: localhost\r\naccept: application/json\r\n\r\n");
@@ -80,7 +80,7 @@ async fn head_has_as_many_fields_as_fit_into_its_bytes() {
     }
 }
 
-/// Logs that are followed come over HTTP/1.1.
+/// Followed logs arrive over HTTP/1.1.
 #[tokio::test]
 async fn answer_of_upstream_with_many_fields_passes_through() {
     const FIELDS: usize = 150;
@@ -93,7 +93,7 @@ async fn answer_of_upstream_with_many_fields_passes_through() {
     });
     let upstream = upstream.await;
     let app = direct::in_front_of(&upstream.url()).run().await;
-    // The test's own client takes a hundred fields over HTTP/1.1.
+    // The test's own client accepts at most a hundred fields over HTTP/1.1.
     let answer = app.over(Protocol::Http2).get("/api/v1/namespaces/default/pods/a/log?follow=true").await;
     let many = answer.headers.get_all("x-many").iter().count();
     assert_eq!((answer.status, many, answer.text().as_str()), (200, FIELDS, "line"));

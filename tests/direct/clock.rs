@@ -18,7 +18,7 @@ async fn a_watch_lives_as_long_as_it_asked_for_and_ends_cleanly() {
     let up = demo::upstream().pods(3).run().await;
     let app = direct::app(&up).run().await;
     app.discovered().await;
-    // The feed is filled, so that this takes nothing of the watches' second.
+    // The feed is synced first, so that this takes no time from the watches' one second.
     direct::eventually("a feed", || async { app.get(&format!("{PODS}?resourceVersion=0")).await.is_cached() }).await;
     let from = up.revision();
     let open = Protocol::ALL.map(|protocol| app.watch(PODS).from(from).timeout_seconds(1).over(protocol).into_future());
@@ -48,7 +48,7 @@ async fn a_negative_timeout_has_passed_before_it_began() {
     }
 }
 
-/// Each of upstream's bookmarks reaches these watches within a second, as upstream writes it.
+/// Each upstream bookmark reaches these watches within a second, with upstream's bytes.
 pub async fn bookmarks_cross(up: &RunningUpstream, from: u64, watches: &[Watch]) {
     let theirs = straight(up).watch(PODS).from(from).bookmarks().await;
     for n in 0..3 {
@@ -90,13 +90,13 @@ async fn a_bookmark_says_no_more_than_was_sent_and_never_goes_back() {
     for n in 0..40 {
         let changed = up.churn(10).await;
         up.put("configmaps", configmap("default", "other", &n.to_string()));
-        // The one that matches nobody hears of progress from bookmarks only.
+        // The watch without matching objects observes progress only through bookmarks.
         watches[3].reached(changed).await;
     }
     let last = up.churn(1).await;
     up.faults().bookmark();
     join_all(watches.iter().map(|watch| watch.reached(last))).await;
-    // Everything that matches comes before the bookmark that covers it.
+    // All matching events precede the bookmark that covers them.
     history.upto(last).await.judge(&watches, &[Promise::Bookmarkable, Promise::Reliable]);
     for watch in &watches {
         let events = watch.events();
@@ -117,7 +117,7 @@ async fn a_bookmark_covers_what_a_selector_hid_right_behind_its_last_event() {
     let watches = join_all(open).await;
     direct::followed(&up, "pods").await;
     for _ in 0..5 {
-        // Both arrive in one piece, so that they are pulled in one.
+        // Both changes arrive in one chunk, so that they are read together.
         up.put_pod(&Pod::new("default", "seen").label("team", "a"));
         let hidden = up.put_pod(&Pod::new("default", "hidden").label("team", "b"));
         app.reached("pods", hidden).await;
@@ -130,7 +130,7 @@ async fn a_bookmark_covers_what_a_selector_hid_right_behind_its_last_event() {
 async fn other_resources_bookmarks_stay_away() {
     let up = demo::upstream().pods(1).run().await;
     let app = direct::app(&up).run().await;
-    // Both feeds have begun before the write: one that lists it with its first state needs no bookmark for it.
+    // Both feeds start before the write: a feed whose initial list contains the write needs no bookmark for it.
     for path in [PODS, CONFIGMAPS] {
         app.get(path).await;
     }

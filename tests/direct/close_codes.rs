@@ -1,5 +1,5 @@
-//! A WebSocket client that says what is no message is told so by the close code that belongs to it (R-DOWNSTREAM-10).
-//! Its frames are written by hand.
+//! A WebSocket client that sends an invalid message receives the matching close code (R-DOWNSTREAM-10). Its frames are
+//! written by hand.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::direct::{self, Client, Io, PODS, Protocol, within};
 
-/// What is written before a mask.
+/// Flag of a masked payload.
 const MASKED: u8 = 0x80;
 const FINAL: u8 = 0x80;
 const CONTINUED: u8 = 0;
@@ -16,7 +16,7 @@ const TEXT: u8 = 1;
 const CLOSE: u8 = 8;
 const PING: u8 = 9;
 
-/// A frame of a client, whose mask changes nothing.
+/// A client frame with a mask of zeros.
 fn frame(head: u8, payload: &[u8]) -> Vec<u8> {
     let length = payload.len();
     let lengths = match u8::try_from(length) {
@@ -26,7 +26,7 @@ fn frame(head: u8, payload: &[u8]) -> Vec<u8> {
     [&[head][..], &lengths, &[0; 4], payload].concat()
 }
 
-/// A watch that nothing has come by yet.
+/// A watch that has received nothing yet.
 async fn watch(client: &Client, from: u64) -> Box<dyn Io> {
     let mut io = client.over(Protocol::Http1).connect().await.expect("a connection");
     let head = format!(
@@ -43,18 +43,18 @@ async fn watch(client: &Client, from: u64) -> Box<dyn Io> {
     io
 }
 
-/// How long the server reads on behind its close.
+/// How long the server reads after it has sent its close frame.
 const READ_ON: Duration = Duration::from_secs(5);
-/// How many times something is said on a machine that stalls.
+/// Number of attempts on a machine that stalls.
 const TRIES_MAX: usize = 20;
 
-/// Says this on a watch of its own, and returns all that comes until the connection ends without a reset. If the client
-/// is held up for longer than the server reads on, it is reset. That shows nothing, and it is tried again.
+/// Sends this on a new watch, and returns all bytes until the connection ends without a reset. If the client stalls for
+/// longer than the server reads on, it is reset. That shows nothing, so it retries.
 async fn answered(client: &Client, from: u64, said: &[u8]) -> io::Result<Vec<u8>> {
     for _ in 0..TRIES_MAX {
         let (mut reader, mut writer) = tokio::io::split(watch(client, from).await);
         let began = Instant::now();
-        // It may be told before it has said all.
+        // The server may reply before the client has sent everything.
         let saying = async { drop(writer.write_all(said).await) };
         let mut heard = Vec::new();
         let (read, ()) = tokio::join!(within("the end", reader.read_to_end(&mut heard)), saying);

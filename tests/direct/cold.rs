@@ -1,4 +1,4 @@
-//! Hundreds of clients that arrive together at a new proxy cost upstream only a few questions (F4).
+//! Hundreds of clients that arrive together at a new proxy cost upstream only a few requests (F4).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::direct::{self, App, FRESH_MAX, PODS, assert_same, straight};
 
-/// How many requests may wait at once in a test of that bound.
+/// How many requests may wait at once in a test of that limit.
 const WAITING: usize = 20;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -27,7 +27,7 @@ async fn five_hundred_watch_lists_at_a_cold_proxy_cost_upstream_one_watch() {
     watches.iter().for_each(|watch| assert_same("a cold watch", &watch.events(), &theirs.events()));
 }
 
-/// A new proxy whose upstream does not tell it yet what there is. However long that takes, it sends nobody away.
+/// A new proxy whose upstream watches are silent, streamed lists included. The proxy lets every client wait.
 async fn told_nothing(up: &RunningUpstream) -> App {
     let app = direct::app(up).sync_wait(direct::PATIENCE).run().await;
     app.discovered().await;
@@ -35,7 +35,7 @@ async fn told_nothing(up: &RunningUpstream) -> App {
     app
 }
 
-/// Has upstream tell it when so many wait, however long a busy machine takes for them. Returns when that was.
+/// Ends the silence when this many readers wait, however long that takes on a busy machine. Returns that time.
 async fn told_when_waiting(up: &RunningUpstream, app: &App, readers: u64) -> Instant {
     app.until_feed("pods", "all wait", |feed| feed["readers"].as_u64() >= Some(readers)).await;
     up.faults().unhush_watches();
@@ -65,7 +65,7 @@ async fn three_hundred_lists_at_a_cold_proxy_are_all_served_for_a_few_questions(
         let lists = join_all((0..300).map(|n| connections[n % 3].get(PODS)));
         let (lists, told) = tokio::join!(lists, told_when_waiting(&up, &app, 300));
         let (took, served) = (told.elapsed(), lists.iter().filter(|list| list.is_cached()).count());
-        // Who waits for so long is passed on: of a machine that stalls that shows nothing.
+        // A read that waited for this long is forwarded. On a machine that stalls this shows nothing.
         if served < 290 && took >= FRESH_MAX {
             continue;
         }
@@ -118,7 +118,7 @@ async fn a_server_without_streamed_lists_is_listed_and_watched() {
     }
 }
 
-/// The state that the pages are of may be forgotten while they are read.
+/// The version that the pages belong to may expire while they are read.
 #[tokio::test]
 async fn pages_that_expire_are_read_from_the_first_again_and_at_last_in_one() {
     for (expired, whole) in [(1, 0), (2, 1)] {
@@ -151,7 +151,7 @@ async fn pages_without_end_are_given_up_and_the_resource_passes_through() {
     assert_eq!((others.status, others.is_cached()), (200, true));
 }
 
-/// Clients come back before their proxy has reached upstream even once, and more of them than may wait.
+/// Clients return before the proxy has reached upstream for the first time, and more of them than may wait.
 #[tokio::test]
 async fn watches_that_come_before_the_first_discovery_never_pass_through() {
     let up = demo::upstream().pods(4).run().await;

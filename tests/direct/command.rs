@@ -9,7 +9,7 @@ use kube_fanout::config::TOOL_COMMANDS;
 use crate::direct::{self, Dir, PODS, Protocol};
 use crate::process::{Process, kubeconfig, metric, run};
 
-/// `sysexits.h`.
+/// From `sysexits.h`.
 const USAGE: i32 = 64;
 const CONFIG: i32 = 78;
 
@@ -66,7 +66,7 @@ fn commands_of_fanoutctl_are_executed_if_it_is_beside_the_daemon() {
     assert!(said.contains("demo is a command of fanoutctl") && said.contains("fanoutctl: No such file"), "{said}");
 }
 
-/// As shells say it, so that it is told apart from what a plugin says of itself.
+/// The exit codes of shells, so that they differ from the plugin's own.
 #[test]
 fn a_plugin_that_cannot_be_run_is_126_or_127() {
     for (command, code) in [("/no/such/plugin", 127), ("no-such-plugin", 127), ("/", 126)] {
@@ -139,7 +139,7 @@ fn a_wrong_configuration_is_78_with_every_problem_at_once() {
     assert!(output.stdout.is_empty());
 }
 
-/// Not even that an address is taken is noticed before.
+/// Even an address that is in use is not noticed first.
 #[test]
 fn a_wrong_configuration_is_refused_before_anything_is_bound() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
@@ -155,7 +155,7 @@ fn a_configuration_is_checked_without_being_run() {
     let wrong = dir.file("wrong.yaml", "drain: 5s\nlimits:\n  watches: 0\n");
     let output = run(&["config", "check", "--config", wrong.to_str().expect("a path"), "--admin", "x"]);
     assert_eq!((output.code, output.stdout.as_str()), (Some(CONFIG), ""));
-    for part in ["2 problems", "- line 3, column 12: limits.watches: 0 is not within", "- admin: "] {
+    for part in ["2 problems", "- line 3, column 12: limits.watches: 0 is out of range", "- admin: "] {
         assert!(output.stderr.contains(part), "{part} is missing in {}", output.stderr);
     }
     let default = run(&["config", "default"]).stdout;
@@ -167,11 +167,11 @@ fn a_configuration_is_checked_without_being_run() {
 }
 
 #[test]
-fn what_other_machines_could_reach_is_refused_without_authentication() {
+fn serve_without_authentication_refuses_remote_addresses() {
     for (flag, address) in [("--listen", "0.0.0.0:0"), ("--listen", "[::]:0"), ("--listen", "10.1.2.3:80")] {
         let output = run(&["serve", flag, address]);
         assert_eq!(output.code, Some(CONFIG));
-        assert!(output.stderr.contains(address) && output.stderr.contains("auth none"), "{}", output.stderr);
+        assert!(output.stderr.contains(address) && output.stderr.contains("auth: none"), "{}", output.stderr);
     }
     let admin = run(&["serve", "--admin", "0.0.0.0:9090"]);
     assert_eq!(admin.code, Some(CONFIG), "{}", admin.stderr);
@@ -179,33 +179,33 @@ fn what_other_machines_could_reach_is_refused_without_authentication() {
     assert_eq!(twice.code, Some(CONFIG), "{}", twice.stderr);
 }
 
-/// A node's name may come from the environment, as the downward API gives it.
+/// The downward API can set the node's name in the environment.
 #[test]
-fn a_node_without_authentication_on_a_port_is_78() {
+fn node_without_authentication_on_a_port_exits_with_78() {
     let output = run(&["serve", "--node-name", "n1", "--listen", "127.0.0.1:0"]);
     assert_eq!(output.code, Some(CONFIG), "{}", output.stderr);
     assert!(output.stderr.contains("node:") && output.stderr.contains("unix socket"), "{}", output.stderr);
 }
 
 #[test]
-fn an_upstream_without_tls_that_is_not_this_machine_is_78() {
+fn remote_upstream_without_tls_exits_with_78() {
     let dir = Dir::new();
     for url in ["http://10.1.2.3:6443", "http://kubernetes.default.svc", "http://127.0.0.1.nip.io:80"] {
         let path = kubeconfig(&dir, url, "");
         let path = path.to_str().expect("a path");
         let output = run(&["serve", "--kubeconfig", path, "--listen", "127.0.0.1:0", "--admin", "off"]);
         assert_eq!(output.code, Some(CONFIG), "{url}: {}", output.stderr);
-        assert!(output.stderr.contains(url) && output.stderr.contains("without TLS"), "{}", output.stderr);
+        assert!(output.stderr.contains(url) && output.stderr.contains("does not use TLS"), "{}", output.stderr);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn serve_says_how_much_memory_feeds_may_take_and_warns_when_there_is_less() {
+async fn serve_logs_the_memory_budget_and_warns_if_memory_is_short() {
     let up = demo::upstream().run().await;
     for (text, said, warned) in [
         ("", "half of ", false),
-        ("feeds: {memoryMebibytes: 20}\n", "mebibytes=20 from=feeds.memoryMebibytes", false),
-        ("feeds: {memoryMebibytes: 16777216}\n", "mebibytes=16777216 from=feeds.memoryMebibytes", true),
+        ("feeds: {memoryMebibytes: 20}\n", "mebibytes=20 source=feeds.memoryMebibytes", false),
+        ("feeds: {memoryMebibytes: 16777216}\n", "mebibytes=16777216 source=feeds.memoryMebibytes", true),
     ] {
         let dir = Dir::new();
         let config = dir.file("config.yaml", &format!("drain: 10ms\n{text}"));
@@ -214,7 +214,7 @@ async fn serve_says_how_much_memory_feeds_may_take_and_warns_when_there_is_less(
         let stderr = process.ended().await.stderr;
         let line = stderr.lines().find(|line| line.contains("memory for objects and events"));
         assert!(line.is_some_and(|line| line.contains(said)), "{said}: {stderr}");
-        let warns = stderr.contains("the process may be killed for it");
+        let warns = stderr.contains("the process may be OOM-killed");
         assert_eq!(warns, warned, "{text}: {stderr}");
     }
 }
@@ -240,7 +240,7 @@ fn credentials_that_cannot_be_used_are_78() {
 async fn serve_prints_its_addresses_serves_and_ends_with_0_on_sigterm() {
     let up = demo::upstream().pods(5).run().await;
     for signal in ["TERM", "INT"] {
-        // A machine that stalls until the drain is over has watches cut. Then it is tried again with a longer one.
+        // If the machine stalls until the drain ends, watches are cut. Then the test retries with a longer drain.
         let mut ends = Vec::new();
         for drain in [3, 30, 90] {
             let took;
@@ -253,7 +253,7 @@ async fn serve_prints_its_addresses_serves_and_ends_with_0_on_sigterm() {
     }
 }
 
-/// Runs `serve` with such a drain until it has ended by this signal. Returns how its watches ended, and how long that
+/// Runs `serve` with this drain until this signal ends it. Returns how its watches ended, and how long the shutdown
 /// took.
 async fn serves_until(up: &RunningUpstream, signal: &str, drain: u64) -> (Vec<direct::Ended>, Duration) {
     let dir = Dir::new();
@@ -277,11 +277,11 @@ async fn serves_until(up: &RunningUpstream, signal: &str, drain: u64) -> (Vec<di
     let took = began.elapsed();
     assert_eq!(output.code, Some(0), "SIG{signal}: {}", output.stderr);
     assert!(!output.stderr.contains("panicked"), "{}", output.stderr);
-    let line = output.stderr.lines().find(|line| line.contains("discovered what upstream serves"));
+    let line = output.stderr.lines().find(|line| line.contains("discovered upstream's API resources"));
     let line = line.unwrap_or_else(|| panic!("{}", output.stderr));
     let upstream = format!("upstream=\"{}\"", up.url());
     let version = format!("version=\"{}\"", env!("CARGO_PKG_VERSION"));
-    for field in [&version, "mode=\"auth none\"", &upstream, "release=\"1."] {
+    for field in [&version, "mode=\"auth none\"", &upstream, "upstream_version=\"1."] {
         assert!(line.contains(field), "{field}: {line}");
     }
     let lines: Vec<_> = output.stdout.lines().collect();
@@ -291,7 +291,7 @@ async fn serves_until(up: &RunningUpstream, signal: &str, drain: u64) -> (Vec<di
     (ends, took)
 }
 
-/// The runbook looks for warnings.
+/// The runbook relies on warnings in the log.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_feed_is_a_warning() {
     let up = demo::upstream().pods(5).run().await;
@@ -305,14 +305,14 @@ async fn lost_feed_is_a_warning() {
     direct::eventually("it has failed twice, so the first failure is logged", failures).await;
     process.signal("TERM");
     let log = process.ended().await.stderr;
-    let lost = |line: &&str| line.contains("upstream stream interrupted") && line.contains("feed=pods");
+    let lost = |line: &&str| line.contains("upstream watch interrupted") && line.contains("feed=pods");
     let warned = log.lines().filter(lost).filter(|line| line.contains("WARN")).count();
     assert_eq!(warned, 1, "once, however often it fails: {log}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unreachable_upstream_is_logged_with_host_and_cause() {
-    // Nobody listens there, and nobody else can have the port.
+    // A bound socket without a listener: connections are refused, and no other process can take the port.
     let nobody = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
     nobody.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a free port");
     let address = nobody.local_addr().expect("bound").as_socket().expect("an address");
@@ -341,7 +341,7 @@ async fn a_taken_address_is_a_failure_that_names_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_demo_says_what_one_watch_became_and_whether_all_of_it_arrived() {
-    // On a machine that stalls, nothing may be delivered within a second. Then it runs for longer.
+    // If the machine stalls, nothing may be delivered within a second. Then the test retries for longer.
     let mut output = None;
     for seconds in ["1", "5", "20"] {
         let arguments = ["demo", "--pods", "20", "--watches", "150", "--seconds", seconds];

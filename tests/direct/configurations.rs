@@ -1,4 +1,4 @@
-//! The files in config/ are run as they are, but for the places of certificates and sockets and the numbers of ports.
+//! The files in config/ run as they are, except for paths of certificates and sockets, and port numbers.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -9,9 +9,9 @@ use crate::direct::{self, Dir, PODS, Trust, eventually, pair};
 use crate::process::{Process, kubeconfig, run};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/config");
-/// Ports that the files name; a test takes whichever is free.
+/// Ports in the files; a test replaces them with free ones.
 const PORTS: [&str; 4] = [":8001", ":8443", ":10249", ":10256"];
-/// What the manifests add where callers may show certificates (deploy/kustomize/components/certificate-holders).
+/// Flags that the manifests add for client certificates (deploy/kustomize/components/certificate-holders).
 const OF_HOLDERS: [&str; 4] = [
     "--client-ca",
     "/etc/kube-fanout/client-ca/ca.crt",
@@ -19,14 +19,14 @@ const OF_HOLDERS: [&str; 4] = [
     "/etc/kube-fanout/impersonator/kubeconfig",
 ];
 
-/// What the manifests add where the apiserver is asked who scrapes (deploy/kustomize/components/metrics-auth).
+/// Flags that the manifests add for authenticated scrapes (deploy/kustomize/components/metrics-auth).
 const OF_SCRAPES: [&str; 1] = ["--metrics-auth=delegated"];
 
-/// A file of the folder, and the flags that it is run with. Ports without a number and places of files are put in.
+/// A file of the folder, and its flags. Port numbers and file paths are filled in.
 struct Sample {
     name: &'static str,
     flags: &'static [&'static str],
-    /// What its clients read.
+    /// A path that clients read.
     read: &'static str,
 }
 
@@ -45,7 +45,7 @@ const SAMPLES: [Sample; 8] = [
     Sample { name: "demo", flags: &[], read: PODS },
 ];
 
-/// The files that configurations name, made anew.
+/// Creates the files that configurations name.
 fn equip(dir: &Dir, up: &RunningUpstream) {
     for folder in ["tls", "client-ca", "impersonator"] {
         std::fs::create_dir(dir.join(folder)).expect("a folder");
@@ -78,7 +78,7 @@ async fn serves(sample: &Sample, up: &RunningUpstream) {
     arguments.extend(flags.iter().map(String::as_str));
     let checked = run(&[&["config", "check"][..], &arguments].concat());
     assert_eq!(checked.code, Some(0), "{name}: {}", checked.stderr);
-    // One to serve on and the admin address, and those of health and metrics.
+    // One serving address, the admin address, and those for health and metrics.
     let addresses = 2 + text.lines().filter(|line| line.contains("BindAddress: ")).count();
     let process = Process::as_configured(addresses, &arguments).await;
     eventually(&format!("{name} is ready"), || async { process.is_ready().await }).await;

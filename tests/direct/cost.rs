@@ -1,4 +1,4 @@
-//! What the proxy says that it has cost upstream is what upstream was asked, to the byte (docs/METRICS.md).
+//! The upstream cost that the proxy reports equals what upstream was asked, to the byte (docs/METRICS.md).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use serde_json::Value;
 
 use crate::direct::{self, App, Behind, PODS, Stub, stub};
 
-/// Requests, and bytes of answers' bodies.
+/// Number of requests, and bytes of response bodies.
 type Seen = BTreeMap<&'static str, (u64, u64)>;
 
-/// Something between the proxy and upstream that counts what passes.
+/// A relay between the proxy and upstream that counts requests and bytes.
 struct Relay {
     stub: Stub,
     seen: Arc<Mutex<Seen>>,
@@ -41,25 +41,25 @@ async fn relay(url: &str) -> Relay {
     Relay { stub: stub(answer).await, seen }
 }
 
-/// The cause of a request, by what can be seen of it from outside. A streamed list and the watch behind it are one.
+/// The cause of a request, derived from its public properties. A streamed list and the watch after it are one request.
 fn cause_of(head: &http::request::Parts) -> &'static str {
     let is_ours = head.headers.get("user-agent").is_some_and(|agent| agent.as_bytes().starts_with(b"kube-fanout/"));
     let (path, query) = (head.uri.path(), head.uri.query().unwrap_or_default());
     let is_about = |part: &str| path.contains(part);
     match () {
-        () if !is_ours => "passed_through",
+        () if !is_ours => "forwarded",
         () if is_about("subjectaccessreviews") => "access_review",
         () if is_about("tokenreviews") => "token_review",
         () if is_about("rbac.authorization.k8s.io/v1/") => "rbac",
         () if is_about("customresourcedefinitions") || is_about("apiservices") => "definitions",
-        // A position, and what catches up with it if its event is late.
+        // A position request, and the catch-up watch if its event is late.
         () if query.contains("timeoutSeconds=5") || query.contains("timeoutSeconds=3") => "proof",
         () if query.is_empty() => "discovery",
         () => "list and watch",
     }
 }
 
-/// The same by the page.
+/// The same numbers from the admin page.
 async fn said(app: &App) -> Seen {
     let page = app.admin("/debug/cost").await.json();
     let mut said = Seen::new();
@@ -73,7 +73,7 @@ async fn said(app: &App) -> Seen {
             "rbac" => "rbac",
             "access_review" | "lease_review" | "self_review" => "access_review",
             "token_review" => "token_review",
-            "passed_through" => "passed_through",
+            "forwarded" => "forwarded",
             _ if number("requests") == 0 => continue,
             other => panic!("nothing asks upstream for {other} here"),
         };
@@ -111,7 +111,7 @@ async fn the_page_of_costs_says_what_upstream_was_asked_to_the_byte() {
         let (requests, bytes) = seen.get(cause).copied().unwrap_or_default();
         assert!(requests > 0 && bytes > 0, "{cause}: {seen:?}");
     }
-    assert_eq!(seen["passed_through"], (1, version.text().len() as u64));
+    assert_eq!(seen["forwarded"], (1, version.text().len() as u64));
     // One watch for the pods, and it was the list as well.
     assert_eq!((cost(&app, "list", "requests").await, cost(&app, "watch", "requests").await), (Some(1), Some(0)));
     assert_eq!(

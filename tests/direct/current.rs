@@ -1,4 +1,4 @@
-//! Reads without a version contain every write that was complete before them, and cost upstream little (L5, F4, O3).
+//! Reads without a version contain every write that completed before them, and cost upstream little (L5, F4, O3).
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use crate::direct::{self, Answer, Behind, Client, History, PODS, Stub, Watch, co
 
 const DEFAULT_PODS: &str = "/api/v1/namespaces/default/pods";
 
-/// Every request for pods that upstream has answered.
+/// Number of requests for pods that upstream has answered.
 fn asked(up: &RunningUpstream) -> u64 {
     let counts = up.counts();
     counts.gets.of("pods") + counts.lists.of("pods") + counts.watches_opened.of("pods")
 }
 
-/// Writes, and what was read behind them.
+/// Writes, and the reads after them.
 #[derive(Default)]
 struct Reads {
     written: Mutex<Vec<(String, u64, u64)>>,
@@ -39,7 +39,7 @@ impl Reads {
         version
     }
 
-    /// A LIST, or a GET. Returns whether it came from the cache.
+    /// A LIST or a GET. Returns whether it came from the cache.
     async fn get(&self, client: &Client, path: &str) -> bool {
         let answer = client.get(path).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
@@ -55,7 +55,7 @@ impl Reads {
         self.watches.lock().push(watch);
     }
 
-    /// Each has everything that was written before it was asked for.
+    /// Asserts that each read contains everything that was written before it.
     async fn have_all(&self, up: &RunningUpstream, history: &mut History) {
         let mut evidence = history.upto(up.revision()).await.evidence();
         for (key, version, at_ns) in self.written.lock().iter() {
@@ -81,7 +81,7 @@ async fn a_list_right_behind_a_write_has_it_when_all_else_is_still() {
     assert!(cached >= 180, "{cached} of 200 from the cache");
     let questions = asked(&up) - before;
     reads.have_all(&up, &mut history).await;
-    // A position, what catches up with it if its event is late, a comparison, and one more if that was too early.
+    // A position request, a catch-up watch if its event is late, a comparison, and one more if that was too early.
     assert!(questions <= 4 * 200, "{questions} questions for 200 reads");
 }
 
@@ -133,11 +133,12 @@ async fn a_crowd_of_readers_each_has_its_own_write_for_few_questions() {
     join_all((0..40).map(|n| tokio::spawn(reader(n)))).await.into_iter().for_each(|joined| joined.expect("no failure"));
     let questions = asked(&up) - before;
     reads.have_all(&up, &mut history).await;
-    // How many share one depends on how many the machine lets come together: the nightly tier measures that.
+    // How many reads share one request depends on how many the machine runs concurrently; the nightly tier measures
+    // that.
     assert!(questions < 2 * 480, "{questions} questions for 480 reads");
 }
 
-/// Between a question and its answer the process, or upstream, may stand still, and much is written meanwhile.
+/// Between a request and its response the process, or upstream, may stall while many writes complete.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_that_was_long_on_its_way_proves_nothing_to_whoever_came_meanwhile() {
     let up = demo::upstream().pods(5).run().await;
@@ -146,14 +147,14 @@ async fn an_answer_that_was_long_on_its_way_proves_nothing_to_whoever_came_meanw
     let app = direct::app(&up).run().await;
     app.get(DEFAULT_PODS).await;
     let (before, asked) = (up.revision(), up.counts().watch_lists.of("pods"));
-    // The stream tells nothing more, and the answer to the next question is of now and comes later.
+    // The stream goes silent. The response to the next request is current and arrives later.
     up.faults().stall_watches(0);
     up.faults().hush_watches();
     up.faults().lag(1, before);
     let first = async {
         let first = app.get(DEFAULT_PODS).await;
-        // Time in which a second answer would come that is proven by the first one's question. The right one comes when
-        // the stream goes on.
+        // Leaves time for a wrong second response, one that relies on the first request's proof. The right one needs
+        // the stream.
         for _ in 0..100 {
             if !reads.answers.lock().is_empty() {
                 break;
@@ -168,7 +169,7 @@ async fn an_answer_that_was_long_on_its_way_proves_nothing_to_whoever_came_meanw
         direct::within("the question", is_asked).await;
         reads.write(&up, "meanwhile");
         let release = async {
-            // Who does not wait is judged for that.
+            // A read that does not wait is judged for that.
             let waits = async || app.feed("pods").await.is_some_and(|feed| feed["readers"].as_u64() >= Some(2));
             let is_there = async || waits().await || !reads.answers.lock().is_empty();
             direct::eventually("the second waits, or has its answer", is_there).await;
@@ -181,7 +182,7 @@ async fn an_answer_that_was_long_on_its_way_proves_nothing_to_whoever_came_meanw
     assert!(first.is_cached() && first.rv() == before, "it came before the write");
 }
 
-/// A server in front of another one that holds the first answer about an object back, from when it has it.
+/// A server in front of another one that holds back the first response about an object after it has received it.
 async fn holding(up: &RunningUpstream, path: &'static str, has_it: Arc<AtomicBool>, go: Arc<Notify>) -> Stub {
     let behind = Behind::at(&up.url());
     let relay = move |request: Request<Incoming>| {
@@ -213,7 +214,7 @@ async fn a_question_under_way_is_no_answer_to_who_comes_behind_a_write() {
         direct::eventually("upstream has answered", || async { has_it.load(Ordering::SeqCst) }).await;
         reads.write(&up, "one");
         let crowd = join_all((0..5).map(|_| reads.get(&client, ONE)));
-        // What comes behind them on their connection is answered: they have been taken in.
+        // A later request on the same connection is answered, so the earlier ones have been accepted.
         let release = async {
             assert_eq!(client.get("/livez").await.status, 200);
             go.notify_one();
@@ -289,11 +290,11 @@ async fn identical_gets_share_a_question_and_still_have_every_write() {
             assert!(answer.rv() == rv && !answer.is_cached(), "trial {trial}");
         };
         let others = async {
-            // The answer to the first question is on its way, so that those who come now have to ask another one.
+            // The response to the first request is under way, so new reads need another request.
             direct::eventually("upstream has answered", || async { has_it.load(Ordering::SeqCst) }).await;
             let rv = up.update_pod("default", "one");
             let crowd = join_all((0..20).map(|_| client.get(ONE)));
-            // What comes behind them on their connection is answered: they have been taken in.
+            // A later request on the same connection is answered, so the earlier ones have been accepted.
             let release = async {
                 assert_eq!(client.get("/livez").await.status, 200);
                 go.notify_one();

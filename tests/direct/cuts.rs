@@ -1,11 +1,11 @@
-//! Upstream's stream is cut anywhere inside of a frame, with a reset or with a clean end. Downstream no event is lost,
-//! sent twice or cut (R-UPSTREAM-1, W13).
+//! Upstream's stream is cut at any byte of a frame, with a reset or with a clean end. Clients lose no event and receive
+//! none twice or truncated (R-UPSTREAM-1, W13).
 
 use demo::{self, Faults, RunningUpstream};
 
 use crate::direct::{self, CONFIGMAPS, History, PODS, Protocol, configmap};
 
-/// Orders the cut, with a change before and one behind it, and waits until the proxy is back.
+/// Injects the cut, with a change before and one after it, and waits until the proxy has recovered.
 async fn cut_at(
     up: &RunningUpstream,
     plural: &str,

@@ -1,5 +1,5 @@
-//! When watches end, and are told of it, in real time (W9, W10, O1). A machine that stalls may fail these
-//! tests: the rules themselves are tested on paused time.
+//! When watches end, and their final bookmarks, in real time (W9, W10, O1). A machine that stalls may fail these tests;
+//! the rules themselves are tested on paused time.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -19,7 +19,7 @@ async fn a_bookmark_comes_two_seconds_before_the_end_for_those_who_asked() {
     let elsewhere = || app.watch("/api/v1/namespaces/nowhere/pods").from(from).timeout_seconds(8);
     let open = Protocol::ALL.map(|protocol| elsewhere().bookmarks().over(protocol).into_future());
     let (asked, silent) = (join_all(open).await, elsewhere().await);
-    // Other namespaces move on, which these watches can only learn from bookmarks.
+    // Other namespaces change, which these watches observe only through bookmarks.
     let last = up.create_pod("default", "somebody");
     app.reached("pods", last).await;
     let pause = longest_pause(join_all(asked.iter().map(Watch::ended))).await;
@@ -29,7 +29,7 @@ async fn a_bookmark_comes_two_seconds_before_the_end_for_those_who_asked() {
         assert_eq!(bookmarks, [(true, last)], "one, at the version reached");
         let came = watch.last_came().expect("a bookmark").duration_since(watch.opened);
         let left = watch.lived().expect("it is over").saturating_sub(came);
-        // Of a watch that begins late both are late, and where the machine pauses for two seconds they come together.
+        // If a watch starts late, both times are late, and if the machine pauses for two seconds, they coincide.
         let is_before = left > SECOND.mul_f64(0.1) || pause >= SECOND.mul_f64(1.5);
         assert!(came >= SECOND * 6 && is_before, "{came:?} after the start, {left:?} before the end");
     }
@@ -37,7 +37,7 @@ async fn a_bookmark_comes_two_seconds_before_the_end_for_those_who_asked() {
     assert_eq!(silent.events(), [], "nobody asked for bookmarks here");
 }
 
-/// Does `work`, and says for how long the machine has let nobody go on meanwhile, at the longest.
+/// Runs `work`, and returns the machine's longest pause during it.
 async fn longest_pause(work: impl Future) -> Duration {
     let mut work = pin!(work);
     let (mut last, mut longest) = (Instant::now(), Duration::ZERO);
@@ -53,7 +53,7 @@ async fn longest_pause(work: impl Future) -> Duration {
 
 #[tokio::test]
 async fn live_watches_end_spread_over_the_grace_on_a_frame_boundary() {
-    // The last are told to end long before, so that a busy machine is in time.
+    // The last watch is told to end long before the deadline, so that a busy machine is in time.
     const GRACE: Duration = Duration::from_secs(15);
     let up = demo::upstream().pods(30).seed(131).run().await;
     let mut app = direct::app(&up).drain(GRACE).run().await;
@@ -65,7 +65,7 @@ async fn live_watches_end_spread_over_the_grace_on_a_frame_boundary() {
     let ends = join_all(watches.iter().map(|watch| async { (watch.ended().await, began.elapsed()) }));
     let ends = direct::amid_churn(&up, ends).await;
     assert!(ends.iter().all(|(ended, _)| *ended == Ended::Clean), "{ends:?}");
-    // When others have the machine, all of them are late alike.
+    // If other processes use the machine, all watches are equally late.
     let first = ends.iter().map(|(_, at)| *at).min().expect("some");
     let (early, late): (Vec<_>, Vec<_>) = ends.iter().partition(|(_, at)| at.saturating_sub(first) < GRACE / 3);
     assert!(early.len() >= 6 && late.len() >= 6, "{} early, {} late", early.len(), late.len());

@@ -1,4 +1,4 @@
-//! The manifests in deploy/: the rights and the memory that they give, read from their text.
+//! The manifests in deploy/: the permissions and the memory that they grant, read from their text.
 
 use std::path::Path;
 
@@ -8,12 +8,12 @@ pub fn documents(text: &str) -> impl Iterator<Item = Value> {
     text.split("\n---\n").map(|text| serde_saphyr::from_str(text).expect("YAML"))
 }
 
-/// The documents whose kind ends so: `Role` for roles of both scopes.
+/// Documents whose kind has this suffix: `Role` matches roles of both scopes.
 fn of_kind<'a>(text: &'a str, end: &'a str) -> impl Iterator<Item = Value> + 'a {
     documents(text).filter(move |document| document["kind"].as_str().is_some_and(|kind| kind.ends_with(end)))
 }
 
-/// The rules of all roles in a file of manifests: the name of the role, and the rule.
+/// Rules of all roles in a manifest file, each with the name of its role.
 fn rules(text: &str) -> Vec<(String, Value)> {
     let of = |role: Value| {
         let name = role["metadata"]["name"].as_str().unwrap_or_default().to_owned();
@@ -23,7 +23,7 @@ fn rules(text: &str) -> Vec<(String, Value)> {
     of_kind(text, "Role").flat_map(of).collect()
 }
 
-/// The text of a file in deploy/kustomize.
+/// Text of a file in deploy/kustomize.
 fn kustomized(name: &str) -> String {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/kustomize");
     std::fs::read_to_string(Path::new(folder).join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
@@ -35,13 +35,13 @@ fn list<'a>(rule: &'a Value, key: &str) -> Vec<&'a str> {
     rule[key].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
 }
 
-/// What rules give beyond the collections that they name.
+/// Rules that grant more than the collections that they name.
 fn violations(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     for (role, rule) in rules(text) {
         let (groups, resources) = (list(&rule, "apiGroups"), list(&rule, "resources"));
         let (verbs, urls) = (list(&rule, "verbs"), list(&rule, "nonResourceURLs"));
-        // The one place where a pattern says what is meant: UIDs and every extra.
+        // The one place where a pattern is intended: UIDs and every extra.
         let impersonates = verbs == ["impersonate"] && groups == ["authentication.k8s.io"];
         let patterns = [&groups[..], &verbs, &urls, if impersonates { &[] } else { &resources[..] }].concat();
         if patterns.iter().any(|text| text.contains('*')) {
@@ -59,7 +59,7 @@ fn manifests(folder: &Path, found: &mut Vec<(String, String)>) {
     for entry in std::fs::read_dir(folder).expect("a folder").flatten() {
         let path = entry.path();
         if path.is_dir() {
-            // The templates of a chart are no YAML; what they become is in deploy/kustomize (deploy/manifests.sh).
+            // Chart templates are not YAML; their output is in deploy/kustomize (deploy/manifests.sh).
             if !path.ends_with("chart") {
                 manifests(&path, found);
             }
@@ -69,7 +69,7 @@ fn manifests(folder: &Path, found: &mut Vec<(String, String)>) {
     }
 }
 
-/// Every YAML file in deploy/: its path, and its text.
+/// Path and text of every YAML file in deploy/.
 pub fn deployed() -> Vec<(String, String)> {
     let mut found = Vec::new();
     manifests(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/deploy")), &mut found);
@@ -126,7 +126,8 @@ fn central_and_nodes_proxies_read_no_secrets_and_write_nothing_but_reviews() {
     assert!(!on_nodes.iter().any(|(_, rule)| sensitive(rule)), "{on_nodes:?}");
 }
 
-/// Whoever has the impersonator's token can be anybody: it can do nothing else, and is for those who name it.
+/// The holder of the impersonator's token can act as any user, so it has no other permission and is bound only where it
+/// is needed.
 #[test]
 fn the_impersonator_does_nothing_as_itself_and_is_named_for_a_central_proxy_alone() {
     let impersonator = rules(&kustomized(IMPERSONATOR));
@@ -143,7 +144,7 @@ fn the_impersonator_does_nothing_as_itself_and_is_named_for_a_central_proxy_alon
     }
 }
 
-/// The roles of an account are named after it, and no account has two of these: reading and impersonation.
+/// Roles are named after their account, and no account has both reading and impersonation.
 #[test]
 fn each_role_is_for_one_account_whose_name_it_has() {
     let mut bindings = 0;
@@ -160,7 +161,7 @@ fn each_role_is_for_one_account_whose_name_it_has() {
     assert_eq!(bindings, 7);
 }
 
-/// Its container may take so much, and feeds half of it unless a configuration says otherwise: src/config/memory.rs.
+/// The memory limit of the container, half of which feeds use by default: src/config/memory.rs.
 #[test]
 fn the_sidecars_limit_leaves_room_beside_the_feeds() {
     let (_, text) = deployed().into_iter().find(|(name, _)| name.ends_with("sidecar.yaml")).expect("there is one");

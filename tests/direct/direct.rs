@@ -1,7 +1,7 @@
-//! The harness boots the whole application in front of a demo upstream and looks at it as clients do.
+//! The test harness: it boots the whole application in front of a demo upstream and observes it as a client.
 //!
-//! It keeps setup and waiting out of the tests. Every wait is for something that can be observed, and none is longer
-//! than [`PATIENCE`]. What is promised within a time is waited for that time and [`ALLOWANCE`].
+//! It keeps setup and waiting out of the tests. Every wait is for an observable condition, and none exceeds
+//! [`PATIENCE`]. A guarantee with a time limit is awaited for that limit plus [`ALLOWANCE`].
 
 mod app;
 mod blocks;
@@ -36,11 +36,12 @@ pub use watch::{Watch, WatchPlan};
 /// The longest wait of any test. It ends a hang and decides nothing else.
 pub const PATIENCE: Duration = Duration::from_secs(180);
 pub use crate::ALLOWANCE;
-/// How long a read waits for a proof, or for a version that it names (L3, L5).
+/// Maximum time that a read waits for a freshness proof, or for a version that it names (L3, L5).
 pub const FRESH_MAX: Duration = Duration::from_secs(3);
-/// The time between two looks at something that does not signal its changes.
+/// Polling interval for conditions that do not signal their changes.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
-/// How often [`amid_churn`] changes pods at most: what changes has to be compared too, and slow machines would drown.
+/// Maximum number of rounds of changes by [`amid_churn`]. Each change must also be compared, and slow machines would
+/// not keep up.
 const CHURNS_MAX: usize = 400;
 
 pub const PODS: &str = "/api/v1/pods";
@@ -48,35 +49,35 @@ pub const NODES: &str = "/api/v1/nodes";
 pub const CONFIGMAPS: &str = "/api/v1/configmaps";
 pub const WIDGETS: &str = "/apis/demo.kube-fanout.io/v1/widgets";
 
-/// A client of the upstream itself, without the proxy in between.
+/// A client of the upstream, without the proxy in between.
 pub fn straight(up: &RunningUpstream) -> Client {
     Client::to(Place::Tcp(up.address()))
 }
 
-/// Waits for the value, and fails if it takes longer than [`PATIENCE`].
+/// Awaits the value, and fails after [`PATIENCE`].
 pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
 }
 
-/// Waits for the value, and fails if it takes longer than is promised, with [`ALLOWANCE`].
+/// Awaits the value, and fails after the promised time plus [`ALLOWANCE`].
 pub async fn in_time<T>(promised: Duration, what: &str, future: impl Future<Output = T>) -> T {
     let late = |_| panic!("not within {promised:?} and {ALLOWANCE:?}: {what}");
     timeout(promised + ALLOWANCE, future).await.unwrap_or_else(late)
 }
 
-/// Looks again and again until `look` returns true, for things that do not signal their changes.
+/// Polls until `look` returns true, for conditions that do not signal their changes.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, look: impl Fn() -> F) {
     within(what, Box::pin(until(look))).await;
 }
 
-/// Does the same as [`eventually`], and fails if it takes longer than is promised.
+/// Like [`eventually`], but fails after the promised time plus [`ALLOWANCE`].
 pub async fn eventually_in_time<F: Future<Output = bool>>(promised: Duration, what: &str, look: impl Fn() -> F) {
     in_time(promised, what, Box::pin(until(look))).await;
 }
 
-/// The answer to a read that needs a proof. `path` says what is read, and may write before that what makes a proof
-/// necessary. A read that has waited for [`FRESH_MAX`] is passed on or refused. On a machine that stalls this shows
-/// nothing, so the read is repeated, for [`PATIENCE`] at most.
+/// The response to a read that needs a freshness proof. `path` returns what to read, and may first write something that
+/// makes a proof necessary. After [`FRESH_MAX`] the proxy forwards or refuses the read. On a machine that stalls this
+/// proves nothing, so the read is repeated for at most [`PATIENCE`].
 pub async fn proven(client: &Client, mut path: impl FnMut() -> String) -> Answer {
     let began = Instant::now();
     loop {
@@ -94,19 +95,18 @@ async fn until<F: Future<Output = bool>>(look: impl Fn() -> F) {
     }
 }
 
-/// Returns when the proxy's watch of a resource is open upstream. A fault that is ordered for open watches then
-/// reaches it.
+/// Returns when the proxy's upstream watch of a resource is open, so that a fault for open watches reaches it.
 pub async fn followed(up: &RunningUpstream, plural: &str) {
     within("a watch upstream", up.until(|counts| counts.watches_open.of(plural) > 0)).await;
 }
 
-/// The queries of those requests for a path that came from a proxy, not from a test.
+/// Queries of the requests for a path that came from a proxy, not from a test.
 pub fn asked_by_proxies(up: &RunningUpstream, path: &str) -> Vec<String> {
     let ours = |seen: &ReceivedRequest| seen.headers.contains_key("kube-fanout-hops") && seen.uri.path() == path;
     up.requests().iter().filter(|seen| ours(seen)).map(|seen| seen.uri.query().unwrap_or_default().to_owned()).collect()
 }
 
-/// Does `work` while pods change, two every few milliseconds, until [`CHURNS_MAX`] is reached.
+/// Runs `work` while pods change, two every few milliseconds, for at most [`CHURNS_MAX`] rounds.
 pub async fn amid_churn<T>(up: &RunningUpstream, work: impl Future<Output = T>) -> T {
     let churn = async {
         for _ in 0..CHURNS_MAX {
@@ -121,7 +121,7 @@ pub async fn amid_churn<T>(up: &RunningUpstream, work: impl Future<Output = T>) 
     }
 }
 
-/// A configmap with one value.
+/// A config map with one value.
 pub fn configmap(namespace: &str, name: &str, value: &str) -> serde_json::Value {
     serde_json::json!({"metadata": {"name": name, "namespace": namespace}, "data": {"value": value}})
 }

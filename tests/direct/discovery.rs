@@ -1,4 +1,4 @@
-//! What upstream serves changes while the proxy runs (R-UPSTREAM-11).
+//! Changes of the resources that upstream serves while the proxy runs (R-UPSTREAM-11).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,9 +14,9 @@ use crate::direct::{self, Ended, PATIENCE, Stub, WIDGETS, Watch, eventually, str
 const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const SERVICES: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
 const WIDGETS_CRD: &str = "widgets.demo.kube-fanout.io";
-/// When definitions are read again behind a change, where that is heard of: long before they are anyway.
+/// Delay before definitions are read again after an observed change, long before the periodic read.
 const NOTICED: Duration = Duration::from_millis(100);
-/// How long behind a change a new stream may be of the old definition.
+/// How long after a change a new stream may still use the old definition.
 const SETTLING: Duration = Duration::from_secs(10);
 
 fn definition(up: &RunningUpstream) -> Value {
@@ -31,19 +31,19 @@ fn define(up: &RunningUpstream, change: impl FnOnce(&mut Value)) {
     up.put("customresourcedefinitions", definition);
 }
 
-/// Changes nothing that is said of the resource.
+/// Changes metadata only, and nothing about the resource.
 async fn relabel(up: &RunningUpstream) {
     let patch = json!({"metadata": {"labels": {"seen": "yes"}}}).to_string();
     let call = straight(up).request(Method::PATCH, &format!("{CRDS}/{WIDGETS_CRD}"));
     assert_eq!(call.header("content-type", "application/merge-patch+json").body(patch).send().await.status, 200);
 }
 
-/// How often the proxy has asked for all of it, and not as a feed does.
+/// How often the proxy has listed this path completely, other than for a feed.
 fn lists(up: &RunningUpstream, path: &str) -> usize {
     direct::asked_by_proxies(up, path).iter().filter(|query| query.is_empty()).count()
 }
 
-/// How often the proxy has read the definitions to see what is served.
+/// How often the proxy has read the definitions for discovery.
 fn readings(up: &RunningUpstream) -> usize {
     lists(up, CRDS)
 }
@@ -64,7 +64,7 @@ async fn watches_of_definitions_share_the_one_that_the_proxy_needs() {
     for watch in watches {
         assert!(watch.await.is_open());
     }
-    // The proxy's own watch of services may open after its discovery is over.
+    // The proxy's own watch of APIServices may open after its discovery is complete.
     direct::followed(&up, "apiservices").await;
     let open = up.counts().watches_open;
     assert_eq!((open.of("customresourcedefinitions"), open.of("apiservices")), (1, 1));
@@ -84,13 +84,13 @@ async fn a_changed_definition_is_noticed_at_once_and_ends_the_watches_of_its_obj
     assert_eq!(list("shape").await.status, 200);
 }
 
-/// The server that fills the new feed may have heard of the change later than the one that told us.
+/// The server that serves the new feed may observe the change later than the server that reported it.
 #[tokio::test]
 async fn a_stream_that_ends_right_behind_a_change_had_been_of_the_old_definition() {
     let up = demo::upstream().run().await;
     let app = direct::app(&up).run().await;
     app.discovered().await;
-    // A stream that ends later is resumed: of a machine that stalls for so long this shows nothing.
+    // A stream that ends later is resumed. If the machine stalls for so long, this shows nothing.
     for fields in [json!([]), json!([{"jsonPath": ".spec.shape"}])].iter().cycle().take(10) {
         let before = app.watch(WIDGETS).from(up.revision()).await;
         let changed = Instant::now();
@@ -113,7 +113,7 @@ async fn a_stream_that_ends_right_behind_a_change_had_been_of_the_old_definition
     panic!("each stream ended too late: nothing was tried");
 }
 
-/// Each of 5,000 proxies would ask.
+/// Each of 5,000 proxies would send these requests.
 #[tokio::test]
 async fn changed_definitions_are_heard_of_and_nothing_is_asked_for() {
     let up = demo::upstream().run().await;
@@ -122,7 +122,7 @@ async fn changed_definitions_are_heard_of_and_nothing_is_asked_for() {
     let watch = app.watch(WIDGETS).from(up.revision()).await;
     let is_known = |seen: &&ReceivedRequest| seen.headers.contains_key("if-none-match");
     let named = || up.requests().iter().filter(is_known).count();
-    // What upstream is asked for by name, and has not changed, is not sent.
+    // Upstream does not resend documents that are requested with their ETag and have not changed.
     let asked = || [CRDS, SERVICES, "/api", "/apis"].map(|path| lists(&up, path)).iter().sum::<usize>() - named();
     let before = asked();
     relabel(&up).await;
@@ -137,17 +137,17 @@ async fn changed_definitions_are_heard_of_and_nothing_is_asked_for() {
     assert_eq!(asked(), before);
 }
 
-/// Upstream's discovery names its answers, and says in a few bytes that they have not changed.
+/// Upstream's discovery responses have `ETags`, and an unchanged one costs a few bytes.
 #[tokio::test]
 async fn discovery_that_has_not_changed_is_not_sent_again() {
-    // On a busy machine the feed of definitions may come back later than the question. That shows nothing, and is tried
-    // again.
+    // On a busy machine the feed of definitions may return later than the request. That shows nothing, so the test
+    // retries.
     for _ in 0..60 {
         let up = demo::upstream().run().await;
         let app = direct::app(&up).run().await;
         app.discovered().await;
         let before = lists(&up, "/apis");
-        // Whoever may have been upgraded meanwhile is asked.
+        // A server that may have been upgraded is asked again.
         up.faults().drop_connections();
         eventually("upstream is asked again", || async { lists(&up, "/apis") > before }).await;
         let named = |seen: &&ReceivedRequest| seen.uri.path() == "/apis" && seen.headers.contains_key("if-none-match");
@@ -174,12 +174,11 @@ async fn a_version_that_is_served_no_more_ends_its_watches_and_passes_through() 
 /// Reads of widgets that wait for a version which no widget has yet.
 const NOT_YET: &str = "resourceVersion=9000000";
 
-/// Whoever waits for something of a feed is told by its end, and is answered by whoever is there then: here by
-/// upstream.
+/// When a feed ends, it wakes its waiting readers, and they are served by the current source: here by upstream.
 #[tokio::test]
 async fn a_list_in_flight_when_its_definition_goes_is_answered_as_if_it_came_then() {
     let up = demo::upstream().future_wait(Duration::from_millis(20)).run().await;
-    // Who is not let go when the feed ends has no answer before the test gives up.
+    // A reader that is not woken when the feed ends gets no response before the test gives up.
     let app = direct::app(&up).with(|config| config.serve.fresh_wait_max = 2 * PATIENCE).run().await;
     app.discovered().await;
     let asked = |what: fn(&str) -> bool| direct::asked_by_proxies(&up, WIDGETS).iter().filter(|q| what(q)).count();
@@ -220,7 +219,7 @@ async fn definitions_that_may_not_be_read_for_a_moment_end_nothing() {
     faults.answer(RequestKind::List, 1, 403, None);
     faults.reset_watches();
     let before = readings(&up);
-    // Refused once, and then not: whoever asks for what nobody knows has the proxy ask.
+    // The list is refused once and then succeeds. A request for an unknown resource triggers discovery.
     eventually("definitions are read again", || async {
         app.get("/apis/unknown.example/v1/things").await;
         readings(&up) > before + 1
@@ -229,7 +228,7 @@ async fn definitions_that_may_not_be_read_for_a_moment_end_nothing() {
     still_goes_on(&watch, &up).await;
 }
 
-/// Upstream is asked with the proxy's own credentials. A caller gets no more of that than of its own requests.
+/// The proxy sends these requests with its own credentials. A caller gets no more of them than of its own requests.
 #[tokio::test]
 async fn discovery_for_a_proxy_takes_the_place_of_a_request() {
     let gate = Arc::new(Semaphore::new(0));

@@ -35,7 +35,7 @@ async fn a_foreign_host_is_refused_on_tcp_and_any_is_fine_on_a_socket() {
     assert!(up.requests().iter().all(|seen| seen.uri.path() != path), "nothing of it went upstream");
 }
 
-/// A port that is free now. Somebody else may take it before it is bound again.
+/// A port that is free now. Another process may take it before it is bound again.
 async fn free_port() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr().expect("a port")
 }
@@ -44,7 +44,7 @@ async fn free_port() -> SocketAddr {
 async fn a_proxy_that_is_its_own_upstream_notices() {
     let app = within("a port that is still free", async {
         loop {
-            // A port that is free now, for an application that is to be its own upstream.
+            // A port that is free now, for an application that is its own upstream.
             let port = free_port().await;
             let plan = direct::in_front_of(&format!("http://{port}"));
             if let Ok(app) = plan.with(|config| config.listen = vec![Address::Tcp(port)]).try_run().await {

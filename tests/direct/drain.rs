@@ -1,4 +1,4 @@
-//! What clients see of a proxy that drains, without a successor and with one (O1).
+//! Clients' view of a proxy that drains, without a successor and with one (O1).
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use kube_fanout::upstream::CredentialSource;
 use crate::direct::{Answer, Client, Dir, PATIENCE, PODS, Place, Protocol, Watch, configmap, eventually, within};
 use crate::process::{Process, run_passing};
 
-/// Long enough for no test to.
+/// Longer than any test takes.
 const LONG: &str = "10m";
 
-/// Short requests, until it is told to stop. Four workers open a connection for each. Two more keep one until the proxy
-/// tells them to leave it.
+/// Short requests until the load is stopped. Four workers open a connection for each request. Two more keep one until
+/// the proxy asks them to leave it.
 pub struct Load {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicU32>,
@@ -30,7 +30,7 @@ const WORKERS: u32 = 6;
 const OPENING: u32 = 4;
 /// How long a proxy that drains waits for the first request of a new connection.
 const NEWCOMER_MAX: Duration = Duration::from_millis(500);
-/// How many requests each worker sends.
+/// Maximum number of requests of each worker.
 const REQUESTS_MAX: u32 = 5_000;
 
 impl Load {
@@ -49,12 +49,12 @@ impl Load {
                     let name = format!("load-{number}-{request}");
                     let name = request.is_multiple_of(10).then_some(&*name);
                     let began = Instant::now();
-                    // A client sends once more what was not taken from a connection that ends. A write that had been
-                    // taken all the same would be refused as a second one. An answer that broke off is a failure.
+                    // A client resends a request that the closing connection did not accept. If a write had been
+                    // accepted, its repetition would be refused. A truncated response is a failure.
                     let is_left = |error: &String| !error.starts_with("the body broke off");
                     let (mut attempt, mut asked) = (began, ask(kept.as_ref().unwrap_or(&client), name).await);
-                    // Whoever connects during a drain has half a second to ask, and on a busy machine may not run for
-                    // as long, more than once.
+                    // During a drain, a new connection has half a second for its first request. On a busy machine the
+                    // client may not run for that long, more than once.
                     while asked.as_ref().is_err_and(is_left)
                         && (kept.is_some() && attempt == began || attempt.elapsed() >= NEWCOMER_MAX)
                         && began.elapsed() < PATIENCE
@@ -70,7 +70,7 @@ impl Load {
                         Ok(answer) => failed.push(format!("{}: {}", answer.status, answer.text())),
                         Err(error) => failed.push(error),
                     }
-                    // As fast as a few clients, not as fast as can be: a port may be used once a minute.
+                    // The rate of a few clients, because a local port can be reused only after a minute.
                     tokio::time::sleep(Duration::from_millis(2)).await;
                 }
                 failed
@@ -80,7 +80,7 @@ impl Load {
         Self { stop, answered, workers }
     }
 
-    /// Returns when so many more have been answered.
+    /// Returns when this many more requests have been answered.
     pub async fn goes_on(&self, more: u32) {
         let until = self.answered.load(Ordering::Relaxed) + more;
         eventually("requests are answered", || async { self.answered.load(Ordering::Relaxed) >= until }).await;
@@ -126,7 +126,7 @@ async fn a_second_signal_ends_a_drain_at_once() {
     let config = config.to_str().expect("text");
     for (first, second) in [("TERM", "TERM"), ("INT", "TERM")] {
         let process = Process::serve(&dir, &up.url(), &["--config", config]).await;
-        // Each leaves at a random moment of the drain.
+        // Each watch ends at a random moment of the drain.
         let watches = (0..8).map(|_| process.client().watch(PODS).from(up.revision()).into_future());
         let watches = join_all(watches).await;
         process.signal(first);
@@ -137,7 +137,7 @@ async fn a_second_signal_ends_a_drain_at_once() {
     }
 }
 
-/// As when systemd starts a service again: the next process begins when the one before has ended.
+/// As when systemd restarts a service: the next process starts when the previous one has ended.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_a_socket_that_a_parent_keeps_nobody_is_refused_between_two_processes() {
     let up = demo::upstream().pods(3).run().await;
@@ -172,7 +172,11 @@ async fn sockets_are_taken_only_from_our_parent_and_only_where_we_are_to_listen(
     };
     let other = run("$$", serve("127.0.0.1:0").to_vec());
     assert_eq!(other.code, Some(78), "{}", other.stderr);
-    assert!(other.stderr.contains(&format!("a socket for {address} was passed")), "{}", other.stderr);
+    assert!(
+        other.stderr.contains(&format!("socket activation passed {address}, which is not in `listen`")),
+        "{}",
+        other.stderr
+    );
     let mut named = serve("127.0.0.1:0").to_vec();
     named[4].clone_from(&address);
     let not_ours = run("1", named);
@@ -192,7 +196,7 @@ async fn a_unix_socket_of_a_parent_is_served_and_left_where_it_is() {
         (config.listen, config.admin) = (vec![Address::Unix(path.clone())], None);
         let bound = Bound::bind_with(config, inherited).await.expect("it can listen");
         let client = Client::to(Place::Unix(path.clone()));
-        // It waits in the queue until it is accepted.
+        // The connection waits in the queue until it is accepted.
         let asking = tokio::spawn(async move { client.get("/api/v1/pods?resourceVersion=0").await.status });
         let stop = async { drop(within("an answer", asking).await.map(|status| assert_eq!(status, 200))) };
         bound.run(stop, std::future::pending()).await.expect("no needed task panics");
@@ -202,5 +206,5 @@ async fn a_unix_socket_of_a_parent_is_served_and_left_where_it_is() {
     let quiet = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
     quiet.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a free port");
     let refused = inherited.add_tcp(quiet.into()).expect_err("it does not listen");
-    assert!(refused.to_string().contains("does not listen"), "{refused}");
+    assert!(refused.to_string().contains("is not listening"), "{refused}");
 }

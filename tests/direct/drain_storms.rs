@@ -1,5 +1,5 @@
-//! A proxy that drains under load, and in a storm of clients (O1). Everything has to happen within a drain of seconds,
-//! so a machine that stalls may fail these tests.
+//! A proxy that drains under load and under reconnecting clients (O1). Everything must happen within a drain of
+//! seconds, so a machine that stalls may fail these tests.
 
 use std::net::TcpListener;
 use std::time::Duration;
@@ -44,13 +44,13 @@ async fn whoever_comes_during_a_drain_reads_writes_and_watches_until_it_ends() {
     for (number, watch) in early.iter().chain(&late).enumerate() {
         assert_eq!(watch.ended_in_time(GRACE).await, Ended::Clean);
         let seen: Vec<_> = watch.changes().iter().map(|event| event.rv).collect();
-        // Whoever was there before may have been sent away before that.
+        // An early watch may have been ended before that.
         assert!(seen == [told] || seen.is_empty() && number < early.len(), "{seen:?}");
     }
     in_time(GRACE, "the end", app.stop()).await;
 }
 
-/// They come until the proxy is gone, and each wants to keep it.
+/// New connections arrive until the proxy has exited, and each would keep it alive.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_comes_again_and_again_does_not_keep_a_proxy_from_ending() {
     let up = demo::upstream().pods(3).run().await;

@@ -1,4 +1,4 @@
-//! Upstream has several servers of one storage, of which the proxy uses one at a time (F11).
+//! Upstream has several servers on one storage, of which the proxy uses one at a time (F11).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,11 +16,11 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::direct::{self, App, History, Listening, PATIENCE, PODS, Plan, Protocol, Watch, eventually, within};
 
-/// What only these tests ask for.
+/// A path that only these tests request.
 const PASSED_THROUGH: &str = "/livez";
 
-/// The times of a proxy, shortened where a test waits for them. The others are long: a machine that stalls is not taken
-/// for a server that has failed.
+/// Timings of a proxy, shortened where a test waits for them. The others are long, so that a stalled machine does not
+/// look like a failed server.
 fn times() -> EndpointTimes {
     let waits = |first, longest| Waits { first: Duration::from_millis(first), longest: Duration::from_millis(longest) };
     EndpointTimes {
@@ -35,7 +35,7 @@ fn times() -> EndpointTimes {
     }
 }
 
-/// The same for a server that says nothing, which is to be found out before a read passes through.
+/// Timings for a silent server, which must be detected before a read is forwarded.
 fn impatient() -> EndpointTimes {
     EndpointTimes { slow: Duration::from_secs(2), answer_max: Duration::from_secs(2), ..times() }
 }
@@ -48,7 +48,7 @@ pub fn in_front_of(servers: &[String]) -> Plan {
     })
 }
 
-/// Two servers of one storage, a third that only tests ask, and a proxy that prefers the first.
+/// Two servers on one storage, a third that only tests use, and a proxy that prefers the first.
 struct Zone {
     first: RunningUpstream,
     second: RunningUpstream,
@@ -72,7 +72,7 @@ async fn watches(app: &App, from: u64) -> Vec<Watch> {
     join_all((0..9).map(|n| app.watch(PODS).from(from).over(Protocol::ALL[n % 3]).into_future())).await
 }
 
-/// Returns when what passes through goes to this server.
+/// Returns when forwarded requests go to this server.
 async fn is_used(app: &App, server: &RunningUpstream) {
     let arrived = || direct::asked_by_proxies(server, PASSED_THROUGH).len();
     let arrives = || async {
@@ -82,7 +82,7 @@ async fn is_used(app: &App, server: &RunningUpstream) {
     eventually("the server is used", arrives).await;
 }
 
-/// How often a feed of pods went on at this server.
+/// How often a feed of pods resumed at this server.
 fn resumed(server: &RunningUpstream) -> usize {
     let asked = direct::asked_by_proxies(server, PODS);
     asked.iter().filter(|query| query.starts_with("watch=true&allowWatchBookmarks=true&resourceVersion=")).count()
@@ -92,7 +92,7 @@ fn asked_whether_ready(server: &RunningUpstream) -> usize {
     direct::asked_by_proxies(server, "/readyz").len()
 }
 
-/// How often the state of all pods was asked for. A proof lists the versions of a small collection, as metadata.
+/// How often the full state of all pods was requested. A proof lists the versions of a small collection, as metadata.
 fn whole_lists(server: &RunningUpstream) -> usize {
     let is_state = |seen: &ReceivedRequest| {
         let query = seen.uri.query().unwrap_or_default();
@@ -116,7 +116,7 @@ async fn when_the_first_server_dies_watches_go_on_at_the_second_and_nothing_is_l
     is_used(&app, &second).await;
     let last = second.churn(30).await;
     history.is_told_to(&watches, last).await;
-    // Whoever passes through is answered as well, and writes arrive.
+    // Forwarded reads succeed as well, and writes arrive.
     let created = app.request(Method::POST, "/api/v1/namespaces/default/configmaps");
     let created = created.body(r#"{"metadata": {"name": "written", "namespace": "default"}}"#);
     let created = created.header("content-type", "application/json").send().await;
@@ -142,14 +142,14 @@ async fn when_the_first_server_comes_back_it_is_used_again_and_no_stream_is_cut_
     let last = first.churn(20).await;
     history.is_told_to(&watches, last).await;
     assert_eq!([&first, &second].map(resumed), before, "what ran there goes on");
-    // All is well, and nobody is asked any more, once the answer to the last question has come.
+    // All servers are healthy, and probes stop once the last one is answered.
     eventually("nobody is asked", || async {
         let asked = [&first, &second].map(asked_whether_ready);
         sleep(times().returns.first + times().good).await;
         [&first, &second].map(asked_whether_ready) == asked
     })
     .await;
-    // It ends there when it ends, and then goes where everything goes.
+    // The stream stays there until it ends, and then moves to the preferred server.
     second.faults().end_watches();
     direct::followed(&first, "pods").await;
     let last = first.churn(10).await;
@@ -164,10 +164,10 @@ async fn nothing_older_is_served_when_the_second_server_lags() {
     let behind = first.revision();
     let seen = first.churn(20).await;
     join_all(watches.iter().map(|watch| watch.reached(seen))).await;
-    // What more may come of is not shown, and who does not tell cannot vouch for it (W17).
+    // An incomplete version is not shown, and a server that does not stream cannot prove it complete (W17).
     let cached = format!("{PODS}?resourceVersion=0");
     eventually("its version is whole", || async { app.get(&cached).await.rv() >= seen }).await;
-    // What it tells by its watches, and of how far it is, is old.
+    // Its watches and its reported position are stale.
     second.faults().hush_watches();
     second.faults().lag(usize::MAX, behind);
     first.faults().down().await;
@@ -187,10 +187,10 @@ async fn nothing_older_is_served_when_the_second_server_lags() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_first_server_that_takes_connections_and_says_nothing_is_left_in_time() {
-    // A machine that stalls for as long as the proxy is patient may have made it leave the first before it froze. That
-    // shows nothing, and is tried again.
+    // If the machine stalls for as long as the proxy's timeouts, the proxy may have left the first server before it
+    // froze. That shows nothing, so the test retries.
     for seed in 404..409 {
-        // What the first cannot prove is passed through as early as by the product, and asked for again.
+        // What the first server cannot prove is forwarded as early as by the product, and requested again.
         let impatiently = |plan: Plan| plan.fresh_wait_of_product().with(|config| config.endpoints.times = impatient());
         let Zone { first, second, app, .. } = zone_with(impatiently, 20, seed).await;
         app.get(PODS).await;
@@ -198,9 +198,8 @@ async fn a_first_server_that_takes_connections_and_says_nothing_is_left_in_time(
         first.faults().freeze();
         let (asked, was_left_before) = (Instant::now(), second.counts().requests > 0);
         let last = second.churn(5).await;
-        // A read that has to be proven: the question is put to the first, is slow, and is given up when that is not
-        // ready.
-        // A client that was passed through to the first before that gives up after a while, and asks again.
+        // A read that needs a proof: the request goes to the first server, is slow, and is abandoned when that server
+        // is not ready. A client whose request was forwarded to the first server before that times out and retries.
         let proven = async || {
             let answer = timeout(2 * impatient().slow, app.get(PODS)).await;
             answer.is_ok_and(|answer| answer.status == 200 && answer.rv() >= last)
@@ -225,7 +224,7 @@ async fn servers_that_nobody_can_talk_to_are_passed_over() {
     let listener = Listener::bind(&"127.0.0.1:0".parse().expect("an address")).expect("a free port");
     let untrusted = format!("https://{}", listener.local_address().expect("it is bound"));
     let upstream = Listening::start(listener, Some(tls), ConnectionLimits::default());
-    // Nobody vouches for the certificate of the first, the next speaks no TLS, one is not there, and one is not ready.
+    // The first has an untrusted certificate, the next speaks no TLS, one is down, and one is not ready.
     let plain = up.url().replace("http:", "https:");
     let unready = direct::stub(|_| async { Ok(direct::Stub::reply(500, "[-]etcd failed")) }).await;
     let servers = [untrusted, plain, "https://127.0.0.1:1".to_owned(), unready.url(), up.url()];
@@ -241,7 +240,7 @@ async fn while_no_server_is_there_the_cache_serves_and_whichever_comes_first_is_
     let Zone { first, second, witness, app } = zone(20, 405).await;
     let mut history = History::begin(&witness, PODS).await;
     let watches = watches(&app, history.from).await;
-    // It is known who wrote what is held (F10), and nothing is ever read from the second.
+    // The release that wrote the cached objects is known (F10), and nothing is ever read from the second server.
     let cached = format!("{PODS}?resourceVersion=0");
     eventually("its state is shown", || async { app.get(&cached).await.is_cached() }).await;
     second.faults().down().await;
@@ -283,7 +282,7 @@ async fn servers_that_come_and_go_cost_a_bounded_number_of_questions() {
     }
     let last = first.churn(10).await;
     history.is_told_to(&watches, last).await;
-    // One look at both in each of the shortest pauses, if each look came as early as it may.
+    // One probe of both in each of the shortest pauses, if every probe came as early as possible.
     let looks = began.elapsed().as_millis() / times().rounds.first.as_millis() + 4;
     let asked = [&first, &second].map(asked_whether_ready).iter().sum::<usize>();
     assert!(asked as u128 <= 2 * looks, "{asked} questions in {:?}", began.elapsed());
@@ -300,7 +299,7 @@ async fn a_write_that_the_first_server_breaks_off_is_not_sent_to_the_second() {
             let is_write = request.method() == Method::POST;
             let _ = request.into_body().collect().await;
             counted.fetch_add(usize::from(is_write), Ordering::SeqCst);
-            // It is ready, so that it stays the one that is used.
+            // The server reports ready, so that it stays selected.
             if is_write { Err("gone without an answer".into()) } else { Ok(direct::Stub::reply(200, "ok")) }
         }
     })

@@ -1,4 +1,5 @@
-//! Bookmarks that cannot be true, on a stream over a connection (R-UPSTREAM-10): no event is lost to anybody for them.
+//! Bookmarks that cannot be true, on a stream over a connection (R-UPSTREAM-10). No client loses an event because of
+//! them.
 
 use std::sync::Arc;
 
@@ -15,10 +16,10 @@ use crate::direct::{
     self, App, Behind, Ended, Failure, History, PODS, Protocol, Reply, Stub, Watch, eventually, within,
 };
 
-/// The words that go into each stream of pods that is open.
+/// Senders of lines to insert into each open stream of pods.
 type Streams = Arc<Mutex<Vec<mpsc::UnboundedSender<String>>>>;
 
-/// What passes on everything, and puts words of a test between the events of watches of pods.
+/// A relay that inserts lines of a test between the events of watches of pods.
 async fn relay(up: &RunningUpstream) -> (Stub, Streams) {
     let (behind, streams) = (Behind::at(&up.url()), Streams::default());
     let known = streams.clone();
@@ -63,13 +64,13 @@ async fn pass(behind: &Behind, streams: &Streams, request: Request<Incoming>) ->
     Ok(http::Response::from_parts(head, StreamBody::new(pieces).boxed_unsync()))
 }
 
-/// As an apiserver writes it.
+/// A bookmark in the apiserver's bytes.
 fn bookmark(kind: &str, version: &str) -> String {
     let head = format!(r#"{{"kind":"{kind}","apiVersion":"v1","metadata":{{"resourceVersion":"{version}"}}"#);
     format!("{{\"type\":\"BOOKMARK\",\"object\":{head},\"spec\":{{\"containers\":null}},\"status\":{{}}}}}}\n")
 }
 
-/// Says it on the newest stream.
+/// Inserts a line into the newest stream.
 fn say(streams: &Streams, words: &str) {
     streams.lock().last().expect("a stream").send(words.to_owned()).expect("it is open");
 }
@@ -99,7 +100,7 @@ async fn scene(seed: u64) -> Scene {
     Scene { up, streams, app, history, watches, _stub: stub }
 }
 
-/// What it vouched for comes behind it: nobody goes on as if that had been told.
+/// The events that it covers come after it, so no client may continue as if it had received them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_bookmark_that_runs_ahead_of_events_ends_the_watches_and_loses_none() {
     let Scene { up, streams, app, mut history, watches, _stub } = scene(701).await;
@@ -115,7 +116,7 @@ async fn a_bookmark_that_runs_ahead_of_events_ends_the_watches_and_loses_none() 
     eventually("it is listed anew", || async { app.get(&format!("{PODS}?resourceVersion={last}")).await.is_cached() })
         .await;
     evidence.answer(&app.get(PODS).await);
-    // Between the lie and what gives it away, it was believed.
+    // Between the false bookmark and the event that disproves it, clients rely on it.
     let believed = [Promise::Expired, Promise::Reliable, Promise::Bookmarkable, Promise::Continuity];
     evidence.watches(&watches).broken("a bookmark that runs ahead", since, &believed);
     evidence.shows(&[Promise::Ordered, Promise::Typed, Promise::ListSnapshot]);
@@ -123,11 +124,11 @@ async fn a_bookmark_that_runs_ahead_of_events_ends_the_watches_and_loses_none() 
     anew.reached(up.create_pod("default", "behind")).await;
 }
 
-/// What is no bookmark of this stream is not taken for one: the stream is resumed where it was.
+/// A bookmark that does not belong to this stream is ignored, and the stream resumes from its last version.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_bookmark_that_is_none_of_this_resource_moves_nobody() {
     let Scene { up, streams, app, mut history, watches, _stub } = scene(702).await;
-    // One that is, is taken.
+    // A bookmark of this stream is accepted.
     let opened = up.counts().watches_opened.of("pods");
     up.put("configmaps", direct::configmap("default", "elsewhere", "x"));
     let now = up.revision();

@@ -1,4 +1,4 @@
-//! Many clients are served from one watch upstream, and each gets every event in order (W1–W5, W14, W15).
+//! Many clients are served from one upstream watch, and each receives every event in order (W1–W5, W14, W15).
 
 use futures_util::future::join_all;
 
@@ -17,7 +17,7 @@ async fn a_hundred_watches_each_see_every_change_in_upstreams_order() {
     let asked = up.counts();
     history.is_told_to(&watches, last).await;
     assert_eq!(asked.lists.of("pods") - before.lists.of("pods"), 1, "one list, as the clients had last seen it");
-    // A streamed list of nothing, which tells how far upstream is and how its bookmarks look.
+    // A streamed list that matches nothing, which returns upstream's position and the form of its bookmarks.
     assert_eq!(asked.watch_lists.of("pods") - before.watch_lists.of("pods"), 1, "one question");
     assert_eq!(asked.watches_open.of("pods"), 1, "and one watch");
     drop(app);

@@ -5,12 +5,12 @@ use demo::{self, RunningUpstream};
 
 use crate::direct::PATIENCE;
 
-/// With the objects there are, as informers begin.
+/// Watches that start with the existing objects, as informers do.
 fn informers() -> Plan {
     Plan { watch_list: true, ..Plan::default() }
 }
 
-/// Watches that have what they begin with.
+/// Watches that have received their initial state.
 async fn synced(up: &RunningUpstream, plan: Plan) -> Fleet {
     let target = TargetCredentials::default().target(&up.url()).await.unwrap_or_else(|error| panic!("{error}"));
     let fleet = Fleet::start(&plan, &target);
@@ -19,7 +19,7 @@ async fn synced(up: &RunningUpstream, plan: Plan) -> Fleet {
     fleet
 }
 
-/// Waits until so many events have been delivered, to all together.
+/// Waits until this many events have been delivered to all watches together.
 async fn delivered(fleet: &Fleet, events: u64) {
     assert!(fleet.until(PATIENCE, |counts| counts.deliveries >= events).await, "{events}: {:?}", fleet.counts());
     assert_eq!(fleet.counts().deliveries, events);
@@ -73,7 +73,7 @@ async fn a_fleet_resumes_where_it_was_and_misses_nothing() {
     up.churn(10).await;
     delivered(&fleet, 200).await;
     up.faults().end_watches();
-    // Before the connections are cut: an end that nobody has read is none.
+    // Before the connections are cut, because an end that no client has read does not count.
     assert!(fleet.until(PATIENCE, |counts| counts.resumed >= 20).await, "{:?}", fleet.counts());
     up.churn(10).await;
     up.faults().down().await;
@@ -96,7 +96,7 @@ async fn a_fleet_resumes_where_it_was_and_misses_nothing() {
 async fn streams_that_end_at_once_are_not_asked_for_without_a_pause() {
     let up = demo::upstream().run().await;
     let fleet = synced(&up, Plan { watches: 1, ..informers() }).await;
-    // One that ends a second after it began, because nobody ran meanwhile, does not end at once.
+    // A watch that ends a second after it began, because the machine stalled, does not count as ended at once.
     for ends in 1..200 {
         up.faults().end_watches();
         let is_again = fleet.until(PATIENCE, |counts| counts.resumed + counts.broken == ends && counts.open() == 1);

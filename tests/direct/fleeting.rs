@@ -1,4 +1,4 @@
-//! Watches that are opened and closed again and again by one client cost the others nothing, and nothing stays of them
+//! One client that opens and closes watches in a loop costs the others nothing, and nothing of its watches remains
 //! (R-DOWNSTREAM-3).
 
 use futures_util::future::join_all;
@@ -6,7 +6,7 @@ use http::Method;
 
 use crate::direct::{self, History, PODS, Protocol, eventually, within};
 
-/// How many connections the client has, and how many watches it opens on each, one behind the other.
+/// Number of connections of the client, and of watches that it opens on each, one after another.
 const CONNECTIONS: usize = 4;
 const WATCHES: usize = 200;
 
@@ -33,7 +33,7 @@ async fn hundreds_of_watches_that_are_left_at_once_cost_others_nothing() {
             let path = format!("{PODS}?watch=true&{start}");
             let opened = client.request(Method::GET, &path).open().await.expect("the connection stays");
             assert_eq!(opened.status(), 200);
-            // It goes without a look at what it asked for.
+            // The client disconnects without reading the response.
             drop(opened);
         }
     };
@@ -42,7 +42,7 @@ async fn hundreds_of_watches_that_are_left_at_once_cost_others_nothing() {
     history.is_told_to(&steady, up.revision()).await;
     within("upstream sees none of it", followed_once()).await;
     let asked = up.counts();
-    // What a feed asks that has just begun.
+    // Requests of a feed that has just started.
     assert!(asked.watches_opened.of("pods") <= before.watches_opened.of("pods") + 3, "{asked:?}");
     assert!(asked.lists.of("pods") <= before.lists.of("pods") + 1, "{asked:?}");
     let shown = async || app.admin("/debug/watches").await.json()["watches"].as_array().map(Vec::len);

@@ -1,4 +1,4 @@
-//! Requests that the cache does not answer go upstream, and the answers come back unchanged (P1, P2, R-THREAT-2).
+//! Requests that the cache does not answer are forwarded, and the responses come back unchanged (P1, P2, R-THREAT-2).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,10 +14,10 @@ use tokio::sync::mpsc;
 use crate::direct::{self, Answer, App, Behind, Client, PODS, Protocol, Stub, assert_alike, straight, stub};
 
 const CONFIGMAPS: &str = "/api/v1/namespaces/default/configmaps";
-/// A path that no cache could have an opinion about.
+/// A path that the cache cannot serve.
 const ELSEWHERE: &str = "/elsewhere/and/further?x=1&y=%2F";
 
-/// An upstream that answers everything else with what it was sent.
+/// An upstream that echoes every other request.
 async fn echo() -> Stub {
     stub(|request: Request<Incoming>| async move {
         let (_, body) = request.into_parts();
@@ -143,7 +143,7 @@ async fn other_representations_are_upstreams() {
             let call = client.request(Method::GET, &format!("{PODS}{query}")).header("accept", accept);
             call.header("user-agent", agent).send().await
         };
-        // A Table says how old its rows are, in seconds: ours is asked for while upstream's stays the same.
+        // A Table has the age of its rows in seconds, so the proxy is queried while upstream's response stays the same.
         let direct = straight(&up);
         let (ours, theirs) = loop {
             let (before, ours, after) = (ask(&direct).await, ask(&app).await, ask(&direct).await);
@@ -217,7 +217,7 @@ async fn a_connection_header_cannot_name_what_matters() {
     let head = upstream.seen("/elsewhere/and/further").pop().expect("a request");
     assert!(head.headers.contains_key("kube-fanout-hops"), "loops stay detectable");
     assert!(head.headers.contains_key("host"));
-    // Dropping a restriction on the way is how proxies have given away more than they were asked for.
+    // Proxies that drop a restriction on the way have granted more than was requested.
     for name in ["impersonate-user", "Impersonate-Group", "authorization", "x-remote-user"] {
         let refused = app.request(Method::POST, ELSEWHERE).header("connection", name).header(name, "x").send().await;
         assert_eq!(refused.refusal().0, 400, "{name}");
@@ -234,7 +234,7 @@ async fn what_somebody_else_may_see_is_not_answered_from_the_cache() {
     assert!(app.get(path).await.is_cached());
     let answer = app.request(Method::GET, path).header("impersonate-user", "somebody").send().await;
     assert_eq!((answer.status, answer.is_cached()), (200, false));
-    // The proxy may ask something of its own meanwhile.
+    // The proxy may send a request of its own in between.
     let seen = up.requests().into_iter().rfind(|seen| seen.uri == *path).expect("a request");
     assert_eq!(seen.headers.get("impersonate-user").map(HeaderValue::as_bytes), Some(b"somebody".as_slice()));
 }
@@ -304,7 +304,7 @@ async fn large_bodies_stream_both_ways_and_nobody_waits_for_the_whole() {
         let call =
             app.over(protocol).request(Method::POST, ELSEWHERE).streaming(StreamBody::new(frames).boxed_unsync());
         let answer = async {
-            // The answer begins before the request has ended.
+            // The response starts before the request has ended.
             call.open().await.expect("a head").into_body()
         };
         let first = Bytes::from(vec![b'0'; 1000]);
@@ -373,7 +373,7 @@ async fn a_write_is_sent_once_however_it_fails() {
     let app = in_front_of(&upstream).await;
     for (n, method) in [Method::POST, Method::PUT, Method::PATCH, Method::DELETE].into_iter().enumerate() {
         let answer = app.request(method.clone(), ELSEWHERE).body("x").send().await;
-        // It may have been carried out: nothing here may make a client send it again.
+        // The write may have been executed, so the response must not invite a retry.
         assert_eq!((answer.status, answer.header("retry-after")), (502, None), "{method}");
         assert_eq!(tries.load(Ordering::SeqCst), n + 1, "{method}");
     }
@@ -415,7 +415,7 @@ async fn a_path_that_is_none_is_refused_in_the_words_of_gos_server() {
     assert!(upstream.seen("/api/v1/pods%zz").is_empty());
 }
 
-/// Counts itself while it lives.
+/// Counts its live instances.
 struct Open(Arc<AtomicUsize>);
 
 impl Open {

@@ -1,5 +1,5 @@
-//! An upstream whose HTTP/2 server allows few streams or no bodies. The proxy serves its clients all the same. The
-//! nightly tier floods it with frames (`foul_frames/floods.rs`).
+//! An upstream whose HTTP/2 server allows few streams or no bodies. The proxy still serves its clients. The nightly
+//! tier floods it with frames (`foul_frames/floods.rs`).
 
 #[allow(dead_code, reason = "the floods of nightly.rs use the rest of it")]
 mod relay;
@@ -14,7 +14,7 @@ use self::relay::Manners;
 use crate::direct::{self, App, CONFIGMAPS, Front, NODES, PODS, Plan, Signer, WIDGETS, configmap, eventually, in_time};
 use crate::http2::frames::INITIAL_WINDOW_SIZE;
 
-/// A proxy in front of a server with such settings, over HTTP/2.
+/// A proxy in front of a server with these HTTP/2 settings.
 async fn behind(up: &RunningUpstream, signer: &Signer, said: &[(u16, u32)]) -> (Front, Plan) {
     let manners = Manners::new(said);
     let relay = move |near, far| manners.clone().relay(near, far);
@@ -23,7 +23,7 @@ async fn behind(up: &RunningUpstream, signer: &Signer, said: &[(u16, u32)]) -> (
     (front, plan)
 }
 
-/// Everything that can be had of four resources.
+/// Asserts that all operations on four resources work.
 async fn all_is_served(app: &App, up: &RunningUpstream) {
     let paths = [PODS, NODES, CONFIGMAPS, WIDGETS];
     let cached = |path: &'static str| async move {
@@ -51,7 +51,7 @@ async fn a_server_that_takes_no_body_answers_what_has_none() {
     let (up, signer) = (demo::upstream().pods(5).run().await, Signer::new());
     let (_front, plan) = behind(&up, &signer, &[(INITIAL_WINDOW_SIZE, 0)]).await;
     let app = plan.run().await;
-    // Whoever has just connected does not know of it yet, and each core connects for itself.
+    // A new connection does not know the settings yet, and each core has its own connection.
     for _ in 0..16 {
         eventually("a connection for what passes through", || async { app.get("/livez").await.status == 200 }).await;
     }

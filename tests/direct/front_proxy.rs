@@ -1,4 +1,4 @@
-//! Only a trusted front proxy may say who its callers are (`X-Remote-*`).
+//! Only a trusted front proxy may assert the identity of its callers (`X-Remote-*`).
 
 use http::Method;
 use rcgen::{
@@ -7,7 +7,7 @@ use rcgen::{
 
 use crate::direct::{self, Answer, App, Dir, PODS, Pair, Trust};
 
-/// Who issues certificates of clients.
+/// A CA for client certificates.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pub pem: String,
@@ -40,7 +40,7 @@ async fn ask(app: &App, trust: Trust, headers: &[(&str, &str)]) -> Answer {
     call.send().await
 }
 
-/// R-THREAT-2: `X-Remote-*` counts with a certificate of an authority that is there for that alone.
+/// R-THREAT-2: `X-Remote-*` counts only with a certificate of a CA dedicated to front proxies.
 #[tokio::test]
 async fn t2_only_a_front_proxy_says_that_somebody_is_somebody_else() {
     let up = demo::upstream().pods(3).run().await;
@@ -75,7 +75,7 @@ async fn t2_only_a_front_proxy_says_that_somebody_is_somebody_else() {
     assert!(refused.text().contains(r#"User \"bob\" cannot list"#), "{}", refused.text());
 }
 
-/// Without an identity that impersonates, nothing of a certificate's holder passes through, with nobody's rights.
+/// Without an impersonating identity, requests of certificate holders are not forwarded, not even without credentials.
 #[tokio::test]
 async fn what_a_certificates_holder_asks_does_not_pass_through_with_our_rights() {
     let up = demo::upstream().pods(3).run().await;

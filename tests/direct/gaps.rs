@@ -1,4 +1,4 @@
-//! Upstream answers 410. The proxy lists once and mends the gap if it can prove what happened; otherwise it ends the
+//! Upstream returns 410. The proxy lists once and mends the gap if it can prove what happened; otherwise it ends the
 //! watches instead of inventing events (F4, F6, R-UPSTREAM-3).
 
 use base::now_ns;
@@ -8,7 +8,7 @@ use verify::Promise;
 
 use crate::direct::{self, App, Ended, History, PODS, Protocol, Watch, assert_same};
 
-/// An application whose clients are in step with upstream, which is then down.
+/// An application whose clients are synced; upstream is down afterwards.
 async fn in_step(up: &RunningUpstream, app: &App, history: &mut History) -> Vec<Watch> {
     let open = Protocol::ALL.map(|protocol| app.watch(PODS).from(history.from).over(protocol).into_future());
     let watches = join_all(open).await;
@@ -36,7 +36,7 @@ async fn a_restart_that_missed_nothing_is_invisible() {
     let mut history = History::following(&witness, PODS).await;
     let app = direct::app(&up).run().await;
     let watches = in_step(&up, &app, &mut history).await;
-    // Other resources went on, so that the version we resume from is behind the new window.
+    // Other resources changed, so the version to resume from is older than the new window.
     up.put("nodes", serde_json::json!({"metadata": {"name": "new"}}));
     let since = now_ns();
     up.faults().forget_history();
@@ -47,7 +47,7 @@ async fn a_restart_that_missed_nothing_is_invisible() {
     history.evidence().asked(&up).broken("a restart", since, &[]).shows(&[Promise::OneRelist]);
 }
 
-/// What happens while nobody looks, each with a name.
+/// Changes while the proxy is disconnected, each with a name.
 type Gap = (&'static str, fn(&RunningUpstream));
 
 const GAPS: [Gap; 6] = [
@@ -156,8 +156,8 @@ async fn a_resume_from_before_the_gap_is_expired_and_never_skips() {
     }
 }
 
-/// How old the version is that a client names to a proxy that has just started, nobody can tell: what was made and gone
-/// since, within five minutes or a day, is not passed over in silence.
+/// A new proxy cannot know how old a version named by a client is. Objects created and deleted since then, within five
+/// minutes or a day, are not skipped silently.
 #[tokio::test]
 async fn a_gap_that_began_before_the_proxy_did_is_not_taken_for_a_young_one() {
     let up = demo::upstream().pods(10).seed(98).run().await;
@@ -176,8 +176,7 @@ async fn a_gap_that_began_before_the_proxy_did_is_not_taken_for_a_young_one() {
     assert_eq!((list.is_cached(), list.items().len()), (true, 11));
 }
 
-/// The same proxy, once it is in step with upstream: the state that it began with was as old as its client, and what it
-/// holds now is not.
+/// The same proxy once it is in sync with upstream: its first state was as old as its client's, its current one is not.
 #[tokio::test]
 async fn a_proxy_that_began_where_its_clients_were_mends_what_follows() {
     let up = demo::upstream().pods(10).seed(99).run().await;
@@ -185,7 +184,7 @@ async fn a_proxy_that_began_where_its_clients_were_mends_what_follows() {
     up.put("nodes", serde_json::json!({"metadata": {"name": "new"}}));
     let app = direct::app(&up).run().await;
     let watch = app.watch(PODS).from(seen).await;
-    // Upstream's storage is beyond that version, and the stream comes to where it was.
+    // Upstream's storage was beyond that version when the feed started, and the stream has reached that position.
     let later = up.update_pod("default", "kept");
     watch.reached(later).await;
     up.faults().down().await;

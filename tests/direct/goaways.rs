@@ -1,5 +1,5 @@
-//! Upstream lets connections go while requests are on their way (RFC 9113 §6.8), as kube-apiserver does with
-//! `--goaway-chance`, and a balancer before several servers does when it drains.
+//! Upstream closes connections with GOAWAY while requests are under way (RFC 9113 §6.8). kube-apiserver does so with
+//! `--goaway-chance`, and a load balancer in front of several servers does so when it drains.
 
 use std::io;
 use std::sync::Arc;
@@ -17,19 +17,19 @@ use crate::direct::{self, Answer, App, Front, Near, Protocol, Signer};
 use crate::http2::frames::{DATA, GOAWAY, HEADERS, PREFACE, frame, window};
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
-/// Above what the proxy keeps of a body.
+/// More than the proxy keeps of a request body.
 const LARGE_BYTES: usize = 300 << 10;
 const FRAME_HEAD: usize = 9;
 
-/// A relay that lets each connection go when so many requests have come by it.
+/// A relay that closes each connection after this many requests.
 #[derive(Clone)]
 struct Leaving {
     requests: u32,
-    /// Whether the last of them is passed on. Its answer never comes: the connection ends instead.
+    /// Whether the last of them is passed on. Its response never arrives, because the connection ends instead.
     passes_last: bool,
-    /// Until it is set, no connection goes.
+    /// Until this is set, no connection is closed.
     begun: Arc<AtomicBool>,
-    /// How many connections have gone.
+    /// Number of closed connections.
     gone: Arc<AtomicUsize>,
 }
 
@@ -53,7 +53,7 @@ impl Leaving {
         }
     }
 
-    /// What the proxy says. Streams above the last one do not get through.
+    /// Frames of the proxy. Streams above the last accepted one are dropped.
     async fn up(
         &self,
         mut from: impl AsyncReadExt + Unpin,
@@ -71,7 +71,7 @@ impl Leaving {
             let (length, stream) = (length(&passed), stream_of(&passed));
             passed.resize(FRAME_HEAD + length, 0);
             from.read_exact(&mut passed[FRAME_HEAD..]).await?;
-            // Requests have no trailers: each HEADERS frame is one.
+            // Requests have no trailers, so each HEADERS frame is one request.
             if passed[3] == HEADERS && last == u32::MAX && self.begun.load(Ordering::SeqCst) {
                 requests += 1;
                 if requests == self.requests {
@@ -85,14 +85,14 @@ impl Leaving {
                 to.write_all(&passed).await?;
                 to.flush().await?;
             } else if passed[3] == DATA && length > 0 {
-                // The streams that go on need the room that it took.
+                // The remaining streams need the window that the dropped body used.
                 let _ = say.send(window(0, u32::try_from(length).expect("short")));
             }
         }
     }
 }
 
-/// What the server says, and what the relay says in its name. Ends at the answer of the stream `cut_at`.
+/// Frames of the server, and of the relay in its name. Ends at the response of the stream `cut_at`.
 async fn down(
     mut from: impl AsyncReadExt + Unpin,
     mut to: impl AsyncWriteExt + Unpin,
@@ -127,7 +127,7 @@ fn stream_of(frame: &[u8]) -> u32 {
     u32::from_be_bytes(frame[5..FRAME_HEAD].try_into().expect("four bytes"))
 }
 
-/// A proxy whose connections upstream go when so many requests have come by them.
+/// A proxy whose upstream connections close after this many requests.
 async fn behind(up: &RunningUpstream, leaving: &Leaving) -> (Front, App) {
     let (signer, relaying) = (Signer::new(), leaving.clone());
     let relay = move |near, far| relaying.clone().relay(near, far);
@@ -150,14 +150,14 @@ fn is_there(up: &RunningUpstream, name: &str) -> bool {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_that_a_goaway_leaves_out_are_carried_out_once() {
     let up = demo::upstream().run().await;
-    // So many at a time never meet as many connections in a row that go.
+    // With this many requests at a time, a request never meets as many closing connections in a row.
     let leaving = Leaving::after(40, false);
     let (_front, app) = behind(&up, &leaving).await;
     for protocol in [Protocol::Http1, Protocol::Http2] {
         let (app, names) = (&app, (0..200).map(|n| format!("{protocol:?}-{n}").to_lowercase()));
         let posted = stream::iter(names).map(|name| async move {
             let posted = post(app, protocol, &name, 10).await;
-            // A second one would be a 409.
+            // A repeated write would be a 409.
             assert_eq!(posted.status, 201, "{name}: {}", posted.text());
             let got = app.over(protocol).get(&format!("{MAPS}/{name}")).await;
             assert_eq!(got.status, 200, "{name}: {}", got.text());
@@ -171,7 +171,7 @@ async fn requests_that_a_goaway_leaves_out_are_carried_out_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn body_that_was_on_its_way_is_sent_again_if_it_is_small_enough() {
     let up = demo::upstream().run().await;
-    // Each request but the first of its connection is left out.
+    // Each request after the first of its connection is dropped.
     let leaving = Leaving::after(2, false);
     let (_front, app) = behind(&up, &leaving).await;
     for n in 0..8 {
@@ -183,7 +183,7 @@ async fn body_that_was_on_its_way_is_sent_again_if_it_is_small_enough() {
         let name = format!("large-{n}");
         let posted = post(&app, Protocol::Http2, &name, LARGE_BYTES).await;
         let is_refused = posted.status == 503;
-        // Nothing has happened: whoever sent it may send it again.
+        // Nothing has happened, so the client may retry.
         assert_eq!((posted.header("retry-after").is_some(), is_there(&up, &name)), (is_refused, !is_refused), "{n}");
         assert!(is_refused || posted.status == 201, "{n}: {}", posted.text());
         refused += usize::from(is_refused);
@@ -203,7 +203,7 @@ async fn post_that_may_have_been_carried_out_is_not_sent_again() {
         let posted = post(&app, Protocol::Http2, &name, 10).await;
         assert!(is_there(&up, &name), "{n}");
         if posted.status != 201 {
-            // Had it been sent again, the answer would be a 409.
+            // If it had been retried, the response would be a 409.
             assert_eq!((posted.status, posted.header("retry-after")), (502, None), "{n}: {}", posted.text());
             unknown += 1;
         }

@@ -1,4 +1,4 @@
-//! One account that uses all it can get: its limits, and that other accounts still get in (R-LIMIT-1).
+//! One account that uses as much as it can: its limits, and that other accounts still get in (R-LIMIT-1).
 
 use demo::{self, RunningUpstream};
 use futures_util::future::join_all;
@@ -14,7 +14,7 @@ const PLACES: usize = 32;
 /// A version that upstream does not reach within a test.
 const FUTURE: &str = "resourceVersion=999999999";
 
-/// Ada is greedy, and Bob is not. Both may do everything.
+/// Ada uses as much as she can, Bob does not. Both may do everything.
 async fn ada_and_bob(up: &RunningUpstream, change: impl FnOnce(&mut Serve)) -> App {
     for (token, user) in [("a", "ada"), ("b", "bob")] {
         up.reviews().give(token, user);
@@ -27,7 +27,7 @@ fn count(answers: &[Answer], status: u16) -> usize {
     answers.iter().filter(|answer| answer.status == status).count()
 }
 
-/// The limit on response bytes leaves room for so many waiting requests, half of them for one account.
+/// The limit on response bytes leaves room for this many waiting requests, half of them for one account.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reads_of_a_future_version_beyond_an_account_share_get_429() {
     const WAITING: usize = 16;
@@ -74,7 +74,7 @@ async fn newcomer_gets_in_while_one_account_holds_every_connection() {
     let watches = watches_everywhere(&app).await;
     let bobs = app.bearing("b").watch(PODS).await;
     open(&watches, PLACES - 1).await;
-    // The account with the most connections gets no more, and no connection closes for it.
+    // The account with the most connections gets no more, and no other connection closes because of it.
     for protocol in [Protocol::Http1, Protocol::Http2] {
         let refused = app.bearing("a").over(protocol).get(PODS).await;
         assert_eq!(refused.refusal(), (429, "TooManyRequests".to_owned()), "{protocol:?}");

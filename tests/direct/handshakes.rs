@@ -17,10 +17,10 @@ use tokio_rustls::client::TlsStream;
 
 use crate::direct::{Dir, Listening, Trust, within};
 
-/// Who floods, and somebody else.
+/// The flooding address, and another one.
 const FLOOD: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 const OTHER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
-/// Less than a second, after which a connection is tried again that there was no room for.
+/// Less than a second, the TCP retry interval of a connection for which the backlog had no room.
 const SOON: Duration = Duration::from_millis(900);
 
 /// A listener with TLS.
@@ -38,7 +38,7 @@ impl Gateway {
         let trust = Trust::in_file(&dir.file("ca.pem", tls.self_signed_pem().expect("we made it")));
         let listener = Listener::bind(&"127.0.0.1:0".parse().expect("an address")).expect("a free port");
         let address = listener.local_address().expect("it is bound").to_string().parse().expect("an address");
-        // However slow the machine is: what is asserted is who is let in, and in which order.
+        // No timeout on slow machines, because the test asserts which connections are accepted, and in which order.
         let limits = ConnectionLimits { handshake_max: Duration::from_secs(3600), ..ConnectionLimits::default() };
         Self { _listening: Listening::start(listener, Some(tls), limits), address, trust, _dir: dir }
     }
@@ -47,7 +47,7 @@ impl Gateway {
         self.address.ip().into()
     }
 
-    /// A connection from there, at once: the listener has no say in that.
+    /// A connection from this address. The kernel establishes it without the listener.
     fn connect(&self, from: Ipv4Addr) -> StdTcpStream {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
         socket.bind(&SocketAddr::from((from, 0)).into()).expect("an address of this machine");
@@ -56,7 +56,7 @@ impl Gateway {
         socket.into()
     }
 
-    /// One on which a handshake has begun, and goes no further.
+    /// A connection with an unfinished handshake.
     fn begun(&self, from: Ipv4Addr) -> StdTcpStream {
         let mut client = ClientConnection::new(self.trust.config(), self.name()).expect("a client");
         let mut hello = Vec::new();
@@ -73,12 +73,12 @@ impl Gateway {
     }
 }
 
-/// Whether the other side has said something.
+/// Whether the server has sent anything.
 fn is_answered(io: &StdTcpStream) -> bool {
     io.peek(&mut [0; 1]).is_ok_and(|bytes| bytes > 0)
 }
 
-/// Nobody accepts yet, and nobody has to come again.
+/// No connection is accepted yet, and none has to be retried.
 #[tokio::test]
 async fn whoever_comes_at_once_waits_to_be_accepted() {
     const COME: usize = 1_000;
@@ -88,8 +88,8 @@ async fn whoever_comes_at_once_waits_to_be_accepted() {
     assert_eq!(came.len(), COME);
 }
 
-/// One thread does everything here, so nothing is answered before all of them have asked. While the newcomer is let in,
-/// half of the thread's time is the flood's, on a clock that goes on where other programs have the processor.
+/// Everything runs on one thread, so no request is answered before all have been sent. While the new connection is
+/// accepted, half of the thread's time goes to the flood. The clock also counts time in which other programs run.
 #[tokio::test]
 async fn a_newcomer_is_let_in_before_a_flood_of_handshakes_that_was_there_first() {
     const HANDSHAKES: usize = 300;
@@ -105,7 +105,7 @@ async fn a_newcomer_is_let_in_before_a_flood_of_handshakes_that_was_there_first(
     }
 }
 
-/// Nodes behind one address come back together.
+/// Nodes behind one address reconnect together.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_thousand_connections_of_one_source_at_once_are_all_let_in() {
     const NODES: usize = 2_000;

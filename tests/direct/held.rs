@@ -1,5 +1,5 @@
-//! A watch-list whose proof is late is held until the proof comes. If it were refused, the client would come back and
-//! need the proof of a newer state (L5, W11; kubernetes#139766).
+//! A watch-list whose freshness proof is late is held until the proof arrives. If it were refused, the client would
+//! retry and need the proof of a newer state (L5, W11; kubernetes#139766).
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use tokio::time::Instant;
 
 use crate::direct::{self, Answer, App, PODS, Watch, WatchPlan};
 
-/// Questions how far upstream is: each is given up after five seconds without an answer.
+/// Position requests to upstream: each is abandoned after five seconds without a response.
 fn positions(up: &RunningUpstream) -> usize {
     direct::asked_by_proxies(up, PODS).iter().filter(|query| query.contains("NOBODY")).count()
 }
 
-/// A proxy in step with an upstream that says nothing on any watch from now on, and a write that it was not told of.
+/// A synced proxy whose upstream watches go silent, and a write that it did not receive.
 async fn silenced(up: &RunningUpstream, app: &App) -> (u64, Watch) {
     let watch = app.watch(PODS).initial_events().from(0).await;
     watch.listed().await;
@@ -35,7 +35,7 @@ async fn watch_lists_whose_proof_is_late_are_held_until_it_comes() {
     let before = positions(&up);
     let held = join_all((0..50).map(|_| watch_list(&app).open()));
     let heard_again = async {
-        // The first question was in vain: longer than the apiserver would have waited.
+        // The first request timed out, after longer than the apiserver would have waited.
         direct::eventually("asked again", || async { positions(&up) >= before + 2 }).await;
         up.faults().unhush_watches();
     };
@@ -46,7 +46,7 @@ async fn watch_lists_whose_proof_is_late_are_held_until_it_comes() {
         watch.listed().await;
         assert!(watch.events().iter().any(|event| event.rv == written), "what was complete when they came");
     }
-    // One each five seconds, and as many again that come late.
+    // One each five seconds, and as many again that arrive late.
     let may = usize::try_from(began.elapsed().as_secs() / 4).expect("a test takes minutes");
     let (questions, questions_max) = (positions(&up) - before, 8 + may);
     assert!(questions <= questions_max, "{questions} questions for fifty who waited");
@@ -67,7 +67,7 @@ async fn whoever_goes_is_not_waited_for_and_nobody_is_asked_for_them() {
     let limits = ConcurrencyConfig { watches_max: 3, ..ConcurrencyConfig::default() };
     let app = direct::app(&up).with(|config| config.serve.limits = limits).run().await;
     let _heard = silenced(&up, &app).await;
-    // The places that are left are taken by those who wait, and given back when they go.
+    // Held requests take the remaining permits, and return them when they end.
     for _ in 0..5 {
         let mut held = Box::pin(join_all((0..2).map(|_| as_soon_as_there_is_a_place(&app))));
         let full = direct::eventually("no place is left", || async {

@@ -1,4 +1,4 @@
-//! Upstream sends what it must not, and nothing of it is passed on (R-UPSTREAM-6, R-UPSTREAM-8, R-UPSTREAM-10, W1, W2).
+//! Upstream sends invalid data, and none of it is passed on (R-UPSTREAM-6, R-UPSTREAM-8, R-UPSTREAM-10, W1, W2).
 
 use base::now_ns;
 use demo::{self, RunningUpstream};
@@ -68,13 +68,13 @@ async fn a_version_that_goes_back_is_never_passed_on() {
     let list = app.get(PODS).await;
     let mut evidence = history.upto(last).await.evidence();
     evidence.answer(&list);
-    // Going on and starting over are both honest; what must not happen is that anybody sees it.
+    // Continuing and restarting are both correct; no client may observe the older version.
     evidence.watches(&watches).overdue().broken("a version that goes back", since, &[Promise::Expired]);
     evidence.shows(&[Promise::Reliable, Promise::Unique, Promise::ListSnapshot]);
     assert!(watches.iter().all(|watch| watch.end().is_none_or(|end| end == Ended::Expired)));
 }
 
-/// Nobody knows what was deleted if the object is left out: upstream has to tell it again.
+/// A DELETED event without its object does not identify the object, so upstream has to resend it.
 #[tokio::test]
 async fn a_deletion_without_its_object_is_not_skipped() {
     let up = demo::upstream().pods(20).seed(105).run().await;
@@ -98,7 +98,7 @@ async fn a_stream_that_cannot_be_read_is_listed_anew_and_never_skipped() {
     let watches = watching(&up, &app, &history).await;
     let since = now_ns();
     let seen = watches[0].changes().len();
-    // The same poison behind the same version, again and again.
+    // The same invalid event after the same version, several times.
     for _ in 0..3 {
         let opened = up.counts().watches_opened.of("pods");
         up.faults().only("pods").send_malformed();

@@ -1,5 +1,5 @@
-//! The HTTP/2 server as its peers see it: raw frames, judged by RFC 9113 and RFC 7541 alone. Nothing here knows how the
-//! server is written.
+//! The HTTP/2 server as its peers see it: raw frames, judged by RFC 9113 and RFC 7541 alone. These tests do not depend
+//! on the server's implementation.
 
 mod compression;
 pub mod frames;

@@ -30,7 +30,7 @@ async fn a_feed_with_readers_is_not_idle_however_quiet_it_is() {
     let up = demo::upstream().pods(6).run().await;
     let app = direct::app(&up).idle(SOON).run().await;
     let quiet = app.watch(PODS).from(up.revision()).await;
-    // Another resource stops meanwhile: proof that idleness was looked at.
+    // The stop of another resource's feed shows that the idle check has run.
     app.get("/api/v1/nodes?resourceVersion=0").await;
     for _ in 0..3 {
         in_time(SOON, "the end of the nodes' watch", up.until(|counts| counts.watches_open.of("nodes") == 0)).await;
@@ -38,7 +38,7 @@ async fn a_feed_with_readers_is_not_idle_however_quiet_it_is() {
     }
     assert!(quiet.is_open());
     quiet.reached(up.create_pod("default", "at-last")).await;
-    // Beside the question where upstream is, by which a feed begins that goes on from a client's version.
+    // Apart from the position request with which a feed starts that continues from a client's version.
     let counts = up.counts();
     assert_eq!(counts.watches_opened.of("pods") - counts.watch_lists.of("pods"), 1);
 }
@@ -54,7 +54,7 @@ async fn what_is_preloaded_is_never_idle() {
     assert!(app.feed("widgets").await.is_some());
 }
 
-/// A request that comes in the very moment in which its feed is found idle must not be told that its version expired.
+/// A request that arrives at the moment when its feed is found idle must not receive 410.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_feed_that_stops_takes_nobody_with_it() {
     let up = demo::upstream().pods(2).run().await;
@@ -63,12 +63,12 @@ async fn a_feed_that_stops_takes_nobody_with_it() {
         let (client, up) = ((*app).clone(), &up);
         async move {
             let (name, mine) = (format!("comer-{n}"), format!("default/comer-{n}"));
-            // And until it has stopped, and begun again for who came next, many times.
+            // Until the feed has stopped, and restarted for the next client, many times.
             for trial in 0.. {
                 if trial >= 150 && up.counts().watch_lists.of("pods") > 20 {
                     break;
                 }
-                // Not to synchronise with anything: to come at all moments of the feed's short life.
+                // Arrivals at random moments of the feed's short life.
                 sleep(Duration::from_micros((trial * 37 + n * 211) % 2500)).await;
                 let watch = client.watch("/api/v1/namespaces/default/pods").initial_events().from(0).await;
                 watch.listed().await;
@@ -83,7 +83,7 @@ async fn a_feed_that_stops_takes_nobody_with_it() {
     Box::pin(within("feeds that stop", async { tokio::join!(comer(1), comer(2)) })).await;
 }
 
-/// A client that reads single objects now and then does not cost upstream a stream for ever.
+/// A client that occasionally reads single objects does not keep an upstream stream open.
 #[tokio::test]
 async fn gets_that_are_passed_on_keep_no_feed_running() {
     let up = demo::upstream().pods(5).run().await;

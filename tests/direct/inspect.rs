@@ -1,4 +1,4 @@
-//! What operators ask running proxies with: `fanoutctl fanout` (docs/OPERATING.md).
+//! Commands with which operators inspect running proxies: `fanoutctl fanout` (docs/OPERATING.md).
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::direct::{self, Dir, Ended, PATIENCE, PODS, Protocol, Watch, eventually};
 use crate::process::{Output, kubeconfig, run, run_called};
 
-/// Permissions are asked for again as often as this.
+/// Interval of permission rechecks.
 const SOON: Duration = Duration::from_millis(50);
 
 async fn asked(arguments: &[&str]) -> Output {
@@ -52,7 +52,7 @@ async fn status_top_and_explain_show_a_slow_client() {
     app.discovered().await;
 
     let status = asked(&["status", "--address", &admin]).await;
-    // All tests of this process count in the same metrics, and some of them have files that cannot be read again.
+    // All tests of this process share its metrics, and some of them have files that cannot be reloaded.
     let is_troubled = ["reload failed", ": expired"].iter().any(|trouble| status.stdout.contains(trouble));
     assert_eq!(status.code, Some(i32::from(is_troubled)), "{}{}", status.stdout, status.stderr);
     for part in [": ready, kube-fanout ", "client watches", "pods.v1 (json)", "live"] {
@@ -125,7 +125,7 @@ async fn explain_names_revoked_and_drained_watches() {
     app.stop().await;
 }
 
-/// Where everybody of the machine can ask, it is not told who reads what, and that is said.
+/// If every user of the machine can read the page, it hides client activity, and the command says so.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hidden_page_is_reported() {
     let up = demo::upstream().pods(3).run().await;
@@ -164,11 +164,11 @@ async fn diff_reports_only_real_differences() {
         same.stdout
     );
 
-    // What a stream loses, it never tells; and an object that is held otherwise than it was written.
+    // An event that the stream loses is never sent, and one cached object differs from upstream's.
     up.faults().lose_next_event();
     up.create_pod("default", "lost");
     up.create_pod("default", "told");
-    // A state is of a version of which no more can come: what is behind it shows that.
+    // A state has the last complete version, which the next event shows to be complete.
     let later = up.create_pod("default", "later");
     watch.reached(later).await;
     up.faults().alter("pods", "default/told");
@@ -185,7 +185,7 @@ async fn diff_reports_only_real_differences() {
         "{text}"
     );
 
-    // What is not held cannot be compared.
+    // A resource that is not cached cannot be compared.
     let passed = asked(&["diff", "pods", "--proxy", &up.url(), "--kubeconfig", &file]).await;
     assert!(
         passed.code == Some(2) && passed.stderr.contains("is this the address of a kube-fanout?"),
@@ -203,7 +203,7 @@ async fn tail_prints_events() {
     let written = up.create_pod("default", "new");
     app.reached("pods", written).await;
     let (from, url) = (from.to_string(), app.url());
-    // On a machine that stalls, a second may pass before anything is read. Then it reads for longer.
+    // If the machine stalls, a second may pass before anything is read. Then the test reads for longer.
     let is_told = |stdout: &str| stdout.lines().any(|line| line.starts_with("ADDED") && line.ends_with("default/new"));
     let mut told = String::new();
     for seconds in ["1", "5", "25"] {
@@ -220,8 +220,8 @@ async fn tail_prints_events() {
     assert!(refused.code == Some(2) && refused.stderr.contains("nonsense"), "{}", refused.stderr);
 }
 
-/// Two pods by a kubectl that leads to two proxies here. The first one's says more than a pipe holds before the second
-/// one's says anything: the real kubectl says a line of each connection, and ends if nobody reads it.
+/// Two pods through a kubectl that forwards to two proxies here. The first one prints more than a pipe holds before the
+/// second one prints anything. The real kubectl prints a line for each connection, and exits if its output is not read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn status_covers_all_pods_of_a_daemon_set() {
     let up = demo::upstream().pods(2).run().await;
@@ -250,13 +250,13 @@ async fn status_covers_all_pods_of_a_daemon_set() {
             .output()
     });
     let output = asking.await.expect("no panic").expect("it runs");
-    // As above: 1 where another test's files are in trouble.
+    // As above: 1 if files of another test have failed to reload.
     assert!(matches!(output.status.code(), Some(0 | 1)), "{}", String::from_utf8_lossy(&output.stderr));
     let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!((&json[0]["proxy"], &json[1]["proxy"]), (&"pod/one".into(), &"pod/two".into()));
 }
 
-/// A kubectl that ends is followed by another one at the same port, and what it writes is read.
+/// If kubectl exits, another one replaces it on the same port, and its output is read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn port_forward_restarts_after_it_ends() {
     let up = demo::upstream().pods(2).run().await;

@@ -1,4 +1,4 @@
-//! The commands of the documents that need no control plane, word for word but for the places of this machine.
+//! The commands of documents that need no control plane, word for word except for paths and addresses of this machine.
 
 use std::fs;
 use std::path::Path;
@@ -9,8 +9,8 @@ use crate::process::{Process, kubeconfig, run};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Stands for systemctl where systemd is not the first process. To it the home folder is the whole machine. Systemd's
-/// own tools read the units, and one of them passes the socket on.
+/// Replacement for systemctl on machines where systemd is not the first process. It treats the home folder as the whole
+/// machine. systemd's own tools parse the units, and one of them passes the socket.
 const SYSTEMCTL: &str = r#"
 case $1 in
 daemon-reload)
@@ -29,7 +29,7 @@ enable)
 *) exit 64 ;;
 esac"#;
 
-/// What a block has started, as it says in a file.
+/// A process that a block has started, whose id it wrote to a file.
 struct Started(std::path::PathBuf);
 
 impl Drop for Started {
@@ -40,8 +40,8 @@ impl Drop for Started {
     }
 }
 
-/// An archive as deploy/release.sh makes it, of the binary that these tests have, and the sums of it and of one that is
-/// not there.
+/// An archive as deploy/release.sh makes it, with the binary under test. The checksums also list an archive that does
+/// not exist.
 fn release(shell: &Shell, name: &str) {
     let folder = Path::new(env!("CARGO_BIN_EXE_kube-fanout")).parent().expect("a folder").display();
     shell.run(&format!("mkdir -p '{name}/completions'"));
@@ -115,7 +115,7 @@ async fn the_units_of_systemd_are_installed_and_their_socket_answers() {
     shell.program("systemctl", SYSTEMCTL);
     let [block] = blocks("docs/INSTALL.md", "the_units_of_systemd_are_installed_and_their_socket_answers");
     let table = [
-        // The group is made in the folder alone.
+        // The group is created in the folder only.
         (" -g kube-fanout", ""),
         ("systemd-sysusers\n", "systemd-sysusers --root=\"$HOME\"\n"),
         (" /usr/", " usr/"),
@@ -133,7 +133,7 @@ async fn the_units_of_systemd_are_installed_and_their_socket_answers() {
     eventually("its feeds are filled", || async { up.counts().watches_open.of("services") == 1 }).await;
 }
 
-/// The commands of ours in the blocks of a document.
+/// kube-fanout's own commands in the blocks of a document.
 fn own_commands(document: &str) -> Vec<String> {
     let text = fs::read_to_string(repository().join(document)).expect("the document is there");
     let blocks = text.split("```sh\n").skip(1).filter_map(|rest| rest.split("\n```").next());
@@ -152,7 +152,7 @@ fn own_commands(document: &str) -> Vec<String> {
     ours.collect()
 }
 
-/// Also of commands that no test runs to their end.
+/// This includes commands that no test runs to their end.
 #[test]
 fn every_flag_in_a_block_is_one_that_the_command_has() {
     let dir = Dir::new();

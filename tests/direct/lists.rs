@@ -1,4 +1,4 @@
-//! LIST and GET: the state that they are answered with, and the pages (L1, L3, L4, L6; R-LIST-1).
+//! LIST and GET: the state that they return, and pagination (L1, L3, L4, L6; R-LIST-1).
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ use crate::direct::{
 
 const DEFAULT_PODS: &str = "/api/v1/namespaces/default/pods";
 
-/// Waits until the feed of pods has a state.
+/// Waits until the feed of pods has synced.
 async fn warm(app: &App) {
     assert!(app.get("/api/v1/pods?resourceVersion=0").await.is_cached());
 }
 
-/// The same answer as upstream's, from the cache.
+/// Asserts that the cache returns the same response as upstream.
 async fn assert_served(app: &App, up: &RunningUpstream, path: &str) {
     let (ours, theirs) = (app.get(path).await, straight(up).get(path).await);
     assert_alike(path, &ours, &theirs);
@@ -114,7 +114,7 @@ async fn a_token_that_is_not_ours_passes_through() {
     assert_eq!((page.status, page.rv()), (200, up.revision()));
 }
 
-/// Kubernetes' conformance tests use one until it expires, while nothing changes.
+/// Kubernetes' conformance tests use a continue token until it expires, while nothing changes.
 #[tokio::test]
 async fn a_token_whose_time_is_up_is_upstreams_to_answer_even_if_nothing_has_changed() {
     let up = demo::upstream().pods(30).seed(74).run().await;
@@ -147,7 +147,7 @@ async fn exact_is_exact_or_upstreams_answer() {
         assert_alike(&path, &ours, &straight(&up).get(&path).await);
         assert_eq!((ours.status, ours.is_cached()), (200, cached), "{path}");
     }
-    // A version between two changes of pods is as good as the last one.
+    // A version between two changes of pods has the same state as the earlier one.
     let (mut other, mut was_there) = (0, 0);
     let mut write = || {
         other = up.put("configmaps", configmap("default", "other", "x"));
@@ -156,7 +156,7 @@ async fn exact_is_exact_or_upstreams_answer() {
     };
     let (before, began) = (app.proofs().await, Instant::now());
     let mut at_least = direct::proven(&app, &mut write).await;
-    // A bookmark may come first, so that nothing needs to be proven.
+    // If a bookmark arrives first, no proof is needed.
     while app.proofs().await == before {
         assert!(began.elapsed() < PATIENCE, "the proxy asks how far upstream is, and does not wait for bookmarks");
         at_least = direct::proven(&app, &mut write).await;
@@ -210,7 +210,7 @@ async fn a_version_that_does_not_come_is_refused_after_three_seconds_as_upstream
 #[tokio::test]
 async fn a_version_that_comes_while_it_is_waited_for_is_served_at_once() {
     let up = demo::upstream().pods(5).run().await;
-    // Clients lose patience before anybody has waited for so long: who is not woken by the version has no answer.
+    // The read's own timeout is longer than the client's, so a read that the version does not wake has no response.
     let app = direct::app(&up).with(|config| config.serve.fresh_wait_max = 2 * PATIENCE).run().await;
     warm(&app).await;
     for n in 0..10 {

@@ -51,14 +51,14 @@ async fn files_have_security_headers() {
     assert_eq!(data.header("cross-origin-resource-policy"), Some("same-origin"));
 }
 
-/// What a policy would forbid is not there either, so that the page works: no address of others, no script or style
-/// within the markup, and nothing that makes markup of text.
+/// The page contains nothing that its policy forbids, so that it works: no foreign address, no inline script or style,
+/// and no code that parses text as markup.
 #[tokio::test]
 async fn its_files_name_no_other_address_and_make_no_markup_of_text() {
     let up = demo::upstream().run().await;
     let app = direct::app(&up).run().await;
     for (path, _) in FILES {
-        // The name of the language of pictures is no address: nothing is asked there.
+        // The SVG namespace is not an address; nothing is requested there.
         let text = app.admin(path).await.text().replace("http://www.w3.org/2000/svg", "");
         for part in ["http:", "https:", "//cdn", "@import", "url("] {
             assert!(!text.contains(part), "{path} has {part}");
@@ -98,7 +98,7 @@ async fn pages_of_other_origins_get_none_of_its_files() {
     }
 }
 
-/// The pages that the script asks, found in the script itself.
+/// The pages that the script requests, found in the script.
 fn asked(script: &str) -> Vec<String> {
     let all = script.split(['"', '`']).filter_map(|word| {
         let path = word.split('?').next().unwrap_or_default();
@@ -153,7 +153,7 @@ async fn watches_are_sorted_as_requested() {
     assert_eq!(places("sort=resource").await, [none, pods, nodes_row]);
     assert_eq!(places("sort=sent&order=down").await[0], pods);
     assert_eq!(places("sort=sent&order=up&resource=pods").await, [none, pods]);
-    // Those that are alike, by whatever, keep their order.
+    // The sort is stable.
     assert_eq!(places("sort=user").await, [pods, none, nodes_row]);
     assert_eq!(places("sort=user&order=up").await, [pods, none, nodes_row]);
     drop((all, few, nodes));

@@ -1,5 +1,4 @@
-//! Tests of the whole application from outside: it listens on real sockets, with clients in front of it and the demo
-//! upstream behind it.
+//! Tests of the whole application from outside: it listens on real sockets, between clients and the demo upstream.
 
 #[allow(dead_code, unused_imports, reason = "the tests of nightly.rs use the rest of it")]
 mod direct;
@@ -92,6 +91,6 @@ mod upgrade;
 mod workloads;
 mod zones;
 
-/// How much later than promised something may be. It ends a hang and decides nothing else: the processors of a test
-/// machine do other things as well. The nightly tier allows less.
+/// How much later than promised something may happen, because the processors of a test machine do other work as well.
+/// It ends a hang and decides nothing else. The nightly tier allows less.
 pub const ALLOWANCE: std::time::Duration = std::time::Duration::from_secs(60);

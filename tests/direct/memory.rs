@@ -1,5 +1,5 @@
-//! A collection grows until the proxy's memory is too small for it (I2). The proxy runs in a process of its own, whose
-//! memory can be measured.
+//! A collection that grows until it exceeds the proxy's memory budget (I2). The proxy runs in a process of its own,
+//! whose memory can be measured.
 
 use demo::{self, RunningUpstream};
 
@@ -7,10 +7,10 @@ use crate::direct::{CONFIGMAPS, Dir, Ended, PODS, configmap, eventually};
 use crate::process::{Process, metric};
 
 const MEBIBYTES: usize = 8;
-/// What may be held of it: the rest is the allocator's.
+/// The chargeable part of the budget; the rest is allocator overhead.
 const BUDGET: f64 = (MEBIBYTES << 20) as f64 * 0.75;
 const OBJECT_BYTES: usize = 40_000;
-/// An object and what is around it: what all feeds hold together may be this much too much.
+/// An object with its overhead: all feeds together may exceed the budget by this much.
 const ONE_OBJECT: f64 = OBJECT_BYTES as f64 + 4_096.0;
 
 async fn process(dir: &Dir, up: &RunningUpstream) -> Process {
@@ -18,14 +18,14 @@ async fn process(dir: &Dir, up: &RunningUpstream) -> Process {
     Process::serve(dir, &up.url(), &["--config", file.to_str().expect("a path")]).await
 }
 
-/// What all feeds hold, by what the metrics say.
+/// Bytes that all feeds hold, according to the metrics.
 fn held(metrics: &str) -> f64 {
     let kinds = ["objects", "events", "derived", "states", "staged"];
-    kinds.map(|kind| metric(metrics, "kube_fanout_memory_held_bytes", &format!("\"{kind}\""))).iter().sum()
+    kinds.map(|kind| metric(metrics, "kube_fanout_memory_used_bytes", &format!("\"{kind}\""))).iter().sum()
 }
 
-/// Objects as large, until there are five times as many bytes as may be held. What `look` sees after each:
-/// many at once would leave the ring before anybody could read them.
+/// Creates objects of this size until they have five times the bytes of the budget, and calls `look` after each. Many
+/// at once would leave the ring before any client could read them.
 async fn grow(up: &RunningUpstream, mut look: impl AsyncFnMut(u64)) -> u64 {
     let count = 5 * (MEBIBYTES << 20) / OBJECT_BYTES;
     let value = "x".repeat(OBJECT_BYTES);
@@ -56,8 +56,8 @@ async fn a_collection_that_outgrows_the_memory_passes_through_and_others_are_ser
     assert!(told > 50, "it was told {told} changes while they fitted");
     let metrics = process.metrics().await;
     assert_eq!(metric(&metrics, "kube_fanout_memory_budget_bytes", "").total_cmp(&BUDGET), std::cmp::Ordering::Equal);
-    assert!(metric(&metrics, "kube_fanout_memory_made_room_total", "by=\"history\"") > 0.0, "before a feed ends");
-    assert!(metric(&metrics, "kube_fanout_memory_made_room_total", "by=\"feed\"") > 0.0);
+    assert!(metric(&metrics, "kube_fanout_memory_evictions_total", "what=\"history\"") > 0.0, "before a feed ends");
+    assert!(metric(&metrics, "kube_fanout_memory_evictions_total", "what=\"feed\"") > 0.0);
     let given_back = || async { held(&process.metrics().await) < BUDGET / 4.0 };
     eventually("it has been given back", given_back).await;
     let listed = client.get(CONFIGMAPS).await;
@@ -69,7 +69,7 @@ async fn a_collection_that_outgrows_the_memory_passes_through_and_others_are_ser
     other.reached(up.create_pod("default", "one-more")).await;
 }
 
-/// What does not fit when it is asked for is not held in part, however often it is asked for.
+/// A collection that does not fit is never cached in part, however often it is requested.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_collection_that_never_fitted_is_asked_for_once() {
     let up = demo::upstream().pods(20).seed(302).run().await;
@@ -84,7 +84,7 @@ async fn a_collection_that_never_fitted_is_asked_for_once() {
     }
     let metrics = process.metrics().await;
     assert_eq!(
-        metric(&metrics, "kube_fanout_upstream_questions_total", "configmaps").total_cmp(&1.0),
+        metric(&metrics, "kube_fanout_feed_requests_total", "configmaps").total_cmp(&1.0),
         std::cmp::Ordering::Equal
     );
     assert!(held(&metrics) < BUDGET / 4.0, "{}", held(&metrics));

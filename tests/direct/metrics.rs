@@ -1,4 +1,4 @@
-//! Every documented metric is moved by something (docs/METRICS.md). The proxy runs in a process of its own, because
+//! Every documented metric changes in some scenario (docs/METRICS.md). The proxy runs in a process of its own, because
 //! metrics are global.
 
 use std::collections::BTreeSet;
@@ -25,17 +25,17 @@ const IN_SERVICE: [Metric; 38] = [
     ("kube_fanout_upstream_bytes_total", "pods.v1"),
     ("kube_fanout_upstream_bookmarks_total", "pods.v1"),
     ("kube_fanout_upstream_duplicates_total", "pods.v1"),
-    ("kube_fanout_upstream_questions_total", "initial"),
+    ("kube_fanout_feed_requests_total", "initial"),
     ("kube_fanout_feed_state", "live"),
     ("kube_fanout_feed_objects", "pods.v1"),
     ("kube_fanout_feed_object_bytes", "pods.v1"),
     ("kube_fanout_feed_resource_version", "pods.v1"),
     ("kube_fanout_feed_memory_bytes", "pods.v1"),
     ("kube_fanout_memory_budget_bytes", ""),
-    ("kube_fanout_memory_held_bytes", "objects"),
-    ("kube_fanout_ring_events", "pods.v1"),
-    ("kube_fanout_ring_bytes", "pods.v1"),
-    ("kube_fanout_ring_span_seconds", "pods.v1"),
+    ("kube_fanout_memory_used_bytes", "objects"),
+    ("kube_fanout_window_events", "pods.v1"),
+    ("kube_fanout_window_bytes", "pods.v1"),
+    ("kube_fanout_window_span_seconds", "pods.v1"),
     ("kube_fanout_lanes", "pods.v1"),
     ("kube_fanout_representation_mode", "derived"),
     ("kube_fanout_representation_checks_total", "equal"),
@@ -47,8 +47,8 @@ const IN_SERVICE: [Metric; 38] = [
     ("kube_fanout_watches_ended_total", "expired"),
     ("kube_fanout_served_total", "list"),
     ("kube_fanout_forwarded_total", "non_resource"),
-    ("kube_fanout_forwarded_total", "dear_selector"),
-    ("kube_fanout_proxy_answers_total", "health"),
+    ("kube_fanout_forwarded_total", "expensive_selector"),
+    ("kube_fanout_downstream_proxy_requests_total", "health"),
     ("kube_fanout_refused_total", "400"),
     ("kube_fanout_coalesced_requests_total", ""),
 ];
@@ -57,19 +57,19 @@ const IN_AN_OUTAGE: [Metric; 3] = [
     ("kube_fanout_feed_state", "stale"),
     ("kube_fanout_feed_stale_seconds", "pods.v1"),
 ];
-const OF_THOSE_WHO_WAIT: [Metric; 1] = [("kube_fanout_watches_held", "")];
+const OF_THOSE_WHO_WAIT: [Metric; 1] = [("kube_fanout_watches_waiting", "")];
 const BEHIND_IT: [Metric; 3] = [
-    ("kube_fanout_upstream_questions_total", "relist"),
+    ("kube_fanout_feed_requests_total", "relist"),
     ("kube_fanout_history_gaps_total", "new_history"),
     ("kube_fanout_feed_state", "live"),
 ];
 
-const OF_THOSE_WHO_RETURN: [Metric; 1] = [("kube_fanout_prehistory_reads_total", "joined")];
+const OF_THOSE_WHO_RETURN: [Metric; 1] = [("kube_fanout_history_backfills_total", "extended")];
 const OF_SELF_CHECKS: [Metric; 1] = [("kube_fanout_self_checks_total", "same")];
 const AT_A_BROKEN_FILE: [Metric; 2] =
     [("kube_fanout_reloads_total", "upstream_credentials"), ("kube_fanout_reload_failing", "upstream_credentials")];
 const AT_A_CHANGED_CONFIGURATION: [Metric; 2] =
-    [("kube_fanout_config_reload_total", "restart"), ("kube_fanout_config_reload_restart_keys", "")];
+    [("kube_fanout_config_reloads_total", "restart_required"), ("kube_fanout_config_restart_required_keys", "")];
 const AT_A_BAD_HANDSHAKE: [Metric; 1] = [("kube_fanout_connections_failed_total", "handshake")];
 
 const OF_A_CERTIFICATE: [Metric; 1] = [("kube_fanout_certificate_expiry_timestamp_seconds", "listener_certificate")];
@@ -81,19 +81,19 @@ const OF_CALLERS: [Metric; 4] = [
     ("kube_fanout_auth_policy_watched", ""),
 ];
 const OF_CALLERS_IN_DOUBT: [Metric; 2] =
-    [("kube_fanout_auth_outage_serving", ""), ("kube_fanout_auth_revoked_total", "unavailable")];
+    [("kube_fanout_auth_outage_grace_active", ""), ("kube_fanout_auth_revoked_total", "unavailable")];
 
 const OF_THE_AUDIT_LOG: [Metric; 1] = [("kube_fanout_audit_records_total", "written")];
 const OF_ITS_LOSS: [Metric; 1] = [("kube_fanout_audit_failing", "")];
 
-const WHERE_MEMORY_IS_SHORT: [Metric; 1] = [("kube_fanout_memory_made_room_total", "feed")];
+const WHERE_MEMORY_IS_SHORT: [Metric; 1] = [("kube_fanout_memory_evictions_total", "feed")];
 
 const OF_SEVERAL_SERVERS: [Metric; 2] =
     [("kube_fanout_upstream_server_current", ""), ("kube_fanout_upstream_server_switches_total", "failed")];
 
-/// What moves by a mistake of ours alone, which no client and no upstream brings about: `src/admin/process.rs` tests
+/// Metrics that only a bug in the proxy changes, which no client or upstream can cause: `src/admin/process.rs` tests
 /// the second.
-const BY_A_MISTAKE: [Metric; 2] = [("kube_fanout_panics_total", ""), ("kube_fanout_runtime_silent_seconds", "")];
+const BY_A_MISTAKE: [Metric; 2] = [("kube_fanout_panics_total", ""), ("kube_fanout_runtime_stalled_seconds", "")];
 
 async fn move_up(process: &Process, metrics: &[Metric]) {
     for (name, label) in metrics {
@@ -102,7 +102,7 @@ async fn move_up(process: &Process, metrics: &[Metric]) {
     }
 }
 
-/// A little of everything; the watch that is left open.
+/// Sends requests of every kind. Returns the watch that stays open.
 async fn serve_all_kinds(up: &RunningUpstream, client: &Client) -> Watch {
     client.get(PODS).await;
     let open = client.watch("/api/v1/namespaces/default/pods").initial_events().await;
@@ -126,7 +126,7 @@ async fn serve_all_kinds(up: &RunningUpstream, client: &Client) -> Watch {
     open
 }
 
-/// By the names that dashboards of any Go program have.
+/// The names are those of any Go program, so that common dashboards work.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_process_tells_what_it_takes_of_the_machine() {
     let up = demo::upstream().pods(5).run().await;
@@ -154,7 +154,7 @@ async fn every_metric_moves_when_what_it_counts_happens() {
     let up = demo::upstream().pods(5).run().await;
     let dir = Dir::new();
     let process = Process::serve(&dir, &up.url(), &[]).await;
-    // What it was reading stays in force, so this harms nothing; it is noticed within ten seconds.
+    // The previous content stays in use, so this is harmless; the proxy notices it within ten seconds.
     dir.file("kubeconfig", "half of");
     let open = serve_all_kinds(&up, &process.client()).await;
     move_up(&process, &IN_SERVICE).await;
@@ -170,7 +170,7 @@ async fn every_metric_moves_when_what_it_counts_happens() {
         () = move_up(&process, &OF_THOSE_WHO_WAIT) => {}
         () = held => {}
     }
-    // A gap that cannot be told.
+    // A gap that cannot be mended.
     up.create_pod("default", "three");
     up.faults().forget_history();
     up.faults().only("pods").answer(RequestKind::Watch, 1, 503, None);
@@ -210,7 +210,7 @@ async fn what_becomes_of_audit_records_is_counted() {
     process.client().get(PODS).await;
     move_up(&process, &OF_THE_AUDIT_LOG).await;
     move_up(&process, &AT_A_CHANGED_CONFIGURATION).await;
-    // What has its name now is no file.
+    // The log's path is now a directory.
     std::fs::rename(&log, dir.join("audit.log.1")).expect("it is there");
     std::fs::create_dir(&log).expect("the name is free");
     process.client().get(PODS).await;

@@ -1,5 +1,5 @@
-//! A part of discovery is missing, because an aggregated API does not answer or a server has just started
-//! (R-UPSTREAM-11): it hides nothing else, and ends nothing.
+//! A part of discovery is missing, because an aggregated API does not respond or a server has just started
+//! (R-UPSTREAM-11). It hides no other part, and ends no watch.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,23 +15,23 @@ use serde_json::{Value, json};
 use crate::direct::{self, App, Behind, Failure, PODS, Reply, Stub, WIDGETS, Watch, eventually};
 
 const DEPLOYMENTS: &str = "/apis/apps/v1/deployments";
-/// What an aggregated API has.
+/// A resource of an aggregated API.
 const THINGS: &str = "/apis/elsewhere.example/v1/things";
 
-/// How much of it discovery tells.
+/// How much of the aggregated API discovery returns.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Told {
     All,
-    /// As an apiserver tells it of an API that does not answer: its version, without resources.
+    /// The version without resources, as an apiserver reports an API that does not respond.
     Stale,
-    /// Not even that, nor what the server has not registered yet.
+    /// Nothing, as for APIs that the server has not registered yet.
     Nothing,
 }
 
-/// An upstream of which a part may be missing.
+/// An upstream whose discovery may lack a part.
 struct Parts {
     told: AtomicUsize,
-    /// Without aggregated documents, so that each version is asked for.
+    /// Without aggregated discovery, so that each version is requested separately.
     is_old: bool,
     asked: AtomicUsize,
 }
@@ -41,7 +41,7 @@ impl Parts {
         [Told::All, Told::Stale, Told::Nothing][self.told.load(Ordering::SeqCst)]
     }
 
-    /// The document for `/apis`, with an API of another server in it.
+    /// The document for `/apis`, with an aggregated API added.
     fn groups(&self, mut whole: Value) -> Value {
         self.asked.fetch_add(1, Ordering::SeqCst);
         let (told, groups) = (self.told(), if self.is_old { "groups" } else { "items" });
@@ -61,7 +61,7 @@ impl Parts {
         whole
     }
 
-    /// What upstream answers, with the part or without it.
+    /// The upstream's response, with or without the part.
     async fn answer(&self, behind: &Behind, mut request: Request<Incoming>) -> Result<Reply, Failure> {
         let path = request.uri().path().to_owned();
         if path.starts_with("/apis/elsewhere.example/") {
@@ -107,11 +107,11 @@ async fn upstream(up: &RunningUpstream, told: Told, is_old: bool) -> (Stub, Arc<
     (stub.await, parts)
 }
 
-/// Has the proxy read discovery anew.
+/// Makes the proxy read discovery again.
 async fn read_again(app: &App, parts: &Parts, told: Told) {
     let before = parts.asked.load(Ordering::SeqCst);
     parts.told.store(told as usize, Ordering::SeqCst);
-    // Whoever asks for what nobody knows has the proxy ask.
+    // A request for an unknown resource triggers discovery.
     eventually("discovery is read again", || async {
         app.get("/apis/unknown.example/v1/things").await;
         parts.asked.load(Ordering::SeqCst) > before + 1
@@ -119,14 +119,14 @@ async fn read_again(app: &App, parts: &Parts, told: Told) {
     .await;
 }
 
-/// Things are upstream's to answer, whatever is known of them.
+/// Asserts that the aggregated resource is always forwarded.
 async fn things_pass_through(app: &App, told: Told) {
     let things = app.get(THINGS).await;
     assert!(!things.is_cached(), "{told:?}");
     assert_eq!(things.status, if told == Told::All { 200 } else { 503 }, "{told:?}: {}", things.text());
 }
 
-/// What is missing, and whether upstream is without aggregated documents.
+/// The missing part, and whether upstream lacks aggregated discovery.
 const PARTS: [(Told, bool); 4] =
     [(Told::Stale, false), (Told::Stale, true), (Told::Nothing, false), (Told::Nothing, true)];
 

@@ -1,4 +1,4 @@
-//! The alerts and the dashboard of deploy/monitoring: they ask for what there is, and each alert has its section in
+//! The alerts and the dashboard of deploy/monitoring: they query existing metrics, and each alert has its section in
 //! docs/RUNBOOK.md.
 
 mod documented;
@@ -22,7 +22,7 @@ const DASHBOARD: &str = include_str!("../../deploy/monitoring/dashboard.json");
 const RUNBOOK: &str = include_str!("../../docs/RUNBOOK.md");
 const RUNBOOK_URL: &str = "https://github.com/kube-fanout/kube-fanout/blob/main/docs/RUNBOOK.md#";
 
-/// A query of the dashboard, and what its legend shows.
+/// A query of the dashboard, and the labels that its legend shows.
 struct Query {
     panel: String,
     expression: String,
@@ -63,19 +63,19 @@ fn queries(dashboard: &Value) -> Vec<Query> {
     found
 }
 
-/// As Grafana asks it: the interval is a duration.
+/// The query as Grafana sends it: the interval becomes a duration.
 fn asked(expression: &str) -> String {
     expression.replace("$__rate_interval", "5m")
 }
 
-/// The words behind each `begin` in a template, such as labels.
+/// The words after each `begin` in a template, such as labels.
 fn named<'a>(template: &'a str, begin: &str) -> BTreeSet<&'a str> {
     let of_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let name = |rest: &'a str| &rest[..rest.find(|c| !of_name(c)).unwrap_or(rest.len())];
     template.split(begin).skip(1).map(name).collect()
 }
 
-/// Labels that a template shows and the answer to its query does not have.
+/// Labels in a template that the result of its query lacks.
 fn unknown<'a>(shown: BTreeSet<&'a str>, answer: &Answer) -> Vec<&'a str> {
     let none = Labels::new();
     let labels = if let Answer::Vector(labels) = answer { labels } else { &none };
@@ -104,7 +104,7 @@ fn every_alert_asks_for_what_there_is() {
     assert_none("alerts that cannot fire", &problems);
 }
 
-/// promtool's tests mean nothing if their series have other labels than those that are scraped.
+/// promtool's tests are meaningless if their series have other labels than those that are scraped.
 #[test]
 fn series_of_the_promtool_tests_have_the_job_that_is_scraped() {
     let of_another = "up{job=\"kube-fanout-metrics\"";
@@ -211,7 +211,7 @@ fn the_runbook_names_metrics_that_there_are() {
     assert_none("names of no metric", &missing);
 }
 
-/// What a server takes, and what has no answer for all that.
+/// Queries that a server accepts although they can never return a result.
 #[test]
 fn a_query_that_has_no_answer_is_found() {
     let series = series();
@@ -229,10 +229,10 @@ fn a_query_that_has_no_answer_is_found() {
         "kube_fanout_refused_total[5m]",
         "rate(kube_fanout_refused_total[5x])",
         "sum(kube_fanout_watches_open) / kube_fanout_upstream_watches",
-        "kube_fanout_memory_held_bytes / kube_fanout_memory_budget_bytes",
+        "kube_fanout_memory_used_bytes / kube_fanout_memory_budget_bytes",
         "kube_fanout_auth_leases and on (resource) kube_fanout_feed_objects",
         "kube_fanout_auth_leases or kube_fanout_feed_objects",
-        "kube_fanout_memory_held_bytes / on (job) kube_fanout_memory_budget_bytes",
+        "kube_fanout_memory_used_bytes / on (job) kube_fanout_memory_budget_bytes",
         "histogram_quantile(0.9, sum(rate(kube_fanout_watch_delivery_seconds_bucket[5m])))",
         "up{job=\"kube-fanout-metrics\"}",
         "sum(kube_fanout_watches_open",
@@ -246,9 +246,9 @@ fn a_query_that_has_no_answer_is_found() {
         Ok((Answer::Vector(labels), _)) => labels.into_iter().collect::<Vec<_>>().join(" "),
         other => panic!("{query}: {other:?}"),
     };
-    assert_eq!(labels("sum by (kind) (kube_fanout_memory_held_bytes) > 2 * 3"), "kind");
+    assert_eq!(labels("sum by (kind) (kube_fanout_memory_used_bytes) > 2 * 3"), "kind");
     assert_eq!(labels("topk(3, sum(kube_fanout_watches_open) by (resource))"), "resource");
-    let joined = "kube_fanout_memory_held_bytes / on (job, instance) group_left kube_fanout_memory_budget_bytes";
+    let joined = "kube_fanout_memory_used_bytes / on (job, instance) group_left kube_fanout_memory_budget_bytes";
     assert_eq!(labels(joined), "instance job kind");
     let versions = "sum by (job, instance) (kube_fanout_auth_leases) * on (job, instance) group_left (version) \
                     max by (job, instance, version) (kube_fanout_build_info) offset 5m";
@@ -256,7 +256,7 @@ fn a_query_that_has_no_answer_is_found() {
     assert_eq!(labels(versions.trim_end_matches(" offset 5m")), "instance job version");
 }
 
-/// What the first row of the dashboard shows is there as soon as somebody is served.
+/// The metrics in the first row of the dashboard exist as soon as a client is served.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_the_overview_shows_is_exposed() {
     let (series, dashboard) = (series(), dashboard());

@@ -1,6 +1,6 @@
-//! The nightly tier of the direct tests: what measures, floods or searches (`make measured`).
+//! The nightly tier of the direct tests: measurements, floods and searches (`make measured`).
 //!
-//! These tests may decide by time. `main.rs` is the root of the others, which may not.
+//! These tests may depend on time. `main.rs` is the root of the others, which may not.
 
 #[allow(dead_code, unused_imports, reason = "the tests of main.rs use the rest of it")]
 mod direct;
@@ -9,13 +9,13 @@ mod process;
 #[allow(dead_code, reason = "the tests of main.rs use the rest of it")]
 mod shut;
 
-/// The floods of frames that an upstream sends, and what they need.
+/// Floods of frames that an upstream sends, and their helpers.
 mod foul_frames {
     mod floods;
     #[allow(dead_code, reason = "the tests of main.rs use the rest of it")]
     mod relay;
 }
-/// The floods of frames that a client sends, and what they need.
+/// Floods of frames that a client sends, and their helpers.
 #[allow(dead_code, reason = "the tests of main.rs use the rest of it")]
 mod http2 {
     mod floods;
@@ -47,5 +47,5 @@ mod unread_memory;
 mod unread_tunnels;
 mod verify;
 
-/// How much later than promised something may be, because the processors of a test machine do other things as well.
+/// How much later than promised something may happen, because the processors of a test machine do other work as well.
 pub const ALLOWANCE: std::time::Duration = std::time::Duration::from_secs(5);

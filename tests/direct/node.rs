@@ -1,4 +1,4 @@
-//! A proxy on a node: what it holds, what it asks upstream for that, and what it passes through.
+//! A proxy on a node: what it caches, what it requests from upstream for that, and what it forwards.
 
 use std::future::IntoFuture;
 
@@ -18,7 +18,7 @@ fn pod(name: &str, node: &str, restarts: u64) -> Pod {
     Pod::new("default", name).node(node).restarts(restarts)
 }
 
-/// Pods that come to the node, change there, leave it, come back and go; and others elsewhere.
+/// Pods that move to the node, change there, leave it, return and end; and pods on other nodes.
 fn moves(up: &RunningUpstream) -> u64 {
     for (name, node, restarts) in [
         ("a", "", 0),
@@ -36,7 +36,7 @@ fn moves(up: &RunningUpstream) -> u64 {
     up.put_pod(&pod("end", "node-1", 0))
 }
 
-/// How many objects the feed of a resource holds.
+/// Number of objects that the feed of a resource holds.
 async fn held(app: &App, resource: &str) -> u64 {
     app.feed(resource).await.expect("there is one")["objects"].as_u64().expect("a count")
 }
@@ -69,7 +69,7 @@ async fn a_read_right_behind_a_write_has_it_when_upstream_has_moved_on_elsewhere
     let list = format!("{PODS}?fieldSelector=spec.nodeName%3Dnode-1");
     for n in 0..30 {
         let rv = up.put_pod(&pod("mine", "node-1", n));
-        // The selected stream says nothing of these, and so not how far it is either.
+        // The stream with the node's selector receives neither these pods nor progress.
         up.put_pod(&pod("other", "node-2", n));
         let read = app.get(&list).await;
         assert!(read.is_cached(), "{}", read.text());
@@ -106,7 +106,7 @@ async fn what_is_asked_beyond_the_node_passes_through() {
     assert!(app.get("/api/v1/services").await.is_cached(), "what belongs to no node is held as elsewhere");
 }
 
-/// A gap is mended within the selector, by questions that a kubelet's credentials may ask.
+/// A gap is mended within the selector, by requests that a kubelet's credentials permit.
 #[tokio::test]
 async fn what_happened_to_the_nodes_pods_while_upstream_was_away_is_read_back() {
     let up = demo::upstream().pods(60).seed(104).run().await;

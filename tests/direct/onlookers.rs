@@ -1,4 +1,4 @@
-//! Who reads what is shown to those who may see it (docs/SECURITY.md, "Client activity pages").
+//! Client activity pages for permitted readers (docs/SECURITY.md, "Client activity pages").
 
 use http::Method;
 use kube_fanout::auth::AuthMode;
@@ -57,7 +57,7 @@ async fn it_is_shown_to_whom_upstream_allows_it() {
     let refused = shown("/debug/recent?user=zebediah", "poppy").await.json()["refused"][0].clone();
     assert_eq!((&refused["method"], &refused["asked"]), (&"GET".into(), &"/api/v1/namespaces/hidden/pods".into()));
     assert!(refused["reason"].as_str().is_some_and(|reason| reason.starts_with("403 ")), "{refused}");
-    // Without upstream nobody is known.
+    // Without upstream no caller can be authenticated.
     up.reviews().refuse(Some(503));
     assert_eq!(shown(PAGES[0], "tarragon").await.status, 503);
 }
@@ -92,7 +92,7 @@ async fn on_a_unix_socket_it_is_shown_who_is_behind_and_what_happened() {
     assert_ne!(first["state"], "idle");
     assert_eq!((&second["state"], &second["eventsBehind"]), (&"idle".into(), &0.into()));
     assert_eq!(second["resourceVersion"], last.to_string());
-    // A feed says of a version that it has reached it when no more of it can come.
+    // A feed reports a version only once it is complete.
     let told = last.to_string();
     let reached = || async { page("").await["watches"][1]["feedResourceVersion"] == told };
     eventually("the feed has reached it", reached).await;
@@ -107,8 +107,7 @@ async fn on_a_unix_socket_it_is_shown_who_is_behind_and_what_happened() {
         assert_eq!(page(query).await["total"], total, "{query}");
     }
 
-    // What has ended, and what passed through.
-    // Whoever reads is never further behind than the window reaches.
+    // Ended watches and forwarded requests. A client that reads never falls behind the window.
     for _ in 0..10 {
         ok.reached(up.churn(200).await).await;
     }

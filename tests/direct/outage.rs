@@ -1,4 +1,4 @@
-//! Upstream goes away and comes back. Clients do not notice, and lose nothing (F1, F2, F4, R-UPSTREAM-4).
+//! Upstream goes down and comes back. Clients do not notice, and lose nothing (F1, F2, F4, R-UPSTREAM-4).
 
 use std::time::Duration;
 
@@ -104,7 +104,7 @@ async fn retry_after_is_heeded() {
 #[tokio::test]
 async fn a_server_that_ends_every_watch_at_once_is_not_hammered() {
     let up = demo::upstream().pods(5).run().await;
-    // The real patience: what tests shorten is what this one is about.
+    // The product's retry delays, which other tests shorten, are the subject of this one.
     let app = direct::app(&up).with(|config| config.reflect.retry = Waits::default()).run().await;
     let watch = app.watch(PODS).from(up.revision()).await;
     let opened = || up.counts().watches_opened.of("pods");
@@ -135,7 +135,7 @@ async fn downstream_clients_may_come_and_go_during_an_outage() {
     up.faults().down().await;
     app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
     drop(first);
-    // From the ring, without upstream.
+    // Resumed from the ring, without upstream.
     let second = watches(&up, &app, history.from).await;
     join_all(second.iter().map(|watch| watch.reached(seen))).await;
     let stale = app.watch(PODS).from(seen).await;

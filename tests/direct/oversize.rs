@@ -1,4 +1,4 @@
-//! An object that is larger than anything the proxy reads (FU-10).
+//! An object that is larger than the proxy's limit on frames (FU-10).
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use tokio::time::timeout;
 
 use crate::direct::{self, App, CONFIGMAPS, PODS, configmap, eventually, within};
 
-/// More than a frame may have, and far more than etcd takes.
+/// More than the frame limit, and far more than etcd accepts.
 const HUGE_BYTES: usize = 17 << 20;
 
-/// Returns when there is no feed of config maps any more, and nobody has asked upstream for them for a second.
+/// Returns when the feed of config maps has stopped, and upstream has received no request for them for a second.
 async fn all_is_still(up: &RunningUpstream, app: &App) {
     let asked = |counts: &RequestCounts| (counts.lists.of("configmaps"), counts.watches_opened.of("configmaps"));
     loop {

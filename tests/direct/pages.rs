@@ -10,7 +10,7 @@ use crate::front_proxy::Authority;
 const EVIL: (&str, &str) = ("origin", "https://evil.example");
 const SECRETS: &str = "/api/v1/secrets";
 
-/// What a page of another origin may be recognized by.
+/// Headers that reveal a page of another origin.
 const FOREIGN: [&[(&str, &str)]; 7] = [
     &[EVIL],
     &[EVIL, ("sec-fetch-site", "cross-site")],
@@ -27,7 +27,7 @@ async fn in_front() -> (Stub, App) {
     (upstream, app)
 }
 
-/// The head of the answer to a handshake that is written by hand.
+/// Response head of a handshake that is written by hand.
 async fn upgrade(client: &Client, protocol: &str, path: &str, headers: &[(&str, &str)]) -> String {
     let lines: Vec<_> = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
     let key = "sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
@@ -81,7 +81,7 @@ async fn a_web_page_of_another_origin_opens_no_socket_through_a_local_port() {
                 let answer = upgrade(&app, protocol, path, headers).await;
                 assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("allowedOrigins"), "{path}: {answer}");
             }
-            // The proxy itself asks for the version, and for no upgrade.
+            // The proxy itself requests the version, without an upgrade.
             let asked = |seen: &ReceivedRequest| {
                 let is_ours = seen.uri.path() == "/version" && !seen.headers.contains_key("upgrade");
                 !is_ours && path.split('?').next() == Some(seen.uri.path())
@@ -114,7 +114,7 @@ async fn what_is_no_web_page_of_another_origin_goes_on() {
         }
     }
     assert_eq!(upstream.seen("/version").iter().filter(|head| head.method == Method::POST).count(), 10);
-    // No page reaches a unix socket.
+    // Web pages cannot reach a unix socket.
     let (name, value) = EVIL;
     assert_eq!(app.listener(1).request(Method::GET, "/version").header(name, value).send().await.status, 200);
 }
@@ -135,7 +135,7 @@ async fn pages_that_are_named_in_the_configuration_go_on() {
     assert_eq!(link.status, 403, "a page that does not say which it is");
 }
 
-/// The host that is compared with is the one that the request is for, in whichever of two places it stands.
+/// The origin is compared with the request's effective host, from the target or from the Host header.
 #[tokio::test]
 async fn a_request_for_two_hosts_is_for_none() {
     let (_upstream, app) = in_front().await;
@@ -184,7 +184,7 @@ async fn the_admin_pages_are_for_this_machines_names_and_no_web_page() {
             assert!(answer.text().contains("allowedHosts"), "{}", answer.text());
         }
     }
-    // Prometheus and the kubelet name an address; who relays for them leaves it as it is.
+    // Prometheus and the kubelet use an address as host, and relays keep it.
     for host in ["localhost:9090", "127.0.0.1", "[::1]:9090", "10.1.2.3:9090", "[fd00::7]:9090", "metrics.internal"] {
         assert_eq!(ask("/livez", Some(host), &[]).await.status, 200, "{host}");
     }
@@ -194,7 +194,7 @@ async fn the_admin_pages_are_for_this_machines_names_and_no_web_page() {
     }
 }
 
-/// A browser shows a certificate for whatever page wants something; a token it does not have.
+/// A browser presents a client certificate for any page, but it does not have a bearer token.
 #[tokio::test]
 async fn a_certificate_that_a_browser_shows_for_a_page_is_not_taken_for_its_owners_wish() {
     let up = demo::upstream().pods(3).run().await;
@@ -212,19 +212,20 @@ async fn a_certificate_that_a_browser_shows_for_a_page_is_not_taken_for_its_owne
     };
     for headers in FOREIGN {
         let answer = ask(&ada, headers).await;
-        // A browser says so over TLS; an origin alone is any program's, as the apiserver has it.
+        // Over TLS a browser sends Sec-Fetch-Site. An Origin header alone may come from any program, and the apiserver
+        // accepts it.
         if headers.iter().any(|(name, value)| *name == "sec-fetch-site" && *value != "none") {
             assert_eq!(answer.refusal().0, 403, "{headers:?}");
             assert!(answer.text().contains("allowedOrigins"), "{}", answer.text());
         } else {
             assert!(answer.is_cached(), "{headers:?}");
         }
-        // Whoever has a token was given it, and upstream takes it from anywhere as well.
+        // A caller with a token obtained it, and upstream accepts it from any origin as well.
         assert!(ask(&app.bearing("a"), headers).await.is_cached(), "{headers:?}");
     }
     for headers in [&[][..], &[("origin", own.as_str())], &[("origin", "https://app.example")]] {
         assert!(ask(&ada, headers).await.is_cached(), "{headers:?}");
     }
-    // Nor is it asked for which name it came.
+    // The Host header is not checked either.
     assert!(ada.request(Method::GET, PODS).host("kube-fanout.example").send().await.is_cached());
 }

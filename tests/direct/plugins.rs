@@ -1,5 +1,5 @@
-//! An exec plugin provides the proxy's own credential. Everything that it prints may be a credential, and therefore
-//! appears in no answer, no page and no log.
+//! An exec plugin provides the proxy's own credential. All its output may be a credential, so it appears in no
+//! response, page or log.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,11 +11,11 @@ use crate::direct::{Dir, eventually};
 use crate::process::{Process, run};
 
 const CANARY: &str = "CANARY-3b9f";
-/// The plugin's own arguments; some look like ours.
+/// The plugin's own arguments; some look like kube-fanout's.
 const ARGUMENTS: [&str; 4] = ["-x", "--", "run-plugin", "two words"];
 const LOG: &str = "/api/v1/namespaces/default/pods/p/log";
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
-/// Ways to fail, as a shell does them.
+/// Ways to fail, as shell scripts.
 const FAILURES: [(&str, &str); 6] = [
     ("an exit status", "echo CANARY-3b9f; echo CANARY-3b9f >&2; exit 3"),
     ("its credential, and an exit status", "credential CANARY-3b9f 2020-01-01T00:00:00Z; exit 1"),
@@ -25,7 +25,7 @@ const FAILURES: [(&str, &str); 6] = [
     ("a signal", "echo CANARY-3b9f >&2; kill -9 $$"),
 ];
 
-/// A kubeconfig whose plugin does what `mode` says, each time that it is called.
+/// A kubeconfig whose plugin executes the `mode` file on each call.
 struct Plugin {
     dir: Dir,
     kubeconfig: PathBuf,
@@ -57,7 +57,7 @@ impl Plugin {
         plugin
     }
 
-    /// From the next call on. It gives credentials that are over at once, so that each request calls it.
+    /// Sets the behaviour from the next call on. The credentials expire at once, so that each request calls the plugin.
     fn does(&self, what: &str) {
         let new = self.dir.file("mode.new", &format!("{what}\n"));
         fs::rename(new, self.dir.join("mode")).expect("in the same directory");
@@ -89,7 +89,7 @@ async fn what_an_exec_plugin_prints_reaches_no_caller_and_no_log() {
             told.push(answer.text());
         }
         assert_clean(what, &told.join("\n"));
-        assert!(told[0].contains("the proxy's own credentials for upstream cannot be used now"), "{}", told[0]);
+        assert!(told[0].contains("the proxy cannot load its upstream credentials"), "{}", told[0]);
         for page in ["/metrics", "/debug/feeds", "/debug/cost", "/readyz"] {
             assert_clean(page, &process.admin(page).await);
         }
@@ -116,13 +116,13 @@ fn what_an_exec_plugin_prints_is_no_reason_to_print_it_when_nothing_can_start() 
     }
 }
 
-/// R-HOST-2: it is another's program, and may not cope with descriptors of large numbers.
+/// R-HOST-2: a third-party program may not handle large descriptor numbers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_exec_plugin_has_the_limit_of_open_files_that_the_proxy_was_started_with() {
     let up = demo::upstream().pods(1).run().await;
     let plugin = Plugin::new(&up.url());
     let said = plugin.dir.join("said");
-    // Each request calls it, and the file is to be there whole.
+    // Each request calls the plugin, so the file must be written atomically.
     let say = r#"for word in "$@" "$(ulimit -Sn)" "$(ulimit -Hn)"; do echo "$word"; done"#;
     let say = format!("{say} > {0}.$$; mv {0}.$$ {0}", said.display());
     plugin.does(&format!("{say}; credential good 2020-01-01T00:00:00Z"));
@@ -133,5 +133,5 @@ async fn an_exec_plugin_has_the_limit_of_open_files_that_the_proxy_was_started_w
     let expected = [&ARGUMENTS[..], &["200", &hard]].concat();
     assert_eq!(said.lines().collect::<Vec<_>>(), expected);
     process.signal("TERM");
-    assert!(process.ended().await.stderr.contains("open files"), "its own was raised");
+    assert!(process.ended().await.stderr.contains("raised the file descriptor limit"), "its own was raised");
 }

@@ -1,4 +1,4 @@
-//! RBAC is followed while open watches need it, and costs upstream nothing otherwise (A4, I2).
+//! The proxy watches RBAC while open watches need it, at no other cost to upstream (A4, I2).
 
 use std::time::Duration;
 
@@ -10,9 +10,9 @@ use serde_json::json;
 use crate::direct::{self, App, Ended, PODS, Plan, eventually, in_time};
 
 const RBAC: [&str; 4] = ["roles", "clusterroles", "rolebindings", "clusterrolebindings"];
-/// How long feeds stay without readers, and how long RBAC is listened to without leases.
+/// Idle time of feeds, and how long RBAC is watched without leases.
 const SOON: Duration = Duration::from_millis(40);
-/// Longer than a test takes: nothing is checked again by itself.
+/// Longer than any test takes, so nothing is rechecked by timeout.
 const LONG: Duration = Duration::from_secs(600);
 
 /// Ada may do everything.
@@ -66,7 +66,7 @@ async fn rbac_is_watched_from_the_first_lease_until_a_while_after_the_last() {
     }
 }
 
-/// A4: what changes before RBAC is known is found out when it is.
+/// A4: a change before the first list of RBAC is found when that list arrives.
 #[tokio::test]
 async fn a_right_that_ends_before_rbac_is_listed_ends_the_watch() {
     let up = upstream().await;
@@ -74,7 +74,7 @@ async fn a_right_that_ends_before_rbac_is_listed_ends_the_watch() {
     let app = delegated(&up).with(|config| config.reflect.idle_max = LONG).run().await;
     app.discovered().await;
     let ada = app.bearing("a");
-    // Upstream does not stream lists, as the first feed finds out; it is filled, and later ones are not.
+    // The first feed finds that upstream does not stream lists. It is synced, and later ones are not.
     up.faults().only("pods").answer(RequestKind::Watch, 1, 422, None);
     assert!(ada.get(PODS).await.is_cached());
     up.faults().hold_lists();
@@ -90,13 +90,13 @@ async fn a_right_that_ends_before_rbac_is_listed_ends_the_watch() {
     assert_eq!(watch.ended_in_time(SOON).await, Ended::Refused(403));
 }
 
-/// Whether this proxy has all of RBAC as it is now. The metric would tell of every proxy in this process.
+/// Whether this proxy has synced all of RBAC. The metric would count every proxy in this process.
 async fn hears(app: &App) -> bool {
     let feeds = join_all(RBAC.map(|plural| async move { app.feed(&format!("{plural}.")).await })).await;
     feeds.iter().flatten().filter(|feed| feed["state"] == "live").count() == RBAC.len()
 }
 
-/// Completes when the owner of a token was asked about ten times, and no right meanwhile.
+/// Completes when the token was reviewed about ten times without any access review.
 async fn asks_about_no_right(up: &RunningUpstream) {
     let asked = || up.reviews().asked();
     let is_quiet = || async {
@@ -107,8 +107,8 @@ async fn asks_about_no_right(up: &RunningUpstream) {
     eventually("no right is asked about", is_quiet).await;
 }
 
-/// R-LEASE-1: what RBAC gives ends by a change that is heard, and so it is not asked about by the minute. Where that
-/// would not be heard, it is.
+/// R-LEASE-1: permissions from RBAC are revoked by an observed change, so they are not rechecked every minute. While
+/// RBAC is not watched, they are.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_rbac_gives_is_asked_about_while_rbac_is_not_heard_and_when_it_changes() {
     let up = upstream().await;

@@ -1,4 +1,4 @@
-//! The addresses that other machines read: health and metrics (O5).
+//! Addresses that other machines read: health and metrics (O5).
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 use crate::direct::{self, App, PATIENCE, PODS, Plan, Protocol, within};
 use crate::process::{kubeconfig, metric, run};
 
-/// What a listener of health or of metrics has at a time.
+/// Maximum number of connections of a health or metrics listener.
 const CONNECTIONS_MAX: usize = 128;
 
 fn with_ports(plan: Plan) -> Plan {
@@ -65,7 +65,7 @@ async fn a_ready_process_says_ok_and_a_draining_one_what_it_does() {
     let mut app = with_ports(direct::app(&up)).preload("pods").drain(PATIENCE).run().await;
     direct::eventually("ready", || async { probe(&app, "/readyz").await == (200, "ok".into()) }).await;
     assert_eq!(probe(&app, "/readyz?verbose").await, (200, "readyz check passed\n".into()));
-    // The drain lasts until the last of them has left, each at a random moment.
+    // The drain lasts until the last watch has ended, each at a random moment.
     let watches = join_all((0..8).map(|_| app.watch(PODS).from(0).into_future())).await;
     app.begin_stop();
     let leaving = (503, "[-]shutting down not ready\nreadyz check failed\n".to_owned());
@@ -89,7 +89,7 @@ async fn metrics_are_for_addresses_and_known_names_and_no_web_page() {
         assert_eq!((answer.status, answer.header("content-type")), (200, Some("text/plain; version=0.0.4")), "{host}");
         assert!(answer.text().contains("kube_fanout_connections_open"), "{}", answer.text());
     }
-    // The name of a page may lead to this address.
+    // A page's host name may resolve to this address (DNS rebinding).
     assert_eq!(scrape("evil.example:10249", &[]).await.status, 403);
     for headers in [[("origin", "http://evil.example")], [("sec-fetch-site", "cross-site")]] {
         assert_eq!(scrape("10.1.2.3:10249", &headers).await.status, 403, "{headers:?}");
@@ -100,7 +100,8 @@ async fn metrics_are_for_addresses_and_known_names_and_no_web_page() {
     assert_eq!(app.metrics_client().request(Method::POST, "/metrics").send().await.status, 405);
 }
 
-/// Serves in a network of its own, in which the machine has another address than loopback, and asks there.
+/// Serves in a network namespace of its own, in which the machine has an address other than loopback, and sends
+/// requests there.
 const ELSEWHERE: &str = r#"
 ip link set lo up
 ip address add 192.0.2.1/32 dev lo
@@ -131,13 +132,13 @@ async fn probes_and_scrapes_come_from_another_address_than_loopback_and_nothing_
     let output = tokio::task::spawn_blocking(move || asking.output().expect("a shell")).await.expect("no panic");
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "it ends in order: {said}{}", String::from_utf8_lossy(&output.stderr));
-    // 0 is an answer of 200, 1 another one, and 2 none.
+    // 0 is a response of 200, 1 another response, and 2 none.
     let answered = ["10256/livez 0", "10256/healthz 0", "10256/readyz 1", "10249/metrics 0", "10249/debug/feeds 1"];
     let on_loopback_alone = ["8001/version 2", "9090/livez 2"];
     assert_eq!(said.lines().collect::<Vec<_>>(), [&answered[..], &on_loopback_alone].concat());
 }
 
-/// Otherwise whoever reaches the port could keep the thread that answers probes.
+/// Otherwise any client of the port could occupy the thread that answers probes.
 #[tokio::test]
 async fn metrics_are_rendered_once_a_second_however_often_they_are_read() {
     let up = demo::upstream().pods(3).run().await;
@@ -150,7 +151,7 @@ async fn metrics_are_rendered_once_a_second_however_often_they_are_read() {
         assert_eq!(app.get("/version").await.status, 200);
         let after = scrape().await;
         if began.elapsed() < Duration::from_secs(1) && before.contains("kube_fanout_forwarded_total{") {
-            // The text may have been as old as a second when it was read first.
+            // The first text may already have been a second old.
             compared |= before == after;
         }
         if compared {
@@ -195,7 +196,7 @@ async fn an_address_of_health_or_metrics_that_is_taken_is_named() {
 }
 
 #[test]
-fn health_and_metrics_may_be_for_all_interfaces_on_ports_of_their_own() {
+fn health_and_metrics_ports_may_listen_on_all_interfaces() {
     let check = |flags: &[&str]| run(&[&["config", "check"], flags].concat());
     let (health, metrics) = ("--healthz-bind-address", "--metrics-bind-address");
     for flags in [
@@ -207,10 +208,10 @@ fn health_and_metrics_may_be_for_all_interfaces_on_ports_of_their_own() {
         assert_eq!(output.code, Some(0), "{flags:?}: {}", output.stderr);
     }
     for (flags, said) in [
-        (&[health, "unix:/run/health.sock"][..], "healthzBindAddress: unix:/run/health.sock is no IP:PORT"),
+        (&[health, "unix:/run/health.sock"][..], "healthzBindAddress: unix:/run/health.sock is not supported"),
         (&[metrics, "10249"], "metricsBindAddress: \"10249\" is not an address"),
-        (&[health, "127.0.0.1:8001"], "127.0.0.1:8001 is named twice"),
-        (&[health, "0.0.0.0:10256", metrics, "0.0.0.0:10256"], "0.0.0.0:10256 is named twice"),
+        (&[health, "127.0.0.1:8001"], "127.0.0.1:8001 is listed twice"),
+        (&[health, "0.0.0.0:10256", metrics, "0.0.0.0:10256"], "0.0.0.0:10256 is listed twice"),
     ] {
         let output = check(flags);
         assert_eq!(output.code, Some(78), "{flags:?}");

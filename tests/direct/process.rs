@@ -1,4 +1,4 @@
-//! Runs the binary as a process, for tests that start it, ask it, send it signals and wait for its end.
+//! Runs the binary as a process, for tests that start it, send it requests and signals, and wait for its exit.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _};
@@ -12,7 +12,7 @@ use tokio::task::spawn_blocking;
 
 use crate::direct::{Client, Dir, Place, in_time, within};
 
-/// What a process left behind.
+/// Output and exit code of a process.
 pub struct Output {
     pub code: Option<i32>,
     pub stdout: String,
@@ -36,12 +36,12 @@ fn command() -> Command {
     command
 }
 
-/// `fanoutctl`, which `cargo test` builds beside the daemon when it builds the whole workspace.
+/// `fanoutctl`, which `cargo test` builds next to the daemon when it builds the whole workspace.
 fn tools() -> PathBuf {
     Path::new(env!("CARGO_BIN_EXE_kube-fanout")).with_file_name("fanoutctl")
 }
 
-/// The binary with a socket as its third descriptor, which is for the process of that id.
+/// The binary with a socket as its third descriptor, addressed to the process with that id.
 fn passing(socket: &TcpListener, pid: &str) -> Command {
     let mut command = Command::new("sh");
     let socket = OwnedFd::from(socket.try_clone().expect("a descriptor"));
@@ -65,7 +65,7 @@ pub fn run(arguments: &[&str]) -> Output {
     Output { code: output.status.code(), stdout: text(&output.stdout), stderr: text(&output.stderr) }
 }
 
-/// Runs `fanoutctl` to the end by another name.
+/// Runs `fanoutctl` to the end under another name.
 pub fn run_called(name: &str, arguments: &[&str]) -> Output {
     let dir = Dir::new();
     let link = dir.join(name);
@@ -85,21 +85,21 @@ pub fn kubeconfig(dir: &Dir, url: &str, more: &str) -> PathBuf {
 }
 
 impl Process {
-    /// Starts `serve` on free ports in front of `url`, and returns when it has said where it listens.
+    /// Starts `serve` on free ports in front of `url`, and returns when it has printed its addresses.
     pub async fn serve(dir: &Dir, url: &str, arguments: &[&str]) -> Self {
         let mut command = command();
         command.arg("serve").arg("--kubeconfig").arg(kubeconfig(dir, url, "")).args(arguments);
         Self::start(command).await
     }
 
-    /// The same on this address.
+    /// Starts `serve` on this address.
     pub async fn at(listen: SocketAddr, dir: &Dir, url: &str, arguments: &[&str]) -> Self {
         let mut command = command();
         command.arg("serve").arg("--kubeconfig").arg(kubeconfig(dir, url, "")).args(arguments);
         Self::start_at(&listen.to_string(), command).await
     }
 
-    /// The same on a socket that it is given as systemd does it.
+    /// Starts `serve` on a socket that is passed to it as systemd does.
     pub async fn on(socket: &TcpListener, dir: &Dir, url: &str) -> Self {
         let listen = socket.local_addr().expect("it is bound").to_string();
         let mut command = passing(socket, "$$");
@@ -107,7 +107,7 @@ impl Process {
         Self::start_at(&listen, command).await
     }
 
-    /// The same with so many descriptors: `ulimit` says which limit that is.
+    /// Starts `serve` with this many descriptors: `ulimit` selects the limit.
     pub async fn with_descriptors(ulimit: &str, descriptors: usize, kubeconfig: &Path) -> Self {
         let mut command = Command::new("sh");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).env_remove("RUST_LOG");
@@ -117,14 +117,14 @@ impl Process {
         Self::start(command).await
     }
 
-    /// Starts `serve` on the addresses that its configuration names, which are so many.
+    /// Starts `serve` on the addresses of its configuration, of which there are this many.
     pub async fn as_configured(addresses: usize, arguments: &[&str]) -> Self {
         let mut command = command();
         command.arg("serve").args(arguments).env_remove("NODE_NAME");
         Self::start_saying(addresses, command).await
     }
 
-    /// Starts `serve` so that it logs all it can, to a file.
+    /// Starts `serve` with all logs, written to a file.
     pub async fn traced(log: &Path, arguments: &[&str]) -> Self {
         let mut command = command();
         command.arg("serve").args(arguments).env("RUST_LOG", "trace");
@@ -165,7 +165,7 @@ impl Process {
         self.reach(0)
     }
 
-    /// The URL of its admin address.
+    /// URL of its admin address.
     pub fn admin_url(&self) -> &str {
         self.said[1].rsplit_once(' ').expect("it has said so").1
     }
@@ -186,14 +186,14 @@ impl Process {
         self.child.as_ref().expect("it runs").id()
     }
 
-    /// The memory that it has.
+    /// Resident memory of the process.
     pub fn resident_mebibytes(&self) -> usize {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.id())).expect("it runs");
         let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it says so");
         resident.trim().trim_end_matches(" kB").parse::<usize>().expect("a number") >> 10
     }
 
-    /// Lets it have no more than so many from now on, where it has a limit of its own making; what it was before.
+    /// Sets the soft descriptor limit; returns the previous one.
     #[cfg(target_os = "linux")]
     pub fn limit_descriptors(&self, limit: Option<u64>) -> Option<u64> {
         use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
@@ -202,7 +202,7 @@ impl Process {
         prlimit(id, Resource::Nofile, Rlimit { current: limit, maximum }).expect("it is ours").current
     }
 
-    /// Lets it have none besides those that are open, until some are closed; what its limit was before.
+    /// Leaves no free descriptor until some are closed; returns the previous limit.
     #[cfg(target_os = "linux")]
     pub fn leave_no_descriptor(&self) -> Option<u64> {
         let open = std::fs::read_dir(format!("/proc/{}/fd", self.id())).expect("it runs");
@@ -210,28 +210,28 @@ impl Process {
         self.limit_descriptors((0..=open.len() as u64).find(|fd| !open.contains(fd)))
     }
 
-    /// The time that it has computed.
+    /// CPU time of the process.
     #[cfg(target_os = "linux")]
     pub fn cpu_seconds(&self) -> f64 {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.id())).expect("it runs");
         let fields = stat.rsplit_once(')').expect("its name").1.split_whitespace().skip(11).take(2);
-        // All kernels that we know count hundredths here.
+        // All known kernels count hundredths of a second here.
         fields.map(|ticks| ticks.parse::<f64>().expect("a number")).sum::<f64>() / 100.0
     }
 
-    /// `TERM`, `INT`, …
+    /// Sends a signal, such as `TERM` or `INT`.
     pub fn signal(&self, name: &str) {
         let id = self.id().to_string();
         let sent = Command::new("kill").args([&format!("-{name}"), &id]).status().expect("kill runs");
         assert!(sent.success());
     }
 
-    /// Waits for its end.
+    /// Waits for its exit.
     pub async fn ended(self) -> Output {
         within("the end of the process", self.end()).await
     }
 
-    /// Waits for its end, which is promised within a time.
+    /// Waits for its exit, which is promised within a time.
     pub async fn ended_in_time(self, promised: Duration) -> Output {
         in_time(promised, "the end of the process", self.end()).await
     }
@@ -262,7 +262,7 @@ impl Drop for Process {
     }
 }
 
-/// The largest value of a metric among the lines that mention `labels`.
+/// The largest value of a metric among the lines that contain `labels`.
 pub fn metric(text: &str, name: &str, labels: &str) -> f64 {
     let line = |line: &&str| {
         let named = line.split(['{', ' ']).next() == Some(name);

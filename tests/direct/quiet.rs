@@ -1,4 +1,4 @@
-//! Resources to which nothing happens, each of which is proven to be current by questions of its own (L5).
+//! Unchanged resources, each of which is proven current by requests of its own (L5).
 
 use std::time::Instant;
 
@@ -7,20 +7,20 @@ use futures_util::future::join_all;
 
 use crate::direct::{self, Answer, App, CONFIGMAPS, FRESH_MAX, configmap};
 
-/// Resources that have as many objects as a test puts there.
+/// Resources whose only objects are those that a test creates.
 const QUIET: [(&str, &str); 4] = [
     ("configmaps", CONFIGMAPS),
     ("secrets", "/api/v1/secrets"),
     ("services", "/api/v1/services"),
     ("widgets", direct::WIDGETS),
 ];
-/// Clients that read all of them at a time.
+/// Number of clients that read all of them at a time.
 const CLIENTS: usize = 20;
-/// The rounds in which they do, and the most that are tried for these.
+/// Number of rounds, and the maximum of attempts for these.
 const ROUNDS: usize = 3;
 const ROUNDS_MAX: usize = 12;
 
-/// What proofs have asked upstream: positions, lists of versions, watches that catch up.
+/// Upstream requests for proofs: positions, lists of versions, catch-up watches.
 fn asked(up: &RunningUpstream) -> [usize; 3] {
     let requests = up.requests();
     let ours: Vec<_> = requests.iter().filter(|seen| seen.headers.contains_key("kube-fanout-hops")).collect();
@@ -44,7 +44,7 @@ async fn are_proven(app: &App) {
     }
 }
 
-/// Prints what proofs cost upstream when 20 clients list each of four quiet resources.
+/// Prints the upstream cost of proofs when 20 clients list each of four unchanged resources.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[expect(clippy::print_stdout, reason = "whoever runs it reads them")]
 async fn a_crowd_that_reads_quiet_resources_costs_a_proof_or_two_for_each() {
@@ -60,12 +60,12 @@ async fn a_crowd_that_reads_quiet_resources_costs_a_proof_or_two_for_each() {
         are_proven(&app).await;
         let (client, mut good) = (app.multiplexed().await, 0);
         for round in 1..=ROUNDS_MAX {
-            // Something happens, but to none of them.
+            // A change of another resource.
             up.create_pod("default", &format!("p{round}"));
             let (before, began) = (asked(&up), Instant::now());
             let reads = (0..CLIENTS).flat_map(|_| QUIET).map(|(_, path)| client.get(path));
             let answers = join_all(reads).await;
-            // Who waits for so long is passed on: of a machine that stalls that shows nothing.
+            // A read that waited for this long is forwarded. On a machine that stalls this shows nothing.
             if began.elapsed() >= FRESH_MAX && !answers.iter().all(Answer::is_cached) {
                 are_proven(&app).await;
                 continue;
@@ -77,7 +77,7 @@ async fn a_crowd_that_reads_quiet_resources_costs_a_proof_or_two_for_each() {
             let told = [0, 1, 2].map(|kind| after[kind] - before[kind]);
             println!("{} resources of {objects}, round {round}: {told:?} for {CLIENTS} clients", QUIET.len());
             let [positions, equalities, catch_ups] = told;
-            // Those who come while a question is under way have one more.
+            // Reads that arrive while a request is under way need another one.
             assert!(positions + equalities + catch_ups <= QUIET.len() * CLIENTS / 2, "{told:?}");
             assert!(equalities + catch_ups >= QUIET.len(), "each by its own: {told:?}");
             good += 1;

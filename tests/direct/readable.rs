@@ -9,7 +9,7 @@ use kube_fanout::auth::AuthMode;
 use crate::direct::{self, Answer, App, Client, Ended, Event, PODS, Protocol, Watch};
 
 const READABLE: &str = "/api/v1/pods?kubeFanoutReadable=true";
-/// Answers are remembered for no longer than this, and leases asserted as often.
+/// Cache TTL of decisions and interval of permission rechecks.
 const SOON: Duration = Duration::from_millis(50);
 
 /// Ada may read two namespaces of three.
@@ -44,7 +44,7 @@ async fn a_list_is_filtered_and_nobody_upstream_hears_of_it() {
     let up = demo::upstream().pods(0).remember_requests(true).run().await;
     let (_app, ada) = ada(&up).await;
     assert_eq!(ada.get(PODS).await.status, 403);
-    // A namespace about which an answer is late is hidden for seconds.
+    // A namespace whose decision is late is hidden for seconds.
     let keys = |answer: &Answer| answer.items().into_iter().map(|(key, _)| key).collect::<Vec<_>>();
     direct::eventually("both are known", || async { keys(&ada.get(READABLE).await) == ["a/p", "b/p"] }).await;
     let answer = ada.get(READABLE).await;
@@ -56,7 +56,7 @@ async fn a_list_is_filtered_and_nobody_upstream_hears_of_it() {
         ada.get(READABLE).await.header("kube-fanout-readable") == Some("all")
     })
     .await;
-    // What is passed through is passed through without it.
+    // Forwarded requests do not contain the parameter.
     ada.get("/api/v1/namespaces/a/pods/p?kubeFanoutReadable=true").await;
     let told = |seen: &demo::ReceivedRequest| seen.uri.to_string().contains("kubeFanout");
     assert!(!up.requests().iter().any(told));
@@ -69,7 +69,7 @@ async fn a_watch_is_filtered_and_ends_with_its_credential() {
         let (_app, ada) = ada(&up).await;
         let watch = ada.watch(READABLE).initial_events().over(protocol).await;
         watch.listed().await;
-        // Right behind the state, if the answer about a namespace is late.
+        // The events may follow the initial state, if the decision for a namespace is late.
         told(&watch, "ADDED", "a/p").await;
         told(&watch, "ADDED", "b/p").await;
         assert_eq!(watch.changes().len(), 2);
@@ -89,7 +89,7 @@ async fn a_watch_is_filtered_and_ends_with_its_credential() {
     }
 }
 
-/// Nobody can say whether a new namespace may be read: it is not shown, and holds up nothing.
+/// Without a decision, a new namespace is not shown, and delays nothing.
 #[tokio::test]
 async fn an_outage_of_reviews_hides_what_is_new_and_nothing_else() {
     let up = demo::upstream().pods(0).run().await;
@@ -107,7 +107,7 @@ async fn an_outage_of_reviews_hides_what_is_new_and_nothing_else() {
     told(&watch, "ADDED", "new/p").await;
 }
 
-/// Upstream would say that ada may not list pods, which is not what is wrong.
+/// Upstream would report that Ada may not list pods, which is not the problem.
 #[tokio::test]
 async fn whoever_may_read_a_part_is_told_that_a_selector_is_too_dear() {
     let up = demo::upstream().pods(12_000).remember_requests(true).run().await;
@@ -115,13 +115,13 @@ async fn whoever_may_read_a_part_is_told_that_a_selector_is_too_dear() {
     let joined =
         |prefix: &str, count: usize| (0..count).map(|n| format!("{prefix}{n:x}")).collect::<Vec<_>>().join(",");
     let (few, many) = (joined("%21", 20), joined("%21", 150));
-    // Many keys, one that is long, and a set: all at once are what 12,000 objects are too many for.
+    // Many keys, a long one, and a set: together they exceed the cost limit for 12,000 objects.
     let most = format!("{},%21{}/long-name,app%20notin%20({})", joined("%21", 1_500), "p".repeat(250), joined("", 300));
     assert!(ada.get(&format!("{READABLE}&labelSelector={few}")).await.is_cached());
     for dear in [format!("watch=1&labelSelector={many}"), format!("labelSelector={most}")] {
         let answer = ada.get(&format!("{READABLE}&{dear}")).await;
         assert_eq!(answer.status, 400, "{}", answer.text());
-        assert!(answer.text().contains("single namespaces"), "{}", answer.text());
+        assert!(answer.text().contains("one namespace at a time"), "{}", answer.text());
     }
     let told = |seen: &demo::ReceivedRequest| seen.uri.to_string().contains("labelSelector");
     assert!(!up.requests().iter().any(told), "nothing is passed through");

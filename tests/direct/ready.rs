@@ -1,4 +1,4 @@
-//! Readiness tells of preloaded feeds that are without their stream for too long (O3), and the `health` command (O5).
+//! Readiness reports preloaded feeds that lack their stream for too long (O3), and the `health` command (O5).
 
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
@@ -29,12 +29,12 @@ async fn a_preloaded_feed_without_its_stream_for_too_long_is_not_ready_and_alive
         assert!(app.get(ANY).await.is_cached(), "whoever comes all the same is answered");
         up.faults().up().await;
         assert!(!is(200).await.contains("stream of"));
-        // Nothing is shown until the server at the other end of the new stream has said of which release it is.
+        // The state is not shown until the release of the server at the other end of the new stream is known.
         direct::eventually("its state is shown", || async { app.get(ANY).await.is_cached() }).await;
     }
 }
 
-/// A role or a binding that is wrong must not pass a rolling update: each request would be answered with 503.
+/// A rolling update with a wrong role or binding must not succeed, because each request would be answered with 503.
 #[tokio::test]
 async fn process_without_the_right_to_create_reviews_is_not_ready_and_says_why() {
     for (resource, group) in [("tokenreviews", "authentication"), ("subjectaccessreviews", "authorization")] {
@@ -43,7 +43,7 @@ async fn process_without_the_right_to_create_reviews_is_not_ready_and_says_why()
         let app = direct::app(&up).with(|config| config.auth = AuthMode::Delegated).run().await;
         app.discovered().await;
         let why = format!(
-            "[-]{resource} not ready: upstream refuses them (403): grant this proxy's account create on \
+            "[-]{resource} not ready: upstream rejects them (403): grant the proxy's account create on \
              {resource}.{group}.k8s.io\n"
         );
         let says = || async {
@@ -75,7 +75,8 @@ async fn process_whose_reviews_are_refused_is_not_ready_until_they_succeed() {
     };
     is(200).await;
     assert!(ada.get(PODS).await.is_cached());
-    // An apiserver that fails says nothing about our rights: all replicas would be without endpoints at once.
+    // A failing apiserver says nothing about the proxy's permissions. If it counted, all replicas would lose their
+    // endpoints at once.
     up.reviews().refuse(Some(500));
     assert_eq!(ada.get(PODS).await.status, 503);
     assert_eq!(app.admin("/readyz").await.status, 200);
@@ -89,7 +90,7 @@ async fn process_whose_reviews_are_refused_is_not_ready_until_they_succeed() {
     assert!(ada.get(PODS).await.is_cached());
 }
 
-/// All replicas have the same upstream: were they not ready at once, nobody would be told what they have.
+/// All replicas have the same upstream. If all became unready at once, clients could not read the cached state.
 #[tokio::test]
 async fn a_short_outage_and_feeds_that_were_not_preloaded_leave_it_ready() {
     let up = demo::upstream().pods(3).run().await;
@@ -140,7 +141,7 @@ async fn the_health_command_says_in_one_line_and_a_code_how_a_proxy_is() {
     let (ready, pods) = (format!("{url}/readyz"), format!("{url}{PODS}"));
     let mute = TcpListener::bind("127.0.0.1:0").expect("a port");
     let mute = format!("http://{}", mute.local_addr().expect("bound"));
-    // Nobody else can have its port, and nobody listens there.
+    // A bound socket without a listener: connections are refused, and no other process can take the port.
     let nobody = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
     nobody.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a free port");
     let refuses = nobody.local_addr().expect("bound").as_socket().expect("an address");
@@ -157,7 +158,7 @@ async fn the_health_command_says_in_one_line_and_a_code_how_a_proxy_is() {
         ),
         (&[&pods], 1, "404 \n"),
         (&[&refuses], 2, "refused"),
-        (&[&mute, "--timeout", "50ms"], 2, "no answer in time\n"),
+        (&[&mute, "--timeout", "50ms"], 2, " in time\n"),
         (&["https://127.0.0.1:1"], 2, "neither http://HOST:PORT"),
         (&["--timeout", "soon"], 64, "soon"),
     ] {

@@ -1,5 +1,5 @@
-//! A replica that is new gets its share of the watches behind one address, and one that goes loses its own, without a
-//! herd and without a list (O9).
+//! A new replica gets its share of the watches at one address, and one that exits loses its own. Neither causes a herd
+//! or a relist (O9).
 
 mod balancer;
 mod members;
@@ -21,17 +21,17 @@ use members::{Habits, member};
 
 /// Watches on each connection.
 const WATCHES_EACH: usize = 4;
-/// A new replica of three has its share when it has so much of an even one.
+/// A new replica of three has its share at this percentage of an even one.
 const SHARE_PERCENT: u64 = 80;
 const WRITE_EVERY: Duration = Duration::from_millis(100);
 
-/// How large it is, and how long it takes; `make rebalance` has the long form.
+/// Size and duration of the scenario; `make rebalance` runs the long form.
 #[derive(Clone, Copy)]
 struct Scale {
-    /// At which connections are told to go.
+    /// Age at which a connection is closed gracefully.
     age: Duration,
     members: usize,
-    /// How long watches last, in seconds: of an hour's age the five to ten minutes of client-go.
+    /// Duration of watches in seconds. With an age of an hour, it is client-go's five to ten minutes.
     lives: (u32, u32),
     drain: Duration,
 }
@@ -53,7 +53,7 @@ impl Scale {
         Duration::from_secs(self.lives.1.into())
     }
 
-    /// The time by which each connection that there is has been told to go, and each watch on it has ended.
+    /// The time in which each existing connection has been closed gracefully, and each watch on it has ended.
     fn replaced_within(self) -> Duration {
         self.age.mul_f64(1.1) + self.life_max()
     }
@@ -65,7 +65,7 @@ fn peak(moments: &[Instant], window: Duration) -> usize {
     moments.iter().map(within).max().unwrap_or(0)
 }
 
-/// Writes something now and then, for as long as this is polled, and notes when.
+/// Writes periodically while it is polled, and records when.
 async fn write(up: &RunningUpstream, period: Duration, written: &mut Vec<Instant>) {
     let mut ticks = interval(period);
     for number in 0_u64.. {
@@ -75,7 +75,7 @@ async fn write(up: &RunningUpstream, period: Duration, written: &mut Vec<Instant
     }
 }
 
-/// Replicas behind one address.
+/// Replicas at one address.
 struct Stage {
     scale: Scale,
     up: RunningUpstream,
@@ -83,17 +83,17 @@ struct Stage {
     apps: Vec<App>,
 }
 
-/// What was seen from outside.
+/// Observations from outside.
 struct Seen {
-    /// From when the new replica was ready until it had its share.
+    /// From the readiness of the new replica until it had its share.
     shared_after: Duration,
-    /// How many watches each replica had when all connections of before had been replaced.
+    /// Number of watches of each replica after all old connections had been replaced.
     shares: Vec<u64>,
-    /// When the first replica was told to end, and how long it took.
+    /// When the first replica was told to stop, and how long that took.
     drained_at: Instant,
     drained_ns: u64,
     drained_within: Duration,
-    /// Connections that came to it afterwards, because it was taken for ready.
+    /// Connections that arrived at it afterwards, because it still counted as ready.
     came_late: u64,
 }
 
@@ -117,7 +117,7 @@ impl Stage {
         direct::eventually("the new one is ready", || async { balancer.is_ready(newest) }).await;
     }
 
-    /// How many watches each replica has.
+    /// Number of watches of each replica.
     async fn shares(&self) -> Vec<u64> {
         let feeds = join_all(self.apps.iter().map(|app| app.feed("configmaps"))).await;
         feeds.into_iter().map(|feed| feed.and_then(|feed| feed["readers"].as_u64()).unwrap_or(0)).collect()
@@ -145,7 +145,7 @@ impl Stage {
         Seen { shared_after, shares, drained_at, drained_ns, drained_within, came_late }
     }
 
-    /// Queries for states of the whole collection that proxies have asked for.
+    /// Number of states of the whole collection that proxies have requested.
     fn listed(&self) -> usize {
         let queries = direct::asked_by_proxies(&self.up, CONFIGMAPS);
         let is_whole = |query: &&String| !query.contains("fieldSelector");
@@ -205,17 +205,17 @@ async fn a_new_replica_gets_its_share_and_one_that_goes_is_missed_by_nobody() {
     for chain in &chains {
         chain.watches.iter().fold(None, |before, watch| Some(evidence.resumed(watch, before)));
     }
-    // Its watches end before their time.
+    // Its watches end before their timeout.
     evidence.broken("the first drains", seen.drained_ns, &[]);
     evidence.shows(&[Promise::Ordered, Promise::Unique, Promise::Reliable, Promise::Resumable]);
     let aging = written.windows(2).take_while(|pair| pair[0] < seen.drained_at);
     let pause = aging.map(|pair| pair[1] - pair[0]).max().unwrap_or(Duration::MAX);
     if pause < scale.age / 4 {
-        // They had been dialled together.
+        // These connections had been opened at the same time.
         let (herd, most) = (peak(&aged, scale.age / 20), chains.len() / 2);
         assert!(herd <= most, "a herd by age: {herd} of {}", chains.len());
     } else {
-        // Whoever it held up moved together.
+        // Clients that the pause delayed moved together.
         direct::skipped(&format!("a herd by age is not judged: the machine did nothing for {pause:?}"));
     }
     assert!(seen.drained_within < scale.drain + direct::ALLOWANCE, "{:?}", seen.drained_within);

@@ -1,10 +1,10 @@
-//! Wrong requests are refused in upstream's words (R-QUERY-2, R-OPTIONS-1, R-STATUS-1; R-DOWNSTREAM-8).
+//! Invalid requests are refused with upstream's messages (R-QUERY-2, R-OPTIONS-1, R-STATUS-1; R-DOWNSTREAM-8).
 
 use futures_util::future::join_all;
 
 use crate::direct::{self, Answer, App, Client, PODS, assert_alike, straight};
 
-/// Refused by the proxy itself, with what upstream would have said.
+/// Asserts that the proxy itself refuses the request, with upstream's message.
 async fn assert_refused(app: &App, theirs: &Client, code: u16, query: &str) {
     let path = format!("{PODS}?{query}");
     let (ours, theirs) = (app.get(&path).await, theirs.get(&path).await);
@@ -74,7 +74,11 @@ async fn selector_on_an_unknown_field_is_answered_upstream() {
             let path = format!("{PODS}?{query}fieldSelector={key}%3Dx");
             let (ours, theirs) = (app.get(&path).await, straight(&up).get(&path).await);
             assert_alike(&path, &ours, &theirs);
-            assert_eq!((ours.status, ours.header("kube-fanout-reason")), (400, Some("parameter")), "{path}");
+            assert_eq!(
+                (ours.status, ours.header("kube-fanout-reason")),
+                (400, Some("unsupported_parameter")),
+                "{path}"
+            );
         }
     }
 }
@@ -100,7 +104,7 @@ async fn numbers_that_are_none_are_400_on_a_list_and_500_on_a_watch() {
     assert_all_refused(500, &["watch=1&resourceVersion=abc", "watch=1&resourceVersion=-1"]).await;
 }
 
-/// What the demo upstream says more simply than the apiserver: code, query and the apiserver's words.
+/// Messages that the demo upstream simplifies: code, query and the apiserver's message.
 const WORDS: [(u16, &str, &str); 8] = [
     (400, "labelSelector=a%20in%20(", "unable to parse requirement: found '', expected: ',', ')' or identifier"),
     (400, "labelSelector=a,,b", "found ',', expected: identifier after ','"),
@@ -126,7 +130,7 @@ const WORDS: [(u16, &str, &str); 8] = [
 ];
 
 const MATCH: &str = "resourceVersionMatch";
-/// Several problems at once, which the demo upstream does not have: query, and the causes in their order.
+/// Several problems at once, which the demo upstream does not report: query, and the causes in order.
 const PROBLEMS: [(&str, &[&str]); 2] = [
     (
         "watch=1&resourceVersionMatch=Exact&resourceVersion=1",
@@ -188,7 +192,7 @@ async fn a_name_and_a_selector_that_disagree_are_400() {
 async fn flags_are_read_as_loosely_as_upstream_reads_them() {
     let up = demo::upstream().pods(2).run().await;
     let app = direct::app(&up).run().await;
-    // The feed is filled, so that this takes nothing of the watches' time.
+    // The feed is synced first, so that this takes no time from the watches.
     assert!(app.get(&format!("{PODS}?resourceVersion=0")).await.is_cached());
     let from = up.revision();
     let ask = async |query: &str| {

@@ -1,5 +1,5 @@
-//! What upstream refuses to the proxy's own identity is asked again ever more rarely. On a node it is not asked for at
-//! all, because there are as many proxies as nodes.
+//! Requests that upstream refuses to the proxy's own identity are retried with growing delays. On a node they are not
+//! sent at all, because there are as many proxies as nodes.
 
 use std::time::{Duration, Instant};
 
@@ -11,16 +11,16 @@ use crate::direct::{self, App, PODS, Plan, Watch, eventually};
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const SERVICES: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
-/// What is held on a node.
+/// The collection that is cached on a node.
 const ON_NODE: &str = "/api/v1/pods?fieldSelector=spec.nodeName%3Dnode-1";
 const RBAC: [&str; 4] = ["roles", "clusterroles", "rolebindings", "clusterrolebindings"];
 
-/// Short, where the real one is half a minute.
+/// Short; the product's value is half a minute.
 const FIRST: Duration = Duration::from_millis(20);
-/// As in earnest: so far no test waits.
+/// The product's value; no test waits this long.
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// An upstream that refuses what it refuses a node's identity.
+/// An upstream that refuses the same requests as it refuses a node's identity.
 async fn refusing() -> RunningUpstream {
     let up = demo::upstream().pods(3).run().await;
     for plural in RBAC.into_iter().chain(["customresourcedefinitions", "apiservices"]) {
@@ -29,7 +29,7 @@ async fn refusing() -> RunningUpstream {
     up
 }
 
-/// A proxy that tells callers apart, and so wants to hear of changes of RBAC.
+/// A proxy that authenticates callers, and therefore watches RBAC.
 fn delegated(up: &RunningUpstream) -> Plan {
     direct::app(up).with(|config| {
         config.auth = AuthMode::Delegated;
@@ -37,7 +37,7 @@ fn delegated(up: &RunningUpstream) -> Plan {
     })
 }
 
-/// A watch of a caller whose rights are checked, so that RBAC matters.
+/// A watch of a caller whose permissions are checked, so that RBAC matters.
 async fn watched(up: &RunningUpstream, app: &App, path: &str) -> Watch {
     up.reviews().give("a", "ada");
     up.reviews().allow("ada", "*");
@@ -54,13 +54,13 @@ fn rbac(plural: &str) -> String {
     format!("/apis/rbac.authorization.k8s.io/v1/{plural}")
 }
 
-/// How often upstream was asked for anything, but for what it is itself: that is asked of each new connection.
+/// Number of upstream requests, except for those about the server itself, which each new connection sends.
 fn all_asked(up: &RunningUpstream) -> usize {
     let is_ours = |seen: &&ReceivedRequest| seen.headers.contains_key("kube-fanout-hops");
     up.requests().iter().filter(is_ours).filter(|seen| seen.uri.path() != "/version").count()
 }
 
-/// Twice as rarely each time: so many questions take at least so long, however busy the machine.
+/// The delay doubles each time, so this many requests take at least this long on any machine.
 #[tokio::test]
 async fn what_is_refused_is_asked_again_ever_more_rarely() {
     const TIMES: u32 = 7;
@@ -76,7 +76,7 @@ async fn what_is_refused_is_asked_again_ever_more_rarely() {
         assert!(took >= least.mul_f64(0.8), "{path}: {TIMES} questions within {took:?}");
         let so_far = asked(&up, &path);
         let fitting = (0..32).take_while(|n| FIRST * ((1 << n) - 1) <= took.mul_f64(1.25)).count();
-        // Definitions and services are asked for by those who read them and by those who watch them.
+        // Both the readers and the watches of definitions and APIServices request them.
         assert!(so_far <= 2 * (fitting + 2), "{path}: {so_far} questions in {took:?}");
     }
 }
@@ -89,7 +89,7 @@ async fn on_a_node_nothing_of_the_cluster_is_asked_for_and_an_idle_proxy_asks_no
     let _open = watched(&up, &app, ON_NODE).await;
     eventually("definitions are refused twice", || async { asked(&up, DEFINITIONS) == 2 && asked(&up, SERVICES) == 2 })
         .await;
-    // Long enough for a hundred questions of those who ask again each time.
+    // Long enough for a hundred requests without growing delays.
     let before = all_asked(&up);
     let seen = up.counts().requests;
     let more = up.until(|counts| counts.requests > seen + 20);
@@ -101,7 +101,7 @@ async fn on_a_node_nothing_of_the_cluster_is_asked_for_and_an_idle_proxy_asks_no
     assert!(all_asked(&up) <= before + 3, "what was on its way, and nothing else: {}", all_asked(&up) - before);
 }
 
-/// A proxy on a node with rights of its own hears of RBAC as elsewhere.
+/// A proxy on a node whose own permissions suffice watches RBAC as elsewhere.
 #[tokio::test]
 async fn on_a_node_whoever_may_read_definitions_hears_of_rbac() {
     let up = demo::upstream().pods(3).run().await;

@@ -1,4 +1,4 @@
-//! A configuration file that changes is taken while everything runs (docs/CONFIG.md, "Reloading").
+//! Changes of the configuration file are applied while the process runs (docs/CONFIG.md, "Reloading").
 
 use bench::{Fleet, Plan, TargetCredentials};
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ async fn shown(process: &Process) -> Value {
     serde_json::from_str(&process.admin("/debug/config").await).expect("JSON")
 }
 
-/// Has the file read, and waits for what the page says then.
+/// Triggers a reload, and waits until the page shows the expected state.
 async fn read_again(process: &Process, what: &str, wanted: impl Fn(&Value) -> bool) {
     process.signal("HUP");
     eventually(what, || async { wanted(&shown(process).await) }).await;
@@ -49,10 +49,10 @@ async fn a_changed_file_is_taken_and_no_watch_ends() {
     let named = client.request(http::Method::GET, PODS).host("fanout.example").send().await;
     assert_eq!(named.status, 200, "{}", named.text());
     let metrics = process.metrics().await;
-    assert!(metric(&metrics, "kube_fanout_config_reload_restart_keys", "") > 0.0);
-    assert!(metric(&metrics, "kube_fanout_config_reload_total", "taken_in_part") > 0.0);
+    assert!(metric(&metrics, "kube_fanout_config_restart_required_keys", "") > 0.0);
+    assert!(metric(&metrics, "kube_fanout_config_reloads_total", "partially_applied") > 0.0);
 
-    // Told in full, and what was taken before stays.
+    // All problems are reported, and the previous configuration stays.
     write("limits: {watches: many}\nnonsense: 1\n");
     read_again(&process, "what is wrong is told", |shown| {
         let trouble = shown["trouble"].as_str().unwrap_or_default();
@@ -75,12 +75,14 @@ async fn a_changed_file_is_taken_and_no_watch_ends() {
     fleet.stop().await;
     process.signal("TERM");
     let said = process.ended().await.stderr;
-    for line in ["configuration taken", "takes a restart", "the configuration has 2 problems", "line 1, column"] {
+    for line in
+        ["configuration applied", "restart required for: ", "the configuration has 2 problems", "line 1, column"]
+    {
         assert!(said.contains(line), "{line}: {said}");
     }
 }
 
-/// Without a file it is no reason to end, as it is by default.
+/// Without a file SIGHUP must not end the process, although that is its default.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hangup_ends_nothing() {
     let up = demo::upstream().pods(3).run().await;
@@ -89,5 +91,5 @@ async fn a_hangup_ends_nothing() {
     assert_eq!(process.client().get(PODS).await.status, 200);
     process.signal("TERM");
     let ended = process.ended().await;
-    assert!(ended.code == Some(0) && ended.stderr.contains("no configuration file to read again"), "{}", ended.stderr);
+    assert!(ended.code == Some(0) && ended.stderr.contains("no configuration file to reload"), "{}", ended.stderr);
 }

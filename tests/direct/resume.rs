@@ -1,4 +1,4 @@
-//! A watch goes on where another one stopped, or is told that it cannot (W2, W6–W8, F5, L2).
+//! A watch resumes where another one stopped, or receives 410 (W2, W6–W8, F5, L2).
 
 use base::now_ns;
 use demo::{self, RunningUpstream};
@@ -8,7 +8,7 @@ use verify::Promise;
 
 use crate::direct::{self, CONFIGMAPS, Ended, History, NODES, PODS, Protocol, Watch, straight};
 
-/// Writes pods of one namespace only, so that revisions follow each other without a gap.
+/// Writes pods of one namespace only, so that revisions are consecutive.
 fn write(up: &RunningUpstream, times: u64) -> u64 {
     (0..times).fold(up.revision(), |_, n| up.update_pod("default", &format!("p{}", n % 3)))
 }
@@ -22,7 +22,7 @@ async fn every_version_of_the_window_resumes_exactly_there_and_the_one_before_is
     let mut newest = history.from;
     for _ in 0..9 {
         newest = write(&up, 1);
-        // One by one: all at once would push out what nobody has read yet.
+        // One by one, because all at once would evict events that were not read yet.
         first.reached(newest).await;
     }
     history.upto(newest).await;
@@ -45,7 +45,7 @@ async fn every_version_of_the_window_resumes_exactly_there_and_the_one_before_is
     assert!(before.iter().all(|watch| watch.end() == Some(Ended::Expired)));
 }
 
-/// A feed that starts where a client had been is listed, and no list tells what a bookmark looks like.
+/// A feed that starts at a client's version lists, and a list does not show the form of a bookmark.
 #[tokio::test]
 async fn the_first_bookmark_of_a_feed_that_a_client_came_back_to_is_as_upstreams() {
     let up = demo::upstream().pods(3).run().await;
@@ -159,7 +159,7 @@ async fn a_client_that_hops_between_replicas_and_upstream_sees_everything_once()
     let mut history = History::begin(&up, PODS).await;
     let (one, two) = (direct::app(&up).run().await, direct::app(&up).run().await);
     let begun = history.from;
-    // The rings of both begin before the first hop.
+    // The rings of both start before the first hop.
     let held = [one.watch(PODS).from(history.from).await, two.watch(PODS).from(history.from).await];
     let replicas = [(*one).clone(), (*two).clone(), direct::straight(&up)];
     let hops = async {

@@ -1,5 +1,5 @@
-//! Clients come back to a proxy that has started again, with versions that are older than its first list. They go on
-//! where they were as long as upstream has the history, and get each change once and in order (W3, W5–W7, F9).
+//! Clients return to a restarted proxy with versions older than its first list. They resume as long as upstream has the
+//! history, and receive each change once and in order (W3, W5–W7, F9).
 
 use demo::{self, Pod, RequestKind, RunningUpstream};
 use futures_util::future::join_all;
@@ -11,19 +11,19 @@ use crate::direct::{self, ALLOWANCE, App, Ended, History, PODS, Protocol};
 /// Longer than such a watch is held.
 const HELD: Duration = Duration::from_secs(9);
 
-/// How often a feed of pods has asked upstream for this.
-async fn asked(app: &App, question: &str) -> u64 {
+/// How many requests of this purpose the feed of pods has sent upstream.
+async fn asked(app: &App, purpose: &str) -> u64 {
     let metrics = app.admin("/metrics").await.text();
     let of_pods = |line: &&str| {
-        line.starts_with("kube_fanout_upstream_questions_total{")
+        line.starts_with("kube_fanout_feed_requests_total{")
             && line.contains("resource=\"pods.v1\"")
-            && line.contains(&format!("question=\"{question}\""))
+            && line.contains(&format!("purpose=\"{purpose}\""))
     };
     let value = |line: &str| line.rsplit(' ').next().and_then(|value| value.parse::<u64>().ok());
     metrics.lines().filter(of_pods).filter_map(value).sum()
 }
 
-/// A proxy whose feed of pods begins now.
+/// A proxy whose feed of pods starts now.
 async fn begun(up: &RunningUpstream) -> App {
     let app = direct::app(up).run().await;
     app.discovered().await;
@@ -48,7 +48,7 @@ async fn clients_that_come_back_late_to_a_restarted_proxy_miss_nothing_and_cost_
     up.churn(40).await;
     let second = begun(&up).await;
     up.churn(20).await;
-    // One after the other: those that come first do not decide for the others.
+    // One after the other, so that the first ones do not decide for the others.
     let mut again = Vec::new();
     for (n, from) in seen.iter().enumerate().rev() {
         again.push(second.watch(PODS).from(*from).over(Protocol::ALL[n % 3]).await);
@@ -57,10 +57,10 @@ async fn clients_that_come_back_late_to_a_restarted_proxy_miss_nothing_and_cost_
     let last = up.churn(10).await;
     history.is_told_to(&again, last).await;
     assert_eq!((asked(&second, "initial").await, asked(&second, "relist").await), (1, 0), "one list");
-    assert!(asked(&second, "prehistory").await <= 9);
+    assert!(asked(&second, "backfill").await <= 9);
 }
 
-/// Kubernetes issue 59848: whoever reads what was, runs or ends what is not.
+/// Kubernetes issue 59848: a client that reads an old state acts on objects that have changed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_state_behind_which_somebody_goes_on_is_shown_to_nobody_else() {
     let up = demo::upstream().pods(30).seed(217).run().await;
@@ -68,13 +68,13 @@ async fn the_state_behind_which_somebody_goes_on_is_shown_to_nobody_else() {
     let last = up.churn(40).await;
     let app = direct::app(&up).sync_wait(Duration::from_millis(300)).fresh_wait_of_product().run().await;
     app.discovered().await;
-    // What happened since does not come.
+    // Later changes do not arrive.
     up.faults().hush_watches();
-    // The feed begins for it, whether or not it waits for so long.
+    // The feed starts for this watch, even if the watch does not wait for it.
     let _ = app.watch(PODS).from(old).open().await;
     let version = old.to_string();
     app.until_feed("pods", "it begins there", |feed| feed["resourceVersion"] == version.as_str()).await;
-    // It is told to come again as long as the feed is not live.
+    // The watch is refused until the feed is live, so the client retries.
     let late = direct::within("a watch", async {
         loop {
             if let Ok(watch) = app.watch(PODS).from(old).open().await {
@@ -97,13 +97,13 @@ async fn the_state_behind_which_somebody_goes_on_is_shown_to_nobody_else() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_who_comes_from_long_ago_costs_the_others_nothing() {
-    // Those who come within 300 ms begin a feed together. On a busy machine the oldest may come long before the others,
-    // so that the feed begins twice: that shows nothing, and is tried again.
+    // Clients that arrive within 300 ms share the start of a feed. On a busy machine the oldest may arrive long before
+    // the others, so that the feed starts twice. That shows nothing, so the test retries.
     for _ in 0..20 {
         let up = demo::upstream().pods(30).seed(218).run().await;
         let ancient = up.revision();
         up.churn(10).await;
-        // What was is still there, and what happened since is not.
+        // Storage still has the old states, but the window lacks the changes since.
         up.faults().forget_window();
         let mut history = History::begin(&up, PODS).await;
         up.churn(10).await;
@@ -138,14 +138,14 @@ async fn a_fleet_that_comes_back_is_told_all_and_costs_upstream_a_handful_of_wat
     fastrand::Rng::with_seed(211).shuffle(&mut versions);
     let fleet = join_all(versions.iter().map(|from| app.watch(PODS).from(*from).into_future())).await;
     history.is_told_to(&fleet, last).await;
-    let watches = asked(&app, "prehistory").await;
+    let watches = asked(&app, "backfill").await;
     // Whoever comes from before all so far costs one: six on average, if they come one by one in any order, and which
     // order that is the machine decides as well. More than 25 have a probability of less than one in a billion.
     assert!((1..=25).contains(&watches), "{watches} watches for {FLEET} clients that came together");
     assert_eq!(asked(&app, "initial").await, 1);
 }
 
-/// In a namespace, and of one object or all others.
+/// Selections by key: a namespace, one object, or all others.
 #[tokio::test]
 async fn whatever_goes_by_the_key_is_told_exactly() {
     let up = demo::upstream().pods(6).seed(212).run().await;
@@ -176,10 +176,10 @@ async fn whatever_goes_by_the_key_is_told_exactly() {
         let watch = if fields.is_empty() { plan.await } else { plan.fields(fields).await };
         history.is_shown_to(&[watch], last).await;
     }
-    assert_eq!(asked(&app, "prehistory").await, 1);
+    assert_eq!(asked(&app, "backfill").await, 1);
 }
 
-/// A node's feed holds what the node's field selects, so that this selector of its agents asks for nothing more.
+/// A node's feed has the node's field selector, so the same selector of its agents needs no further request.
 #[tokio::test]
 async fn agents_of_a_node_come_back_late_as_well() {
     let up = demo::upstream().pods(20).seed(217).run().await;
@@ -201,7 +201,7 @@ async fn agents_of_a_node_come_back_late_as_well() {
     }
 }
 
-/// Whether an object was in the selector before its first change is asked of storage.
+/// Storage is asked whether an object matched the selector before its first change.
 #[tokio::test]
 async fn a_selector_is_told_exactly_what_entered_and_what_left() {
     let up = demo::upstream().pods(6).seed(213).run().await;
@@ -211,10 +211,10 @@ async fn a_selector_is_told_exactly_what_entered_and_what_left() {
         let watch = app.watch(PODS).labels(selector).from(history.from).await;
         history.is_shown_to(&[watch], up.revision()).await;
     }
-    assert_eq!((asked(&app, "prehistory").await, asked(&app, "past").await), (1, 3), "for all of them");
+    assert_eq!((asked(&app, "backfill").await, asked(&app, "past_object").await), (1, 3), "for all of them");
 }
 
-/// Upstream's window remembers the changes, but storage has forgotten what was there before.
+/// Upstream's window has the changes, but storage has forgotten the states before them.
 #[tokio::test]
 async fn a_selector_is_410_where_nobody_knows_what_was_there_before() {
     let up = demo::upstream().pods(6).seed(214).run().await;
@@ -231,7 +231,7 @@ async fn a_selector_is_410_where_nobody_knows_what_was_there_before() {
     history.is_told_to(&[unfiltered], up.revision()).await;
 }
 
-/// Pods that change their team, come and go.
+/// Pods that change their team, appear and disappear.
 async fn labelled(up: &RunningUpstream) -> History {
     let pod = |name: &str, team: &str| Pod::new("default", name).label("team", team);
     for (name, team) in [("stays", "x"), ("enters", "y"), ("leaves", "x"), ("goes", "x")] {
@@ -261,7 +261,7 @@ async fn what_upstream_has_forgotten_is_410_at_once_and_asked_once() {
         assert_eq!(watch.ended().await, Ended::Expired, "{protocol:?}");
         assert!(asked_at.elapsed() < Duration::from_secs(1) + ALLOWANCE, "from memory");
     }
-    assert_eq!(asked(&app, "prehistory").await, 1);
+    assert_eq!(asked(&app, "backfill").await, 1);
 }
 
 #[tokio::test]
@@ -277,10 +277,10 @@ async fn an_upstream_that_refuses_is_not_insisted_upon() {
         assert_eq!(watch.ended().await, Ended::Expired);
     }
     assert!(began.elapsed() < HELD + ALLOWANCE, "{:?}", began.elapsed());
-    assert_eq!(asked(&app, "prehistory").await, 1);
+    assert_eq!(asked(&app, "backfill").await, 1);
 }
 
-/// Bookmarks say the same in the part that was read later: nothing that matches is missing before them.
+/// Bookmarks are also correct in backfilled history: no matching event is missing before them.
 #[tokio::test]
 async fn a_bookmark_behind_what_was_read_later_is_where_it_says() {
     let up = demo::upstream().pods(6).seed(216).run().await;
@@ -290,7 +290,7 @@ async fn a_bookmark_behind_what_was_read_later_is_where_it_says() {
     let watch = app.watch(PODS).from(history.from).bookmarks().await;
     let last = up.churn(3).await;
     watch.reached(last).await;
-    // Another resource moves the version on.
+    // A change of another resource advances the version.
     let beyond = up.put("configmaps", direct::configmap("default", "one", "1"));
     direct::followed(&up, "pods").await;
     up.faults().only("pods").bookmark();

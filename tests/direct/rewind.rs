@@ -11,7 +11,7 @@ use crate::direct::{
     self, App, CONFIGMAPS, Ended, History, NODES, PODS, Plan, Protocol, Watch, assert_same, configmap,
 };
 
-/// A proxy that passes a read on as early as the product does if upstream cannot prove anything.
+/// A proxy that forwards a read as early as the product does if upstream cannot prove freshness.
 fn app_like_the_product(up: &RunningUpstream) -> Plan {
     direct::app(up).fresh_wait_of_product()
 }
@@ -31,24 +31,24 @@ async fn sum(app: &App, series: &str) -> u64 {
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
 }
 
-/// How often the feed of a resource has found that the storage went back.
+/// How often the feed of a resource has detected a restored storage.
 async fn rewound(app: &App, resource: &str) -> u64 {
     sum(app, &format!("kube_fanout_history_gaps_total outcome=\"rewound\" resource=\"{resource}\"")).await
 }
 
-/// How often it was listed on a doubt.
+/// How often the feed listed because upstream contradicted the cache.
 async fn doubts(app: &App, resource: &str) -> u64 {
-    sum(app, &format!("kube_fanout_upstream_questions_total question=\"doubt\" resource=\"{resource}\"")).await
+    sum(app, &format!("kube_fanout_feed_requests_total purpose=\"mismatch\" resource=\"{resource}\"")).await
 }
 
-/// What is lost: an update, a creation and a deletion.
+/// Writes that will be lost: an update, a creation and a deletion.
 fn happen(up: &RunningUpstream) -> u64 {
     up.update_pod("default", "kept");
     up.create_pod("default", "ghost");
     up.delete_pod("default", "doomed")
 }
 
-/// The apiserver is stopped, its storage restored, and what is given done before it is reached again.
+/// Stops the apiserver, restores its storage, and runs `meanwhile` before the proxy can reach it again.
 async fn restored(up: &RunningUpstream, app: &App, backup: &Backup, meanwhile: impl FnOnce(&RunningUpstream)) {
     up.faults().down().await;
     app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
@@ -57,7 +57,7 @@ async fn restored(up: &RunningUpstream, app: &App, backup: &Backup, meanwhile: i
     up.faults().up().await;
 }
 
-/// Returns when the feed knows that nothing more of this version will come: it would be asked for again anyway.
+/// Returns when the feed knows that this version is complete, because it would be requested again otherwise.
 async fn whole(app: &App, version: u64) {
     let any = || async { app.get(&format!("{PODS}?resourceVersion=0")).await.rv() >= version };
     direct::eventually("a version is whole", any).await;
@@ -70,7 +70,7 @@ async fn watches(app: &App, path: &str) -> Vec<Watch> {
     watches
 }
 
-/// What anybody is given is what upstream holds.
+/// Asserts that every read returns upstream's state.
 async fn assert_restored(up: &RunningUpstream, app: &App, path: &str) {
     let any = app.get(&format!("{path}?resourceVersion=0")).await;
     assert!(any.is_cached());
@@ -84,7 +84,7 @@ async fn assert_restored(up: &RunningUpstream, app: &App, path: &str) {
     assert_same("listed from us", &listed.changes(), &theirs.changes());
 }
 
-/// A proxy that begins with a state of which the backup knows nothing, and has seen nothing happen since.
+/// A proxy that starts with a state that the backup lacks, and has observed no change since.
 async fn begun_with_a_ghost(seed: u64) -> (RunningUpstream, App, Vec<Watch>, Backup, u64) {
     let up = demo::upstream().pods(10).seed(seed).run().await;
     let backup = up.faults().backup();
@@ -94,7 +94,7 @@ async fn begun_with_a_ghost(seed: u64) -> (RunningUpstream, App, Vec<Watch>, Bac
     (up, app, watches, backup, last)
 }
 
-/// An upstream with a few pods, its backup, and a version that the storage will not have reached when it is restored.
+/// An upstream with a few pods, its backup, and a version that the storage has not reached when it is restored.
 async fn begun(seed: u64) -> (RunningUpstream, App, Vec<Watch>, Backup, u64) {
     let up = demo::upstream().pods(10).seed(seed).run().await;
     up.create_pod("default", "kept");
@@ -114,7 +114,7 @@ fn pass(up: &RunningUpstream, version: u64) {
     }
 }
 
-/// What happens between the restore and our return, each with a name; given the version that we had.
+/// Writes between the restore and the proxy's reconnection, each with a name. The argument is the proxy's version.
 type Meanwhile = (&'static str, fn(&RunningUpstream, u64));
 
 const MEANWHILE: [Meanwhile; 8] = [
@@ -161,7 +161,7 @@ async fn a_restored_backup_ends_every_watch_and_takes_the_place_of_what_was_lost
         assert_restored(&up, &app, PODS).await;
         assert_eq!(whole_lists(&up, PODS) - before, 1, "{what}: one list");
         assert_eq!(rewound(&app, "pods.v1").await, 1, "{what}");
-        // It goes on from there.
+        // The feed continues from the restored state.
         let watch = app.watch(PODS).from(app.get(&format!("{PODS}?resourceVersion=0")).await.rv()).await;
         let next = up.update_pod("default", "kept");
         watch.reached(next).await;
@@ -170,7 +170,7 @@ async fn a_restored_backup_ends_every_watch_and_takes_the_place_of_what_was_lost
     .await;
 }
 
-/// The feed has no event to be told again: it began with this state.
+/// Upstream cannot resend an event, because the feed started with this state.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_feed_that_nothing_has_happened_to_finds_it_by_its_newest_object() {
     let (up, app, watches, backup, last) = begun_with_a_ghost(220).await;
@@ -185,7 +185,8 @@ async fn a_feed_that_nothing_has_happened_to_finds_it_by_its_newest_object() {
     assert_restored(&up, &app, PODS).await;
 }
 
-/// Where its clients once were is where a feed begins, and not where it begins anew: versions may mean something else.
+/// A feed can start at a client's version, but it does not restart there after a restore, because versions may have
+/// another meaning.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_feed_that_begins_anew_does_not_begin_where_its_clients_were() {
     let up = demo::upstream().pods(10).seed(230).run().await;
@@ -208,7 +209,7 @@ async fn a_feed_that_begins_anew_does_not_begin_where_its_clients_were() {
     assert_eq!(exact, 1, "at its start");
 }
 
-/// The gap looks as if it could be mended: an object is gone, and everything else is as it was.
+/// The gap looks as if it could be mended: an object is missing, and everything else is unchanged.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_object_that_was_never_there_is_not_taken_for_one_that_went_in_a_gap() {
     let (up, app, watches, backup, last) = begun_with_a_ghost(229).await;
@@ -225,7 +226,8 @@ async fn an_object_that_was_never_there_is_not_taken_for_one_that_went_in_a_gap(
     assert_eq!(rewound(&app, "pods.v1").await, 1);
 }
 
-/// The stream stays open and is silent, as behind a balancer that nobody told: who asks for what is current finds out.
+/// The stream stays open and silent, as through a load balancer that does not propagate the failure. A read that needs
+/// a proof detects it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_asked_beside_a_stream_that_stays_open_shows_it() {
     let (up, app, watches, backup, _) = begun(221).await;
@@ -242,7 +244,7 @@ async fn what_is_asked_beside_a_stream_that_stays_open_shows_it() {
     assert!(lists <= 3, "{lists} lists, those that were passed through included");
 }
 
-/// Nothing but the objects differs when the storage has come to a later version before anybody asked.
+/// If the storage has reached a later version before the first request, only the objects differ.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn versions_that_prove_nothing_are_compared_object_by_object() {
     let (up, app, watches, backup, last) = begun(222).await;
@@ -256,7 +258,7 @@ async fn versions_that_prove_nothing_are_compared_object_by_object() {
     assert_restored(&up, &app, PODS).await;
 }
 
-/// What is to be derived is compared with upstream: objects that were lost do not make it a wrong derivation.
+/// Derived objects are compared with upstream, and a lost object is not a derivation error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_derived_of_lost_objects_is_not_taken_for_a_wrong_derivation() {
     let up = demo::upstream().run().await;
@@ -269,7 +271,7 @@ async fn what_is_derived_of_lost_objects_is_not_taken_for_a_wrong_derivation() {
         get.header("accept", accept).send().await
     };
     let watches = watches(&app, PODS).await;
-    // The stream stays open, and nobody asks for what is current.
+    // The stream stays open, and no read needs a proof.
     up.faults().restore(&backup);
     pass(&up, last);
     metadata().await;
@@ -294,7 +296,7 @@ async fn when_one_feed_finds_it_the_others_look_as_well() {
     let all = [PODS, NODES, CONFIGMAPS];
     let watches: Vec<_> = join_all(all.map(|path| watches(&app, path))).await.into_iter().flatten().collect();
     let before = all.map(|path| whole_lists(&up, path));
-    // Their streams stay open, and nobody asks about two of them.
+    // Their streams stay open, and two of them are not read.
     up.faults().restore(&backup);
     app.get(PODS).await;
     for watch in &watches {
@@ -317,7 +319,7 @@ async fn a_server_that_lags_ends_no_watch_and_is_not_listed_again_and_again() {
     let (before, old) = (whole_lists(&up, PODS), up.revision() - 5);
     let began = Instant::now();
     up.faults().lag(usize::MAX, old);
-    // What cannot be proven is upstream's to answer.
+    // What cannot be proven is forwarded.
     for _ in 0..3 {
         assert_eq!(app.get(PODS).await.rv(), up.revision());
     }
@@ -329,18 +331,19 @@ async fn a_server_that_lags_ends_no_watch_and_is_not_listed_again_and_again() {
         assert!(watch.is_open());
     }
     assert_eq!(rewound(&app, "pods.v1").await, 0);
-    // The three take nine seconds, and an unfounded doubt rests for ten: on a busy machine there is time for another.
+    // The three reads take nine seconds, and an unfounded doubt has a backoff of ten. On a busy machine there is time
+    // for another.
     let (doubts, doubts_max) = (doubts(&app, "pods.v1").await, 1 + began.elapsed().as_secs() / 10);
     assert!((1..=doubts_max).contains(&doubts), "{doubts} doubts, {doubts_max} at most");
     // Who still waits when it lags no more may have the versions of all pods compared: such a list is of metadata.
-    let compared = sum(&app, "kube_fanout_upstream_questions_total question=\"equality\" resource=\"pods.v1\"").await;
+    let compared = sum(&app, "kube_fanout_feed_requests_total purpose=\"equality\" resource=\"pods.v1\"").await;
     let lists = (whole_lists(&up, PODS) - before) as u64;
     let lists_max = doubts_max + 3 + compared;
     assert!(passed >= 3 && lists <= lists_max, "{lists} lists, those that were passed through included; {lists_max}");
 }
 
-/// One server of several has a watch cache that is behind (Kubernetes issue 59848): a state that is listed anew is the
-/// current one, and not the one that is cheapest to get (F1).
+/// One server of several has a stale watch cache (Kubernetes issue 59848): a relist reads the current state, and not
+/// the cheapest one (F1).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_whose_cache_lags_is_not_listed_from_it() {
     let up = demo::upstream().pods(10).seed(229).run().await;
@@ -355,7 +358,7 @@ async fn a_server_whose_cache_lags_is_not_listed_from_it() {
     history.upto(last).await;
     let (before, since) = (app.get(&format!("{PODS}?resourceVersion=0")).await, now_ns());
     up.faults().cache_lags(old);
-    // Behind what cannot be read for three times, the feed starts from nothing.
+    // After three unreadable events at the same version, the feed starts from nothing.
     for _ in 0..3 {
         let opened = up.counts().watches_opened.of("pods");
         up.faults().only("pods").send_malformed();
@@ -389,7 +392,7 @@ async fn a_storage_that_goes_back_twice_is_followed_twice() {
     assert_eq!(rewound(&app, "pods.v1").await, 2);
 }
 
-/// As at the apiserver: whoever comes with a version that does not exist (any more) waits until it does.
+/// As at the apiserver: a watch from a version that does not exist (any more) waits until it does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_watch_from_a_version_that_was_lost_waits_as_at_the_apiserver() {
     let (up, app, watches, backup, last) = begun(226).await;
@@ -402,7 +405,7 @@ async fn a_watch_from_a_version_that_was_lost_waits_as_at_the_apiserver() {
     join_all([ours.reached(later), theirs.reached(later)]).await;
     assert_same("ours", &ours.events(), &theirs.events());
     assert_eq!(ours.events().len(), 1, "nothing at that version or below: {:?}", ours.events());
-    // A state of the future is refused by both.
+    // Both refuse a LIST at a future version.
     let future = format!("{PODS}?resourceVersion={}&resourceVersionMatch=NotOlderThan", later + 1_000);
     let (ours, theirs) = (app.get(&future).await, direct::straight(&up).get(&future).await);
     assert_eq!((ours.status, theirs.status), (504, 504));
@@ -431,11 +434,11 @@ async fn proxies_that_see_it_together_list_once_each() {
         join_all(watches.iter().map(Watch::ended)).await;
         assert_restored(&up, app, PODS).await;
     }
-    // The state that was lost is asked for as well, for nothing but its absence tells the two apart.
+    // The lost state is requested as well, because only its absence distinguishes the two histories.
     assert_eq!(whole_lists(&up, PODS) - before, 2 * apps.len());
 }
 
-/// A connection that was lost costs an event that is told again, and no question.
+/// A lost connection costs an event that is sent again, and no request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_that_goes_on_with_the_same_history_costs_no_question() {
     let (up, app, watches, _, last) = begun(228).await;

@@ -1,5 +1,5 @@
-//! Upstream's window of events is shorter than a list takes. The proxy lists a few times, and then its watch goes on
-//! (F4, F6).
+//! Upstream's event window is shorter than a list takes. The proxy lists a few times, and then its watch continues (F4,
+//! F6).
 
 use std::sync::Arc;
 
@@ -9,13 +9,13 @@ use tokio::time::{Duration, sleep};
 
 use crate::direct::{self, App, Ended, PODS};
 
-/// Events that upstream's window holds at most, and that happen during each list of all pods.
+/// Maximum number of events in upstream's window, and number of events during each list of all pods.
 const WINDOW: usize = 400;
 const DURING_A_LIST: u64 = 1_000;
-/// Lists of an incident. A few may be in vain where the window moves just before a watch begins.
+/// Maximum number of lists in an incident. A few may fail if the window moves just before a watch starts.
 const LISTS_MAX: u64 = 12;
 
-/// Writes to one pod for as long as it is not dropped.
+/// Writes to one pod until dropped.
 struct Writer(tokio::task::JoinHandle<()>);
 
 impl Drop for Writer {
@@ -28,7 +28,7 @@ fn writing(up: &Arc<RunningUpstream>) -> Writer {
     let up = up.clone();
     Writer(tokio::spawn(async move {
         loop {
-            // Storage still has what the window has not.
+            // Storage still has events that the window lacks.
             up.faults().forget_window();
             for _ in 0..WINDOW / 2 {
                 (0..2).map(|_| up.update_pod("default", "busy")).for_each(drop::<u64>);
@@ -38,8 +38,8 @@ fn writing(up: &Arc<RunningUpstream>) -> Writer {
     }))
 }
 
-/// Returns when a client has watched for longer than two lists take; each time that it is told 410 it lists again,
-/// here. A feed that is listed over and over has no events to tell.
+/// Returns when a client has watched for longer than two lists take. The client relists after each 410. A feed that
+/// relists over and over has no events to send.
 async fn goes_on(up: &RunningUpstream, app: &App) {
     for _ in 0..LISTS_MAX {
         let watch = app.watch(PODS).initial_events().from(0).await;
@@ -53,8 +53,8 @@ async fn goes_on(up: &RunningUpstream, app: &App) {
     panic!("no watch of {LISTS_MAX} was told anything for long");
 }
 
-/// Upstream comes back behind a window that has left its clients behind, and goes on rolling while the writer is there.
-/// The LISTs that there were before.
+/// Upstream comes back with a window that starts after its clients' versions, and keeps moving while the writer lives.
+/// Returns the number of LISTs before that.
 async fn came_back(up: &Arc<RunningUpstream>) -> (u64, Writer) {
     up.churn(2 * WINDOW).await;
     up.faults().forget_window();
@@ -65,7 +65,7 @@ async fn came_back(up: &Arc<RunningUpstream>) -> (u64, Writer) {
     (lists, writer)
 }
 
-/// The proxy was away for longer than the window. How many LISTs that cost upstream.
+/// The proxy was disconnected for longer than the window. Returns how many LISTs that cost upstream.
 async fn back_behind_a_rolling_window(streams_lists: bool) -> u64 {
     let up = Arc::new(demo::upstream().pods(50).seed(96).run().await);
     if !streams_lists {
@@ -77,7 +77,7 @@ async fn back_behind_a_rolling_window(streams_lists: bool) -> u64 {
     up.faults().down().await;
     app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
     let (lists, _writer) = came_back(&up).await;
-    // History is lost, and a client is told so.
+    // History is lost, so the client receives 410.
     assert_eq!(before.ended().await, Ended::Expired);
     goes_on(&up, &app).await;
     up.counts().lists.of("pods") - lists
@@ -95,7 +95,7 @@ async fn where_lists_are_not_streamed_the_watch_is_opened_before_the_list() {
     assert!((1..=LISTS_MAX).contains(&lists), "{lists} lists");
 }
 
-/// A fleet of proxies meets the same window, and each comes out.
+/// Many proxies meet the same window, and each recovers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn proxies_that_come_back_together_each_come_out() {
     let up = Arc::new(demo::upstream().pods(50).seed(97).run().await);

@@ -1,4 +1,4 @@
-//! Certificates, keys and credentials are replaced in their files while everything runs (R-ROTATE-1).
+//! Certificates, keys and credentials are replaced in their files while the process runs (R-ROTATE-1).
 
 use std::path::PathBuf;
 
@@ -11,19 +11,19 @@ use kube_fanout::upstream::CredentialSource;
 use crate::direct::{self, App, Dir, Listening, Pair, Protocol, Trust, eventually, pair, within};
 use crate::process::{Process, metric, run};
 
-/// Writes a certificate and its key, one after the other, as people do.
+/// Writes a certificate and then its key, as operators do.
 fn install(dir: &Dir, name: &str, pair: &Pair) -> (PathBuf, PathBuf) {
     let certificate = dir.file(&format!("{name}.crt"), &pair.cert.pem());
     (certificate, dir.file(&format!("{name}.key"), &pair.signing_key.serialize_pem()))
 }
 
-/// Spoils a file, and returns when the application has noticed.
+/// Corrupts a file, and returns when the application has noticed.
 async fn spoil(app: &App, dir: &Dir, file: &str, text: &str, what: &str) {
     let failed = || async {
         let label = format!("what=\"{what}\",outcome=\"failed\"");
         metric(&app.admin("/metrics").await.text(), "kube_fanout_reloads_total", &label)
     };
-    // Of this process: other tests may have had their failures.
+    // The counter is global to the test process, so other tests may add failures.
     let before = failed().await;
     dir.file(file, text);
     eventually(&format!("{file} is found to be spoilt"), || async { failed().await > before }).await;
@@ -61,7 +61,7 @@ fn install_expired(dir: &Dir, name: &str) -> [String; 2] {
     [certificate, dir.file(&format!("{name}.key"), &key.serialize_pem())].map(|path| path.display().to_string())
 }
 
-/// Clients see a failed handshake and nothing else, so the operator has to be told in other ways.
+/// Clients only see a failed handshake, so the operator must learn of it from logs, metrics and status.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn expired_serving_certificate_is_in_log_metrics_and_status() {
     let up = demo::upstream().run().await;
@@ -80,14 +80,14 @@ async fn expired_serving_certificate_is_in_log_metrics_and_status() {
     let expired = status().await;
     assert_eq!(expired.code, Some(1), "{}{}", expired.stdout, expired.stderr);
     assert!(expired.stdout.contains("listener_certificate: expired"), "{}", expired.stdout);
-    // Half a file: what was read before stays in force, and that is trouble as well.
+    // Half a file: the previous certificate stays in use, and the failure is reported as well.
     dir.file("tls.crt", "half of");
     let failing = || async { metric(&process.metrics().await, "kube_fanout_reload_failing", of) > 0.5 };
     eventually("the file is looked at", failing).await;
     let spoilt = status().await;
     let why = "listener_certificate: reload failed; keeping the previous one";
     assert!(spoilt.code == Some(1) && spoilt.stdout.contains(why), "{}{}", spoilt.stdout, spoilt.stderr);
-    // The key first: it is read with the certificate that it belongs to.
+    // The key first, because it is read together with its certificate.
     let new = pair();
     dir.file("tls.key", &new.signing_key.serialize_pem());
     dir.file("tls.crt", &new.cert.pem());
@@ -95,13 +95,10 @@ async fn expired_serving_certificate_is_in_log_metrics_and_status() {
     eventually("all is well", || async { status().await.code == Some(0) }).await;
     process.signal("TERM");
     let log = process.ended().await.stderr;
-    assert!(
-        log.contains("certificate is not valid now; peers refuse it") && log.contains("expired on Feb  3"),
-        "{log}"
-    );
+    assert!(log.contains("certificate is not valid; peers reject it") && log.contains("expired on Feb  3"), "{log}");
 }
 
-/// A kubeconfig whose files are named as kubeadm names them: relative to it.
+/// A kubeconfig whose files have relative paths, as kubeadm writes them.
 fn kubeconfig(address: &str) -> String {
     let cluster = format!("{{server: 'https://{address}', certificate-authority: ca.pem}}");
     let user = "{client-certificate: client.crt, client-key: client.key}";

@@ -1,5 +1,5 @@
-//! Who may read metrics on the address for other machines, where upstream is asked (docs/SECURITY.md, "Metrics and
-//! health addresses").
+//! Permission to read metrics on the address for other machines, where upstream authorizes (docs/SECURITY.md, "Metrics
+//! and health addresses").
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -13,10 +13,11 @@ use crate::chains::{Authority, YEAR};
 use crate::direct::{self, Answer, App, Client, Dir, PODS, Plan, Protocol, Trust, eventually, pair};
 use crate::process::{kubeconfig, metric, run};
 
-/// The time after which an answer is as good as forgotten.
+/// TTL after which a cached decision has practically expired.
 const MOMENT: Duration = Duration::from_millis(10);
 
-/// Asks upstream who scrapes, on an address of its own with this certificate and key of `dir`.
+/// Makes the metrics listener authenticate scrapers with upstream, on an address of its own with a certificate and key
+/// in `dir`.
 fn asked(plan: Plan, dir: &Dir) -> Plan {
     let own = pair();
     let certificate = dir.file("metrics.crt", &own.cert.pem());
@@ -75,16 +76,16 @@ async fn metrics_are_for_whom_upstream_allows_them_and_others_are_told_in_its_wo
             assert_eq!(client.get(path).await.status, 404, "{path}");
         }
     }
-    // No page has a token, so a Service's name is as good as an address.
+    // Web pages have no token, so any host name is allowed.
     let named = app.metrics_client().bearing("thyme").request(Method::GET, "/metrics").host("fanout.system.svc");
     assert_eq!(named.send().await.status, 200);
-    // Whoever does not speak TLS gets nothing.
+    // A client without TLS gets nothing.
     let plain = Client::to(direct::Place::parse(&app.metrics_client().url()))
         .bearing("thyme")
         .request(Method::GET, "/metrics")
         .try_send();
     assert!(plain.await.map_or(true, |answer| answer.status >= 400), "not in the clear");
-    // Probes have no token, and processes of this machine had metrics before.
+    // Probes have no token, and local processes can always read metrics on the admin address.
     let before = up.reviews().asked();
     assert_eq!(app.healthz_client().get("/livez").await.status, 200);
     assert_eq!(app.admin("/metrics").await.status, 200);
@@ -142,7 +143,7 @@ async fn guessed_tokens_cost_upstream_no_more_than_is_stated_and_keep_no_scraper
     let stated = u64::from(limits.reviews_burst_per_source) + seconds * u64::from(limits.reviews_per_source);
     let asked = up.reviews().asked().tokens;
     assert!(asked <= stated + 1 + scrapes, "{asked} questions in {seconds} s");
-    // A machine that stalls may leave time for all of them.
+    // A stalled machine may leave time for all of them.
     assert!(shed > 0 || stated >= 300, "there were more guesses than that");
 }
 
@@ -167,7 +168,7 @@ async fn a_right_or_a_token_that_is_gone_reads_nothing_once_the_answer_is_forgot
     answers(401).await;
     up.reviews().give("thyme", "prometheus");
     answers(200).await;
-    // An upstream that does not answer, and one that does not let us ask, are never a yes.
+    // If upstream does not respond, or does not let the proxy create reviews, the scrape is refused.
     for refusal in [500, 503, 403] {
         up.reviews().refuse(Some(refusal));
         answers(503).await;
@@ -205,7 +206,7 @@ async fn the_certificate_of_metrics_is_read_again_when_it_changes() {
     eventually("the new one is shown", renewed).await;
 }
 
-/// A certificate costs no TokenReview, and a browser that adds one for a page is found out.
+/// A certificate needs no TokenReview, and a browser that presents one for a web page is detected.
 #[tokio::test]
 async fn a_client_certificate_is_as_good_as_a_token() {
     let (up, dir) = (upstream().await, Dir::new());
@@ -223,12 +224,12 @@ async fn a_client_certificate_is_as_good_as_a_token() {
     assert_eq!(showing(&stranger, "prometheus").get("/metrics").await.status, 401);
     let of_a_page = prometheus.request(Method::GET, "/metrics").header("sec-fetch-site", "cross-site").send().await;
     assert_eq!(of_a_page.status, 403);
-    // The listeners' own certificate serves both, and clients are asked about with what they had before.
+    // Both listeners use the listeners' own certificate, and the authorization of clients is unchanged.
     assert!(is_metrics(&scrape(&app, "thyme").await));
     assert_eq!(app.bearing("thyme").get("/api/v1/namespaces/default/pods").await.status, 403);
 }
 
-/// Whoever guesses where many can reach it takes nothing from clients.
+/// Guessed tokens on a widely reachable address do not reduce clients' review budget.
 #[tokio::test]
 async fn guesses_at_metrics_leave_clients_their_budget() {
     let (up, dir) = (upstream().await, Dir::new());
@@ -267,10 +268,10 @@ fn a_token_is_never_taken_in_the_clear_and_all_that_is_wrong_is_said() {
     let all = of_file(
         "metricsBindAddress: off\nmetrics: {auth: delegated}\ndelegated: {tokenTTL: 20s}\nlimits: {watches: 0}\n",
     );
-    let in_the_clear = "metrics.auth: without TLS everybody on the way could take the tokens";
+    let in_the_clear = "metrics.auth: without TLS the tokens of scrapes would be sent in clear text";
     for said in [
         in_the_clear,
-        "metrics: its settings mean nothing without metricsBindAddress",
+        "metrics.* requires metricsBindAddress",
         "delegated.* requires auth: delegated",
         "limits.watches",
     ] {
@@ -279,10 +280,10 @@ fn a_token_is_never_taken_in_the_clear_and_all_that_is_wrong_is_said() {
     let clear = check(&scraped);
     assert!(clear.code == Some(78) && clear.stderr.contains(in_the_clear), "{}", clear.stderr);
     let other = check(&["--metrics-auth", "token", "--metrics-bind-address", "0.0.0.0:10249"]);
-    let said = "metrics.auth: \"token\" is neither \"none\" nor \"delegated\"";
+    let said = "metrics.auth: \"token\" is not supported (expected \"none\" or \"delegated\")";
     assert!(other.code == Some(78) && other.stderr.contains(said), "{}", other.stderr);
     let half = of_file("metricsBindAddress: 0.0.0.0:10249\nmetrics: {tls: {certificate: /tmp/x}}\n");
-    let said = "metrics.tls: give either certificate and key, or selfSigned";
+    let said = "metrics.tls: set either certificate and key, or selfSigned";
     assert!(half.code == Some(78) && half.stderr.contains(said), "{}", half.stderr);
 }
 
@@ -304,6 +305,7 @@ async fn the_preflight_names_the_right_to_ask_about_scrapes() {
     assert_eq!(all.code, Some(0), "{}{}", all.stdout, all.stderr);
     up.reviews().lack("create", "tokenreviews");
     let missing = checked().await;
-    let said = "the proxy may not create tokenreviews.authentication.k8s.io: nobody could read metrics";
+    let said =
+        "the proxy may not create tokenreviews.authentication.k8s.io: scrapes cannot be authenticated (metrics.auth)";
     assert!(missing.code == Some(1) && missing.stdout.contains(said), "{}", missing.stdout);
 }

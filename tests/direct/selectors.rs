@@ -1,5 +1,5 @@
 //! Watches with selectors: an object that enters the selection is ADDED, and one that leaves it is DELETED with its
-//! content from before (W4, W5).
+//! previous content (W4, W5).
 
 use std::sync::LazyLock;
 
@@ -10,7 +10,7 @@ use verify::Promise;
 use crate::direct::{self, Event, History, PODS, Protocol, assert_alike, assert_same, straight};
 use crate::process::metric;
 
-/// One pod that is labelled, moved, relabelled and deleted; the last revision.
+/// Creates, labels, moves, relabels and deletes one pod. Returns the last revision.
 fn life(up: &RunningUpstream) -> u64 {
     let pod = || Pod::new("default", "nomad");
     up.put_pod(&pod().label("app", "front").node(""));
@@ -26,7 +26,7 @@ fn life(up: &RunningUpstream) -> u64 {
     up.create_pod("billing", "end")
 }
 
-/// The types of the events that are about one object.
+/// Types of the events about one object.
 fn types_of<'a>(events: &'a [Event], key: &str) -> Vec<&'a str> {
     events.iter().filter(|event| event.key == key).map(|event| event.kind.as_str()).collect()
 }
@@ -52,7 +52,7 @@ async fn a_label_that_comes_and_goes_adds_and_deletes() {
     }
 }
 
-/// A set of values is concerned by what an object was and by what it is.
+/// A set-based selector considers both the previous and the current values of an object.
 #[tokio::test]
 async fn an_object_that_changes_within_a_set_is_told_once() {
     let up = demo::upstream().pods(3).run().await;
@@ -101,7 +101,7 @@ async fn a_namespace_and_a_name_narrow_without_edges() {
     assert!(nobody.is_open());
 }
 
-/// Pods of `a-b` are none of `a`.
+/// Pods of `a-b` are not in `a`.
 #[tokio::test]
 async fn a_namespace_is_not_what_begins_with_its_name() {
     let up = demo::upstream().pods(3).run().await;
@@ -110,7 +110,7 @@ async fn a_namespace_is_not_what_begins_with_its_name() {
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
     let path = "/api/v1/namespaces/a/pods";
-    // With a selector each object is looked at; without one the namespace is a part of what is written for all.
+    // With a selector each object is checked; without one the namespace is a part of the shared output.
     let plans = [
         app.watch(path).labels("!missing").initial_events(),
         app.watch(path).initial_events(),
@@ -152,7 +152,7 @@ static SELECTORS: LazyLock<Vec<(&str, &str)>> = LazyLock::new(|| {
     ]
 });
 
-/// Selectors that nobody has before.
+/// Selectors that no earlier watch has.
 const UNSEEN: [(&str, &str); 3] = [("app=queue", ""), ("", "spec.nodeName=node-1"), ("app in (worker,queue)", "")];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -170,7 +170,7 @@ async fn every_selector_sees_what_upstream_would_show_it() {
     let mut watches = join_all(SELECTORS.iter().map(open)).await;
     let last = up.churn(600).await;
     app.reached("pods", last).await;
-    // Those that come later read the same from the ring; whether a lane was open before must not matter.
+    // Later watches read the same from the ring, whether or not a lane was open before.
     watches.extend(join_all(SELECTORS.iter().chain(&UNSEEN).map(open)).await);
     history.is_shown_to(&watches, last).await;
 }
@@ -179,7 +179,7 @@ fn joined(count: usize, each: impl Fn(usize) -> String) -> String {
     (0..count).map(each).collect::<Vec<_>>().join(",")
 }
 
-/// What costs no more than other selectors if it is read well: as much as fits into a line.
+/// Selectors that cost no more than others if they are evaluated well, up to the length of a request line.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn however_much_is_asked_for_what_upstream_finds_is_found_here() {
     let up = demo::upstream().pods(120).seed(22).run().await;
@@ -208,9 +208,9 @@ async fn however_much_is_asked_for_what_upstream_finds_is_found_here() {
     }
 }
 
-/// What a watch asks for is asked of each event.
+/// A watch's selector is evaluated for each event.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_watch_whose_selector_is_dear_is_upstreams() {
+async fn expensive_watch_selector_is_forwarded() {
     let up = demo::upstream().pods(20).seed(23).remember_requests(true).run().await;
     let app = direct::app(&up).run().await;
     let (dear, plain) = (joined(150, |n| format!("!key-{n:03}")), joined(50, |n| format!("!key-{n:03}")));
@@ -230,9 +230,9 @@ async fn a_watch_whose_selector_is_dear_is_upstreams() {
     assert_eq!((named("key-149"), named("key-000")), (1, 1), "one of the two went upstream: {asked:?}");
 }
 
-/// What a list asks for is asked of each object: of many objects not everything can be asked here.
+/// A list's selector is evaluated for each object, so its cost grows with the number of objects.
 #[tokio::test]
-async fn a_list_whose_selector_is_dear_for_so_many_objects_is_upstreams() {
+async fn expensive_list_selector_is_forwarded() {
     let up = demo::upstream().pods(12_000).seed(24).remember_requests(true).run().await;
     let app = direct::app(&up).run().await;
     let keys = joined(1_500, |n| format!("%21{n:x}"));
@@ -240,8 +240,9 @@ async fn a_list_whose_selector_is_dear_for_so_many_objects_is_upstreams() {
     let dear = format!("{PODS}?labelSelector={keys},%21{}/long-name,app%20notin%20({sets})", "p".repeat(250));
     assert!(app.get(&format!("{PODS}?labelSelector=%21a&limit=5")).await.is_cached());
     // The tests of this process count together.
-    let counted =
-        async || metric(&app.admin("/metrics").await.text(), "kube_fanout_forwarded_total", "reason=\"dear_selector\"");
+    let counted = async || {
+        metric(&app.admin("/metrics").await.text(), "kube_fanout_forwarded_total", "reason=\"expensive_selector\"")
+    };
     let before = counted().await;
     let (ours, theirs) =
         (app.get(&format!("{dear}&limit=5")).await, straight(&up).get(&format!("{dear}&limit=5")).await);
@@ -252,7 +253,7 @@ async fn a_list_whose_selector_is_dear_for_so_many_objects_is_upstreams() {
     assert!(counted().await > before);
 }
 
-/// Ten thousand watches of one caller hold no more with long selectors.
+/// Ten thousand watches of one caller use no more memory with long selectors.
 #[tokio::test]
 async fn a_watch_with_a_long_selector_takes_the_place_of_several() {
     let up = demo::upstream().pods(3).run().await;

@@ -1,5 +1,5 @@
-//! Upstream loses an event, or changes bytes behind a version: the feed finds it by itself, its watches end with 410,
-//! and what is listed from then on is right (F8).
+//! Upstream loses an event, or changes bytes without a new version. The feed detects it with a self-check, its watches
+//! end with 410, and later lists are right (F8).
 
 use std::time::Duration;
 
@@ -17,17 +17,17 @@ async fn sum(app: &App, name: &str, label: &str) -> u64 {
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
 }
 
-/// How many requests for comparisons a proxy has sent.
+/// Number of self-check requests of a proxy.
 async fn asked(app: &App) -> u64 {
-    sum(app, "kube_fanout_upstream_questions_total", r#"question="self_check""#).await
+    sum(app, "kube_fanout_feed_requests_total", r#"purpose="self_check""#).await
 }
 
-/// How many comparisons of a proxy have found no difference.
+/// Number of self-checks of a proxy without a difference.
 async fn same(app: &App) -> u64 {
     sum(app, "kube_fanout_self_checks_total", r#"outcome="same""#).await
 }
 
-/// Returns when a proxy whose pods change has compared them `times` more.
+/// Returns after `times` more self-checks of a proxy whose pods change.
 async fn compared(up: &RunningUpstream, app: &App, times: u64) {
     let often = Box::pin(async {
         let wanted = same(app).await + times;
@@ -38,7 +38,7 @@ async fn compared(up: &RunningUpstream, app: &App, times: u64) {
     direct::within("comparisons", often).await;
 }
 
-/// What goes wrong, with a name.
+/// A fault, with a name.
 type Mistake = (&'static str, fn(&RunningUpstream));
 
 const MISTAKES: [Mistake; 4] = [
@@ -67,7 +67,7 @@ async fn what_was_lost_ends_the_watches_and_the_next_list_is_right() {
         let watches = join_all(open).await;
         join_all(watches.iter().map(Watch::listed)).await;
         mistake(&up);
-        // Nothing that follows shows it.
+        // No later event reveals it.
         let last = up.create_pod("default", "next");
         join_all(watches.iter().map(|watch| watch.reached_or_ended(last))).await;
         for watch in &watches {
@@ -84,7 +84,7 @@ async fn what_was_lost_ends_the_watches_and_the_next_list_is_right() {
     .await;
 }
 
-/// Whatever happens in a while of churn, nothing differs, and the watches stay.
+/// Under churn, no self-check finds a difference, and the watches stay open.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_followed_is_compared_again_and_again_and_no_watch_ends() {
     let up = demo::upstream().pods(700).run().await;
@@ -96,9 +96,9 @@ async fn what_is_followed_is_compared_again_and_again_and_no_watch_ends() {
     assert_eq!(watch.end(), None);
 }
 
-/// A third proxy, whose pods go on changing, shows how much time has passed: as many comparisons are due at the others.
+/// A third proxy, whose pods keep changing, measures time: the others would be due for as many self-checks.
 #[tokio::test]
-async fn a_proxy_at_rest_asks_nothing_and_one_that_only_keeps_a_feed_neither() {
+async fn idle_proxy_sends_no_self_check_requests() {
     let (up, changing) = (demo::upstream().pods(6).run().await, demo::upstream().pods(6).run().await);
     let often = |up: &RunningUpstream| direct::app(up).with(|config| config.reflect.self_check = Some(OFTEN));
     let (read, kept) = (often(&up).run().await, often(&up).preload("pods").run().await);
@@ -113,14 +113,14 @@ async fn a_proxy_at_rest_asks_nothing_and_one_that_only_keeps_a_feed_neither() {
     watches[0].reached(last).await;
     kept.reached("pods", last).await;
     direct::eventually("it is compared", || async { same(&read).await >= 1 }).await;
-    // Once more, if the change was not known to be all of its version when it was compared.
+    // One more self-check if the change was not known to be complete at the first one.
     let is_at_rest = || async {
         let before = asked(&read).await;
         compared(&changing, &other, 5).await;
         asked(&read).await == before
     };
     direct::eventually("it asks nothing more", is_at_rest).await;
-    // The versions, and three objects in full.
+    // One request for the versions, and three for complete objects.
     let skipped = sum(&read, "kube_fanout_self_checks_total", r#"outcome="skipped""#).await;
     let (questions, comparisons) = (asked(&read).await, same(&read).await + skipped);
     assert!((4..=4 * comparisons).contains(&questions), "{questions} questions for {comparisons} comparisons");
@@ -138,7 +138,7 @@ async fn a_comparison_that_upstream_does_not_answer_holds_up_no_drain() {
     let last = up.create_pod("default", "new");
     watch.reached(last).await;
     direct::within("a comparison is under way", up.faults().lists_waiting(1)).await;
-    // Meanwhile all is served.
+    // Everything is served during the self-check.
     assert!(app.get(CACHED).await.is_cached());
     watch.reached(up.create_pod("default", "newer")).await;
     drop(watch);

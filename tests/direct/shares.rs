@@ -1,4 +1,4 @@
-//! Limits count by user: many tokens of one account, and many spellings of one token, have one share together.
+//! Limits count by user: many tokens of one account, and many encodings of one token, share one limit.
 
 use demo::{self, RunningUpstream};
 use futures_util::StreamExt as _;
@@ -10,9 +10,9 @@ use kube_fanout::config::Serve;
 
 use crate::direct::{self, App, PODS, Plan};
 
-/// What one user may have at once of whatever the test is about.
+/// Limit of one user on the operation under test.
 const SHARE: usize = 4;
-/// One token as it may be spelled: of the last character of a signature, base64url uses two bits.
+/// Number of encodings of one token: base64url uses only two bits of a signature's last character.
 const SPELLINGS: usize = 16;
 const BASE64URL: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
@@ -20,7 +20,7 @@ fn spellings() -> Vec<String> {
     BASE64URL.chars().take(SPELLINGS).map(|last| format!("e30.e30.c2lnbmF0dXJl{last}")).collect()
 }
 
-/// Ada has one token in all its spellings, and Bob another. Both may do everything.
+/// Ada has one token in all its encodings, and Bob another. Both may do everything.
 async fn ada_and_bob(up: &RunningUpstream, change: impl FnOnce(&mut Serve)) -> App {
     spellings().iter().for_each(|token| up.reviews().give(token, "ada"));
     up.reviews().give("b", "bob");
@@ -51,7 +51,7 @@ async fn many_spellings_of_one_token_have_one_share_of_the_watches() {
 
 const AGENT: &str = "system:serviceaccount:agents:agent";
 
-/// The agents of a daemon set are one user. One that goes wild is not to take the places of the others.
+/// All pods of a `DaemonSet` are one user. A runaway pod must not take the permits of the others.
 #[tokio::test]
 async fn the_pods_of_an_account_have_a_share_on_each_node() {
     let up = demo::upstream().pods(3).run().await;
@@ -73,7 +73,7 @@ async fn the_pods_of_an_account_have_a_share_on_each_node() {
     }
 }
 
-/// What is asked in another one's name is paid for by who asks it.
+/// An impersonated request counts against the impersonating user.
 #[tokio::test]
 async fn many_spellings_of_one_token_have_one_share_of_what_passes_through_whomever_it_names() {
     let up = demo::upstream().pods(3).run().await;
@@ -92,7 +92,7 @@ async fn many_spellings_of_one_token_have_one_share_of_what_passes_through_whome
     assert_eq!(watch("b", "ada").await.status(), 200, "Bob has a share of his own");
 }
 
-/// Answers about them are not remembered here: each request costs a question.
+/// Decisions are not cached here, so each request costs a review.
 #[tokio::test]
 async fn many_tokens_of_one_user_leave_questions_to_others() {
     let up = demo::upstream().pods(3).run().await;
@@ -102,13 +102,13 @@ async fn many_tokens_of_one_user_leave_questions_to_others() {
         (auth.reviews, auth.reviews_per_source, auth.reviews_burst_per_source) = (4, 1, 20);
     })
     .await;
-    // Everybody's tokens are known by now, at the cost of their address.
+    // All tokens are known by now, at the cost of their address.
     assert!(app.bearing("b").get(PODS).await.is_cached());
     let of_ada = &spellings()[..2];
     for token in of_ada {
         assert!(app.bearing(token).get(PODS).await.is_cached());
     }
-    // Twenty at once and one a second: of a machine that stalls for so long that all may be asked, this shows nothing.
+    // A burst of twenty, then one a second. If a machine stalls until all may be reviewed, this shows nothing.
     for round in 1.. {
         let (began, mut refused) = (std::time::Instant::now(), 0);
         for number in 0..100 {

@@ -1,4 +1,4 @@
-//! Clients whose HTTP/2 windows stay shut, and objects that they ask for.
+//! Clients whose HTTP/2 windows stay closed, and the objects that they request.
 
 use bytes::Bytes;
 use demo::{self, RunningUpstream};
@@ -18,7 +18,7 @@ pub async fn with_objects() -> RunningUpstream {
     up
 }
 
-/// A connection whose windows stay shut, and what was asked for on it.
+/// A connection whose windows stay closed, and its requests.
 pub struct Shut {
     sender: h2::client::SendRequest<Bytes>,
     host: String,
@@ -35,21 +35,21 @@ impl Shut {
         Self { sender, host, bodies: Vec::new() }
     }
 
-    /// What its head says; a body that there is, is not read.
+    /// Returns the status. A body stays unread.
     pub async fn ask(&mut self, path: &str, accept: &str) -> u16 {
         let request = Request::get(format!("http://{}{path}", self.host)).header("accept", accept);
         let mut sender = self.sender.clone().ready().await.expect("open");
         let (answer, _) = sender.send_request(request.body(()).expect("a request"), true).expect("open");
         let answer = within("a head", answer).await.expect("an answer");
         let status = answer.status().as_u16();
-        // One that is let go of is none that is not read.
+        // Dropping the body would reset the stream instead of leaving it unread.
         if status == 200 {
             self.bodies.push(answer.into_body());
         }
         status
     }
 
-    /// All that was asked for is reset, and not ended.
+    /// Asserts that all streams are reset, and not ended.
     pub async fn is_cut(&mut self) {
         for body in &mut self.bodies {
             let end = within("the end of what was cut", body.data()).await;

@@ -1,5 +1,5 @@
-//! Four kinds of shutdown: without clients, with live watches, with a client that does not let go, and for a restart
-//! (O1).
+//! Four kinds of shutdown: without clients, with live watches, with a client that does not disconnect, and for a
+//! restart (O1).
 
 use std::time::Duration;
 
@@ -15,11 +15,11 @@ use crate::direct::{self, ALLOWANCE, Ended, Event, PATIENCE, PODS, Protocol, Stu
 #[tokio::test]
 async fn an_idle_proxy_stops_at_once_and_leaves_nothing_open_upstream() {
     let up = demo::upstream().pods(3).run().await;
-    // It does not wait for this: what is longer than any pause of the machine shows that.
+    // A drain longer than any pause of the machine shows that the shutdown does not wait for it.
     let grace = Duration::from_secs(600);
     let app = direct::app(&up).unix().drain(grace).run().await;
     app.get("/api/v1/pods?resourceVersion=0").await;
-    // A connection that is kept alive without a request on it is idle too.
+    // A keep-alive connection without a request is idle too.
     let (kept, client) = (app.multiplexed().await, (*app).clone());
     kept.get(PODS).await;
     let stopped = app.stop().await;
@@ -33,7 +33,7 @@ async fn an_idle_proxy_stops_at_once_and_leaves_nothing_open_upstream() {
 async fn a_drained_watch_is_told_how_far_it_was() {
     let up = demo::upstream().pods(3).run().await;
     let nowhere = "/api/v1/namespaces/nowhere/pods";
-    // A machine that stalls until the drain is over shows nothing. Then it is tried again with a longer one.
+    // If the machine stalls until the drain ends, this shows nothing. Then the test retries with a longer drain.
     for grace in [4, 20, 90].map(Duration::from_secs) {
         let app = direct::app(&up).drain(grace).run().await;
         let from = up.revision();
@@ -98,7 +98,7 @@ async fn a_request_that_is_being_answered_is_answered_and_so_are_new_ones_until_
     app.begin_stop();
     let ready = &app;
     direct::eventually("not ready", || async { ready.admin("/readyz").await.status == 503 }).await;
-    // Readiness goes first, and the drain begins a moment later.
+    // Readiness fails first, and the drain starts a moment later.
     let says_close = async || client.over(Protocol::Http1).get("/quick").await.header("connection") == Some("close");
     direct::eventually("the drain has begun", says_close).await;
     for method in [http::Method::GET, http::Method::PUT] {
@@ -136,7 +136,7 @@ async fn a_second_start_on_the_same_socket_waits_for_the_first_to_leave() {
     let second = plan().run().await;
     assert_eq!(second.get("/api/v1/pods?resourceVersion=0").await.status, 200);
     second.stop().await;
-    // What a process that was killed leaves behind.
+    // The socket file that a killed process leaves.
     drop(std::os::unix::net::UnixDatagram::bind(&path).expect("a socket"));
     assert!(path.exists());
     let third = plan().run().await;

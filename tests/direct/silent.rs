@@ -1,4 +1,4 @@
-//! Connections on which nothing happens do not keep other clients out, and end (R-DOWNSTREAM-5, R-LIMIT-1).
+//! Idle connections do not keep other clients out, and are closed (R-DOWNSTREAM-5, R-LIMIT-1).
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -19,11 +19,11 @@ use tokio::time::{Instant, timeout};
 use crate::direct::{Client, Dir, Listening, PODS, Protocol, Trust, eventually, within};
 use crate::process::{Process, kubeconfig, metric};
 
-/// Longer than a test takes.
+/// Longer than any test takes.
 const LONG: Duration = Duration::from_secs(3600);
 const PLACES: usize = 40;
 
-/// Nothing but a newcomer ends a connection.
+/// Limits under which only a new connection closes an idle one.
 fn patient(connections_max: usize) -> ConnectionLimits {
     ConnectionLimits {
         connections_max,
@@ -47,7 +47,7 @@ async fn silent(address: &str, count: usize) -> Vec<TcpStream> {
     silent
 }
 
-/// Whether the other side has closed it.
+/// Whether the server has closed the connection.
 async fn ends(io: &mut TcpStream) -> bool {
     matches!(within("the end of a connection", io.read(&mut [0; 64])).await, Ok(0) | Err(_))
 }
@@ -63,7 +63,7 @@ async fn whoever_says_nothing_makes_room_for_whoever_asks() {
         assert_eq!(listening.client().get("/").await.status, 200);
     }
     assert!(ends(&mut silent[0]).await, "the oldest has gone");
-    // One for each that came at most: whoever asked has left since.
+    // At most one closed for each new connection, because earlier requests have disconnected since.
     let kept = &mut silent[ASKED];
     kept.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.expect("it is open");
     let mut head = [0; 12];
@@ -79,7 +79,7 @@ async fn handshakes_that_are_not_begun_keep_nobody_out() {
     let listener = listener();
     let address = listener.local_address().expect("it is bound").to_string();
     let listening = Listening::start(listener, Some(tls), patient(PLACES));
-    // Twice as many as there are places, and some that have begun.
+    // Twice the connection limit, some with an unfinished handshake.
     let mut silent = silent(&address, 2 * PLACES).await;
     for io in &mut silent[PLACES..] {
         let _ = io.write_all(b"\x16\x03\x01\x02\x00\x01\x00").await;
@@ -91,7 +91,7 @@ async fn handshakes_that_are_not_begun_keep_nobody_out() {
     assert!(ends(&mut silent[0]).await, "the oldest has gone");
 }
 
-/// R-HOST-1: the descriptors that are left are for those who ask, and for upstream.
+/// R-HOST-1: the remaining descriptors are for active clients and for upstream.
 #[tokio::test]
 async fn silent_connections_do_not_use_up_the_descriptors() {
     const DESCRIPTORS: usize = 80;
@@ -103,12 +103,13 @@ async fn silent_connections_do_not_use_up_the_descriptors() {
     for path in [PODS, "/version"] {
         assert_eq!(process.client().get(path).await.status, 200, "{path}");
     }
-    let displaced = metric(&process.metrics().await, "kube_fanout_connections_failed_total", "reason=\"displaced\"");
+    let displaced = metric(&process.metrics().await, "kube_fanout_connections_failed_total", "reason=\"evicted\"");
     assert!(displaced >= DESCRIPTORS as f64, "{displaced}");
     drop(silent);
 }
 
-/// R-HOST-1: whoever comes when there is no descriptor waits for one, and whoever is there notices nothing.
+/// R-HOST-1: a connection that arrives when there is no descriptor waits for one, and open connections are not
+/// affected.
 #[cfg(target_os = "linux")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn when_no_connection_can_be_accepted_those_that_are_there_go_on_and_the_others_wait() {
@@ -146,9 +147,9 @@ async fn when_no_connection_can_be_accepted_those_that_are_there_go_on_and_the_o
     }
 }
 
-/// Whether this is so while a process has no descriptor besides those that are open. A number below those of the silent
-/// may become free just before: then the limit is below theirs, and all of them go without making room. So some more
-/// come each time, of whom the first fill such gaps, and it is tried again.
+/// Whether this holds while a process has no free descriptor. If a lower descriptor number becomes free at the last
+/// moment, the limit is below the silent connections' numbers. Then all of them close without making room. So each
+/// attempt opens some more connections, of which the first fill such gaps.
 #[cfg(target_os = "linux")]
 async fn without_descriptor(process: &Process, more: &Mutex<Vec<TcpStream>>, so: impl Future<Output = bool>) -> bool {
     const ATTEMPT_MAX: Duration = Duration::from_secs(3);
@@ -159,7 +160,7 @@ async fn without_descriptor(process: &Process, more: &Mutex<Vec<TcpStream>>, so:
     is_so
 }
 
-/// R-HOST-1: nobody comes who would displace them, and still they do not keep others from what they need.
+/// R-HOST-1: no new client displaces them, and still they do not take descriptors that others need.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn those_who_ask_how_it_is_and_upstream_get_descriptors_of_the_silent() {
@@ -173,14 +174,14 @@ async fn those_who_ask_how_it_is_and_upstream_get_descriptors_of_the_silent() {
     let address = process.client().url().trim_start_matches("http://").to_owned();
     let mut silent = silent(&address, SILENT).await;
     let read = async |name, label| metric(&process.metrics().await, name, label);
-    let displaced = async || read("kube_fanout_connections_failed_total", "reason=\"displaced\"").await;
+    let displaced = async || read("kube_fanout_connections_failed_total", "reason=\"evicted\"").await;
     // Ours and that of who asks are there besides.
     let are_there = || async { read("kube_fanout_connections_open", "").await > SILENT as f64 + 1.0 };
     eventually("they are there", are_there).await;
     assert!(displaced().await < 1.0);
-    // Whoever asked before may be about to give one back, so it may take more than one attempt to have none left.
+    // An earlier connection may be about to free its descriptor, so it may take several attempts to have none left.
     let more = Mutex::new(Vec::new());
-    // An attempt in which all went shows nothing.
+    // An attempt in which all closed shows nothing.
     let a_few_went = async |before: f64| (1.0..SILENT as f64).contains(&(displaced().await - before));
     let admin_has_none = || async {
         let before = displaced().await;
@@ -190,7 +191,7 @@ async fn those_who_ask_how_it_is_and_upstream_get_descriptors_of_the_silent() {
     eventually("the admin pages needed a descriptor", admin_has_none).await;
     let logs = AtomicU32::new(0);
     let upstream_has_none = || async {
-        // A log that is followed has a connection of its own upstream while it is asked for.
+        // Each followed log has an upstream connection of its own while it is requested.
         let path = "/api/v1/namespaces/default/pods/p0/log?follow=true";
         let asked = 1 + logs.fetch_add(1, Ordering::Relaxed);
         let are_answered = async {
@@ -205,9 +206,9 @@ async fn those_who_ask_how_it_is_and_upstream_get_descriptors_of_the_silent() {
     watch.reached(up.create_pod("default", "behind")).await;
 }
 
-/// The soft limit is no reason to send anybody away.
+/// The soft descriptor limit does not limit connections.
 #[tokio::test]
-async fn as_many_may_connect_as_the_hard_limit_allows() {
+async fn connections_up_to_the_hard_descriptor_limit_are_accepted() {
     const SOFT: usize = 80;
     let up = demo::upstream().pods(3).run().await;
     let dir = Dir::new();
@@ -215,12 +216,12 @@ async fn as_many_may_connect_as_the_hard_limit_allows() {
     let address = process.client().url().trim_start_matches("http://").to_owned();
     let silent = silent(&address, 2 * SOFT).await;
     assert_eq!(process.client().get(PODS).await.status, 200);
-    let displaced = metric(&process.metrics().await, "kube_fanout_connections_failed_total", "reason=\"displaced\"");
+    let displaced = metric(&process.metrics().await, "kube_fanout_connections_failed_total", "reason=\"evicted\"");
     assert!(displaced == 0.0, "{displaced}");
     drop(silent);
     process.signal("TERM");
     let stderr = process.ended().await.stderr;
-    assert_eq!(stderr.matches("open files").count(), 1, "{stderr}");
+    assert_eq!(stderr.matches("raised the file descriptor limit").count(), 1, "{stderr}");
 }
 
 #[tokio::test]
@@ -248,7 +249,7 @@ async fn whoever_has_asked_and_idles_makes_room_and_a_stream_does_not() {
     }
 }
 
-/// Sends a request on a new connection whose window stays closed, and waits for the head of the response. Returns the
+/// Sends a request on a new connection whose window stays closed, and waits for the response head. Returns the
 /// connection.
 pub async fn unread(client: &Client, request: request::Builder) -> JoinHandle<Result<(), h2::Error>> {
     let io = client.over(Protocol::Http2).connect().await.expect("a connection");
@@ -266,7 +267,7 @@ pub async fn unread(client: &Client, request: request::Builder) -> JoinHandle<Re
     connection
 }
 
-/// The same, on a listener without a proxy.
+/// The same on a listener without a proxy.
 async fn unread_root(listening: &Listening) -> JoinHandle<Result<(), h2::Error>> {
     unread(&listening.client(), Request::get("http://localhost/")).await
 }
@@ -300,7 +301,7 @@ async fn an_idle_connection_is_told_to_go_and_one_with_a_stream_is_not() {
     let mut stream = busy.request(Method::GET, "/stream").open().await.expect("a stream").into_body();
     let asks = AtomicU32::new(0);
     let gone = || async {
-        // Whoever asks is not idle, so it is left alone for longer and longer.
+        // A request makes the connection active, so the pauses grow.
         tokio::time::sleep(Duration::from_millis(10) * asks.fetch_add(1, Ordering::Relaxed)).await;
         idle.request(Method::GET, "/").try_send().await.is_err()
     };
@@ -317,7 +318,7 @@ async fn a_connection_that_is_closed_looks_at_nothing_more() {
     let (sender, connection) = h2::client::handshake(io).await.expect("HTTP/2");
     let mut sender = sender.ready().await.expect("it takes requests");
     let request = |path| Request::get(format!("http://localhost{path}")).body(()).expect("a request");
-    // All on their way before the first is answered.
+    // All are sent before the first is answered.
     let (first, _) = sender.send_request(request("/leave"), true).expect("it is sent");
     let (second, _) = sender.send_request(request("/"), true).expect("it is sent");
     let connection = tokio::spawn(connection);

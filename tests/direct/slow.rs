@@ -1,4 +1,4 @@
-//! A client that does not read harms only itself (I1, W7; R-DOWNSTREAM-1, R-DOWNSTREAM-2).
+//! A client that does not read affects only itself (I1, W7; R-DOWNSTREAM-1, R-DOWNSTREAM-2).
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ async fn the_stuck_one_holds_up_nobody_and_gets_everything_when_it_reads_on() {
     join_all(stuck.iter().map(|watch| watch.received(10))).await;
     assert!(stuck.iter().all(|watch| watch.events().len() == 10));
     stuck.iter().for_each(Watch::resume);
-    // The ring has it all.
+    // The ring has all events.
     history.is_told_to(&stuck, last).await;
 }
 
@@ -33,7 +33,7 @@ async fn one_that_was_stuck_for_longer_than_the_ring_is_told_to_list_again() {
     let app = direct::app(&up).window_events(64).run().await;
     let plan = |n: usize| app.watch(PODS).from(history.from).over(Protocol::ALL[n % 3]).stall_after(10);
     let stuck = join_all((0..3).map(|n| plan(n).into_future())).await;
-    // Each has begun to be told before the ring is full.
+    // Each has received its first events before the ring is full.
     let tenth = up.churn(10).await;
     join_all(stuck.iter().map(|watch| watch.reached(tenth))).await;
     let last = up.churn(4_000).await;
@@ -56,7 +56,7 @@ async fn a_ring_of_one_event_never_skips() {
     let watches =
         join_all((0..30).map(|n| app.watch(PODS).from(history.from).over(Protocol::ALL[n % 3]).into_future()));
     let watches = watches.await;
-    // Who keeps up sees each.
+    // A client that keeps up receives each event.
     let mut last = 0;
     for _ in 0..5 {
         last = up.churn(1).await;
@@ -87,7 +87,7 @@ async fn a_stuck_stream_does_not_stall_its_neighbours_on_one_connection() {
     history.is_told_to(&[stuck], last).await;
 }
 
-/// Whoever ends its sending side has gone, as Go's server takes it (R-DOWNSTREAM-9).
+/// A client that closes its sending side counts as disconnected, as in Go's server (R-DOWNSTREAM-9).
 #[tokio::test]
 async fn a_client_that_ends_its_sending_side_alone_is_forgotten_at_once() {
     let up = demo::upstream().pods(10).run().await;

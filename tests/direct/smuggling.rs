@@ -1,4 +1,4 @@
-//! Bytes that one reader takes for a body and another one for a request are never handled as a request (R-DOWNSTREAM-6,
+//! Bytes that one parser takes for a body and another one for a request are never handled as a request (R-DOWNSTREAM-6,
 //! R-THREAT-3, R-THREAT-4).
 
 use http::{Method, Request};
@@ -10,12 +10,12 @@ use crate::direct::{self, App, Stub, stub, within};
 
 const HIDDEN: &str = "GET /hidden HTTP/1.1\r\nhost: localhost\r\n\r\n";
 
-/// Everything that comes back, up to the end of the connection.
+/// Returns everything that the server sends, up to the end of the connection.
 async fn say(app: &App, text: &str) -> String {
     let mut io = app.connect().await.expect("a connection");
     io.write_all(text.as_bytes()).await.expect("it is sent");
     let mut heard = Vec::new();
-    // Whoever closes with bytes unread resets: that ends it too.
+    // A server that closes with unread bytes resets the connection, which ends it too.
     let _ = within("the end of the connection", io.read_to_end(&mut heard)).await;
     String::from_utf8_lossy(&heard).to_lowercase()
 }
@@ -66,7 +66,7 @@ async fn a_connection_is_not_used_behind_an_upgrade_that_was_refused() {
     assert!(upstream.seen("/hidden").is_empty() && heard.contains("connection: close"), "{heard}");
 }
 
-/// Sends a request and returns the answer, whose body is the request's path.
+/// Sends a request and returns the response, whose body is the request's path.
 async fn ask(io: &mut (impl AsyncRead + AsyncWrite + Unpin), path: &str, fields: &str) -> String {
     io.write_all(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n{fields}\r\n").as_bytes())
         .await
@@ -78,8 +78,8 @@ async fn ask(io: &mut (impl AsyncRead + AsyncWrite + Unpin), path: &str, fields:
     String::from_utf8(heard).expect("text").to_lowercase()
 }
 
-/// The JDK's client offers `h2c` with each request, and goes on in HTTP/1.1 on the same connection. What comes before
-/// the answer may be meant for HTTP/2.
+/// The JDK's client offers `h2c` with each request, and continues in HTTP/1.1 on the same connection. Bytes before the
+/// response may be meant for HTTP/2.
 #[tokio::test]
 async fn connection_that_offers_h2c_stays_open() {
     let (upstream, app) = recording().await;
@@ -116,7 +116,7 @@ async fn refused_connect_ends_its_connection() {
     assert!(upstream.seen("/hidden").is_empty());
 }
 
-/// What the answer says of the connection is what happens to it.
+/// The connection behaves as the response's Connection header announces.
 #[tokio::test]
 async fn answer_over_http10_says_that_it_ends_its_connection() {
     let (upstream, app) = recording().await;
@@ -129,7 +129,7 @@ async fn answer_over_http10_says_that_it_ends_its_connection() {
     assert!(upstream.seen("/hidden").is_empty());
 }
 
-/// No caller is known for these answers, so each costs its sender a connection.
+/// These responses precede authentication, so each costs its sender a connection.
 #[tokio::test]
 async fn answer_before_authentication_ends_its_connection() {
     let (upstream, app) = recording().await;
@@ -150,7 +150,7 @@ async fn answer_before_authentication_ends_its_connection() {
     assert!(upstream.seen("/hidden").is_empty() && upstream.seen("/version").is_empty());
 }
 
-/// The part behind it is no part of a URL, and what is before it is another one: a whole collection.
+/// The fragment is not part of a request target. Without it the target is another one: a whole collection.
 #[tokio::test]
 async fn target_with_a_number_sign_is_refused() {
     let (upstream, app) = recording().await;
@@ -168,7 +168,7 @@ async fn target_with_a_number_sign_is_refused() {
     assert!(upstream.seen(collection).is_empty());
 }
 
-/// Load balancers check with HTTP/1.0 and without a Host header, which no browser does.
+/// Load balancers probe with HTTP/1.0 and without a Host header, which no browser does.
 #[tokio::test]
 async fn request_without_host_is_answered() {
     let (upstream, app) = recording().await;
@@ -203,7 +203,7 @@ async fn a_body_that_is_malformed_is_its_senders_fault() {
     assert!(upstream.seen("/hidden").is_empty());
 }
 
-/// R-THREAT-9: the place that upstream names is not where a tunnel's credentials go.
+/// R-THREAT-9: a tunnel's credentials are not sent to the redirect target that upstream names.
 #[tokio::test]
 async fn a_tunnel_is_not_redirected() {
     let elsewhere = stub(|_| async { Ok(Stub::reply(200, "thank you")) }).await;

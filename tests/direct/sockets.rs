@@ -1,4 +1,4 @@
-//! Upgrades: a watch's handshake as the apiserver's library does it, and tunnels to upstream (R-WS-1; P3).
+//! Upgrades: a watch's handshake as the apiserver's library expects it, and tunnels to upstream (R-WS-1; P3).
 
 use bytes::Bytes;
 use futures_util::{SinkExt as _, StreamExt as _};
@@ -19,7 +19,7 @@ const HANDSHAKE: [(&str, &str); 5] = [
     ("origin", "http://localhost"),
 ];
 
-/// Sends a handshake by hand; `change` replaces headers, and removes those that it gives no value.
+/// Sends a handshake by hand. `change` replaces headers, and removes those with an empty value.
 async fn handshake(client: &Client, path: &str, change: &[(&str, &str)]) -> String {
     let kept = HANDSHAKE.iter().filter(|(name, _)| change.iter().all(|(changed, _)| changed != name));
     let lines = kept.chain(change.iter().filter(|(_, value)| !value.is_empty()));
@@ -117,7 +117,7 @@ async fn an_oversized_word_costs_the_one_who_says_it() {
     other.reached(up.create_pod("default", "seen")).await;
 }
 
-/// An upstream that upgrades `/…/exec` to a tunnel that echoes, with a greeting; and refuses `/…/attach`.
+/// An upstream that upgrades `/…/exec` to a tunnel that sends a greeting and echoes, and refuses `/…/attach`.
 async fn tunnels() -> (Stub, App) {
     let upstream = stub(|mut request: Request<Incoming>| async move {
         let protocol = request.headers().get("upgrade").cloned();
@@ -144,7 +144,7 @@ async fn tunnels() -> (Stub, App) {
     (upstream, app)
 }
 
-/// R-MODE-1: who is known by nothing but a local port runs nothing in a pod.
+/// R-MODE-1: a caller identified only by a local port cannot run commands in a pod.
 #[tokio::test]
 async fn a_loopback_port_does_not_run_commands_in_pods_unless_it_is_told_to() {
     let upstream = stub(|_| async { Ok(Stub::reply(200, "ran")) }).await;
@@ -252,7 +252,7 @@ async fn a_refused_tunnel_is_an_ordinary_answer_and_nothing_behind_it_goes_upstr
     assert!(String::from_utf8_lossy(&heard).starts_with("HTTP/1.1 403"));
     drop(io);
     let smuggled = upstream.seen("/smuggled");
-    // As a request of its own it may pass, seen and judged by the proxy; never as bytes of a tunnel.
+    // It may be forwarded as a request of its own, which the proxy has checked; never as bytes of a tunnel.
     assert!(smuggled.iter().all(|head| head.headers.contains_key("kube-fanout-hops")));
 }
 
@@ -262,10 +262,10 @@ async fn a_watch_over_websocket_that_passes_through_is_a_tunnel() {
     let app = direct::app(&up).run().await;
     let table = "application/json;as=Table;v=v1;g=meta.k8s.io";
     let refused = app.watch(PODS).accept(table).over(Protocol::WebSocket).open().await;
-    // The demo upstream does not upgrade: its plain answer comes back, not a broken connection.
+    // The demo upstream does not upgrade: its plain response is returned, not a broken connection.
     let answer = refused.err().expect("the demo upstream's plain answer");
     assert_eq!(answer.status, 200);
-    // The feed is filled, so that this takes nothing of the watch's second.
+    // The feed is synced first, so that this takes no time from the watch's one second.
     assert!(app.get(&format!("{PODS}?resourceVersion=0")).await.is_cached());
     let watch = app.watch(PODS).from(up.revision()).timeout_seconds(1).over(Protocol::WebSocket).await;
     assert_eq!(watch.ended().await, Ended::Clean);

@@ -1,4 +1,4 @@
-//! A server of two storages, whose versions have nothing to do with each other (L5).
+//! A server with two storages, whose versions are unrelated (L5).
 
 use demo::{self, RunningUpstream};
 use futures_util::future::join_all;
@@ -7,7 +7,7 @@ use hyper::body::Incoming;
 
 use crate::direct::{self, Behind, CONFIGMAPS, PODS, Stub, configmap};
 
-/// A server of two storages, as an apiserver with `--etcd-servers-overrides`: config maps are in the second one.
+/// A server with two storages, like an apiserver with `--etcd-servers-overrides`: config maps are in the second one.
 async fn of_two_storages(up: &RunningUpstream, other: &RunningUpstream) -> Stub {
     let (main, own) = (Behind::at(&up.url()), Behind::at(&other.url()));
     let relay = move |request: Request<Incoming>| {
@@ -17,7 +17,7 @@ async fn of_two_storages(up: &RunningUpstream, other: &RunningUpstream) -> Stub 
     direct::stub(relay).await
 }
 
-/// The version that pods are proven by is one that config maps have reached, and not the one that they have come to.
+/// The version that proves pods current is one that config maps have passed already, and not their current one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_version_of_one_storage_proves_nothing_of_another() {
     let (up, other) = (demo::upstream().pods(5).run().await, demo::upstream().pods(5).run().await);
@@ -31,7 +31,7 @@ async fn a_version_of_one_storage_proves_nothing_of_another() {
         while up.revision() < other.revision() {
             up.update_pod("default", "one");
         }
-        // Both feeds are there, and are current.
+        // Both feeds are synced and current.
         join_all([PODS, CONFIGMAPS].map(|path| app.get(path))).await;
         app.reached("configmaps", other.revision()).await;
         other.faults().stall_watches(0);
@@ -39,7 +39,7 @@ async fn a_version_of_one_storage_proves_nothing_of_another() {
         let written = other.put("configmaps", configmap("default", &name, "x"));
         assert!(up.revision() < written);
         let goes_on = async {
-            // A question of the wrong storage would not have come here.
+            // A request about the wrong storage would not arrive here.
             let is_asked = other.until(|counts| counts.watch_lists.of("configmaps") > before);
             let _ = tokio::time::timeout(direct::ALLOWANCE, is_asked).await;
             other.faults().resume_watches();

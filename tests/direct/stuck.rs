@@ -1,5 +1,5 @@
-//! Clients that stop reading in the middle of a state are cut off in time, so that its memory is released (R-THREAT-11;
-//! W16, O1, I1).
+//! Clients that stop reading in the middle of an initial state are cut off in time, so that its memory is released
+//! (R-THREAT-11; W16, O1, I1).
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use tokio::time::Instant;
 
 use crate::direct::{self, App, CONFIGMAPS, Client, Ended, Plan, Protocol, Watch, within};
 
-/// More than kernels and codecs take on somebody's behalf.
+/// More than kernels and codecs buffer for a client.
 const OBJECTS: usize = 40;
 const OBJECT_BYTES: usize = 512 << 10;
 
-/// Impatient, but for `state_idle_max`, which a busy machine could take for a stop.
+/// Short limits, except for `state_idle_max`, because a busy machine could look like a stalled client.
 pub const UNREAD: Unread = Unread { grace: Duration::from_millis(100), state_idle_max: Duration::from_secs(60) };
 
 pub async fn large() -> RunningUpstream {
@@ -32,14 +32,14 @@ pub fn impatient(up: &RunningUpstream, unread: Unread) -> Plan {
     direct::app(up).with(|config| config.serve.unread = unread).idle(Duration::from_millis(40))
 }
 
-/// One of each protocol that reads one object of the state and then no more.
+/// One client per protocol that reads one object of the state and then stops.
 pub async fn stuck(app: &App, client: &Client, timeout_seconds: i64) -> Vec<Watch> {
     let (stuck, pinned) = told_a_state(app, client, timeout_seconds).await;
     assert_eq!(pinned, Some(stuck.len() as u64));
     stuck
 }
 
-/// The same, and how many are being told a state when each has read its object, or has ended.
+/// The same. Also returns how many are receiving a state when each has read its object or has ended.
 async fn told_a_state(app: &App, client: &Client, timeout_seconds: i64) -> (Vec<Watch>, Option<u64>) {
     let mut stuck = Vec::new();
     for protocol in Protocol::ALL {
@@ -53,13 +53,13 @@ async fn told_a_state(app: &App, client: &Client, timeout_seconds: i64) -> (Vec<
     (stuck, pinned)
 }
 
-/// Nothing that they had is kept for longer than that, nor the feed for their sake.
+/// Asserts that their memory is released within this time, and that their feed does not stay open for them.
 pub async fn nothing_is_kept_behind(app: &App, time: Duration) {
     let gone = || async { app.feed("configmaps").await.is_none() };
     direct::eventually_in_time(time, "the feed is idle and ends", gone).await;
 }
 
-/// They were cut, and see that.
+/// Asserts that the clients see that they were cut off.
 pub async fn were_cut(stuck: &[Watch]) {
     for watch in stuck {
         watch.resume();
@@ -74,7 +74,7 @@ async fn their_time_is_up_whether_they_read_or_not() {
     let up = large().await;
     let app = impatient(&up, UNREAD).run().await;
     let mut were_stuck = false;
-    // A machine may stall for so long that their time is up before all of them are told a state.
+    // A machine may stall until their timeout, before all of them receive a state.
     for lasts in [5, 25, 90] {
         let began = Instant::now();
         let (watches, pinned) = told_a_state(&app, &app, lasts).await;
@@ -123,7 +123,7 @@ async fn a_list_that_is_not_read_is_over_when_its_time_is() {
         let path = format!("{CONFIGMAPS}?resourceVersion=0");
         let unread = narrow.request(Method::GET, &path).open().await.expect("an answer");
         assert!(unread.headers().contains_key("kube-fanout-served"), "{protocol:?}: it is ours");
-        // On a machine that stalls it may be over before it is seen.
+        // On a machine that stalls it may end before it is seen.
         let began = Instant::now();
         app.until_feed("configmaps", "it is told a state", |feed| feed["pinned"] == 1 || began.elapsed() > body_max)
             .await;
@@ -134,12 +134,12 @@ async fn a_list_that_is_not_read_is_over_when_its_time_is() {
     }
 }
 
-/// A codec that may not send anything never asks a watch for anything either.
+/// A codec that may not send anything never polls the watch either.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_window_that_was_never_open_keeps_nothing() {
     let up = large().await;
     let app = impatient(&up, UNREAD).run().await;
-    // A machine may stall for so long that their time is up before they have begun. Then they end, with nothing to say.
+    // A machine may stall until their timeout, before they have started. Then they end without events.
     for lasts in [4, 25, 90] {
         if are_reset_in_time(&app, lasts).await {
             return;
@@ -148,7 +148,7 @@ async fn a_window_that_was_never_open_keeps_nothing() {
     panic!("their time was always up before they had begun");
 }
 
-/// Returns `false` if one of them had ended before it had begun.
+/// Returns `false` if one of them ended before it had started.
 async fn are_reset_in_time(app: &App, lasts: u64) -> bool {
     let address = app.url().trim_start_matches("http://").to_owned();
     let io = TcpStream::connect(&address).await.expect("a connection");

@@ -1,4 +1,5 @@
-//! Clients that stop reading in the middle of a state, and the seconds after which they are cut off (R-THREAT-11; O1).
+//! Clients that stop reading in the middle of an initial state, and the seconds after which they are cut off
+//! (R-THREAT-11; O1).
 
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ async fn a_drain_does_not_wait_for_them() {
     let app = impatient(&up, UNREAD).drain(drain).run().await;
     let stuck = stuck(&app, &app, 3_000).await;
     let stopped = app.stop().await;
-    // Who still took something when the drain began goes at its own moment, which is before its last fifth.
+    // A watch that was still reading when the drain began ends at its own moment, before the drain's last fifth.
     assert!(stopped.took < drain, "{:?}", stopped.took);
     were_cut(&stuck).await;
 }

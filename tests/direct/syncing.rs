@@ -1,5 +1,5 @@
-//! While a feed is being filled, its requests wait. Those that have waited long enough pass through, up to a cap, and
-//! further ones are refused.
+//! Requests wait for their feed's initial list. Those that time out are forwarded, up to a limit, and further ones are
+//! refused.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::direct::{self, App, History, PODS, Protocol, assert_alike, straight};
 
 const ANY: &str = "/api/v1/pods?resourceVersion=0";
 
-/// A proxy whose upstream lists, but does not stream lists, and keeps LISTs waiting.
+/// A proxy whose upstream does not stream lists, and delays LIST responses.
 async fn gated(up: &RunningUpstream, plan: direct::Plan) -> App {
     let app = plan.run().await;
     let known = &app;
@@ -35,7 +35,7 @@ async fn requests_wait_for_the_first_list_and_are_served_by_it() {
     let watches = join_all((0..20).map(|_| app.watch(PODS).from(0).open()));
     let gate = async {
         up.faults().lists_waiting(1).await;
-        // Who does not wait asks upstream, and is judged for that.
+        // A request that does not wait is forwarded, and is judged for that.
         let waiting = async || app.feed("pods").await.is_some_and(|feed| feed["readers"].as_u64() >= Some(40));
         let is_there = async || waiting().await || up.counts().lists.of("pods") > 1;
         direct::eventually("everybody waits", is_there).await;
@@ -62,10 +62,10 @@ async fn those_who_have_waited_long_enough_pass_through_and_beyond_the_cap_are_t
     let app = gated(&up, direct::app(&up).sync_wait(wait).unready_forwards(3)).await;
     let began = Instant::now();
     let mut lists: FuturesUnordered<_> = (0..10).map(|_| app.get(ANY)).collect();
-    // The others are held.
+    // The other three are forwarded, and upstream delays them.
     let mut refused: Vec<_> = lists.by_ref().take(7).collect().await;
     assert!(began.elapsed() >= wait, "each of them waits first");
-    // The feed's own LIST and the three that pass through.
+    // The feed's own LIST and the three forwarded ones.
     direct::within("four lists", up.faults().lists_waiting(4)).await;
     let asked = Instant::now();
     refused.push(app.get(ANY).await);

@@ -1,4 +1,4 @@
-//! `fanoutctl fanout top` on a terminal: keys in, a screen out, and the terminal as it was when it ends.
+//! `fanoutctl fanout top` on a terminal: keys as input, a screen as output, and the terminal restored at its end.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -16,15 +16,15 @@ use crate::direct::{self, Dir, PODS, eventually};
 /// `top` with a terminal of its own.
 struct Top {
     child: KilledChild,
-    /// Our end of the terminal: what is written here are keys.
+    /// The test's end of the terminal; writes to it are keys.
     ours: File,
-    /// The end that the process has, of which we see how it is left.
+    /// The process's end, which shows the mode in which it is left.
     theirs: File,
     said: Arc<Mutex<Vec<u8>>>,
     reading: JoinHandle<()>,
 }
 
-/// A process that ends with the test.
+/// A process that is killed when dropped.
 struct KilledChild(Child);
 
 /// Columns and rows at the start.
@@ -48,7 +48,7 @@ impl Top {
         let (mut reader, heard) = (ours.try_clone().expect("a descriptor"), said.clone());
         let reading = std::thread::spawn(move || {
             let mut bytes = [0; 4096];
-            // The last end that is closed is an error.
+            // Reading fails when the last process end is closed.
             while let Ok(read @ 1..) = reader.read(&mut bytes) {
                 heard.lock().expect("no panic").extend_from_slice(&bytes[..read]);
             }
@@ -60,12 +60,12 @@ impl Top {
         self.ours.write_all(keys.as_bytes()).expect("it reads");
     }
 
-    /// What was written so far.
+    /// The output so far.
     fn said(&self) -> String {
         String::from_utf8_lossy(&self.said.lock().expect("no panic")).into_owned()
     }
 
-    /// Waits until the screen has this.
+    /// Waits until the screen contains this text.
     async fn shows(&self, part: &str) {
         eventually(part, || async { screen(&self.said()).contains(part) }).await;
     }
@@ -75,13 +75,13 @@ impl Top {
         assert!(sent.expect("kill runs").success());
     }
 
-    /// Whether lines are read as they are typed on ordinary terminals, and echoed.
+    /// Whether the terminal is in canonical mode, with echo.
     fn is_ordinary(&self) -> bool {
         let modes = tcgetattr(&self.theirs).expect("a terminal").local_modes;
         modes.contains(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG)
     }
 
-    /// Its exit code, and all that was written.
+    /// Its exit code and its whole output.
     async fn ended(mut self) -> (Option<i32>, String) {
         let child = Mutex::new(&mut self.child.0);
         let is_over = || async { child.lock().expect("no panic").try_wait().expect("it is ours").is_some() };
@@ -103,7 +103,7 @@ impl Drop for KilledChild {
     }
 }
 
-/// What a terminal shows to which this was written: lines of letters, without how they look.
+/// The text that a terminal shows after this output, without styles.
 fn screen(said: &str) -> String {
     let mut lines: Vec<Vec<char>> = vec![vec![' '; SCREEN.0.into()]; SCREEN.1.into()];
     let (mut row, mut column) = (0, 0);
@@ -145,7 +145,7 @@ fn resize(terminal: &File, (columns, rows): (u16, u16)) {
     tcsetwinsize(terminal, size).expect("a terminal");
 }
 
-/// The screen is left once, behind everything that was drawn on it, and the cursor is seen again.
+/// Asserts that the alternate screen is left once, after everything drawn on it, and that the cursor is visible.
 fn assert_restored(said: &str) {
     assert_eq!((said.matches(ENTER).count(), said.matches(LEAVE).count()), (1, 1), "{said:?}");
     let (_, last) = said.rsplit_once(LEAVE).expect("it is left");

@@ -1,4 +1,4 @@
-//! A proxy whose upstream is a proxy: what reaches its clients, and what the apiserver sees of it (F5, W10).
+//! A proxy whose upstream is a proxy: what reaches its clients, and which requests the apiserver receives (F5, W10).
 
 use demo::{self, ReceivedRequest, RunningUpstream};
 use futures_util::future::join_all;
@@ -6,11 +6,11 @@ use futures_util::future::join_all;
 use crate::clock::bookmarks_cross;
 use crate::direct::{self, App, History, PODS, Protocol};
 
-/// A proxy names itself in each request; what it passes on has the names of those before it as well.
+/// Header with the proxy's name. A forwarded request also has the names of all proxies before it.
 const HOPS: &str = "kube-fanout-hops";
 const CLIENTS: usize = 40;
 
-/// A zone's proxy in front of upstream, and a leaf in front of that.
+/// A zone proxy in front of upstream, and a leaf proxy in front of the zone.
 async fn tiers(up: &RunningUpstream) -> (App, App) {
     let zone = direct::app(up).run().await;
     zone.discovered().await;
@@ -19,7 +19,7 @@ async fn tiers(up: &RunningUpstream) -> (App, App) {
     (zone, leaf)
 }
 
-/// The requests for a path that upstream has had: of the zone itself, and of the leaf or its clients through it.
+/// Upstream requests for a path: the zone's own, and those of the leaf or its clients through the zone.
 fn seen(up: &RunningUpstream, path: &str) -> (usize, usize) {
     let hops = |seen: &ReceivedRequest| {
         let values = seen.headers.get_all(HOPS).iter().filter_map(|value| value.to_str().ok());
@@ -39,7 +39,7 @@ async fn upstream_sees_nothing_of_a_leafs_clients_but_the_proofs_that_its_zone_a
     let mut history = History::begin(&up, PODS).await;
     let first = leaf.watch(PODS).from(history.from).await;
     direct::followed(&up, "pods").await;
-    // What began where its client was is proven once before it is shown.
+    // A feed that started at a client's version is proven once before it is shown.
     assert_eq!(leaf.get(&format!("{PODS}?resourceVersion=0")).await.status, 200);
     let before = seen(&up, PODS);
     assert_eq!(before.1, 0, "the leaf's own state and stream are the zone's");
@@ -62,7 +62,7 @@ async fn upstream_sees_nothing_of_a_leafs_clients_but_the_proofs_that_its_zone_a
     let (zones, through) = seen(&up, PODS);
     assert_eq!(through, 0, "what the leaf asks to prove it the zone answers");
     let asked = zones - before.0;
-    // A machine that stalls has each of them asked again, a few times; clients are many more.
+    // A stalled machine repeats each request a few times, but there are many more clients.
     assert!(asked <= 10 * 10, "{asked} questions for 10 reads");
 }
 

@@ -1,5 +1,5 @@
-//! What a listener knows of its clients, and how it ends their connections. Only `net` is tested, with a handler that
-//! remembers who came.
+//! What a listener knows about its clients, and how it closes their connections. Only `net` is tested, with a handler
+//! that records its peers.
 
 use std::time::Duration;
 

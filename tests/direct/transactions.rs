@@ -1,6 +1,6 @@
-//! Several events have one version: no client is given that version before all of them have come (W3, L1, L2).
+//! Several events have one version: no client receives that version before all of them have arrived (W3, L1, L2).
 //!
-//! When a lease of etcd expires, all its keys are deleted at one revision. Here upstream's stream stalls between two of
+//! When an etcd lease expires, all its keys are deleted at one revision. Here upstream's stream stalls between two of
 //! these deletions. If the proxy announced their version then, a client that resumed from it would miss the second one.
 
 use std::time::{Duration, Instant};
@@ -11,28 +11,28 @@ use crate::direct::{self, App, Ended, PODS, Watch, eventually, followed, within}
 
 const LEASED: [&str; 4] = ["l0", "l1", "l2", "l3"];
 
-/// An upstream whose open streams have told of two deletions out of four, and the version of all of them.
+/// An upstream whose open streams have sent two deletions out of four, and the version of all of them.
 struct Amid {
     up: RunningUpstream,
     app: App,
-    /// Opened before them.
+    /// Opened before the deletions.
     watch: Watch,
     at: u64,
     /// When the streams stalled.
     since: Instant,
 }
 
-/// If a stream is silent for so long between them, the proxy asks for the rest beside it. A test that wants to see the
-/// time before that shows nothing on a machine that stalls for as long, and is tried again.
+/// If a stream is silent for this long between them, the proxy requests the rest on another stream. If the machine
+/// stalls as long, a test of the time before that shows nothing, and retries.
 const ASKS_AFTER: Duration = Duration::from_secs(1);
-/// How many times such a test is tried.
+/// Number of attempts of such a test.
 const TRIES_MAX: usize = 20;
 
 async fn amid(plan: impl FnOnce(direct::Plan) -> direct::Plan) -> Amid {
     amid_for(plan, 600).await.expect("its watch lasts longer than a test")
 }
 
-/// The same with a watch of so many seconds; `None` if it was over before two deletions had come.
+/// The same with a watch of `timeout_seconds`; `None` if it ended before two deletions had arrived.
 async fn amid_for(plan: impl FnOnce(direct::Plan) -> direct::Plan, timeout_seconds: i64) -> Option<Amid> {
     let up = demo::upstream().pods(3).run().await;
     for name in LEASED {
@@ -76,7 +76,7 @@ async fn a_state_is_of_the_version_before_until_all_of_them_have_come() {
     panic!("the rest had always come before a state was asked for");
 }
 
-/// Returns `false` if the proxy had asked for the rest before it was asked for a state.
+/// Returns `false` if the proxy had requested the rest before the test requested a state.
 async fn is_of_the_version_before() -> bool {
     let Amid { up, app, watch, at, since } = amid(|plan| plan).await;
     let any = app.get("/api/v1/pods?resourceVersion=0").await;
@@ -92,7 +92,7 @@ async fn is_of_the_version_before() -> bool {
     }
     assert_eq!(listed.bookmarks()[0].rv, at - 1);
     let resumed = app.watch(PODS).from(any.rv()).await;
-    // What has to be current is asked for, and comes by another stream: then all of them are known.
+    // A current read needs a proof, which arrives on another stream and completes the version.
     let current = app.get(PODS).await;
     assert!(current.rv() >= at);
     assert_eq!(leased(&current.items()), 0);
@@ -118,18 +118,18 @@ async fn who_has_seen_their_version_elsewhere_waits_for_all_of_them() {
     assert_eq!(leased(&listed.items()), 0);
 }
 
-/// How long a watch whose time is up waits for the rest. To ask for it takes a second at least.
+/// How long a watch waits for the rest after its timeout. Requesting the rest takes at least a second.
 const REST_MAX: Duration = Duration::from_secs(3);
 
 #[tokio::test]
 async fn a_watch_whose_time_is_up_between_them_is_told_the_rest_first() {
     const LASTS: u32 = 6;
     for _ in 0..TRIES_MAX {
-        // A machine may stall for so long that its time is up before it is between them.
+        // A machine may stall until the watch's timeout, before the stream is between them.
         let Some(Amid { watch, up: _up, app: _app, .. }) = amid_for(|plan| plan, LASTS.into()).await else { continue };
         assert_eq!(watch.ended().await, Ended::Clean);
         let told = gone(&watch);
-        // Where the machine stalls for so long, it has waited in vain.
+        // If the machine stalls for this long, the wait has timed out.
         let has_waited = watch.lived() >= Some(Duration::from_secs(LASTS.into()) + REST_MAX);
         if told == GONE || !has_waited {
             assert_eq!(told, GONE);
@@ -139,12 +139,13 @@ async fn a_watch_whose_time_is_up_between_them_is_told_the_rest_first() {
     panic!("it always waits in vain");
 }
 
-/// However late a watch is told to leave, it has longer than [`REST_MAX`] to hear the rest before everything closes.
+/// However late in the drain a watch must end, it has longer than [`REST_MAX`] to receive the rest before everything
+/// closes.
 const DRAIN: Duration = Duration::from_secs(12);
 
 #[tokio::test]
 async fn a_watch_that_is_sent_away_between_them_is_told_the_rest_first() {
-    // Of a machine that stalls until the drain is over this shows nothing, and it is tried again.
+    // If the machine stalls until the drain ends, this shows nothing, and the test retries.
     for _ in 0..TRIES_MAX {
         let Amid { app, watch, up: _up, .. } = amid(|plan| plan.drain(DRAIN)).await;
         let stopping = tokio::spawn(app.stop());

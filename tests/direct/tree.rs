@@ -1,5 +1,5 @@
-//! What the proxies below a proxy cost its upstream: nothing. What they ask of an apiserver as such, and for their own
-//! feeds, is answered or shared by the tier above (docs/FORMS.md).
+//! Proxies below a proxy cost its upstream nothing. The tier above answers or shares their requests about the apiserver
+//! itself, and for their own feeds (docs/FORMS.md).
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 /// Annotation that the new release writes.
 const MARK: &str = r#""release":"1.37""#;
 
-/// A zone's proxy. What upstream has said once serves at once, for the demo's discovery does not lag.
+/// A zone proxy. Its cached upstream documents are served at once, because the demo's discovery does not lag.
 fn zone(up: &RunningUpstream) -> Plan {
     direct::app(up).with(|config| config.serve.lag_max = Duration::ZERO)
 }
@@ -36,12 +36,12 @@ pub async fn tree(up: &RunningUpstream, leaves: usize) -> (App, Vec<App>) {
     (zone, leaves)
 }
 
-/// How often upstream was asked for one of these, by anybody but a test.
+/// Number of upstream requests for these paths from proxies.
 fn asked(up: &RunningUpstream, paths: &[&str]) -> usize {
     paths.iter().map(|path| direct::asked_by_proxies(up, path).len()).sum()
 }
 
-/// How often upstream was asked for it because a leaf had asked.
+/// Number of upstream requests that a leaf caused.
 fn of_leaves(up: &RunningUpstream, path: &str) -> usize {
     let is_of_a_leaf = |seen: &&ReceivedRequest| {
         seen.headers.get(HOPS).is_some_and(|hops| hops.as_bytes().contains(&b',')) && seen.uri.path() == path
@@ -49,7 +49,7 @@ fn of_leaves(up: &RunningUpstream, path: &str) -> usize {
     up.requests().iter().filter(is_of_a_leaf).count()
 }
 
-/// Every form of what upstream says of itself.
+/// Every form of upstream's documents about itself.
 const DOCUMENTS: [(&str, &str); 8] = [
     ("/version", "application/json"),
     ("/api", "application/json"),
@@ -90,7 +90,7 @@ async fn what_upstream_says_of_itself_reaches_any_number_of_leaves_by_one_questi
         .header("if-none-match", known.header("etag").expect("a tag"));
     let answer = known.send().await;
     assert_eq!((answer.status, answer.body.len()), (304, 0));
-    // A change of a definition may change all of it.
+    // A change of a definition may change all documents.
     let patch = json!({"metadata": {"labels": {"seen": "yes"}}}).to_string();
     let crd = format!("{CRDS}/widgets.demo.kube-fanout.io");
     let call = straight(&up).request(Method::PATCH, &crd).header("content-type", "application/merge-patch+json");
@@ -100,7 +100,7 @@ async fn what_upstream_says_of_itself_reaches_any_number_of_leaves_by_one_questi
         asked(&up, &paths) > before
     };
     eventually("the zone asks again", asks_again).await;
-    // Whoever asks a proxy that is nobody's upstream gets upstream's answer of now.
+    // A client that is not a proxy gets upstream's current response.
     let call = zone.request(Method::GET, "/version").header("x-of", "a-client");
     assert_eq!(call.send().await.status, 200);
     assert!(up.requests().iter().any(|seen| seen.headers.contains_key("x-of")), "it passed");
@@ -147,7 +147,10 @@ async fn a_leaf_hears_by_its_zone_that_upstream_is_of_another_release() {
     let versions = of_leaves(&up, "/version") - versions;
     assert!(versions <= 2 * leaves.len(), "{versions} questions of leaves for what they follow");
     let ended = zone.admin("/metrics").await.text();
-    assert!(ended.lines().any(|line| line.contains("reason=\"upgraded\"") && line.contains("pods")), "{ended}");
+    assert!(
+        ended.lines().any(|line| line.contains("reason=\"upstream_upgraded\"") && line.contains("pods")),
+        "{ended}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -164,7 +167,7 @@ async fn a_proxy_says_to_proxies_whether_it_is_ready_itself() {
             ("ok", "ok")
         );
     }
-    // It goes on asking for what it waits for.
+    // The waiting proxy keeps sending its request, so it is stopped.
     waits.stop().await;
     up.faults().down().await;
     let before = up.counts().requests;
@@ -181,16 +184,16 @@ async fn reviewed(zone: &Client, user: &str) -> (u16, Option<bool>) {
     reviewed_for(zone, user, "access_review").await
 }
 
-/// What the zone says of a user to a leaf that asks for a request, or for an open watch.
+/// The zone's decision about a user, for a leaf that needs it for a request or for an open watch.
 async fn reviewed_for(zone: &Client, user: &str, cause: &str) -> (u16, Option<bool>) {
     let call = zone.request(Method::POST, REVIEWS).header(HOPS, "leaf").header(CAUSE, cause);
     let answer = call.header("content-type", "application/json").body(review(user)).send().await;
     (answer.status, answer.json()["status"]["allowed"].as_bool())
 }
 
-/// A zone that hears of changes of rights, a leaf of it, and the leaf's watch, for which the zone listens.
+/// A zone that watches RBAC, a client for its leaf, and the leaf's watch that makes the zone do so.
 async fn zone_that_hears(up: &RunningUpstream) -> (App, Client, Watch) {
-    // Answers are remembered for longer than any test takes.
+    // Decisions are cached for longer than any test takes.
     let remembering = zone(up).with(|config| {
         config.auth = AuthMode::Delegated;
         let auth = &mut config.delegated.auth;
@@ -200,7 +203,7 @@ async fn zone_that_hears(up: &RunningUpstream) -> (App, Client, Watch) {
     zone.discovered().await;
     let leaf = zone.bearing("leaf");
     let watch = leaf.watch(PODS).from(up.revision()).await;
-    // Otherwise each question is asked. The metric would tell of every proxy in this process.
+    // Without RBAC, each review goes upstream. The metric would count every proxy in this process.
     let hears = || async {
         reviewed(&leaf, "somebody").await;
         let before = up.reviews().asked().accesses;
@@ -237,8 +240,8 @@ async fn reviews_of_leaves_are_asked_for_once_and_by_who_may_until_rights_change
     assert!(up.reviews().asked().accesses > before);
 }
 
-/// What RBAC gives an open watch is asked about rarely, and in a tree no more often than in front of the apiserver. A
-/// request is told none of that.
+/// The zone keeps permissions from RBAC for open watches until RBAC changes, so upstream reviews them no more often
+/// than without a tree. A request always gets the current decision.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_rbac_gives_open_watches_is_told_to_them_until_rights_change_and_to_no_request() {
     let up = demo::upstream().run().await;
@@ -247,7 +250,7 @@ async fn what_rbac_gives_open_watches_is_told_to_them_until_rights_change_and_to
     up.reviews().because("RBAC: allowed by ClusterRoleBinding \"b\" of ClusterRole \"r\" to User \"ada\"");
     let plan = zone(&up).with(|config| {
         config.auth = AuthMode::Delegated;
-        // Nothing is remembered for requests, and upstream's authorizers know of a change after a second.
+        // No decisions are cached for requests, and upstream's authorizers know of a change after a second.
         config.delegated.auth.allowed_ttl = Duration::ZERO;
         config.delegated.auth.recheck = Duration::from_secs(1);
     });
@@ -271,8 +274,8 @@ async fn what_rbac_gives_open_watches_is_told_to_them_until_rights_change_and_to
     eventually("a change ends that", || async { told("lease_review").await == Some(false) }).await;
 }
 
-/// The Node authorizer denies what a new pod needs until it has heard of the pod. Its kubelet does not wait longer for
-/// that behind a zone.
+/// The Node authorizer denies requests about a new pod until it has observed the pod. Through a zone, the pod's kubelet
+/// does not wait longer for that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_denied_for_now_is_asked_for_again_and_other_denials_are_kept() {
     let up = demo::upstream().run().await;
@@ -288,11 +291,12 @@ async fn what_is_denied_for_now_is_asked_for_again_and_other_denials_are_kept() 
     assert_eq!(reviewed(&leaf, "eve").await, (201, Some(false)));
     up.reviews().allow("eve", "*");
     let again = reviewed(&leaf, "eve").await;
-    // A machine that stalls for as long as a no is remembered shows nothing.
+    // If the machine stalls for the TTL of a deny decision, this shows nothing.
     assert!(again == (201, Some(false)) || began.elapsed() >= Duration::from_secs(5), "{again:?}");
 }
 
-/// A leaf asks about each of its clients. Whether it may is not asked each time: that gives it nothing of the cache.
+/// A leaf requests reviews about each of its clients. Its permission to do so is cached, because it grants no access to
+/// the cache.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whether_a_leaf_may_ask_is_asked_once_for_many_questions() {
     let up = demo::upstream().run().await;
@@ -300,7 +304,7 @@ async fn whether_a_leaf_may_ask_is_asked_once_for_many_questions() {
     up.reviews().allow("system:node:leaf", "*");
     let plan = zone(&up).with(|config| {
         config.auth = AuthMode::Delegated;
-        // Nothing is remembered for requests.
+        // No decisions are cached for requests.
         config.delegated.auth.allowed_ttl = Duration::ZERO;
         config.delegated.auth.token_ttl = Duration::from_secs(600);
     });
@@ -311,7 +315,7 @@ async fn whether_a_leaf_may_ask_is_asked_once_for_many_questions() {
     for number in 0..10 {
         assert_eq!(reviewed(&leaf, &format!("ada-{number}")).await, (201, Some(false)));
     }
-    // Once, or again if the machine stalls for as long as the answer is remembered.
+    // Once, or again if the machine stalls for the TTL of the decision.
     let (asked, again) = (up.reviews().asked().accesses - before, began.elapsed().as_secs() / 5);
     assert!((11..=11 + again).contains(&asked), "{asked} questions, {again} more at most");
 }
@@ -321,7 +325,7 @@ async fn delegated_leaves_ask_the_zone_and_their_common_questions_are_one() {
     let up = demo::upstream().pods(3).run().await;
     up.reviews().give("a", "ada");
     up.reviews().allow("ada", "*");
-    // Answers are remembered for longer than any test takes.
+    // Decisions are cached for longer than any test takes.
     let remembering = zone(&up).with(|config| {
         let auth = &mut config.delegated.auth;
         (auth.token_ttl, auth.allowed_ttl) = (Duration::from_secs(600), Duration::from_secs(600));
@@ -339,7 +343,10 @@ async fn delegated_leaves_ask_the_zone_and_their_common_questions_are_one() {
     assert!(asked.tokens <= 2, "a token's owner serves all for a while: {asked:?}");
     assert!(asked.accesses <= leaves.len() as u64, "{asked:?}");
     let answered = zone.admin("/metrics").await.text();
-    assert!(answered.lines().any(|line| line.contains("proxy_answers_total") && line.contains("review")), "{answered}");
+    assert!(
+        answered.lines().any(|line| line.contains("downstream_proxy_requests_total") && line.contains("review")),
+        "{answered}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -381,13 +388,13 @@ async fn what_is_asked_for_only_to_compare_is_answered_from_memory_or_not_at_all
         |query: &&String| query.contains("Exact") && !query.contains("fieldSelector") && !query.contains("limit");
     let exact_ones = || direct::asked_by_proxies(&up, PODS).iter().filter(is_state).count();
     let before = exact_ones();
-    for cause in ["comparison", "self_check"] {
+    for cause in ["representation_check", "self_check"] {
         assert_eq!(exact(cause).await.status, 410, "{cause}");
     }
     assert_eq!(exact_ones(), before);
-    assert_eq!(exact("past").await.status, 200, "what a leaf needs it gets");
+    assert_eq!(exact("history").await.status, 200, "what a leaf needs it gets");
     assert_eq!(exact_ones(), before + 1);
-    // From where the zone's history begins it can tell what there was.
+    // The zone can reconstruct every state since the start of its history.
     for version in from..=up.revision() {
         let ours = zone.request(Method::GET, &at(version)).header(HOPS, "leaf").header(CAUSE, "list").send().await;
         let theirs = straight(&up).get(&at(version)).await;
@@ -401,7 +408,7 @@ async fn what_is_asked_for_only_to_compare_is_answered_from_memory_or_not_at_all
 async fn clients_cannot_pass_their_questions_for_those_of_a_proxy() {
     let up = demo::upstream().pods(2).run().await;
     let app = direct::app(&up).run().await;
-    // The proxy asks for its own account as well, and says why.
+    // The proxy sends this request with its own cause.
     let call = app.request(Method::GET, "/version").header(CAUSE, "watch").header("x-of", "a-client");
     assert_eq!(call.send().await.status, 200);
     let seen = up.requests().into_iter().find(|seen| seen.headers.contains_key("x-of")).expect("it passed");

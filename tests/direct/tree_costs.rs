@@ -1,4 +1,4 @@
-//! What a read at a leaf costs its zone, which depends on how soon the zone's answers come.
+//! Cost of a leaf's read to its zone, which depends on the zone's response time.
 
 use std::time::Instant;
 
@@ -8,9 +8,9 @@ use crate::direct::{FRESH_MAX, eventually};
 use crate::tree::tree;
 
 const PAGE: &str = "/api/v1/pods?limit=5";
-/// Reads that each need a proof, and cost no more than one question.
+/// Number of reads that each need a proof and cost no more than one request.
 const READS: usize = 6;
-/// The most reads that are tried for these.
+/// Maximum number of attempts for these.
 const READS_MAX: usize = 60;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -19,7 +19,7 @@ async fn a_read_at_a_leaf_costs_its_zone_one_question() {
     let (_zone, leaves) = tree(&up, 1).await;
     let leaf = &leaves[0];
     eventually("the leaf has pods", || async { leaf.get(PAGE).await.is_cached() }).await;
-    // If the zone stalls, it answers too late for some reads. The leaf asks more for them, or passes them through.
+    // If the zone stalls, it responds too late to some reads. The leaf sends more requests for them, or forwards them.
     let mut costs: Vec<u64> = Vec::new();
     while costs.iter().filter(|cost| **cost == 1).count() < READS {
         assert!(costs.len() < READS_MAX, "a position each, and hardly ever more: {costs:?}");

@@ -1,11 +1,11 @@
-//! Upstream shows a certificate that is not to be trusted. It is sent nothing, and whoever asks is told why.
+//! Upstream presents an untrusted certificate. The proxy sends it nothing, and clients receive the reason.
 
 use std::time::{Duration, SystemTime};
 
 use crate::direct::{self, Front, PODS, Pair, Signer, eventually};
 use crate::process::metric;
 
-/// What is wrong with each, the certificate, and the words that name it.
+/// The problem, the certificate, and the words that name the problem.
 fn wrong_ones(signer: &Signer) -> [(&'static str, Pair, &'static str); 4] {
     let now = SystemTime::now();
     let (hour, day) = (Duration::from_secs(3_600), Duration::from_secs(86_400));
@@ -23,7 +23,7 @@ fn wrong_ones(signer: &Signer) -> [(&'static str, Pair, &'static str); 4] {
     ]
 }
 
-/// How often a stream or a list failed for it, in all tests of this process.
+/// Number of failed streams and lists because of it, in all tests of this process.
 async fn failures(app: &direct::App) -> f64 {
     let metrics = app.admin("/metrics").await.text();
     metric(&metrics, "kube_fanout_upstream_failures_total", "reason=\"untrusted\"")
@@ -47,7 +47,7 @@ async fn a_certificate_that_is_not_to_be_trusted_is_named_and_the_next_good_one_
         front.show(&signer.good());
         eventually("the good one is used", || async { app.get(PODS).await.is_cached() }).await;
         assert_eq!(app.get("/livez").await.status, 200);
-        // A feed that had been served by a good one bears it as any outage.
+        // A feed that a trusted server has filled treats this as any outage.
         let (watch, failed) = (app.watch(PODS).await, failures(&app).await);
         front.show(&pair);
         up.faults().drop_connections();

@@ -1,5 +1,6 @@
-//! Requests and answers that are no streams end in time, even if a client does not read or write them. Their places are
-//! given back, and an answer that was cut never looks complete. Unread answers hold no more memory than is counted.
+//! Requests and responses that are not streams have a time limit, even if a client does not read or write them. Their
+//! permits are released, and a cut response never looks complete. Unread responses hold no more memory than is
+//! accounted.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -20,7 +21,7 @@ use crate::direct::{
 };
 use crate::shut::{LARGE, MIDDLING, Shut, with_objects};
 
-/// How long anything may take here: long enough to see meanwhile that there is no place, on a busy machine too.
+/// Time limit of each operation: long enough to observe a full limit, even on a busy machine.
 const MAX: Duration = Duration::from_secs(2);
 static PIECE: [u8; 16 << 10] = [b'a'; 16 << 10];
 const LONG: &str = "/long";
@@ -28,7 +29,7 @@ const SHORT: &str = "/short";
 const POSTED: &str = "/api/v1/namespaces/default/pods";
 const LOG: &str = "/api/v1/namespaces/default/pods/p/log";
 
-/// Counts those who are there.
+/// Counts live instances.
 struct Guest(watch::Sender<usize>);
 
 impl Guest {
@@ -44,13 +45,13 @@ impl Drop for Guest {
     }
 }
 
-/// Answers [`SHORT`] and whatever is posted at once, and all else with a body without an end. `guests`: such answers
-/// that are under way.
+/// Answers [`SHORT`] and every POST at once, and anything else with an endless body. `guests`: the number of such
+/// responses under way.
 async fn endless(guests: watch::Sender<usize>) -> Stub {
     endless_for(guests, watch::Sender::new(0)).await
 }
 
-/// The same; `senders`: those whose body has not come whole.
+/// The same; `senders`: the number of requests whose body is incomplete.
 async fn endless_for(guests: watch::Sender<usize>, senders: watch::Sender<usize>) -> Stub {
     stub(move |request: Request<Incoming>| {
         let (guests, senders) = (guests.clone(), senders.clone());
@@ -72,7 +73,7 @@ async fn endless_for(guests: watch::Sender<usize>, senders: watch::Sender<usize>
     .await
 }
 
-/// One request at a time passes through, and one stream.
+/// Limits of one forwarded request and one stream.
 async fn one_at_a_time(upstream: &Stub) -> App {
     let plan = direct::in_front_of(&upstream.url()).with(|config| {
         config.serve.body_max = MAX;
@@ -82,7 +83,7 @@ async fn one_at_a_time(upstream: &Stub) -> App {
     plan.run().await
 }
 
-/// An answer that is let in: a place may be given back a moment after its client has seen that it was cut.
+/// Retries until a response is admitted, because a permit may be released a moment after its client has seen the cut.
 async fn open(client: &Client, path: &str) -> Response<Incoming> {
     within("a place", async {
         loop {
@@ -105,13 +106,13 @@ async fn is_let_in(client: &Client) -> bool {
     client.get(SHORT).await.status == 200
 }
 
-/// All that is there to be read ends in an error, and not as a body ends.
+/// Asserts that the body ends with an error, and not as a complete one.
 async fn is_cut(answer: Response<Incoming>) {
     let read = within("the end of what was cut", answer.into_body().collect()).await;
     assert!(read.is_err(), "a truncated body looks whole");
 }
 
-/// The bytes that the kernel holds for a client of this server, sent or not.
+/// Bytes that the kernel buffers for a client of this server, sent or not.
 fn queued_bytes(server: SocketAddr, client: SocketAddr) -> usize {
     let sockets = std::fs::read_to_string("/proc/net/tcp").expect("it tells of sockets");
     let (local, remote) = (format!(":{:04X}", server.port()), format!(":{:04X}", client.port()));
@@ -122,7 +123,7 @@ fn queued_bytes(server: SocketAddr, client: SocketAddr) -> usize {
     usize::from_str_radix(queue.expect("it is connected"), 16).expect("a number")
 }
 
-/// A client that does not read takes little of the memory that the machine has for all connections (R-THREAT-11).
+/// A client that does not read uses little of the memory that the machine has for all connections (R-THREAT-11).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_kernel_holds_little_for_a_client_that_does_not_read() {
     const HELD_MAX: usize = 256 << 10;
@@ -130,7 +131,7 @@ async fn the_kernel_holds_little_for_a_client_that_does_not_read() {
     let app = direct::in_front_of(&upstream.url()).run().await;
     let server = app.listener(0).url().trim_start_matches("http://").parse().expect("an address");
     let socket = TcpSocket::new_v4().expect("a socket");
-    // So its own kernel takes little, and the rest is ours to hold.
+    // The client's kernel buffers little, so the server's side must hold the rest.
     socket.set_recv_buffer_size(16 << 10).expect("a small buffer");
     let mut client = socket.connect(server).await.expect("it connects");
     let question = format!("GET {LOG}?follow=true HTTP/1.1\r\nhost: {server}\r\n\r\n");
@@ -182,7 +183,7 @@ async fn a_body_that_never_comes_gives_its_place_back() {
     let app = one_at_a_time(&upstream).await;
     for protocol in [Protocol::Http1, Protocol::Http2] {
         let client = app.over(protocol);
-        // The place of who was let in last may be given back a moment after that one has its answer.
+        // The previous request's permit may be released a moment after its response.
         let (asked, posting) = within("it has come to upstream", async {
             loop {
                 let begun = stream::once(async { Ok(Frame::data(Bytes::from_static(b"{"))) });
@@ -208,7 +209,7 @@ async fn a_body_that_never_comes_gives_its_place_back() {
     assert_eq!((whole.status, whole.text().as_str()), (201, "{}"));
 }
 
-/// Nobody in particular has so much time for everything, also for what is a stream otherwise.
+/// An unauthenticated caller has this time limit for every request, streams included.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_in_particular_keeps_no_place_by_not_reading() {
     let guests = watch::Sender::new(0);
@@ -228,7 +229,7 @@ async fn nobody_in_particular_keeps_no_place_by_not_reading() {
     }
 }
 
-/// What was to be a tunnel and is not is an answer like any other.
+/// A response instead of a requested tunnel has the same limit as any other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_answer_instead_of_a_tunnel_has_an_end() {
     let guests = watch::Sender::new(0);
@@ -248,13 +249,13 @@ async fn the_answer_instead_of_a_tunnel_has_an_end() {
 
 const ROW: &str = "/api/v1/namespaces/default/configmaps/large?includeObject=Object";
 const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
-/// How many times a scene is tried on a machine that stalls.
+/// Number of attempts on a machine that stalls.
 const TRIES_MAX: usize = 20;
 
-/// How long an answer that nobody reads holds its room here. If a machine stalls for longer, the scene is tried again.
+/// How long an unread response keeps its share of the memory limit. If a machine stalls for longer, the test retries.
 const ROOM_HELD: Duration = Duration::from_secs(3);
 
-/// A proxy with room for four MiB of answers, which soon gives up on those who do not read.
+/// A proxy with a limit of four MiB of responses, and a short timeout for clients that do not read.
 async fn with_little_room(up: &RunningUpstream) -> App {
     let plan = direct::app(up).with(|config| {
         config.serve.body_max = ROOM_HELD;
@@ -270,7 +271,7 @@ async fn a_get_that_nobody_reads_is_over_in_time_and_gives_its_place_back() {
     let client = app.over(Protocol::Http2);
     let watch = client.watch(CONFIGMAPS).initial_events().await;
     watch.listed().await;
-    // On a machine that stalls, the first place may be given back before all of this has been asked.
+    // If the machine stalls, the first permit may be released before all requests have been sent.
     let mut shut = None;
     for _ in 0..TRIES_MAX {
         let (began, mut connection) = (Instant::now(), Shut::to(&client).await);
@@ -299,7 +300,7 @@ async fn a_get_that_nobody_reads_is_over_in_time_and_gives_its_place_back() {
     }
 }
 
-/// Read whole, so that others could have shared it, and then not taken.
+/// The response is buffered so that others could share it, and then not read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn shared_answers_that_nobody_reads_are_counted_and_beyond_that_nothing_is_read_for_them() {
     let up = with_objects().await;
@@ -307,7 +308,7 @@ async fn shared_answers_that_nobody_reads_are_counted_and_beyond_that_nothing_is
     let watch = app.watch(CONFIGMAPS).initial_events().await;
     watch.listed().await;
     assert!(app.get(LARGE).await.is_cached());
-    // If the machine stalls, the first of them gives its room back before all have been asked for.
+    // If the machine stalls, the first response releases its memory before all have been requested.
     for _ in 0..TRIES_MAX {
         let (began, mut shut) = (Instant::now(), Shut::to(&app).await);
         for _ in 0..6 {

@@ -1,4 +1,4 @@
-//! Answers that nobody reads, by the memory that a process holds for them (R-THREAT-11).
+//! Unread responses, measured by the process's memory (R-THREAT-11).
 
 use crate::direct::{CONFIGMAPS, Dir};
 use crate::process::Process;

@@ -1,4 +1,4 @@
-//! Tunnels that nobody reads, by the memory that a process holds for them (P3).
+//! Unread tunnels, measured by the process's memory (P3).
 
 use http::{Request, Response};
 use hyper::body::Incoming;
@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use crate::direct::{self, Behind, Dir, PODS, Stub, stub, within};
 use crate::process::Process;
 
-/// A port-forward whose client stops reading: what it does not take stays where it comes from.
+/// A port-forward whose client stops reading: unread data stays at its source.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tunnels_whose_client_stops_reading_hold_little_and_nobody_up() {
     const TUNNELS: usize = 40;
@@ -57,7 +57,7 @@ async fn tunnels_whose_client_stops_reading_hold_little_and_nobody_up() {
     .await;
     let grown = process.resident_mebibytes().saturating_sub(before);
     assert!(grown < 20, "{grown} MiB for {} MiB that nobody reads", (TUNNELS * BYTES) >> 20);
-    // One more is read while they are not, and then one of them, to its end.
+    // Another tunnel is read while these are not, and then one of them, to its end.
     let mut read = client.connect().await.expect("a connection");
     read.write_all(head.as_bytes()).await.expect("sent");
     for io in [&mut read, &mut unread[7]] {

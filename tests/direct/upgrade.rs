@@ -1,4 +1,4 @@
-//! Upstream comes back as another release, which writes the same objects with other bytes. The present state is served
+//! Upstream comes back as another release, which writes the same objects with other bytes. The current state is served
 //! as the new release writes it, past events stay as they were sent, and no watch ends (F10).
 
 use std::io::Read;
@@ -16,7 +16,7 @@ const NEW: u32 = 37;
 /// Annotation that the new release writes.
 const MARK: &str = r#""release":"1.37""#;
 
-/// Lists and watch-lists of all pods that proxies have asked for, and the same of one page.
+/// Number of lists and watch-lists of all pods, or of one page, that proxies have requested.
 fn lists(up: &RunningUpstream) -> usize {
     let is_state = |query: &&String| !query.contains("watch=") || query.contains("sendInitialEvents");
     let is_whole = |query: &&String| !query.contains("fieldSelector") && !query.contains("continue");
@@ -27,7 +27,7 @@ async fn watches(app: &App, from: u64) -> Vec<Watch> {
     join_all(Protocol::ALL.map(|protocol| app.watch(PODS).from(from).over(protocol).into_future())).await
 }
 
-/// What a list is made of that is not simply sent: derived, compressed, or both.
+/// List encodings that are not cached bodies: derived, compressed, or both.
 const MADE: [(&str, &str); 4] =
     [(METADATA, "gzip"), (METADATA, "identity"), ("application/json", "gzip"), ("application/json", "identity")];
 
@@ -40,12 +40,12 @@ fn plain(answer: &Answer) -> String {
     text
 }
 
-/// How often that is in what was answered.
+/// Number of marks in a response.
 fn marks(text: &str) -> usize {
     text.matches(MARK).count()
 }
 
-/// The server goes, and comes back as the new release.
+/// Stops the server, and restarts it as the new release.
 async fn upgrade(up: &RunningUpstream, app: &App, meanwhile: impl FnOnce()) {
     up.faults().down().await;
     app.until_feed("pods", "stale", |feed| feed["state"] == "stale").await;
@@ -55,7 +55,7 @@ async fn upgrade(up: &RunningUpstream, app: &App, meanwhile: impl FnOnce()) {
     app.until_feed("pods", "live", |feed| feed["state"] == "live").await;
 }
 
-/// Every way to a state, from memory.
+/// Asserts the new bytes for every kind of read from the cache.
 async fn assert_all_are_new(up: &RunningUpstream, app: &App, pods: usize) {
     let (pod, _) = up.keys("pods").remove(0);
     let (namespace, name) = pod.split_once('/').expect("a namespace");
@@ -94,7 +94,7 @@ async fn after_a_resume_no_state_is_of_the_old_release_and_nobody_is_told_anythi
     let open = watches(&app, history.from).await;
     let last = up.churn(5).await;
     join_all(open.iter().map(|watch| watch.reached(last))).await;
-    // Everything is made of the old bodies that can be.
+    // Fills every derived form from the old bodies.
     for (accept, encoding) in MADE {
         let call = app.request(Method::GET, CACHED).header("accept", accept).header("accept-encoding", encoding);
         assert_eq!(marks(&plain(&call.send().await)), 0);
@@ -103,7 +103,7 @@ async fn after_a_resume_no_state_is_of_the_old_release_and_nobody_is_told_anythi
     upgrade(&up, &app, || {}).await;
     assert_all_are_new(&up, &app, objects).await;
     let renewals = app.admin("/metrics").await.text();
-    let renewals: Vec<_> = renewals.lines().filter(|line| line.contains("renewal")).collect();
+    let renewals: Vec<_> = renewals.lines().filter(|line| line.contains("release_change")).collect();
     assert!(matches!(&renewals[..], [line] if line.contains("pods") && line.ends_with(" 1")), "{renewals:?}");
     assert!(lists(&up) > before);
     let last = up.churn(5).await;
@@ -115,7 +115,7 @@ async fn after_a_resume_no_state_is_of_the_old_release_and_nobody_is_told_anythi
     }
 }
 
-/// What is listed for a gap serves for that, too.
+/// The list that mends a gap also refreshes the bytes.
 #[tokio::test]
 async fn after_a_mended_gap_all_is_new_without_another_list() {
     let up = demo::upstream().pods(40).seed(62).run().await;
@@ -134,7 +134,7 @@ async fn after_a_mended_gap_all_is_new_without_another_list() {
     assert_eq!((first.is_cached(), marks(&first.text())), (true, objects));
     assert_eq!(lists(&up) - before, 1, "the list that the gap was mended with");
     assert_all_are_new(&up, &app, objects).await;
-    assert!(!app.admin("/metrics").await.text().contains("question=\"renewal\""));
+    assert!(!app.admin("/metrics").await.text().contains("purpose=\"release_change\""));
     for watch in &open {
         assert!(watch.is_open() && watch.events().is_empty());
     }
@@ -155,7 +155,7 @@ async fn a_list_in_pages_that_began_before_goes_on_upstream() {
     assert_eq!((page.status, marks(&page.text())), (200, 7));
 }
 
-/// A restart of the same build is no upgrade.
+/// A restart of the same build is not an upgrade.
 #[tokio::test]
 async fn a_server_that_comes_back_as_it_was_is_not_listed() {
     let up = demo::upstream().pods(40).seed(64).run().await;
@@ -173,7 +173,7 @@ async fn a_server_that_comes_back_as_it_was_is_not_listed() {
     assert!(open.iter().all(Watch::is_open));
 }
 
-/// Old and new take turns behind one address: each time that a stream is lost it may be the other one's.
+/// Old and new servers alternate at one address: each new stream may reach the other one.
 #[tokio::test]
 async fn servers_that_take_turns_are_not_listed_again_and_again() {
     let up = demo::upstream().pods(20).seed(65).run().await;
@@ -183,7 +183,7 @@ async fn servers_that_take_turns_are_not_listed_again_and_again() {
     up.faults().say_releases(&[36, NEW]);
     let renewals = async || {
         let metrics = app.admin("/metrics").await.text();
-        let pods = metrics.lines().find(|line| line.contains("renewal") && line.contains("pods"));
+        let pods = metrics.lines().find(|line| line.contains("release_change") && line.contains("pods"));
         pods.and_then(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).unwrap_or(0)
     };
     let began = std::time::Instant::now();
@@ -191,11 +191,11 @@ async fn servers_that_take_turns_are_not_listed_again_and_again() {
         let opened = up.counts().watches_opened.of("pods");
         up.faults().drop_connections();
         direct::within("a new stream", up.until(|counts| counts.watches_opened.of("pods") > opened)).await;
-        // From memory, or by upstream itself.
+        // From the cache or from upstream.
         assert_eq!(app.get(CACHED).await.items().len(), 20);
     }
     let renewals = renewals().await;
-    // Ever more rarely, but a machine that stalls leaves time for more.
+    // Intervals grow, but a machine that stalls leaves time for more.
     let renewals_max = 4 + began.elapsed().as_secs() / 5;
     assert!((1..=renewals_max).contains(&renewals), "{renewals} lists because of 12 streams, {renewals_max} at most");
     let last = up.churn(3).await;

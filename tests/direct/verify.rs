@@ -1,5 +1,5 @@
-//! The command `verify`, from outside: it passes a server that keeps its promises, fails one that breaks them, and
-//! calls a run void that shows nothing.
+//! The command `verify`, from outside. It passes a server that keeps its promises, and fails one that breaks them. A
+//! run that proves nothing is void.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,24 +17,24 @@ use tokio::time::timeout;
 use crate::direct::{self, Behind, Dir, Failure, Stub, stub};
 use crate::process::{Output, run};
 
-/// What a relay does to one line of some watch.
+/// How a relay falsifies one line of some watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lie {
     None,
     Drop,
     Repeat,
-    /// Nothing comes any more.
+    /// Nothing arrives any more.
     Silence,
-    /// The stream ends in the middle of the line, as if that were its end.
+    /// The stream ends in the middle of the line, as if it were complete.
     Tear,
 }
 
-/// How long a run may take: it judges after some seconds of work, which takes a busy machine long.
+/// Time limit of a run: the checks after a few seconds of work take long on a busy machine.
 const RUN_MAX: Duration = Duration::from_secs(120);
-/// The change that is lied about, among those that pass.
+/// Index of the falsified change among those that pass.
 const VICTIM: usize = 100;
 
-/// A server in front of another one that relays everything, but for one line.
+/// A server in front of another one that relays everything except for one line.
 async fn relay(url: &str, lie: Lie) -> Stub {
     let (behind, passed) = (Behind::at(url), Arc::new(AtomicUsize::new(0)));
     let answer = move |request: Request<Incoming>| {
@@ -66,7 +66,8 @@ fn lying(mut body: UnsyncBoxBody<Bytes, Failure>, lie: Lie, passed: Arc<AtomicUs
                     if is_change { passed.fetch_add(1, Ordering::Relaxed) } else { passed.load(Ordering::Relaxed) };
                 let is_victim = is_change && nth == VICTIM;
                 let times = match lie {
-                    // And now and then again: the watch that one was for may end right then, and be told it anew.
+                    // Repeated periodically, because the affected watch may end at that moment, and receive the change
+                    // again.
                     Lie::Drop if is_change && nth >= VICTIM && (nth - VICTIM).is_multiple_of(50) => 0,
                     Lie::Repeat if is_victim => 2,
                     Lie::Silence if nth > VICTIM => 0,
@@ -88,7 +89,7 @@ fn lying(mut body: UnsyncBoxBody<Bytes, Failure>, lie: Lie, passed: Arc<AtomicUs
     StreamBody::new(rest).boxed_unsync()
 }
 
-/// Runs `verify` against a server with the truth from another one.
+/// Runs `verify` against a server, with another one as the source of truth.
 async fn verify(url: &str, truth: &str, dir: &Dir, more: &[&str]) -> Output {
     let out = dir.join("out").to_str().expect("a path").to_owned();
     let few = ["--clients", "12", "--objects", "20", "--patience", "5s", "--transports", "h1,h2"];
@@ -98,7 +99,7 @@ async fn verify(url: &str, truth: &str, dir: &Dir, more: &[&str]) -> Output {
     timeout(RUN_MAX, running).await.expect("it ends").expect("no panic")
 }
 
-/// A file of a run.
+/// Content of a file of the run.
 fn file(dir: &Dir, name: &str) -> String {
     std::fs::read_to_string(dir.join("out").join(name)).expect("it was written")
 }
@@ -167,12 +168,12 @@ async fn clients_that_go_from_server_to_server_are_judged_across_them() {
     assert!(is_broken(&output, "Reliable"), "{}", output.stdout);
 }
 
-/// Whether a promise is said to be broken.
+/// Whether the output reports this promise as broken.
 fn is_broken(output: &Output, promise: &str) -> bool {
     output.stdout.lines().any(|line| line.trim_start().starts_with(promise) && line.contains("VIOLATED"))
 }
 
-/// The record alone shows it, too.
+/// Asserts that the record alone shows the violation as well.
 fn judged_again(record: &Path, promise: &str) {
     let path = record.to_str().expect("a path");
     let output = run(&["verify", "judge", path]);
@@ -194,7 +195,7 @@ async fn a_run_in_which_little_happens_is_void_and_so_is_one_without_a_truth() {
     assert!(blind.stderr.contains("true history") && blind.stderr.contains("127.0.0.1:1"), "{}", blind.stderr);
 }
 
-/// An etcd that has compacted what comes behind its state.
+/// An etcd that has compacted the history after its state.
 async fn compacted_etcd() -> Stub {
     stub(|request: Request<Incoming>| async move {
         let answer = match request.uri().path() {

@@ -1,5 +1,5 @@
-//! The pods of the manifests in deploy/, and the unit of systemd: what they may do on their machine, and that their
-//! parts fit together.
+//! The pods of the manifests in deploy/, and the systemd unit: their privileges on the machine, and that their parts
+//! fit together.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::deploy::{deployed, documents};
 use crate::process::run;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
-/// What the last audit records may take after the drain, in seconds.
+/// Time for the last audit records after the drain, in seconds.
 const RECORDS: u64 = 5;
 
 fn text(name: &str) -> String {
@@ -21,7 +21,7 @@ fn drain_seconds() -> u64 {
     kube_fanout::config::Serve::in_front_of(nowhere).drain.as_secs()
 }
 
-/// The specification of a workload's pods. `None` for other kinds, and for patches, which name no container.
+/// The pod specification of a workload. `None` for other kinds, and for patches, which name no container.
 fn pod_of(document: &Value) -> Option<&Value> {
     let spec = match document["kind"].as_str()? {
         "Pod" => &document["spec"],
@@ -35,7 +35,7 @@ fn containers(pod: &Value) -> impl Iterator<Item = &Value> {
     ["initContainers", "containers"].into_iter().filter_map(move |key| pod[key].as_array()).flatten()
 }
 
-/// What a container has that it could do without.
+/// Unnecessary privileges of a container.
 fn excess_of(pod: &Value, container: &Value) -> Vec<String> {
     let own = &container["securityContext"];
     let user = [&own["runAsUser"], &pod["securityContext"]["runAsUser"]].into_iter().find_map(Value::as_u64);
@@ -50,7 +50,7 @@ fn excess_of(pod: &Value, container: &Value) -> Vec<String> {
     rules.iter().filter(|(_, holds)| !holds).map(|(what, _)| format!("{name}: {what}")).collect()
 }
 
-/// What a pod has that it could do without.
+/// Unnecessary privileges of a pod.
 fn excess(pod: &Value) -> Vec<String> {
     let own = &pod["securityContext"];
     let has_token = pod["automountServiceAccountToken"] != false;
@@ -105,7 +105,8 @@ fn pods_have_no_more_of_their_machine_than_they_need() {
     assert_eq!(excess(&spoilt), ["it may write to the node"]);
 }
 
-/// Memory has a limit, half of which is for feeds: src/config/memory.rs. A drain that is cut tells nobody.
+/// Proxies have a memory limit, half of which feeds use (src/config/memory.rs), probes, and a termination period that
+/// covers the drain.
 #[test]
 fn proxies_are_bounded_asked_how_they_are_and_given_the_time_to_end() {
     for (name, text) in deployed() {
@@ -148,7 +149,7 @@ fn the_binary_takes_the_arguments_of_every_container_of_its_own() {
     }
 }
 
-/// What leads to a workload's pods in one of the bases.
+/// Selectors of a workload's pods in one of the bases.
 fn selectors(document: &Value) -> Vec<&Value> {
     match document["kind"].as_str() {
         Some("Service") => vec![&document["spec"]["selector"]],

@@ -1,4 +1,5 @@
-//! A proxy whose upstream is a proxy: a leaf behind two zones, which are as far as their own feeds (F5, F11, L5, W10).
+//! A proxy whose upstream is a proxy: a leaf below two zones, whose positions are those of their own feeds (F5, F11,
+//! L5, W10).
 
 use std::time::{Duration, Instant};
 
@@ -8,18 +9,18 @@ use serde_json::json;
 use crate::direct::{self, App, History, PODS, Watch, eventually, in_time};
 use crate::endpoints;
 
-/// Two zones of one upstream, and a leaf that prefers the first.
+/// Two zones with one upstream, and a leaf that prefers the first.
 struct Tree {
     up: RunningUpstream,
     first: App,
     second: App,
     leaf: App,
     history: History,
-    /// A watch at the leaf, which has seen everything.
+    /// A watch at the leaf that has received everything.
     watch: Watch,
 }
 
-/// Both zones and the leaf follow pods, and are equally far.
+/// Both zones and the leaf watch pods, and are at the same version.
 async fn tree(seed: u64) -> Tree {
     let up = demo::upstream().pods(20).seed(seed).run().await;
     let mut history = History::begin(&up, PODS).await;
@@ -34,19 +35,19 @@ async fn tree(seed: u64) -> Tree {
     Tree { up, first, second, leaf, history, watch }
 }
 
-/// How far a proxy's feed of pods is.
+/// The version of a proxy's feed of pods.
 async fn reach(app: &App) -> u64 {
     let feed = app.feed("pods").await.expect("a feed");
     feed["resourceVersion"].as_str().and_then(|rv| rv.parse().ok()).expect("a version")
 }
 
-/// Has the leaf and the zone that it follows come further than the other zone, with the same state.
+/// Advances the leaf and its zone further than the other zone, with the same state.
 async fn others_change(tree: &Tree) -> u64 {
     let elsewhere = tree.up.put("nodes", json!({"metadata": {"name": "new"}}));
     let path = format!("{PODS}?resourceVersion={elsewhere}&resourceVersionMatch=NotOlderThan");
     let has_come = || async {
         let newer = tree.leaf.get(&path).await;
-        // As upstream says it of what does not come in three seconds; clients ask again.
+        // Upstream's response if the version is not reached in three seconds; clients retry.
         if newer.status == 504 {
             return false;
         }
@@ -83,7 +84,7 @@ async fn a_zone_comes_as_far_as_those_who_come_to_it() {
     assert!(reach(&tree.second).await < elsewhere);
     let watch = tree.second.watch(PODS).from(elsewhere).bookmarks().await;
     let is_there = || async { reach(&tree.second).await >= elsewhere };
-    // Not once a minute: that is when upstream's own bookmark comes.
+    // Sooner than upstream's own bookmark, which comes once a minute.
     in_time(Duration::from_secs(3), "the zone is asked", eventually("it is as far", is_there)).await;
     assert!(watch.is_open() && watch.changes().is_empty());
 }
@@ -98,7 +99,8 @@ async fn what_a_leaf_has_to_prove_is_proven_to_its_zone_once() {
         let list = tree.leaf.get(PODS).await;
         assert!(list.is_cached(), "{}: {}", list.status, list.text());
         let questions = asked(&tree.up) - before;
-        // A position and an equality of the zone's own, and what catches up. On a machine that stalls each is repeated.
+        // A position request and a comparison of the zone's own, and a catch-up watch. On a machine that stalls each is
+        // repeated.
         let questions_max = 6 * (1 + usize::try_from(began.elapsed().as_secs()).expect("a test takes minutes"));
         assert!(questions <= questions_max, "{questions}, {questions_max} at most");
     }

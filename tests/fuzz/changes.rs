@@ -1,17 +1,17 @@
-//! Changes of what peers send, drawn from a seed.
+//! Mutations of peers' input, drawn from a seed.
 
 use fastrand::Rng;
 
-/// Inputs without an end: each is one of the corpus, or a part of two, with a few bytes that are others.
+/// An endless sequence of inputs: each is one of the corpus, or parts of two, with a few bytes changed.
 pub struct Changes {
     rng: Rng,
     corpus: Vec<Vec<u8>>,
 }
 
-/// Inputs are no longer.
+/// Maximum length of an input.
 const BYTES_MAX: usize = 8 << 10;
 
-/// Words that parsers look for, and numbers where they break.
+/// Words that parsers look for, and numbers at their limits.
 const WORDS: [&[u8]; 40] = [
     b"{",
     b"}",

@@ -1,7 +1,7 @@
-//! What peers send, read: no input panics, and what is read keeps what its reader promises.
+//! Parsers of peers' input: no input panics, and parsed values keep the parser's guarantees.
 //!
-//! Each target takes any bytes. They are given to it by `tests/fuzz.rs`, from the corpus and changes of it, and by
-//! libFuzzer (`fuzz/`, `make fuzz`), which is why nothing here knows of either.
+//! Each target accepts any bytes. `tests/fuzz.rs` passes the corpus and mutations of it, and libFuzzer (`fuzz/`, `make
+//! fuzz`) its own inputs, so nothing here depends on either.
 
 #[path = "targets/bodies.rs"]
 mod bodies;
@@ -22,10 +22,10 @@ mod streams;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// A target, by its name.
+/// Name and function of a target.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// All of them. Each has a folder of its name in the corpus.
+/// All targets. Each has a folder with its name in the corpus.
 pub const TARGETS: [Target; 18] = [
     ("frames", streams::frames),
     ("events", streams::events),
@@ -47,17 +47,17 @@ pub const TARGETS: [Target; 18] = [
     ("connections", connections::connections),
 ];
 
-/// Text, as far as bytes are some.
+/// The bytes as text, with invalid UTF-8 replaced.
 fn text(bytes: &[u8]) -> std::borrow::Cow<'_, str> {
     String::from_utf8_lossy(bytes)
 }
 
-/// The first byte, which decides, and the rest.
+/// The first byte, which selects a variant, and the rest.
 fn choice(input: &[u8]) -> (usize, &[u8]) {
     input.split_first().map_or((0, input), |(first, rest)| (usize::from(*first), rest))
 }
 
-/// Lines of a head, `NAME: VALUE` each; what is none is left out.
+/// Parses header lines, `NAME: VALUE` each; invalid ones are skipped.
 fn head<'a>(lines: impl Iterator<Item = &'a [u8]>) -> HeaderMap {
     let mut headers = HeaderMap::new();
     for line in lines {
@@ -70,7 +70,7 @@ fn head<'a>(lines: impl Iterator<Item = &'a [u8]>) -> HeaderMap {
     headers
 }
 
-/// The target of a name, for a binary that is about no other.
+/// The target with this name, for a binary that has only one.
 #[allow(dead_code, reason = "tests/fuzz.rs runs all of them")]
 pub const fn named(name: &str) -> fn(&[u8]) {
     let mut at = 0;
@@ -84,7 +84,7 @@ pub const fn named(name: &str) -> fn(&[u8]) {
     panic!("FUZZ_TARGET names no target")
 }
 
-/// Whether both are the same, where the compiler asks.
+/// Byte equality in a const context.
 #[allow(dead_code, reason = "tests/fuzz.rs runs all of them")]
 const fn is_same(one: &[u8], other: &[u8]) -> bool {
     if one.len() != other.len() {

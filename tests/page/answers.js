@@ -45,7 +45,7 @@ function metrics(looks) {
     `kube_fanout_forwarded_total{reason="table"} ${3 * looks}`, 'kube_fanout_forwarded_total{reason="verb"} 40',
     `kube_fanout_upstream_requests_total{cause="list"} ${10 + looks}`, "process_start_time_seconds 1790000000",
     `process_cpu_seconds_total ${0.4 * looks}`, "process_resident_memory_bytes 150000000",
-    'kube_fanout_memory_held_bytes{kind="objects"} 50000000', "kube_fanout_memory_budget_bytes 700000000",
+    'kube_fanout_memory_used_bytes{kind="objects"} 50000000', "kube_fanout_memory_budget_bytes 700000000",
     bucket("0.001", 50), bucket("0.01", 99), bucket("+Inf", 100),
   ].join("\n");
 }
@@ -62,7 +62,7 @@ async function serve(world) {
     "/metrics": () => ["text/plain", metrics(++looks)],
     "/debug/feeds": () => json(feeds()),
     "/debug/cost": () => json([{ cause: "list", requests: 10 + looks, streamsOpen: 0, bodyBytes: 1e6 },
-      { cause: "passed_through", requests: 0, streamsOpen: 0, bodyBytes: 0 }]),
+      { cause: "forwarded", requests: 0, streamsOpen: 0, bodyBytes: 0 }]),
     "/readyz": () => ["text/plain", "[+]feed pods.v1 live\nreadyz check passed\n"],
     "/debug/watches": (query) => {
       world.asked = query;

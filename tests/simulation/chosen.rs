@@ -1,4 +1,4 @@
-//! Runs of which a person has chosen what breaks: what takes minutes takes none on virtual time.
+//! Runs with hand-picked faults. Virtual time makes minutes pass at once.
 
 use std::time::Duration;
 
@@ -11,19 +11,19 @@ use crate::panics::with_panics;
 use crate::plan::Plan;
 use crate::run::{Ran, run_plan};
 
-/// What a 410 says to a client that asks for what followed version 1: clients do so now and then.
+/// Part of the 410 for a watch from version 1, which clients occasionally request.
 const FROM_THE_FIRST: &str = "version: 1 (";
 
-/// What clients were told in a run that kept every promise.
+/// Results of clients in a run that kept every promise.
 struct Kept {
-    /// When events came, since the run began.
+    /// Arrival times of events since the start of the run.
     events: Vec<Duration>,
-    /// Watches that were told 410.
+    /// Number of watches that received 410.
     expired: usize,
     asked: RequestCounts,
 }
 
-/// Eight clients for five minutes, and nothing that breaks but what is chosen.
+/// Eight clients for five minutes, with only the chosen faults.
 fn quiet_plan() -> Plan {
     let plan = Plan::draw(1);
     let (duration, idle_max) = (Duration::from_secs(300), Duration::from_secs(600));
@@ -48,8 +48,8 @@ fn kept(plan: Plan) -> Kept {
     Kept { events, expired, asked }
 }
 
-/// A connection to upstream that is dead, though nobody says so, is found by a ping that is not answered, or, without
-/// HTTP/2, by a stream that says nothing (FU-2). Clients notice nothing but that.
+/// A silently dead upstream connection is detected by an unanswered ping or, without HTTP/2, by a silent stream (FU-2).
+/// Clients only notice the delay.
 #[test]
 fn connections_upstream_that_die_without_a_word_are_found_in_time() {
     let at = Duration::from_secs(100);
@@ -63,14 +63,14 @@ fn connections_upstream_that_die_without_a_word_are_found_in_time() {
     }
 }
 
-/// Without bookmarks a quiet stream is taken for dead after 90 s, again and again. That costs a watch, and small
-/// questions whether the storage is the same, each time; the state is not listed (FU-16).
+/// Without bookmarks a quiet stream counts as dead after 90 s, again and again. Each time, that costs a watch, and
+/// small requests whether the storage is the same. The state is not listed (FU-16).
 #[test]
 fn an_upstream_without_bookmarks_costs_a_few_questions_now_and_then() {
     let (never, duration) = (Duration::from_secs(86_400), Duration::from_secs(1_800));
     let kept = kept(Plan { clients: 3, rate: 0.002, bookmark_period: never, duration, ..quiet_plan() });
     assert_eq!(kept.expired, 0);
-    // The definitions of custom resources, of which none changes.
+    // Definitions of custom resources, of which none changes.
     let of = |counts: &CountPerResource| counts.of("customresourcedefinitions");
     let silences = duration.as_secs() / 90;
     let (opened, lists) = (of(&kept.asked.watches_opened), of(&kept.asked.lists));

@@ -1,11 +1,11 @@
-//! What a run may show that is no violation, because docs/DIFFERENCES.md says so.
+//! Results of a run that are not violations, because docs/DIFFERENCES.md documents them.
 
 use verify::{EventKind, Promise, Record, RunVerdict, TruthRecord, Violation};
 
-/// Kinds of faults behind which upstream has another window.
+/// Kinds of faults after which upstream has another window.
 const FORGET: [&str; 3] = ["Restart", "ForgetWindow", "Compact"];
 
-/// The promises that were broken, but for what is said to be different.
+/// The promises that were broken, except for documented differences.
 pub fn broken(verdict: &RunVerdict, lines: &[u8]) -> Vec<Promise> {
     let broken: Vec<_> = verdict.judged.iter().filter(|judged| judged.broken > 0).collect();
     if broken.is_empty() {
@@ -21,8 +21,8 @@ pub fn broken(verdict: &RunVerdict, lines: &[u8]) -> Vec<Promise> {
     broken.iter().filter(|judged| !kept(&judged.violations, judged.broken)).map(|judged| judged.promise).collect()
 }
 
-/// Whether what was missing is of an object that had come and gone by the time at which upstream's window began anew:
-/// a mended gap does not show it.
+/// Whether the missing events are of an object that was created and deleted before upstream's window restarted. A
+/// mended gap does not contain these.
 fn came_and_went(violation: &Violation, records: &[Record]) -> bool {
     let mut shown = violation.lines.iter().filter_map(|line| records.get(*line as usize - 1));
     let missed = shown.find_map(truth);

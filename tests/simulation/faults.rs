@@ -1,4 +1,4 @@
-//! What is broken in a run, when, and for how long.
+//! The faults of a run: their kinds, times and durations.
 
 use std::time::Duration;
 
@@ -6,11 +6,11 @@ use demo::{RequestKind, RunningUpstream};
 
 use crate::network::Network;
 
-/// Something that is broken for a time, as a seed has drawn it.
+/// A fault of limited duration, drawn from a seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
     pub at: Duration,
-    /// How long it lasts.
+    /// Duration of the fault.
     pub lasts: Duration,
     pub kind: FaultKind,
 }
@@ -20,30 +20,30 @@ pub enum FaultKind {
     /// Upstream ends its watches, as an apiserver does with old ones.
     EndWatches,
     ResetWatches,
-    /// Watches end within a frame, as if they were whole, or not.
+    /// Watches end inside a frame, with a clean end or with an error.
     TearFrame {
         bytes: usize,
     },
     BreakFrame {
         bytes: usize,
     },
-    /// Nothing comes by watches.
+    /// Watches receive nothing.
     HushWatches,
-    /// The same after some more events: in the middle of what happens.
+    /// The same after some more events, in the middle of activity.
     StallWatches {
         events: usize,
     },
     /// Connections to upstream break.
     CutUpstream,
-    /// Nothing moves on them.
+    /// Connections to upstream transfer nothing.
     HoldUpstream,
-    /// They are dead, and nobody is told; new ones are not. Plans draw it apart.
+    /// Connections to upstream are silently dead; new ones work. Plans draw this separately.
     DeadenUpstream,
-    /// New ones are refused.
+    /// New connections to upstream are refused.
     RefuseUpstream,
-    /// Upstream is away.
+    /// Upstream is down.
     Down,
-    /// Upstream is away, and has forgotten its watch window when it is back.
+    /// Upstream is down, and has lost its watch window when it is back.
     Restart,
     /// Upstream forgets its watch window, and cuts its watches.
     ForgetWindow,
@@ -61,15 +61,15 @@ pub enum FaultKind {
     BookmarkAtLast,
     CutClients,
     HoldClients,
-    /// Nobody reads: clients are cut, and new connections are refused.
+    /// The application accepts no clients: connections are cut, and new ones are refused.
     RefuseClients,
-    /// Objects are deleted, all at one version. Nothing is broken.
+    /// Objects are deleted, all at one version. This is not a fault.
     DeleteAtOnce {
         objects: usize,
     },
 }
 
-/// The names of all kinds.
+/// Names of all kinds.
 pub const KINDS: [&str; 22] = [
     "EndWatches",
     "ResetWatches",
@@ -95,7 +95,7 @@ pub const KINDS: [&str; 22] = [
     "DeleteAtOnce",
 ];
 
-/// Where faults are done.
+/// The parts to which faults are applied.
 pub struct Broken<'a> {
     pub up: &'a RunningUpstream,
     pub plural: &'static str,
@@ -115,8 +115,8 @@ impl Fault {
 }
 
 impl Fault {
-    /// Connections that die, in one of eight seeds. They are found within the time that it lasts: by pings after 45 s,
-    /// or by a stream that says nothing for 90 s.
+    /// Connections that die, in one of eight seeds. They are detected within the fault's duration: by pings after 45 s,
+    /// or by a stream that is silent for 90 s.
     pub fn dead_connections(rng: &mut fastrand::Rng, within: Duration) -> Option<Self> {
         let (at, lasts) = (within.mul_f64(rng.f64()), Duration::from_secs(100));
         (rng.u8(..8) == 0).then_some(Self { at, lasts, kind: FaultKind::DeadenUpstream })
@@ -152,15 +152,15 @@ impl FaultKind {
         }
     }
 
-    /// What it is called, whatever it was drawn with.
+    /// Name of the kind, without its parameters.
     pub fn name(self) -> &'static str {
         let (long, is_end) = (format!("{self:?}"), |c: char| !c.is_alphanumeric());
         let name = long.split(is_end).next();
         KINDS.into_iter().find(|kind| Some(*kind) == name).expect("every kind is in the list")
     }
 
-    /// Whether what was before may be told by nobody, so that a 410 is right: upstream has forgotten it, or does not
-    /// tell it to a feed that begins and is asked for it within the time that is waited for that (F9).
+    /// Whether older history may be unavailable, so that a 410 is right. Upstream has forgotten it, or does not send it
+    /// to a starting feed within the time that the feed waits for it (F9).
     pub fn hides_history(self) -> bool {
         match self {
             Self::Restart
@@ -188,13 +188,13 @@ impl FaultKind {
         }
     }
 
-    /// Whether events that upstream sends in one go may come one by one. Those of one version are taken for whole when
-    /// nothing follows the first of them (W17).
+    /// Whether events that upstream sends together may arrive one by one. A version counts as complete when nothing
+    /// follows its first event (W17).
     pub fn parts_events(self) -> bool {
         matches!(self, Self::StallWatches { .. } | Self::HoldUpstream | Self::DeadenUpstream)
     }
 
-    /// Whether anything is broken by it.
+    /// Whether this is a fault at all.
     pub fn breaks(self) -> bool {
         !matches!(self, Self::DeleteAtOnce { .. } | Self::Bookmark | Self::BookmarkAtLast)
     }
@@ -249,7 +249,7 @@ impl FaultKind {
         }
     }
 
-    /// Mends what can be mended.
+    /// Repairs the fault, if it can be repaired.
     pub async fn end(self, on: &Broken<'_>) {
         let faults = on.up.faults();
         match self {

@@ -1,10 +1,10 @@
-//! Simulation: the whole application and the demo upstream in one runtime on virtual time, with every connection in
-//! memory, so that all that happens follows from a seed.
+//! Simulation: the whole application and the demo upstream in one runtime on virtual time, with all connections in
+//! memory, so that everything follows from a seed.
 //!
 //! ```text
-//! a seed ─► Plan (clients, writers, what breaks and when), tokio's choices among branches and tasks
+//! a seed ─► Plan (clients, writers, faults and their times), tokio's choices among branches and tasks
 //!             └─► Simulation: Clientele ─► Network ─► application ─► Network ─► demo upstream ─► truth
-//!                               └──────────────► records ─► the judges of verify ◄───────────┘
+//!                               └──────────────► records ─► the checkers of verify ◄─────────┘
 //! many seeds ─► Tally: how much was judged, what was broken how often
 //! ```
 

@@ -1,4 +1,4 @@
-//! A network within this process: connections whose bytes take their time, are held, or are lost.
+//! A network within this process: connections whose bytes are delayed, held, or lost.
 
 use std::io;
 use std::sync::Arc;
@@ -15,24 +15,24 @@ pub struct Network {
     terms: Arc<watch::Sender<Terms>>,
 }
 
-/// What connections are like at this moment.
+/// The current behaviour of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// New ones are refused.
+    /// New connections are refused.
     pub refuses: bool,
-    /// Nothing moves.
+    /// Nothing is transferred.
     pub is_held: bool,
-    /// How long a piece takes in each direction.
+    /// Delay of a piece in each direction.
     pub latency: Duration,
-    /// How many bytes a piece has at most.
+    /// Maximum bytes of a piece.
     pub piece_bytes: usize,
-    /// Rises when all that are open are cut.
+    /// Incremented to cut all open connections.
     cuts: u32,
-    /// Rises when all that are open go dead: what is sent is lost, and nobody is told.
+    /// Incremented to make all open connections dead: sent bytes are lost silently.
     deaths: u32,
 }
 
-/// Bytes that are on their way in one direction.
+/// Bytes under way in one direction.
 const UNDER_WAY_BYTES: usize = 16 << 10;
 
 impl Network {
@@ -41,7 +41,7 @@ impl Network {
         Self { terms: Arc::new(watch::Sender::new(terms)) }
     }
 
-    /// A way to dial by this network what `dial` leads to.
+    /// Wraps `dial` so that its connections pass through this network.
     pub fn over(
         &self,
         dial: impl Fn() -> Option<DuplexStream> + Send + Sync + 'static,
@@ -61,18 +61,18 @@ impl Network {
         self.terms.send_modify(change);
     }
 
-    /// Cuts all connections that are open.
+    /// Cuts all open connections.
     pub fn cut(&self) {
         self.change(|terms| terms.cuts += 1);
     }
 
-    /// Loses, from now on, whatever is sent by the connections that are open.
+    /// Loses all bytes that are sent on the open connections from now on.
     pub fn deaden(&self) {
         self.change(|terms| terms.deaths += 1);
     }
 }
 
-/// Carries bytes in both directions until both are at their end, or the connection is cut.
+/// Transfers bytes in both directions until both have ended, or the connection is cut.
 async fn relay(near: DuplexStream, far: DuplexStream, mut terms: watch::Receiver<Terms>) {
     let cuts = terms.borrow_and_update().cuts;
     let ((near_reads, near_writes), (far_reads, far_writes)) = (split(near), split(far));
@@ -103,7 +103,7 @@ async fn carry(
         if !latency.is_zero() {
             sleep(latency).await;
         }
-        // The network is there for as long as anybody could be told something else.
+        // An error means that the network is dropped, and then nothing can change any more.
         let _ = terms.wait_for(|terms| !terms.is_held).await;
         if terms.borrow().deaths != deaths {
             if bytes == 0 {

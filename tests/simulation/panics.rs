@@ -8,7 +8,7 @@ thread_local! {
     static PANICS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs something that stays on this thread; also returns what panicked meanwhile, caught or not.
+/// Runs a closure on this thread. Also returns the panics during it, caught or not.
 pub fn with_panics<T>(run: impl FnOnce() -> T) -> (Option<T>, Vec<String>) {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

@@ -1,4 +1,4 @@
-//! What a seed draws.
+//! Plans that are drawn from a seed.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -11,41 +11,41 @@ use crate::faults::{Fault, FaultKind};
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub seed: u64,
-    /// One of [`RESOURCES`].
+    /// Index into [`RESOURCES`].
     pub resource: usize,
     pub namespaces: usize,
     pub objects: usize,
     pub clients: u32,
     pub writers: u32,
-    /// Writes in a second, of all writers.
+    /// Writes per second of all writers together.
     pub rate: f64,
     pub pace: u32,
     pub duration: Duration,
     pub transports: Vec<Transport>,
     pub latency: Duration,
     pub piece_bytes: usize,
-    /// Whether upstream is spoken to by HTTP/2.
+    /// Whether connections to upstream use HTTP/2.
     pub multiplexes: bool,
     pub bookmark_period: Duration,
-    /// How long a feed lasts that nobody reads.
+    /// Idle time after which a feed without readers stops.
     pub idle_max: Duration,
     pub faults: Vec<Fault>,
-    /// Whether the application is stopped while it is read from.
+    /// Whether the application is stopped while clients read.
     pub drains: bool,
 }
 
-/// What the demo upstream answers in.
+/// Encodings of the demo upstream.
 pub const ENCODINGS: [RecordedEncoding; 2] = [RecordedEncoding::Json, RecordedEncoding::Metadata];
 
-/// Group, version, plural and kind, of a built-in resource and of a custom one.
+/// Group, version, plural and kind of a built-in resource and of a custom one.
 const RESOURCES: [[&str; 4]; 2] =
     [["", "v1", "configmaps", "ConfigMap"], ["demo.kube-fanout.io", "v1", "widgets", "Widget"]];
 
-/// How long a piece takes, and how many bytes it has.
+/// Possible delays of a piece.
 const LATENCIES: [Duration; 5] =
     [Duration::ZERO, Duration::ZERO, Duration::from_millis(1), Duration::from_millis(5), Duration::from_millis(40)];
 const PIECES: [usize; 3] = [16 << 10, 4 << 10, 1 << 10];
-/// Where a piece takes time it has so many bytes for each millisecond at least.
+/// Minimum bytes of a piece for each millisecond of its delay.
 const BYTES_OF_A_MILLISECOND: usize = 400;
 
 impl Plan {
@@ -54,10 +54,10 @@ impl Plan {
         let seconds = |rng: &mut fastrand::Rng, range| Duration::from_secs(rng.u64(range));
         let duration = seconds(&mut rng, 60..=300);
         let mut faults: Vec<_> = (0..rng.usize(0..=6)).map(|_| Fault::draw(&mut rng, duration)).collect();
-        // Of a kind there is one: it is mended when its own time is over.
+        // One fault of each kind, so that its end does not end another one.
         let mut kinds = HashSet::new();
         faults.retain(|fault| kinds.insert(std::mem::discriminant(&fault.kind)));
-        // Drawn apart, so that the other seeds do what they did.
+        // Drawn from a generator of its own, so that other seeds keep their plans.
         faults.extend(Fault::dead_connections(&mut fastrand::Rng::with_seed(seed.rotate_left(32)), duration));
         let mut plan = Self {
             seed,
@@ -74,12 +74,12 @@ impl Plan {
             piece_bytes: PIECES[rng.usize(..PIECES.len())],
             multiplexes: rng.bool(),
             bookmark_period: seconds(&mut rng, 1..=100),
-            // Half of all feeds end as soon as a fault has kept everybody away.
+            // Half of all plans stop a feed as soon as a fault has kept all clients away.
             idle_max: if rng.bool() { seconds(&mut rng, 1..=15) } else { seconds(&mut rng, 15..=600) },
             faults,
             drains: rng.u8(..4) == 0,
         };
-        // A large object is there within a second: requests wait for a version three times as long.
+        // Transfers a large object within a second, because requests wait three seconds for a version.
         plan.piece_bytes = plan
             .piece_bytes
             .max(BYTES_OF_A_MILLISECOND * usize::try_from(plan.latency.as_millis()).expect("it is short"));

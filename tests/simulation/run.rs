@@ -22,46 +22,46 @@ use crate::faults::{Broken, FaultKind};
 use crate::network::Network;
 use crate::plan::{ENCODINGS, Plan};
 
-/// Where the application listens: nobody looks for it there.
+/// Address of the application. It is never bound.
 const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8001);
-/// Bytes that a connection of the application holds in each direction.
+/// Bytes that a connection of the application buffers in each direction.
 const BUFFER_BYTES: usize = 64 << 10;
-/// How long a change may take where nothing is broken: a slow client's link may need so long for what is before it.
+/// Maximum delay of a change without faults. A slow client's link may need this long for the data before it.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// The time that the drain has.
+/// Drain time.
 const DRAIN: Duration = Duration::from_secs(10);
-/// What is broken may have consequences for so long behind its end: waits between attempts are half a minute at most,
-/// and a gap is read back version by version.
+/// How long a fault may have consequences after its end: retries wait at most half a minute, and a gap is backfilled
+/// version by version.
 const SETTLES: Duration = Duration::from_secs(90);
 
-/// Longer than any run lasts.
+/// Longer than any run.
 const FOR_EVER_NS: u64 = 86_400 * 1_000_000_000;
 
-/// What came of a run.
+/// Results of a run.
 pub struct Ran {
     pub verdict: RunVerdict,
-    /// The records, a line each.
+    /// The records, one per line.
     pub lines: Vec<u8>,
     pub notes: Vec<String>,
-    /// What was broken, by its name in [`KINDS`](crate::faults::KINDS).
+    /// Faults by their names in [`KINDS`](crate::faults::KINDS).
     pub faults: Vec<&'static str>,
-    /// The clock of the records when the run began.
+    /// The clock of the records at the start of the run.
     pub began_ns: u64,
-    /// What upstream was asked, by clients of its own too.
+    /// Requests to upstream, including those of its own clients.
     pub asked: RequestCounts,
 }
 
-/// Runs what a seed has drawn, and judges it.
+/// Runs the plan of a seed and judges it.
 pub fn run(seed: u64) -> Ran {
     run_plan(Plan::draw(seed))
 }
 
-/// Runs a plan, whoever has made it, and judges it.
+/// Runs a plan and judges it.
 pub fn run_plan(plan: Plan) -> Ran {
     let seed = plan.seed;
     fastrand::seed(seed);
     base::random::seed(seed);
-    // The clock of all records begins before the first run's own does.
+    // The clock of all records starts before the first run's own.
     now_ns();
     let faults: Vec<_> = plan.faults.iter().map(|fault| fault.kind.name()).collect();
     let (began_ns, asked, lines, notes) = runtime(seed).block_on(async {
@@ -82,7 +82,8 @@ fn runtime(seed: u64) -> Runtime {
     builder.enable_time().start_paused(true);
     #[cfg(tokio_unstable)]
     builder.rng_seed(tokio::runtime::RngSeed::from_bytes(&seed.to_le_bytes()));
-    assert!(cfg!(tokio_unstable), "seed {seed} cannot be repeated: run `make simulation`");
+    let is_repeatable = cfg!(tokio_unstable);
+    assert!(is_repeatable, "seed {seed} cannot be repeated: run `make simulation`");
     builder.build().expect("a runtime")
 }
 
@@ -90,7 +91,7 @@ struct Simulation {
     plan: Plan,
     up: RunningUpstream,
     changes: StoreChanges,
-    /// The version that the truth begins with.
+    /// The version at which the truth starts.
     from: u64,
     to_upstream: Network,
     to_application: Network,
@@ -99,7 +100,7 @@ struct Simulation {
     app: tokio::task::JoinHandle<Result<(), TaskLost>>,
 }
 
-/// Something that is to be done at a moment.
+/// A scheduled action.
 #[derive(Clone, Copy)]
 enum Act {
     Break(FaultKind),
@@ -107,7 +108,7 @@ enum Act {
         kind: FaultKind,
         from_ns: u64,
     },
-    /// What was broken has no consequences any more.
+    /// A fault has no more consequences.
     Settle {
         kind: FaultKind,
         from_ns: u64,
@@ -180,7 +181,7 @@ impl Simulation {
         (asked, lines, notes)
     }
 
-    /// Breaks things and mends them when the seed says so, and writes down what is true.
+    /// Starts and ends faults on the seed's schedule, and records the truth.
     async fn break_things(&mut self) {
         let began = Instant::now();
         let faults = self.plan.faults.clone();
@@ -215,7 +216,7 @@ impl Simulation {
         self.learn_until(began + self.plan.duration).await;
     }
 
-    /// Writes down what was broken, and what may have been forgotten meanwhile.
+    /// Records a fault, and the history that may have been forgotten during it.
     fn settled(&self, kind: FaultKind, from_ns: u64) {
         if kind.breaks() {
             let (name, to_ns) = (format!("{kind:?}"), now_ns());
@@ -233,13 +234,13 @@ impl Simulation {
         let from_ns = now_ns();
         drop(self.stop.take());
         self.learn_until(Instant::now() + 2 * DRAIN).await;
-        // Nobody is served any more.
+        // No client is served any more.
         let (name, to_ns) = ("drain".to_owned(), now_ns() + FOR_EVER_NS);
         let fault = FaultRecord { name, from_ns, to_ns, hits: 1, waives: Vec::new() };
         self.clientele.put(&Record::Fault(fault));
     }
 
-    /// Writes down the state that the truth begins with. What led to it nobody need know.
+    /// Records the state at which the truth starts. Older history may be unavailable.
     fn learn_state(&self) {
         let plural = self.plan.plural();
         for (key, version) in self.up.keys(plural) {
@@ -251,7 +252,7 @@ impl Simulation {
         self.clientele.known(self.from, self.from);
     }
 
-    /// Writes the truth down as it happens.
+    /// Records the truth as it happens.
     async fn learn_until(&mut self, end: Instant) {
         loop {
             tokio::select! {

@@ -1,4 +1,4 @@
-//! Seeds: fresh ones, and those that tell something.
+//! Seeds: fresh ones, and those with a known purpose.
 
 use std::fmt::Write as _;
 use std::sync::Mutex;
@@ -12,23 +12,23 @@ use crate::panics::with_panics;
 use crate::run::{Ran, run};
 use crate::tally::Tally;
 
-/// Without a number of seeds, these run: the same ones each time, so that a change fails only for what it changed.
+/// Seeds that run if no number is given: always the same ones, so that a failure is due to the change under test.
 const FIXED: std::ops::Range<u64> = 1000..1012;
-/// Between them, these notice each mutant that names the test of them.
+/// Together these seeds detect each mutant that names their test.
 const TELLING: std::ops::RangeInclusive<u64> = 1..=16;
-/// Seeds that have found something once, each with what that was.
+/// Seeds that once found a bug, each with a description.
 const ONCE_BROKEN: [(u64, &str); 4] = [
     (599_642_887, "a watch that was held for the history before it was told 410 when the feed ended"),
     (20_002_956, "a version was taken for whole by a silence that nobody had listened to"),
     (2_013_695_506, "who had all of a version was told a part of it again by a feed that was not as far"),
     (2_013_692_322, "an answer about the past that broke off was taken for a refusal, and its watches were told 410"),
 ];
-/// After so many seeds a long run says how far it is.
+/// A long run reports its progress after this many seeds.
 const TOLD_EVERY: u64 = 500;
-/// Seeds that broke something, of which one run shows no more.
+/// Maximum number of failing seeds that one run reports.
 const BROKEN_MAX: usize = 3;
 
-/// Runs a seed, and says in words what it broke.
+/// Runs a seed, and describes the broken promises.
 fn broken(seed: u64, tally: &Mutex<Tally>) -> Option<String> {
     let again = format!("`make simulation SEEDS=1 SEED={seed}` repeats it");
     let (ran, panics) = with_panics(|| run(seed));
@@ -65,12 +65,12 @@ fn said(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|number| number.parse().unwrap_or_else(|_| panic!("{name} is no number")))
 }
 
-/// `make simulation SEEDS=n SEED=n` says how many, and from where on. Records of those that fail are written into the
-/// folder that `SIMULATION_RECORDS` names; `SIMULATION_LOG` shows the application's log.
+/// `make simulation SEEDS=n SEED=n` sets the number of seeds and the first one. Records of failing seeds are written to
+/// the folder that `SIMULATION_RECORDS` names; `SIMULATION_LOG` shows the application's log.
 #[test]
 #[expect(clippy::print_stdout, reason = "whoever runs it repeats it by what it says")]
 fn fresh_seeds_keep_every_promise() {
-    // 32 bits: a person can read it out to another.
+    // 32 bits, so that a person can dictate the seed.
     let first = said("SIMULATION_SEED").unwrap_or(FIXED.start);
     let named = said("SIMULATION_SEEDS");
     let seeds = named.unwrap_or(FIXED.end - FIXED.start);
@@ -92,7 +92,7 @@ fn fresh_seeds_keep_every_promise() {
             found.lock().expect("no panic").extend(text);
         }
     };
-    // Each run has a thread of its own, on which nothing else runs. Beside other tests there is one.
+    // Each run has a thread of its own. Next to other tests there is only one.
     let threads = if named.is_some() { std::thread::available_parallelism().map_or(1, usize::from) } else { 1 };
     std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
     let tally: Tally = tally.into_inner().expect("no panic");

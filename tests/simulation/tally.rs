@@ -1,4 +1,4 @@
-//! What many runs have judged, broken and passed, and whether that was enough to say anything.
+//! Totals of many runs, and whether they are sufficient evidence.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::fmt;
 use crate::faults::KINDS;
 use crate::run::Ran;
 
-/// How much the runs of some seeds have judged.
+/// Totals of the judged promises and faults.
 #[derive(Default)]
 pub struct Tally {
     pub seeds: u64,
@@ -14,21 +14,21 @@ pub struct Tally {
     reads: u64,
     events: u64,
     virtual_seconds: u64,
-    /// How often a promise was judged.
+    /// Number of judgements of a promise.
     judged: u64,
-    /// The seed in which that was least often, and how often.
+    /// The seed with the fewest judgements, and their number.
     least: Option<(u64, u64)>,
-    /// How often something of each kind was broken.
+    /// Number of faults of each kind.
     faults: BTreeMap<&'static str, u64>,
 }
 
-/// Seeds of which it is expected that they break everything there is to break.
+/// Number of seeds that is expected to include every kind of fault.
 pub const TELLING_SEEDS: u64 = 100;
-/// A seed that judges less often says too little.
+/// A seed with fewer judgements is insufficient.
 const JUDGED_MIN: u64 = 10;
 
 impl Tally {
-    /// Adds a run; says whether it has judged enough.
+    /// Adds a run. Returns whether it has enough judgements.
     pub fn add(&mut self, seed: u64, ran: &Ran) -> bool {
         let counts = ran.verdict.counts;
         self.seeds += 1;
@@ -47,7 +47,7 @@ impl Tally {
         judged >= JUDGED_MIN
     }
 
-    /// What was too little, in words.
+    /// Describes everything that is insufficient.
     pub fn lacks(&self) -> Vec<String> {
         let mut lacks = Vec::new();
         if let Some((seed, judged)) = self.least.filter(|(_, judged)| *judged < JUDGED_MIN) {

@@ -1,14 +1,14 @@
-//! A seed draws everything: what it draws once it draws again.
+//! A seed determines everything: a second run is identical.
 
 use serde_json::Value;
 
 use crate::run::{Ran, run};
 
-/// Seeds that are run twice.
+/// Seeds that run twice.
 const SEEDS: [u64; 5] = [2, 6, 17, 19, 23];
 
-/// The records without what differs from run to run by right: when the clock began, and digests of objects, which carry
-/// the time of day at which they were created.
+/// The records without legitimate differences between runs: the start of the clock, and digests of objects, which
+/// contain their creation time.
 fn trace(seed: u64) -> Vec<String> {
     let Ran { lines, began_ns, .. } = run(seed);
     let text = String::from_utf8(lines).expect("JSON");

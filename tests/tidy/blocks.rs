@@ -1,9 +1,9 @@
-//! Blocks of commands and settings in the documents: each is run by a test, or says why not.
+//! Command and configuration blocks in the documents: each is run by a test, or states why not.
 
 use crate::assert_none;
 use crate::files;
 
-/// Kinds of blocks that a reader copies.
+/// Languages of blocks that a reader copies.
 const KINDS: [&str; 2] = ["sh", "yaml"];
 
 /// A block that a reader copies, and the HTML comment after it.
@@ -13,7 +13,7 @@ struct Block<'a> {
 }
 
 fn blocks(text: &str) -> Vec<Block<'_>> {
-    // Outside and inside of blocks take turns.
+    // Text outside and inside of blocks alternates.
     let parts: Vec<_> = text.split("\n```").collect();
     let pairs = parts.get(1..).unwrap_or_default().chunks(2).filter_map(|pair| Some((*pair.first()?, *pair.get(1)?)));
     let copied = pairs.filter_map(|(block, behind)| {
@@ -25,7 +25,7 @@ fn blocks(text: &str) -> Vec<Block<'_>> {
     copied.collect()
 }
 
-/// What is wrong with what stands behind a block of a document.
+/// The problem of the comment after a block, if it has one.
 fn problem(document: &str, behind: &str, text: impl Fn(&str) -> String) -> Option<&'static str> {
     if behind.starts_with("Not run by a test: ") || behind.starts_with("Not run by a test, as ") {
         return None;
@@ -33,7 +33,7 @@ fn problem(document: &str, behind: &str, text: impl Fn(&str) -> String) -> Optio
     if !behind.starts_with("Run by `tests/") {
         return Some("neither the test that runs it nor why none does");
     }
-    // The first sentence says so, as the tests read it (tests/direct/direct/blocks.rs).
+    // The first sentence makes the claim, as the tests parse it (tests/direct/direct/blocks.rs).
     let ends = [". ", ".\n", "; ", ";\n"].into_iter().filter_map(|end| behind.find(end));
     let claim = &behind[..ends.min().unwrap_or(behind.len())];
     let named = claim.split('`').skip(1).step_by(2).filter(|name| name.starts_with("tests/"));

@@ -1,4 +1,4 @@
-//! Files of one module import each other in one direction, so that they can be read in an order.
+//! Imports among the files of one module have no cycles, so that the files can be read in order.
 //!
 //! Imports between a file and the files of its folder are not checked, because the file is the folder's interface.
 
@@ -8,10 +8,10 @@ use crate::assert_none;
 use crate::files::{self, File};
 use crate::source::{Kind, Source, is};
 
-/// Files that may know each other: one grammar, read from several ends.
+/// Files that may import each other: one grammar, parsed from several ends.
 const KNOTS: [&[&str]; 1] = [&["wire"]];
 
-/// The names that a face hands on, each with the file below it that has the name.
+/// The names that a facade re-exports, each with the file that defines it.
 type Faces = BTreeMap<String, BTreeMap<String, String>>;
 
 /// A file's path as a module: `src/serve/session.rs` is `serve/session`, `crates/demo/src/store.rs` is
@@ -26,7 +26,7 @@ fn module(file: &File) -> Option<String> {
     })
 }
 
-/// What each face hands on: `pub use lane::{Lane, Step as LaneStep};`.
+/// The re-exports of each facade: `pub use lane::{Lane, Step as LaneStep};`.
 fn faces(sources: &BTreeMap<String, Source>) -> Faces {
     let mut found = Faces::new();
     for (module, source) in sources {
@@ -46,7 +46,7 @@ fn faces(sources: &BTreeMap<String, Source>) -> Faces {
     found
 }
 
-/// The files that one file imports from, by `super::`, `self::` or the path from the crate.
+/// The files that a file imports from, through `super::`, `self::` or the crate's path.
 fn imports(module: &str, source: &Source, sources: &BTreeMap<String, Source>, faces: &Faces) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let tokens = &source.tokens;
@@ -62,7 +62,7 @@ fn imports(module: &str, source: &Source, sources: &BTreeMap<String, Source>, fa
         }
         for mut word in source.imported(next) {
             let mut path = base.clone();
-            // As far as the words name files.
+            // As long as the words name files.
             while let Some(token) = tokens.get(word).filter(|token| token.kind == Kind::Word) {
                 let child = if path.is_empty() { token.text.clone() } else { format!("{path}/{}", token.text) };
                 if sources.contains_key(&child) {
@@ -86,7 +86,7 @@ fn imports(module: &str, source: &Source, sources: &BTreeMap<String, Source>, fa
     found.into_iter().filter(is_of_one_house).collect()
 }
 
-/// The root of the crate that a module is of.
+/// Root of the crate that contains a module.
 fn root(module: &str) -> String {
     let Some(rest) = module.strip_prefix("crates/") else { return String::new() };
     format!("crates/{}", rest.split('/').next().unwrap_or_default())
@@ -96,7 +96,7 @@ fn parent(module: &str) -> String {
     module.rsplit_once('/').map_or_else(String::new, |(parent, _)| parent.to_owned())
 }
 
-/// Everything that a file stands on, however far below.
+/// All direct and indirect imports of a file.
 fn below<'a>(from: &'a str, edges: &'a BTreeMap<String, BTreeSet<String>>) -> BTreeSet<&'a str> {
     let mut seen = BTreeSet::new();
     let mut left: Vec<&str> = vec![from];
@@ -110,7 +110,7 @@ fn below<'a>(from: &'a str, edges: &'a BTreeMap<String, BTreeSet<String>>) -> BT
     seen
 }
 
-/// The circles, each once, as the files that can come back to themselves through each other.
+/// The cycles, each once, as the files that import each other directly or indirectly.
 fn circles<'a>(files: impl IntoIterator<Item = &'a File>) -> Vec<String> {
     let named = files.into_iter().filter_map(|file| Some((module(file)?, Source::parse(&file.name, &file.text))));
     let sources: BTreeMap<String, Source> = named.collect();

@@ -10,12 +10,12 @@ use crate::source::Source;
 const RULES: &str = "docs/dev/rules/";
 const PROMISES: &str = "docs/DIFFERENCES.md";
 
-/// What there is to be cited.
+/// Everything that can be cited.
 #[derive(Debug, Default)]
 struct Known {
-    /// Where each id is defined: once, if all is well.
+    /// Where each id is defined; valid ids have one place.
     ids: BTreeMap<String, Vec<String>>,
-    /// Every document, with its headings.
+    /// Every document with its headings.
     documents: BTreeMap<String, Vec<String>>,
 }
 
@@ -39,7 +39,7 @@ impl Known {
         twice.map(|(id, places)| format!("{id}: {}", places.join(", "))).collect()
     }
 
-    /// The headings of the document that `name` stands for in `file`: from the root, from the file's own folder, or
+    /// The headings of the document that `name` refers to in `file`: from the root, from the file's own folder, or
     /// below docs or docs/dev.
     fn headings_of(&self, file: &str, name: &str) -> Option<&Vec<String>> {
         let folder = file.rsplit_once('/').map_or("", |(folder, _)| folder);
@@ -48,8 +48,8 @@ impl Known {
     }
 }
 
-/// What cannot be found of all that `text` cites, which begins at `line` of `file`. `words` says whether it is prose,
-/// in which a capital letter with a number is an id.
+/// The citations in `text` that do not exist. The text begins at `line` of `file`. `words` says whether it is prose, in
+/// which a capital letter with a number is an id.
 fn violations(known: &Known, file: &str, line: usize, text: &str, words: bool) -> Vec<String> {
     let mut found = Vec::new();
     let mut wrong = |at: usize, what: String| {
@@ -85,7 +85,8 @@ fn violations(known: &Known, file: &str, line: usize, text: &str, words: bool) -
     found
 }
 
-/// Ids of rules, anywhere, and in prose ids of promises, outside of code. Code is what looks like an id and is longer.
+/// Ids of rules anywhere and, in prose, ids of promises outside of code. A longer word that looks like an id counts as
+/// code.
 fn ids(text: &str, words: bool) -> Vec<(usize, String)> {
     let of_word = |c: char| c.is_alphanumeric() || "-_.+/$%".contains(c);
     let mut found = Vec::new();
@@ -104,13 +105,13 @@ fn ids(text: &str, words: bool) -> Vec<(usize, String)> {
     found
 }
 
-/// The definitions of rules: list items that begin with a bold id, `- **R-LIST-4** …`, and their lines.
+/// Definitions of rules: list items that begin with a bold id, `- **R-LIST-4** …`, with their lines.
 fn rules(text: &str) -> Vec<(usize, String)> {
     let id = |(at, line): (usize, &str)| Some((at + 1, rule_at_start(line.strip_prefix("- **")?)?));
     text.lines().enumerate().filter_map(id).collect()
 }
 
-/// `R-LIST-4`, where `text` begins with it.
+/// The id at the start of `text`, such as `R-LIST-4`.
 fn rule_at_start(text: &str) -> Option<String> {
     let (subject, rest) = text.strip_prefix("R-")?.split_once('-')?;
     let number: String = rest.chars().take_while(char::is_ascii_digit).collect();
@@ -118,21 +119,21 @@ fn rule_at_start(text: &str) -> Option<String> {
     named.then(|| format!("R-{subject}-{number}"))
 }
 
-/// `W10`, `W11b`: a capital, one or two digits, and perhaps a letter. `V3` is a version of something.
+/// `W10`, `W11b`: a capital letter, one or two digits, and optionally a letter. `V3` is a version.
 fn is_promise(word: &str) -> bool {
     let Some(rest) = word.strip_prefix(|c: char| c.is_ascii_uppercase() && c != 'V') else { return false };
     let digits = rest.strip_suffix('b').unwrap_or(rest);
     (1..=2).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit())
 }
 
-/// The rows of the tables of promises.
+/// Rows of the tables of promises.
 fn promises(text: &str) -> Vec<(usize, String)> {
     let rows = text.lines().enumerate();
     let id = |(at, line): (usize, &str)| Some((at + 1, line.strip_prefix("| ")?.split(' ').next()?.to_owned()));
     rows.filter_map(id).filter(|(_, id)| is_promise(id)).collect()
 }
 
-/// Names that end in `.md`, with where they begin. What is part of a URL is not ours.
+/// Names that end in `.md`, with their positions. Parts of a URL are skipped.
 fn documents(text: &str) -> Vec<(usize, &str)> {
     let of_name = |c: char| c.is_ascii_alphanumeric() || "-_./*".contains(c);
     let mut found = Vec::new();
@@ -159,13 +160,13 @@ fn headings(text: &str) -> impl Iterator<Item = (usize, String)> + use<'_> {
     text.lines().enumerate().filter_map(heading)
 }
 
-/// The anchor that a heading has.
+/// The anchor of a heading.
 fn slug(heading: &str) -> String {
     let kept = heading.chars().filter(|c| c.is_alphanumeric() || "-_ ".contains(*c));
     kept.collect::<String>().to_lowercase().replace(' ', "-")
 }
 
-/// `name` seen from `folder`, both relative to the root.
+/// `name` resolved from `folder`, both relative to the root.
 fn joined(folder: &str, name: &str) -> String {
     let mut parts: Vec<_> = folder.split('/').filter(|part| !part.is_empty()).collect();
     for part in name.split('/') {
@@ -244,7 +245,7 @@ fn no_id_stands_for_two_things() {
     assert_none("ids that are defined twice", &Known::of(&files::of_kind("md")).defined_twice());
 }
 
-/// A repository of three documents.
+/// A repository with three documents.
 fn example() -> Known {
     let file = |name: &str, text: &str| File { name: name.to_owned(), text: text.to_owned() };
     Known::of(&[

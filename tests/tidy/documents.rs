@@ -1,4 +1,4 @@
-//! The documents describe what the code has: metrics, configuration keys, flags and reasons. Their links, and the tests
+//! The documents list what the code has: metrics, configuration keys, flags and reasons. Their links, and the tests
 //! that they name, exist.
 
 use std::collections::BTreeSet;
@@ -10,7 +10,7 @@ use crate::source::{Kind, Source, Token, is};
 
 type Names = BTreeSet<String>;
 
-/// Metrics that are not recorded.
+/// Files with metrics that are rendered directly, and not recorded.
 const SERIES: [&str; 3] = ["src/admin/series.rs", "src/admin/cost.rs", "src/admin/process.rs"];
 
 #[test]
@@ -19,9 +19,9 @@ fn every_metric_is_described_and_documented() {
     for file in shipped() {
         let source = Source::parse(&file.name, &file.text);
         for (at, token) in source.tokens.iter().enumerate().filter(|(_, token)| !token.test && is_metric(token)) {
-            // describe_counter!("name", …
+            // Matches `describe_counter!("name", …`.
             let describes = at >= 3 && source.tokens[at - 3].text.starts_with("describe_");
-            // What is read off feeds is written with its words: ("name", "what it means", …
+            // Metrics that are computed from feeds have their description next to the name: ("name", "what it means", …
             let has_words = SERIES.contains(&file.name.as_str())
                 && source.tokens.get(at + 2).is_some_and(|next| next.kind == Kind::Text);
             if has_words {
@@ -66,7 +66,7 @@ fn every_reason_is_documented() {
     }
 }
 
-/// The label values of an enum: the literals of its `impl` block, which holds `as_str`.
+/// Label values of an enum: the literals of its `impl` block, which contains `as_str`.
 fn labels(file: &str, of: &str) -> Names {
     let source = Source::parse(file, &files::text(file));
     let literals = source.block(&["impl", of]).iter().filter(|token| token.kind == Kind::Text);
@@ -160,7 +160,7 @@ fn every_promise_has_a_test_over_real_connections() {
     assert_none("promises without a test over real connections in docs/dev/PROMISES.md", &unobserved(tests));
 }
 
-/// The rows of a table of promises: their ids and their last cells.
+/// Rows of a table of promises: their ids and last cells.
 fn promises_of(text: &str) -> impl Iterator<Item = (&str, &str)> {
     text.lines().filter_map(promise)
 }
@@ -172,7 +172,7 @@ fn promise(row: &str) -> Option<(&str, &str)> {
     is_id.then_some((id, rest.rsplit_once('|').map_or(rest, |(_, last)| last).trim()))
 }
 
-/// The ids of promises whose last cell names no test over real connections.
+/// Ids of promises whose last cell names no test over real connections.
 fn unobserved(text: &str) -> Vec<String> {
     let is_outside =
         |code: String| ["tests/direct/", "tests/conformance/"].iter().any(|folder| code.starts_with(folder));
@@ -196,13 +196,13 @@ fn every_fault_is_injected_or_says_why_not() {
     assert_none("faults of docs/dev/FAULTS.md that nothing injects and nobody explains", &unaccounted(injected, rest));
 }
 
-/// A fault's id, and the rest of its row.
+/// A fault's id and the rest of its row.
 fn fault(row: &str) -> Option<(&str, &str)> {
     let (id, rest) = row.strip_prefix("| ")?.split_once(" |")?;
     ["FU-", "FD-", "FX-"].iter().any(|kind| id.starts_with(kind)).then_some((id, rest))
 }
 
-/// Faults that no test is named for, that have no reason, or that are in neither table although a later one is.
+/// Faults without a test, without a reason, or missing from both tables although a later one is listed.
 fn unaccounted(injected: &str, rest: &str) -> Vec<String> {
     let untested = injected.lines().filter_map(fault).filter(|(_, row)| !row.contains(".rs::"));
     let reason = |row: &str| row.split('|').nth(1).is_some_and(|reason| !reason.trim().is_empty());
@@ -242,13 +242,13 @@ fn every_mutant_has_a_patch_and_a_test() {
     assert_same("patches of tests/mutants", &patches::numbers(), "in docs/dev/PROMISES.md, \"Mutants\"", &listed);
 }
 
-/// A mutant's number, and the rest of its row.
+/// A mutant's number and the rest of its row.
 fn numbered(row: &str) -> Option<(String, &str)> {
     let (number, rest) = row.strip_prefix("| ")?.split_once(" |")?;
     number.bytes().all(|b| b.is_ascii_digit()).then(|| (number.to_owned(), rest))
 }
 
-/// Whether a mutant's row ends with a promise that has a judge, and names a test that is judged by it; or with `none`.
+/// Whether a mutant's row ends with `none`, or with a promise that has a checker and a test judged by it.
 fn names_its_judge(row: &str, promises: &str) -> bool {
     let judge = row.trim_end_matches('|').rsplit('|').next().unwrap_or_default().trim();
     let is_promise = promises.lines().any(|line| line.trim() == format!("{judge},"));
@@ -272,7 +272,7 @@ fn shipped() -> Vec<File> {
     files::rust().into_iter().filter(File::is_source).collect()
 }
 
-/// What stands between backticks, outside of fenced blocks.
+/// Text between backticks, outside of fenced blocks.
 fn in_backticks(text: &str) -> impl Iterator<Item = String> + use<> {
     let mut fenced = false;
     let mut found = Vec::new();
@@ -285,12 +285,12 @@ fn in_backticks(text: &str) -> impl Iterator<Item = String> + use<> {
     found.into_iter()
 }
 
-/// The code in the first cell of a table's row.
+/// The code in the first cell of a table row.
 fn first_cell(line: &str) -> Option<String> {
     line.strip_prefix("| `")?.split('`').next().map(str::to_owned)
 }
 
-/// The text below a heading, up to the next one of its rank or a higher one.
+/// The text below a heading, up to the next one of the same or a higher level.
 fn section<'a>(text: &'a str, heading: &str) -> &'a str {
     let rank = |line: &str| line.bytes().take_while(|b| *b == b'#').count();
     let is_heading = |line: &str| rank(line) > 0 && line[rank(line)..].trim() == heading;

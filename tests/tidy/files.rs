@@ -1,9 +1,9 @@
-//! The files of the repository, as a checkout contains them.
+//! The files of the repository, as in a checkout.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Entries that are made, not written. In a linked worktree `.git` is a file.
+/// Generated entries. In a linked worktree `.git` is a file.
 const MADE: [&str; 4] = ["target", ".git", "node_modules", "__pycache__"];
 
 /// A file and its text.
@@ -15,7 +15,7 @@ pub(crate) struct File {
 }
 
 impl File {
-    /// Whether it is part of a crate's sources, its unit tests among them.
+    /// Whether it is part of a crate's sources, including unit tests.
     pub(crate) fn is_source(&self) -> bool {
         self.module().is_some()
     }
@@ -34,7 +34,7 @@ pub(crate) fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Every text file, in the order of the names.
+/// Every text file, ordered by name.
 pub(crate) fn all() -> Vec<File> {
     let mut names = Vec::new();
     collect(&root(), &mut names);
@@ -42,17 +42,17 @@ pub(crate) fn all() -> Vec<File> {
     names.into_iter().filter_map(|path| read(&path)).collect()
 }
 
-/// Our Rust sources: the crate, its tests, its benches.
+/// All Rust sources: the crates, their tests and benches.
 pub(crate) fn rust() -> Vec<File> {
     of_kind("rs")
 }
 
-/// Every file whose name ends so.
+/// Every file with this extension.
 pub(crate) fn of_kind(kind: &str) -> Vec<File> {
     all().into_iter().filter(|file| Path::new(&file.name).extension().is_some_and(|of| of == kind)).collect()
 }
 
-/// The text of one file, which must be there.
+/// Text of one file, which must exist.
 pub(crate) fn text(name: &str) -> String {
     fs::read_to_string(root().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
@@ -71,7 +71,7 @@ fn collect(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// `None` for what is not text.
+/// Returns `None` if the file is not text.
 fn read(path: &Path) -> Option<File> {
     let name = path.strip_prefix(root()).ok()?.to_str()?.to_owned();
     Some(File { name, text: fs::read_to_string(path).ok()? })

@@ -1,11 +1,11 @@
-//! Rooms of the daemon import only those that the layers of ARCHITECTURE.md allow, and crates depend on each other the
-//! same way.
+//! Rooms of the daemon import only those that the layers of ARCHITECTURE.md allow, and dependencies among crates follow
+//! the same rule.
 
 use crate::assert_none;
 use crate::files;
 use crate::source::{Kind, Source, is};
 
-/// The rooms of the daemon, from the bottom up. A room may import those of lower layers, itself, and nothing else.
+/// The rooms of the daemon, from the bottom up. A room may import only itself and rooms of lower layers.
 const LAYERS: [&[&str]; 9] = [
     &["net", "wire"],
     &["cache", "upstream"],
@@ -18,8 +18,8 @@ const LAYERS: [&[&str]; 9] = [
     &["cli"],
 ];
 
-/// The crates, with those that each may depend on outside of its tests. What measures and judges shares no logic with
-/// what it measures and judges, so no tool but `fanoutctl`, which starts the daemon, depends on it.
+/// The crates, with their permitted dependencies outside of tests. A tool that measures or judges the daemon shares no
+/// logic with it, so only `fanoutctl`, which starts the daemon, depends on it.
 const CRATES: [(&str, &[&str]); 8] = [
     ("base", &[]),
     ("kubeapi", &[]),
@@ -31,20 +31,20 @@ const CRATES: [(&str, &[&str]); 8] = [
     ("fanoutctl", &["base", "bench", "demo", "kube-fanout", "kubeapi", "probe", "verify"]),
 ];
 
-/// Lower, and still not to be seen: who may not know of whom, and why.
+/// Forbidden imports of lower layers: the importing room, the imported room, and the reason.
 const NEVER: [(&str, &str, &str); 2] = [
     ("serve", "reflect", "a request asks for a feed through feeds::Feeds, and nothing else goes up from it"),
     ("admin", "upstream", "a probe must not depend on upstream"),
 ];
 
-/// A module at the root of the crate, as some line of some file names it.
+/// A module at the root of the crate, as a line of a file names it.
 #[derive(Debug, PartialEq, Eq)]
 struct Import {
     line: usize,
     module: String,
 }
 
-/// The crates of this repository that a manifest names as dependencies, outside of its tests.
+/// The crates of this repository that a manifest names as dependencies, outside of tests.
 fn dependencies(manifest: &str) -> Vec<&str> {
     let sections = manifest.split("\n[").filter(|section| section.starts_with("dependencies]"));
     let names = sections.flat_map(str::lines).filter_map(|line| line.split(['.', ' ', '=']).next());
@@ -71,7 +71,7 @@ fn crates_depend_on_each_other_in_one_direction() {
     assert_none("dependencies that the crates may not have", &found);
 }
 
-/// What is wrong with the imports of one file, `file` being its path below `src`.
+/// Violations in the imports of one file, with `file` as its path below `src`.
 pub(crate) fn violations(file: &str, text: &str) -> Vec<String> {
     let path: Vec<_> = file.trim_end_matches(".rs").split('/').collect();
     let from = path[0];
@@ -101,10 +101,10 @@ fn allowed(from: &str, to: &str) -> Result<(), &'static str> {
     }
 }
 
-/// Every module of the root that is named through `crate::`, through the package's name, or by climbing with `super`.
+/// Every root module that is named through `crate::`, the package's name, or `super`.
 fn imports(source: &Source, depth: usize) -> Vec<Import> {
     let tokens = &source.tokens;
-    // Braces that are open, and whether each is an inline module's.
+    // Open braces, and whether each belongs to an inline module.
     let mut open: Vec<bool> = Vec::new();
     let mut found = Vec::new();
     for (at, token) in tokens.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! CONTRIBUTING.md leads newcomers to modules and functions that exist.
+//! The modules and functions that CONTRIBUTING.md shows to newcomers exist.
 
 use crate::assert_none;
 use crate::files;

@@ -1,4 +1,4 @@
-//! A public name stands for one thing, so that a reader knows a type by its name without looking at the imports.
+//! A public name has one meaning, so that a reader knows a type without looking at the imports.
 
 use std::collections::BTreeMap;
 
@@ -6,10 +6,10 @@ use crate::assert_none;
 use crate::files::{self, File};
 use crate::source::{Kind, Source, is};
 
-/// Words before the name of a type that is defined.
+/// Keywords before the name of a defined type.
 const DEFINES: [&str; 5] = ["struct", "enum", "trait", "type", "union"];
 
-/// Where types are defined that another file can see, by name.
+/// Where types that other files can see are defined, by name.
 fn public_types<'a>(files: impl IntoIterator<Item = &'a File>) -> BTreeMap<String, Vec<String>> {
     let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for file in files {
@@ -26,7 +26,7 @@ fn public_types<'a>(files: impl IntoIterator<Item = &'a File>) -> BTreeMap<Strin
     found
 }
 
-/// The place after `pub`, `pub(crate)` or `pub(in path)`.
+/// The position after `pub`, `pub(crate)` or `pub(in path)`.
 fn after_visibility(source: &Source, at: usize) -> usize {
     if !source.reads(at + 1, &["("]) {
         return at + 1;
@@ -35,7 +35,7 @@ fn after_visibility(source: &Source, at: usize) -> usize {
     closing.map_or(source.tokens.len(), |closing| closing + 1)
 }
 
-/// Names of several types. `Error` is each module's own, as in every Rust crate.
+/// Names of several types. `Error` is each module's own, as is common in Rust.
 fn shared(types: BTreeMap<String, Vec<String>>) -> Vec<String> {
     let shared = types.into_iter().filter(|(name, places)| name != "Error" && places.len() > 1);
     shared.map(|(name, places)| format!("{name}: {}", places.join(", "))).collect()

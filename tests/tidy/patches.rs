@@ -1,4 +1,4 @@
-//! The patches of `tests/mutants`, each of which puts a known bug back, fit the code as it is.
+//! The patches of `tests/mutants`, each of which restores a known bug, apply to the current code.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,7 +8,7 @@ use crate::files::{self, File};
 
 const FOLDER: &str = "tests/mutants/";
 
-/// The numbers of the bugs that have a patch.
+/// Numbers of the bugs that have a patch.
 pub(crate) fn numbers() -> BTreeSet<String> {
     let number = |patch: &File| {
         let name = patch.name.strip_prefix(FOLDER)?.strip_suffix(".patch")?;
@@ -29,8 +29,8 @@ fn every_patch_fits_the_code() {
     assert_none("patches that do not fit the code", &violations);
 }
 
-/// Why a patch does not apply, or may apply in another place than the one that is meant: what a hunk removes and keeps
-/// is in its file exactly once, whatever its line is.
+/// Why a patch does not apply, or could apply at a wrong place: the lines that a hunk removes or keeps must occur
+/// exactly once in its file, at any line.
 fn misfits(patch: &str, text: impl Fn(&str) -> String) -> Vec<String> {
     let hunks = hunks(patch);
     if hunks.is_empty() {

@@ -1,13 +1,13 @@
-//! Doc comments begin with what the thing is or does. Beginnings that leave the reader to guess are found here.
+//! Doc comments begin with what the item is or does. This finds unclear beginnings.
 
 use crate::assert_none;
 use crate::files::{self, File};
 
-/// Beginnings of a first sentence that has no subject, or hides it behind a preposition.
+/// First words of a sentence without a subject, or with one after a preposition.
 const RIDDLES: [&str; 9] =
     ["Of ", "Whom ", "Behind ", "Likewise", "From now on", "From here on", "So many ", "So much ", "So long "];
 
-/// Lines on which a doc comment begins with a riddle.
+/// Lines on which a doc comment begins with one of these.
 fn riddles(file: &File) -> Vec<String> {
     let mut found = Vec::new();
     let mut before = None;

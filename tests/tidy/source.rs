@@ -1,12 +1,12 @@
-//! Reads Rust source as tokens, so that imports, functions and literals are not confused with comments and strings.
+//! A tokenizer for Rust source, so that imports, functions and literals are not confused with comments and strings.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Identifiers, keywords and numbers.
     Word,
-    /// A string literal of any flavour; the text is what is between its quotes, escapes as written.
+    /// A string literal of any kind. The text is between its quotes, with escapes as written.
     Text,
-    /// A single character of punctuation.
+    /// A single punctuation character.
     Mark,
 }
 
@@ -15,7 +15,7 @@ pub(crate) struct Token {
     pub(crate) kind: Kind,
     pub(crate) text: String,
     pub(crate) line: usize,
-    /// Within something that is compiled for tests only.
+    /// Whether the token is inside code that is compiled for tests only.
     pub(crate) test: bool,
 }
 
@@ -23,11 +23,11 @@ pub(crate) struct Token {
 #[derive(Debug)]
 pub(crate) struct Source {
     pub(crate) tokens: Vec<Token>,
-    /// What the comments say, each with the line that it begins on. Line comments below each other are one.
+    /// Comments with their first line. Consecutive line comments are one.
     pub(crate) comments: Vec<(usize, String)>,
 }
 
-/// A function and the lines it takes, from `fn` to its last brace.
+/// A function and its lines, from `fn` to its last brace.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Function {
     pub(crate) name: String,
@@ -36,7 +36,8 @@ pub(crate) struct Function {
 }
 
 impl Source {
-    /// `file` decides what is a test as a whole: `tests.rs`, and whatever is below a folder `tests`.
+    /// Tokenizes `text`. `file` determines what is a test as a whole: `tests.rs`, and everything below a folder
+    /// `tests`.
     pub(crate) fn parse(file: &str, text: &str) -> Self {
         let (mut tokens, comments) = tokenize(text);
         let all = file.split('/').any(|part| part == "tests" || part == "tests.rs");
@@ -52,7 +53,8 @@ impl Source {
         reads(&self.tokens, at, expected)
     }
 
-    /// Where the first words of `path::word` or `path::{word, word::{…}}` are, if what is behind `path::` is at `at`.
+    /// Positions of the first words of `path::word` or `path::{word, word::{…}}`, where `at` is the position after
+    /// `path::`.
     pub(crate) fn imported(&self, at: usize) -> Vec<usize> {
         let is_word = |at: &usize| self.tokens.get(*at).is_some_and(|token| token.kind == Kind::Word);
         if !self.reads(at, &["{"]) {
@@ -74,7 +76,7 @@ impl Source {
         found.into_iter().filter(is_word).collect()
     }
 
-    /// The items that `#[cfg(target_os = "linux")]` is put before.
+    /// The items with the attribute `#[cfg(target_os = "linux")]`.
     pub(crate) fn on_linux(&self) -> Vec<std::ops::Range<usize>> {
         let is_linux = |token: &Token| token.kind == Kind::Text && token.text == "linux";
         let is_attribute = |at: &usize| {
@@ -122,7 +124,7 @@ fn reads(tokens: &[Token], at: usize, expected: &[&str]) -> bool {
     expected.iter().enumerate().all(|(i, text)| tokens.get(at + i).is_some_and(|token| is(token, text)))
 }
 
-/// The last token of the item that starts at `start`: a semicolon, or the brace that closes its body.
+/// The last token of the item that starts at `start`: a semicolon, or the closing brace of its body.
 fn item_end(tokens: &[Token], start: usize) -> Option<usize> {
     let (mut braces, mut others) = (0_usize, 0_usize);
     for (at, token) in tokens.iter().enumerate().skip(start).filter(|(_, token)| token.kind == Kind::Mark) {
@@ -143,7 +145,7 @@ fn item_end(tokens: &[Token], start: usize) -> Option<usize> {
     None
 }
 
-/// What `#[cfg(test)]` and `#[test]` are put before.
+/// The items with the attribute `#[cfg(test)]` or `#[test]`.
 fn test_regions(tokens: &[Token]) -> Vec<std::ops::Range<usize>> {
     let attributes: [&[&str]; 2] = [&["#", "[", "cfg", "(", "test", ")", "]"], &["#", "[", "test", "]"]];
     let mut regions = Vec::new();
@@ -155,7 +157,7 @@ fn test_regions(tokens: &[Token]) -> Vec<std::ops::Range<usize>> {
     regions
 }
 
-/// Where the item is over whose first attribute ends before `item`.
+/// The position after the item whose first attribute ends before `item`.
 fn past_item(tokens: &[Token], mut item: usize) -> usize {
     // Further attributes belong to the same item.
     while reads(tokens, item, &["#", "["]) {
@@ -252,7 +254,7 @@ impl Cursor {
         }
     }
 
-    /// A literal whose opening quote is at the cursor; `raw` counts the hashes around a raw one.
+    /// A literal whose opening quote is at the cursor; `raw` is the number of hashes around a raw one.
     fn string(&mut self, raw: Option<usize>) -> (Kind, String) {
         self.skip(1);
         let mut text = String::new();

@@ -1,4 +1,4 @@
-//! Only `serve` and `admin`, which answer clients, make Statuses and status codes, with the words from `kubeapi`. The
+//! Only `serve` and `admin`, which answer clients, create Statuses and status codes, with the words from `kubeapi`. The
 //! layers below return errors as values.
 
 use crate::assert_none;
@@ -7,14 +7,15 @@ use crate::source::{Kind, Source, is};
 
 /// Rooms of the daemon that answer clients.
 const ANSWERING: [&str; 2] = ["serve", "admin"];
-/// Who reads what upstream answered.
+/// Rooms that parse upstream's responses.
 const READING: [&str; 2] = ["upstream", "reflect"];
-/// How it is read. Of a code only one that came: a number that is written down is an answer of our own.
+/// Functions that parse a response. Only received codes may be converted, because a literal number would be a response
+/// of our own.
 const READS: [&str; 3] = ["from_json", "from_protobuf", "from_code"];
-/// No answer but the way to something else.
+/// Not a response, but the switch to another protocol.
 const UPGRADED: &str = "SWITCHING_PROTOCOLS";
 
-/// The line of each status that is made where none is to be made, and how.
+/// Lines on which a forbidden status is created, and how.
 fn violations(file: &str, text: &str) -> Vec<(usize, String)> {
     let module = file.trim_start_matches("src/").split(['/', '.']).next().unwrap_or_default();
     if ANSWERING.contains(&module) {
@@ -26,14 +27,14 @@ fn violations(file: &str, text: &str) -> Vec<(usize, String)> {
     found.collect()
 }
 
-/// How a status is made here, if one is.
+/// How a status is created at this token, if one is.
 fn made(source: &Source, at: usize, reads: bool) -> Option<String> {
     let token = source.tokens.get(at).filter(|token| token.kind == Kind::Word)?;
     let next = |ahead: usize| source.tokens.get(at + ahead);
     let is_number = |ahead| next(ahead).is_some_and(|token| token.text.starts_with(|c: char| c.is_ascii_digit()));
     let path = source.reads(at + 1, &[":", ":"]).then(|| next(3)).flatten().map_or("", |token| token.text.as_str());
     let previous = at.checked_sub(1).map(|at| &source.tokens[at]);
-    // Of `-> Status {` the brace opens a function.
+    // In `-> Status {` the brace opens a function.
     let is_named = previous.is_some_and(|token| ["struct", "impl", "for", ">"].iter().any(|word| is(token, word)));
     let is_made = match token.text.as_str() {
         "StatusCode" => !path.is_empty() && path != UPGRADED,

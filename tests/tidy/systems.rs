@@ -1,9 +1,9 @@
-//! Code that needs Linux is in a file `linux.rs`, or in an item behind `#[cfg(target_os = "linux")]`. So the demo, the
-//! bench and the client commands build on macOS too, which `make macos` checks with the compiler.
+//! Code that needs Linux is in a file `linux.rs`, or in an item with `#[cfg(target_os = "linux")]`. So the demo, the
+//! bench and the client commands also build on macOS, which `make macos` checks with the compiler.
 
 use crate::source::{Kind, Source, is};
 
-/// Names that other systems lack: of socket2, of rustix, of the standard library's traits.
+/// Names that other systems lack, from socket2, rustix and the standard library's traits.
 const NAMES: [&str; 46] = [
     "SockFilter",
     "attach_filter",
@@ -52,10 +52,10 @@ const NAMES: [&str; 46] = [
     "io_uring",
     "set_thread_name",
 ];
-/// Files that other systems lack begin so.
+/// Prefixes of files that other systems lack.
 const FOLDERS: [&str; 2] = ["/proc/", "/sys/"];
 
-/// The line of each thing that only Linux has and every system would be given, and which it is.
+/// Lines with Linux-only names outside of Linux-only items, and the names.
 pub(crate) fn violations(file: &str, text: &str) -> Vec<(usize, String)> {
     if file.ends_with("/linux.rs") {
         return Vec::new();

@@ -4,8 +4,8 @@ use metrics::{Counter, Gauge, counter, describe_counter, describe_gauge, gauge};
 
 /// Describes the metrics that are recorded in this module.
 pub fn describe() {
-    describe_counter!("kube_fanout_reloads_total", "files that changed, by what became of it");
-    describe_gauge!("kube_fanout_reload_failing", "1 when files changed to what cannot be used");
+    describe_counter!("kube_fanout_reloads_total", "reloads of changed files, by outcome");
+    describe_gauge!("kube_fanout_reload_failing", "1 while changed files cannot be used");
 }
 
 /// The metrics of one [`WatchedFile`](super::WatchedFile).

@@ -126,7 +126,7 @@ impl<T: Send + Sync + 'static> WatchedFile<T> {
     pub async fn look_again(&self) {
         let Some(origin) = self.origin.clone() else { return };
         if let Err(error) = tokio::task::spawn_blocking(move || origin.look()).await {
-            tracing::error!(%error, "files were not read");
+            tracing::error!(%error, "cannot read files to reload");
         }
     }
 }
@@ -148,7 +148,7 @@ impl<T> Origin<T> {
                 self.metrics.failed();
                 let told = self.known.lock().trouble.replace(why.clone());
                 if told.as_ref() != Some(&why) {
-                    tracing::warn!(what = self.what, %why, "reload failed; keeping the previous one");
+                    tracing::warn!(what = self.what, error = %why, "reload failed; keeping the previous one");
                 }
             }
         }

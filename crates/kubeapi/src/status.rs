@@ -90,7 +90,7 @@ pub enum NotAStatus {
     Json(#[from] serde_json::Error),
     #[error("not a Status in protobuf: {0}")]
     Protobuf(&'static str),
-    #[error("a {0:?}, not a Status")]
+    #[error("expected a Status, found {0:?}")]
     OtherKind(String),
 }
 

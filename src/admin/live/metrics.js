@@ -6,7 +6,7 @@ const SUMS = new Set([
   "kube_fanout_watches_open", "kube_fanout_upstream_streams_open", "kube_fanout_upstream_events_total",
   "kube_fanout_watch_events_total", "kube_fanout_watch_bytes_total", "kube_fanout_served_total", FORWARDED,
   "kube_fanout_refused_total", "kube_fanout_upstream_requests_total", "kube_fanout_upstream_body_bytes_total",
-  "kube_fanout_memory_held_bytes", "kube_fanout_memory_budget_bytes", "process_cpu_seconds_total",
+  "kube_fanout_memory_used_bytes", "kube_fanout_memory_budget_bytes", "process_cpu_seconds_total",
   "process_resident_memory_bytes", "process_start_time_seconds",
 ]);
 

@@ -95,7 +95,7 @@ const TILES = [
     name: "CPU", shown: (cores) => (cores === null ? "–" : `${whole.format(cores * 100)} %`), lines: ["of one core"],
     values: (of) => [of.rate("process_cpu_seconds_total")],
     small: (of) => {
-      const [held, budget, resident] = ["kube_fanout_memory_held_bytes", "kube_fanout_memory_budget_bytes",
+      const [held, budget, resident] = ["kube_fanout_memory_used_bytes", "kube_fanout_memory_budget_bytes",
         "process_resident_memory_bytes"].map((name) => bytes(of.now.sums.get(name)));
       return `of one core; memory ${resident} resident, cache ${held} of ${budget}`;
     },

@@ -119,7 +119,7 @@ impl ChangeListener {
     fn read(&self, declarations: &mut Declarations, reader: &CacheReader) -> Option<bool> {
         let catalog = &self.rights.catalog;
         if let Err(why) = declarations.update(self.from, reader, catalog.minor()) {
-            tracing::warn!(resource = %self.from.gvr(), why, "upstream is asked for what a feed of ours cannot tell");
+            tracing::warn!(resource = %self.from.gvr(), reason = why, "discovery feed incomplete; polling instead");
             catalog.lose(self.from);
             return None;
         }
@@ -154,15 +154,17 @@ impl Declarations {
         minor: Option<u32>,
     ) -> Result<(), &'static str> {
         let json = Representation::Object(Encoding::Json);
-        let minor = minor.ok_or("upstream's release is not known")?;
-        let renderer = Renderer::derived(json, reader.envelope(), minor).ok_or("its JSON is not known")?;
+        let minor = minor.ok_or("the upstream version is unknown")?;
+        let renderer =
+            Renderer::derived(json, reader.envelope(), minor).ok_or("objects cannot be converted to JSON")?;
         let mut last = std::mem::take(&mut self.known);
-        for object in reader.applied().ok_or("the feed is over")?.iter() {
+        for object in reader.applied().ok_or("the feed has terminated")?.iter() {
             let declaration = match last.remove(&object.key) {
                 Some((rv, declaration)) if rv == object.rv => declaration,
                 _ => {
-                    let document = renderer.object(object.body()).map_err(|_| "an object is not to be had in JSON")?;
-                    from.read(&document).ok_or("an object is of another form")?
+                    let document =
+                        renderer.object(object.body()).map_err(|_| "an object cannot be converted to JSON")?;
+                    from.read(&document).ok_or("an object has an unexpected structure")?
                 }
             };
             self.known.insert(object.key.clone(), (object.rv, declaration));

@@ -48,7 +48,7 @@ async fn missing_right_keeps_process_unready_and_says_which() {
         sleep(RECHECKED * 10).await;
         let pending = ready.pending();
         let [only] = pending.as_slice() else { panic!("{pending:?}") };
-        let words = format!("grant this proxy's account create on {}.{}", topic.resource(), topic.group());
+        let words = format!("grant the proxy's account create on {}.{}", topic.resource(), topic.group());
         assert!(only.what == topic.resource() && only.to_string().contains(&words), "{only}");
         assert!(stub.own_asked() < 30, "{} questions in five minutes", stub.own_asked());
         stub.lack(topic, false);
@@ -103,7 +103,7 @@ async fn unreachable_upstream_proves_nothing_and_unknown_self_reviews_are_no_den
     assert_eq!(names(&ready).len(), 2, "{:?}", began.elapsed());
     stub.refuse_own_rights(Some(Box::new(|| refusal(401))));
     sleep(RECHECKED).await;
-    assert!(ready.pending()[0].to_string().contains("own credentials (401)"), "{:?}", ready.pending());
+    assert!(ready.pending()[0].to_string().contains("credentials (401)"), "{:?}", ready.pending());
     stub.refuse_own_rights(None);
     sleep(RECHECKED).await;
     assert!(ready.is_ready());

@@ -85,7 +85,7 @@ fn the_oldest_go_first_and_only_as_many_as_it_takes() {
     assert_eq!(pins.len(), 5, "until they are gone");
     assert_eq!(pins.free(usize::MAX), before - freed);
     assert_eq!(cut(&pinned), [true; 5]);
-    assert!(pinned.iter().all(|(cut, _)| cut.why() == Some("memory")));
+    assert!(pinned.iter().all(|(cut, _)| cut.why() == Some("memory_pressure")));
     drop(pinned);
     assert!(pins.is_empty() && pins.bytes() == 0);
 }

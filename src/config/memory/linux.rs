@@ -2,15 +2,14 @@ use std::path::Path;
 
 use super::Room;
 
-/// Where control groups are, and the name of the limit: version 2 and version 1.
+/// Mount points of control groups and the name of the limit's file: version 2, then version 1.
 const GROUPS: [(&str, &str); 2] =
     [("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")];
-/// Version 1 writes "no limit" as a number, the largest that is a whole page or about that.
+/// Version 1 writes "no limit" as a number: about the largest multiple of the page size.
 const UNLIMITED_BYTES: u64 = 1 << 60;
 
-/// The lowest limit of the process's control group and of those around it, as far as they can be seen, or what the
-/// machine has if that is less. In a container its own group is the root of what can be seen, whatever its path is
-/// outside.
+/// The lowest limit of the process's control group and its visible ancestors, or the machine's memory if that is less.
+/// In a container, the process's own group is the visible root, whatever its path is outside.
 pub(super) fn room(read: impl Fn(&Path) -> Option<String>) -> Option<Room> {
     let machine = read(Path::new("/proc/meminfo")).and_then(|text| total(&text));
     let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
@@ -27,18 +26,18 @@ pub(super) fn room(read: impl Fn(&Path) -> Option<String>) -> Option<Room> {
     lowest.into_iter().chain(machine).min_by_key(|room| room.bytes)
 }
 
-/// Whether a path stays below its root. That of a group outside of what can be seen begins with dots.
+/// Whether a path stays below its root. The path of a group outside of the visible hierarchy begins with dots.
 fn is_inside(path: &Path) -> bool {
     path.components().all(|part| matches!(part, std::path::Component::Normal(_)))
 }
 
-/// `MemTotal` of `/proc/meminfo`.
+/// `MemTotal` of `/proc/meminfo`, in bytes.
 fn total(text: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The path in a line of `/proc/self/cgroup` (`NUMBER:CONTROLLERS:PATH`) if it is about memory in that version.
+/// The path in a line of `/proc/self/cgroup` (`NUMBER:CONTROLLERS:PATH`) if the line concerns memory in that version.
 fn path_in(line: &str, is_v1: bool) -> Option<&str> {
     let (number, rest) = line.split_once(':')?;
     let (controllers, path) = rest.split_once(':')?;
@@ -60,7 +59,7 @@ mod tests {
     const V1_NESTED: &str = "/sys/fs/cgroup/memory/system/memory.limit_in_bytes";
 
     type Files = [(&'static str, &'static str)];
-    /// What it is, what files say, and the MiB and the file that decide.
+    /// The name of the case, the files, and the expected limit in MiB with the file that sets it.
     type Case<'a> = (&'static str, &'a Files, Option<(u64, &'static str)>);
 
     fn find(files: &Files) -> Option<(u64, String)> {

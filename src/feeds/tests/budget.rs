@@ -230,7 +230,7 @@ async fn what_goes_first_is_what_costs_least_to_have_again() {
     until(&mut busy, Gone::History);
     assert!(!quiet.has_derived(1));
     assert!(busy.feed.reader.held_at(rv(11)).is_none(), "the client that pages asks upstream");
-    assert_eq!(cut.why(), Some("memory"), "the watch that is being told is cut");
+    assert_eq!(cut.why(), Some("memory_pressure"), "the watch that is being told is cut");
     assert!(!gone(&feeds).contains(&Gone::Feed));
     drop((pin, pinned));
     let stats = busy.feed.reader.stats();
@@ -347,7 +347,7 @@ fn an_object_that_fits_once_a_watch_is_cut_is_let_in() {
     assert!(staged.page_is_read().is_err() && !cut.is_cut(), "nobody is cut in vain: it cannot wait");
     let object = |name: &str| next.change(large(EventType::Added, name, 10, 12 * OBJECT)).object;
     staged.push(object("n")).expect("there is room in a moment");
-    assert_eq!((cut.why(), gone(&feeds)), (Some("memory"), vec![Gone::Watches]));
+    assert_eq!((cut.why(), gone(&feeds)), (Some("memory_pressure"), vec![Gone::Watches]));
     assert!(total(&feeds) <= MAX + MAX / 16, "{:?}", feeds.memory());
     drop(pin);
     staged.push(object("m")).expect("there is room");

@@ -35,7 +35,7 @@ struct Shared {
 
 /// The budget for unfinished heads is used up.
 #[derive(Debug, thiserror::Error)]
-#[error("too many unfinished heads")]
+#[error("too many incomplete request headers")]
 struct NoRoom;
 
 /// What a client may send after a request and before its response.

@@ -64,7 +64,7 @@ impl AbuseBudget {
         let forgotten = passed.saturating_mul(FORGOTTEN_PER_SECOND) / 1_000;
         if forgotten == 0 {
             self.spent = AT_ONCE_MAX;
-            return Err(Fault::Connection(Reason::EnhanceYourCalm, "too much that brings nothing"));
+            return Err(Fault::Connection(Reason::EnhanceYourCalm, "too many frames without effect"));
         }
         self.spent = self.spent.saturating_sub(u32::try_from(forgotten).unwrap_or(u32::MAX));
         self.since = now;

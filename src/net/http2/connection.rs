@@ -124,8 +124,8 @@ pub(super) const GOODBYE: [u8; 8] = *b"farewell";
 /// response. The decoder must read a block to understand the next one.
 pub(super) const HEADER_BLOCKS: usize = 2;
 
-/// The error if the budget for unfinished header blocks is used up.
-const UNFINISHED: Fault = Fault::Connection(Reason::EnhanceYourCalm, "too many unfinished header blocks");
+/// The end of a connection whose unfinished header block has no room beside those of others.
+const UNFINISHED: Fault = Fault::Connection(Reason::EnhanceYourCalm, "too many incomplete header blocks");
 
 /// The most turns of streams and connection before other tasks run.
 const TURNS_MAX: usize = 16;
@@ -417,7 +417,7 @@ where
                 let until = since + self.limits.header_max;
                 if until <= now {
                     self.output.put_goaway(self.last_stream, Reason::EnhanceYourCalm);
-                    return self.end(Err(Broken::Rule("a header block was not finished in time")));
+                    return self.end(Err(Broken::Rule("header block not completed in time")));
                 }
                 next = next.min(until);
             }

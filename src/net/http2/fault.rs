@@ -28,9 +28,9 @@ pub(super) enum Fault {
 /// Why a connection has ended early.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Broken {
-    #[error("the client broke a rule of HTTP/2: {0}")]
+    #[error("HTTP/2 protocol error: {0}")]
     Rule(&'static str),
-    #[error("the client did not answer a ping")]
+    #[error("the client did not acknowledge a PING")]
     Dead,
     #[error(transparent)]
     Io(#[from] io::Error),

@@ -141,7 +141,7 @@ impl<'a> Frame<'a> {
             _ => stream == 0,
         };
         if of_connection {
-            return Err(Fault::protocol("a frame of a stream is one of the connection, or the other way round"));
+            return Err(Fault::protocol("frame with an invalid stream identifier"));
         }
         Ok(match kind {
             FrameKind::Data => {
@@ -169,11 +169,11 @@ impl<'a> Frame<'a> {
             FrameKind::GoAway if payload.len() < 8 => return Err(wrong_size()),
             FrameKind::GoAway => Self::GoAway,
             FrameKind::WindowUpdate => match number(payload)? & HIGHEST {
-                0 if stream == 0 => return Err(Fault::protocol("a window that grows by nothing")),
+                0 if stream == 0 => return Err(Fault::protocol("WINDOW_UPDATE with an increment of 0")),
                 0 => return Err(Fault::Stream(stream, Reason::Protocol)),
                 increment => Self::WindowUpdate { stream, increment },
             },
-            FrameKind::PushPromise => return Err(Fault::protocol("a client pushes nothing")),
+            FrameKind::PushPromise => return Err(Fault::protocol("PUSH_PROMISE from a client")),
             FrameKind::Unknown => Self::Unknown,
         })
     }
@@ -186,11 +186,11 @@ pub(super) fn settings(payload: &[u8]) -> impl Iterator<Item = Result<Setting, F
         let value = u32::from_be_bytes(value.try_into().ok()?);
         Some(match (u16::from_be_bytes(*name), value) {
             (0x1, _) => Ok(Setting::HeaderTable),
-            (0x2, 2..) => Err(Fault::protocol("a flag is 0 or 1")),
+            (0x2, 2..) => Err(Fault::protocol("SETTINGS_ENABLE_PUSH is not 0 or 1")),
             (0x4, ..=HIGHEST) => Ok(Setting::InitialWindow(value)),
-            (0x4, _) => Err(Fault::Connection(Reason::FlowControl, "a window has 31 bits")),
+            (0x4, _) => Err(Fault::Connection(Reason::FlowControl, "SETTINGS_INITIAL_WINDOW_SIZE above 2^31-1")),
             (0x5, 0x4000..=0xff_ffff) => Ok(Setting::FrameBytesMax(value)),
-            (0x5, _) => Err(Fault::protocol("no frame may be so large, or so small")),
+            (0x5, _) => Err(Fault::protocol("SETTINGS_MAX_FRAME_SIZE out of range")),
             _ => return None,
         })
     })
@@ -202,7 +202,7 @@ fn without_padding(head: FrameHead, payload: &[u8]) -> Result<&[u8], Fault> {
     }
     let Some((padding, rest)) = payload.split_first() else { return Err(wrong_size()) };
     let kept = rest.len().checked_sub(usize::from(*padding));
-    kept.map(|kept| &rest[..kept]).ok_or(Fault::protocol("more padding than there is room for"))
+    kept.map(|kept| &rest[..kept]).ok_or(Fault::protocol("padding exceeds the frame"))
 }
 
 fn without_priority(head: FrameHead, payload: &[u8]) -> Result<&[u8], Fault> {
@@ -217,7 +217,7 @@ fn without_priority(head: FrameHead, payload: &[u8]) -> Result<&[u8], Fault> {
 /// Refuses a stream that depends on itself (RFC 7540 §5.3.1).
 fn independent(stream: u32, dependency: [u8; 4]) -> Result<(), Fault> {
     if u32::from_be_bytes(dependency) & HIGHEST == stream {
-        return Err(Fault::protocol("a stream depends on itself"));
+        return Err(Fault::protocol("stream depends on itself"));
     }
     Ok(())
 }
@@ -227,7 +227,7 @@ fn number(payload: &[u8]) -> Result<u32, Fault> {
 }
 
 fn wrong_size() -> Fault {
-    Fault::Connection(Reason::FrameSize, "a frame has not the size of its kind")
+    Fault::Connection(Reason::FrameSize, "invalid frame size")
 }
 
 #[cfg(test)]

@@ -84,7 +84,7 @@ impl Input {
         let mut rest = all;
         while let Some(head) = FrameHead::read(rest) {
             if head.length > PAYLOAD_BYTES_MAX {
-                return Err(Fault::Connection(Reason::FrameSize, "a frame is too large"));
+                return Err(Fault::Connection(Reason::FrameSize, "frame too large"));
             }
             let Some((frame, more)) = rest.split_at_checked(HEAD_BYTES + head.length) else { break };
             if head.kind == FrameKind::Headers && self.block.is_none() && !receiver.may_begin(head.stream) {
@@ -129,8 +129,8 @@ impl Input {
                 }
                 self.keep(block)
             }
-            (Some(_), _) => Err(Fault::protocol("another frame amid a header block")),
-            (None, Ok(Frame::Continuation { .. })) => Err(Fault::protocol("nothing is continued")),
+            (Some(_), _) => Err(Fault::protocol("frame inside a header block")),
+            (None, Ok(Frame::Continuation { .. })) => Err(Fault::protocol("CONTINUATION without a header block")),
             (None, Ok(Frame::Headers { stream, block, ends, is_whole: true })) => {
                 self.unfinished_since = None;
                 receiver.receive(Ok(Heard::Fields { stream, block, ends }))
@@ -148,7 +148,7 @@ impl Input {
     /// The block is larger than its fields may be, or has too many frames.
     fn keep(&mut self, block: Block) -> Result<(), Fault> {
         if block.bytes.len() > self.block_bytes_max || block.frames > BLOCK_FRAMES_MAX {
-            return Err(Fault::Connection(Reason::EnhanceYourCalm, "a header block that is too large"));
+            return Err(Fault::Connection(Reason::EnhanceYourCalm, "header block too large"));
         }
         self.block = Some(block);
         Ok(())

@@ -26,7 +26,7 @@ use base::Cut;
 /// The status of the only response that the codec creates itself (RFC 6585 §5).
 const FIELDS_TOO_LARGE: u16 = 431;
 
-const TOO_LARGE: Fault = Fault::Connection(Reason::FlowControl, "more than a window may have");
+const TOO_LARGE: Fault = Fault::Connection(Reason::FlowControl, "flow-control window overflow");
 
 impl<I, S, F, B> Http2<I, S, F, B>
 where
@@ -38,7 +38,7 @@ where
     pub(super) fn receive_frame(&mut self, heard: Heard<'_>) -> Result<(), Fault> {
         if !self.has_settings {
             let Heard::Other(Frame::Settings(_)) = heard else {
-                return Err(Fault::protocol("settings come first"));
+                return Err(Fault::protocol("the first frame is not SETTINGS"));
             };
             self.has_settings = true;
         }
@@ -69,21 +69,21 @@ where
             head.take(name, value);
         });
         read.map_err(|unread| match unread {
-            UnreadBlock::Unreadable => Fault::Connection(Reason::Compression, "a header block that cannot be read"),
-            UnreadBlock::TooLarge => Fault::Connection(Reason::EnhanceYourCalm, "more fields than are looked at"),
+            UnreadBlock::Unreadable => Fault::Connection(Reason::Compression, "cannot decode a header block"),
+            UnreadBlock::TooLarge => Fault::Connection(Reason::EnhanceYourCalm, "too many header fields"),
         })?;
         let bytes = head.bytes();
         if let Some(exchange) = self.streams.with_id(stream) {
             return exchange.receive_trailers(head, ends, self.heads.charge(bytes));
         }
         if stream.is_multiple_of(2) {
-            return Err(Fault::protocol("a stream of the server"));
+            return Err(Fault::protocol("stream identifier reserved for servers"));
         }
         if stream <= self.highest_stream {
             if self.lately_reset.has(stream) {
                 return self.abuse_budget.spend();
             }
-            return Err(Fault::Connection(Reason::StreamClosed, "a stream that is over"));
+            return Err(Fault::Connection(Reason::StreamClosed, "frame on a closed stream"));
         }
         self.highest_stream = stream;
         if self.goaway == GoAwayState::Said {
@@ -220,10 +220,10 @@ where
         if is_answered { Ok(()) } else { self.abuse_budget.spend() }
     }
 
-    /// Refuses a frame for a stream that has not begun. A frame for a closed stream is accepted.
+    /// Refuses frame on an idle stream: one that is over has none any more.
     fn has_begun(&self, id: u32) -> Result<(), Fault> {
         if id > self.highest_stream || id.is_multiple_of(2) {
-            return Err(Fault::protocol("a frame of a stream that was never begun"));
+            return Err(Fault::protocol("frame on an idle stream"));
         }
         Ok(())
     }

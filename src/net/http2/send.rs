@@ -264,7 +264,7 @@ where
     pub(super) fn reset_for(&mut self, id: u32, reason: Reason) -> Result<(), Fault> {
         match self.streams.key(id) {
             Some(key) => self.reset(key, reason),
-            None if id > self.highest_stream => return Err(Fault::Connection(reason, "a stream that was never begun")),
+            None if id > self.highest_stream => return Err(Fault::Connection(reason, "frame on an idle stream")),
             None => {
                 self.output.put_reset(id, reason);
                 self.lately_reset.note(id, 0);

@@ -460,7 +460,7 @@ async fn a_silent_client_is_pinged_and_a_dead_one_is_left() {
     }
     assert_eq!(client.next().await.0.kind, FrameKind::Ping);
     let ended = client.ended.await.expect("no panic");
-    assert_eq!((ended, begun.elapsed().as_secs()), (Err("the client did not answer a ping".to_owned()), 120));
+    assert_eq!((ended, begun.elapsed().as_secs()), (Err("the client did not acknowledge a PING".to_owned()), 120));
 }
 
 #[tokio::test(start_paused = true)]

@@ -73,7 +73,8 @@ impl ReceiveWindow {
 
     pub(super) fn take(&mut self, bytes: usize) -> Result<(), Fault> {
         let left = self.left.checked_sub(bytes);
-        self.left = left.ok_or(Fault::Connection(Reason::FlowControl, "more than the connection's window"))?;
+        self.left =
+            left.ok_or(Fault::Connection(Reason::FlowControl, "data exceeds the connection's flow-control window"))?;
         Ok(())
     }
 

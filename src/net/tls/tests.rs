@@ -159,7 +159,7 @@ async fn nobody_is_asked_where_certificates_are_ignored() {
 }
 
 #[test]
-fn a_file_that_is_not_what_it_should_be_is_named() {
+fn invalid_certificate_file_is_named_in_the_error() {
     let (one, other) = (pair(), pair());
     let (chain, key) = (one.cert.pem().into_bytes(), one.signing_key.serialize_pem().into_bytes());
     let paths = [PathBuf::from("tls.crt"), PathBuf::from("tls.key")];
@@ -169,11 +169,11 @@ fn a_file_that_is_not_what_it_should_be_is_named() {
     };
     assert_eq!(read([&chain, &key]), Ok(()));
     for (contents, named) in [
-        ([&b""[..], &key[..]], "tls.crt: no certificate"),
-        ([&chain[..chain.len() / 2], &key[..]], "tls.crt: "),
-        ([&chain[..], &b""[..]], "tls.key: "),
-        ([&chain[..], &key[..key.len() / 2]], "tls.key: "),
-        ([&chain[..], other.signing_key.serialize_pem().as_bytes()], "the key does not match the certificate ("),
+        ([&b""[..], &key[..]], "cannot read tls.crt: no certificate"),
+        ([&chain[..chain.len() / 2], &key[..]], "cannot read tls.crt: "),
+        ([&chain[..], &b""[..]], "cannot read tls.key: "),
+        ([&chain[..], &key[..key.len() / 2]], "cannot read tls.key: "),
+        ([&chain[..], other.signing_key.serialize_pem().as_bytes()], "tls.key does not match tls.certificate ("),
     ] {
         let error = read(contents).expect_err(named);
         assert!(error.starts_with(named), "{error}");

@@ -107,13 +107,13 @@ async fn each_failure_is_of_one_kind() {
 fn a_kind_that_is_about_the_way_to_upstream_is_waited_out_with_everybody() {
     use FailureKind as Kind;
     for (kind, is_connection, label) in [
-        (Kind::Over, false, "over"),
-        (Kind::Ended, true, "ended"),
-        (Kind::Silent, true, "silent"),
+        (Kind::Over, false, "feed_terminated"),
+        (Kind::Ended, true, "closed_at_once"),
+        (Kind::Silent, true, "idle_timeout"),
         (Kind::OutOfOrder, false, "out_of_order"),
         (Kind::Unreachable, true, "unreachable"),
         (Kind::Untrusted, true, "untrusted"),
-        (Kind::Broken, true, "broken"),
+        (Kind::Broken, true, "connection_lost"),
         (Kind::Timeout, true, "timeout"),
         (Kind::Credentials, false, "credentials"),
         (Kind::Refused, false, "refused"),

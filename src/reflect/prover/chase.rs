@@ -113,7 +113,7 @@ impl Prover {
             }
             Ok(Err(Ended::Failed(error))) if error.is_too_large_version() => Some(Came::Short),
             Ok(Err(error)) => {
-                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "a version could not be asked for");
+                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "cannot read a resourceVersion");
                 None
             }
             Ok(Ok(_)) | Err(_) => None,
@@ -135,8 +135,8 @@ impl Prover {
             match timeout(LISTED_WITHIN, self.is_at(wanted)).await {
                 Ok(Ok(true)) => return self.behind.succeeded(),
                 Ok(Ok(false)) => {}
-                Ok(Err(error)) => tracing::debug!(feed = %feed.spec.key, %error, "versions could not be listed"),
-                Err(_) => tracing::debug!(feed = %feed.spec.key, "listing versions took too long"),
+                Ok(Err(error)) => tracing::debug!(feed = %feed.spec.key, %error, "cannot list resourceVersions"),
+                Err(_) => tracing::debug!(feed = %feed.spec.key, "listing resourceVersions timed out"),
             }
         }
         if !self.watches_say_how_far() {
@@ -145,8 +145,8 @@ impl Prover {
         match timeout(PROOF_MAX, self.by_catching_up(true)).await {
             Ok(Ok(())) if feed.reader.progress().rv > before => return self.behind.succeeded(),
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::debug!(feed = %feed.spec.key, %error, "catching up failed"),
-            Err(_) => tracing::debug!(feed = %feed.spec.key, "catching up took too long"),
+            Ok(Err(error)) => tracing::debug!(feed = %feed.spec.key, %error, "catch-up failed"),
+            Err(_) => tracing::debug!(feed = %feed.spec.key, "catch-up timed out"),
         }
         self.behind.rest().await;
     }

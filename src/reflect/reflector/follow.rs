@@ -163,7 +163,7 @@ impl Reflector {
                 None
             }
             ResumeEvidence::Contradicts => {
-                self.give_up(at, "a stream leaves out the newest change");
+                self.give_up(at, "a watch omits the newest event");
                 Some(State::Empty)
             }
             ResumeEvidence::Expired => Some(self.untold(at)),
@@ -214,7 +214,7 @@ impl Reflector {
             // The item contradicts the history, so the cached objects may be wrong and none are kept.
             Err(BrokenStream::OutOfOrder(error)) => {
                 let feed = &self.deps.upstream.feed.spec.key;
-                tracing::error!(%feed, %error, "upstream contradicts itself; listing anew");
+                tracing::error!(%feed, %error, "upstream sent events out of order; relisting");
                 self.writer.set_state(FeedState::Syncing);
                 Err((State::Empty, Some(BrokenStream::OutOfOrder(error).into())))
             }
@@ -280,12 +280,12 @@ impl Reflector {
                 None
             }
             HistoryCheckOutcome::Other(listed) => {
-                self.give_up(at, "its current state cannot have come of what was told before");
+                self.give_up(at, "the current state cannot follow from earlier events");
                 Some(self.starts_with(listed.initial, listed.asked))
             }
             // The storage went back, and whether this feed is affected cannot be determined.
             HistoryCheckOutcome::Unproven(HistoryCheckReason::Notice, listed) => {
-                self.give_up(at, "the storage went back, and what happened to this resource cannot be told");
+                self.give_up(at, "storage was restored, and the effect on this resource is unknown");
                 Some(self.starts_with(listed.initial, listed.asked))
             }
             HistoryCheckOutcome::Unproven(

@@ -65,7 +65,7 @@ impl Reflector {
         let recovered = self.recover(at, &initial.snapshot, window.is_some()).await?;
         if matches!(recovered, Recovered::OtherHistory) {
             self.relists.listed(Instant::now());
-            self.give_up(at, "a list cannot have come of what was told before");
+            self.give_up(at, "a list cannot follow from earlier events");
             return Ok(self.starts_with(initial, asked));
         }
         let InitialState { snapshot, stream, servers, .. } = initial;
@@ -74,7 +74,7 @@ impl Reflector {
         let mended = self.mend(recovered, until)?;
         self.deps.upstream.metrics.gap(if mended { Gap::Mended } else { Gap::NewHistory });
         let (feed, took) = (&self.deps.upstream.feed.spec.key, asked.elapsed());
-        tracing::info!(%feed, from = %at, %until, mended, ?took, "feed listed again");
+        tracing::info!(%feed, from_rv = %at, rv = %until, history_kept = mended, ?took, "feed relisted");
         if mended {
             // The restarted server may run another release.
             let otherwise = self.deps.upstream.feed.reader.snapshot().written_otherwise(&snapshot).await;
@@ -118,7 +118,7 @@ impl Reflector {
             Err(error) if error.may_pass() => Err(error.into()),
             // The history was compacted or cannot be read in this way, so the changes cannot be proven.
             Err(error) => {
-                tracing::info!(feed = %self.deps.upstream.feed.spec.key, %error, "the gap cannot be read back");
+                tracing::info!(feed = %self.deps.upstream.feed.spec.key, %error, "cannot read the events of the gap");
                 Ok(Recovered::Unknown)
             }
         }
@@ -142,9 +142,9 @@ impl Reflector {
         }
         let feed = &self.deps.upstream.feed;
         tracing::error!(
-            feed = %feed.spec.key, reached = %at, evidence,
-            "upstream's storage went back to an earlier state, as by a restored backup: what was written in between is \
-             lost. Watches end with 410; clients of the apiserver itself have to be restarted"
+            feed = %feed.spec.key, rv = %at, evidence,
+            "upstream's storage was rolled back (restored from a backup?); watches end with 410; restart clients that \
+             use the apiserver directly"
         );
         self.deps.upstream.metrics.gap(Gap::Rewound);
         self.writer.set_state(FeedState::Syncing);
@@ -160,9 +160,10 @@ impl Reflector {
         let version = |rv: Option<ResourceVersion>| rv.map_or_else(|| "none".to_owned(), |rv| rv.to_string());
         let feed = &self.deps.upstream.feed;
         tracing::error!(
-            feed = %feed.spec.key, object = %key, difference, %at, ours = version(*ours), upstreams = version(*theirs),
-            "what was held is not what upstream has: an event was lost, here or in the apiserver. Listing anew, and \
-             watches end with 410"
+            feed = %feed.spec.key, object = %key, difference, rv = %at, cached_rv = version(*ours),
+            upstream_rv = version(*theirs),
+            "cached object differs from upstream: an event was lost in the proxy or the apiserver; relisting; watches \
+             end with 410"
         );
         self.deps.upstream.metrics.gap(Gap::Different);
         self.writer.set_state(FeedState::Syncing);

@@ -69,10 +69,10 @@ impl Discrepancy {
 
     pub(super) fn as_str(self) -> &'static str {
         match self {
-            Self::Missing => "is missing here",
-            Self::Deleted => "is deleted upstream",
-            Self::Version => "has another version upstream",
-            Self::Bytes => "has other bytes upstream",
+            Self::Missing => "missing in the cache",
+            Self::Deleted => "deleted upstream",
+            Self::Version => "another resourceVersion upstream",
+            Self::Bytes => "another content upstream",
         }
     }
 }

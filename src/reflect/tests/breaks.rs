@@ -23,7 +23,7 @@ async fn a_watch_that_ends_is_resumed_at_once_and_without_a_list() {
     let after = scene.up.counts();
     assert_eq!((after.lists, after.watch_lists), (before.lists, before.watch_lists));
     assert_eq!(scene.feed.reader.history(), history);
-    assert_eq!(scene.said("ended"), 0, "it is the ordinary end of a watch");
+    assert_eq!(scene.said("closed_at_once"), 0, "it is the ordinary end of a watch");
 }
 
 /// An apiserver that ends each watch right after it began is refusing us: that is a failure, with backoff.
@@ -38,7 +38,7 @@ async fn watches_that_end_as_they_begin_are_opened_ever_more_rarely() {
     }
     let opened = scene.up.counts().watches_opened.total() - opened;
     assert!((3..=25).contains(&opened), "{opened} watches in a minute");
-    assert!(scene.said("ended") >= 3);
+    assert!(scene.said("closed_at_once") >= 3);
 }
 
 /// Upstream repeats the newest change, which shows that the history is the same.
@@ -53,8 +53,8 @@ async fn a_connection_that_is_lost_is_resumed_from_in_front_of_the_newest_change
     scene.until_state("lost", |state| state != FeedState::Live).await;
     next_is_told(&scene).await;
     assert_eq!(scene.last_start(), Some(newest - 1));
-    assert_eq!(scene.said("doubt") + scene.said("position"), 0, "the stream itself tells");
-    assert_eq!(scene.said("broken") + scene.said("ended"), 1);
+    assert_eq!(scene.said("mismatch") + scene.said("position"), 0, "the stream itself tells");
+    assert_eq!(scene.said("connection_lost") + scene.said("closed_at_once"), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -87,7 +87,7 @@ async fn a_stream_that_is_silent_for_too_long_is_taken_for_dead() {
     scene.up.faults().hush_watches();
     let took = scene.until_state("stale", |state| matches!(state, FeedState::Stale { .. })).await;
     assert!((seconds(60)..=seconds(90)).contains(&took), "{took:?}");
-    assert_eq!(scene.said("silent"), 1);
+    assert_eq!(scene.said("idle_timeout"), 1);
     scene.up.faults().unhush_watches();
     next_is_told(&scene).await;
 }
@@ -195,7 +195,7 @@ async fn a_feed_that_is_woken_in_vain_goes_on_ever_more_rarely() {
     scene.up.faults().down().await;
     scene.until_state("stale", |state| matches!(state, FeedState::Stale { .. })).await;
     flap(&scene, seconds(600)).await;
-    let failed = scene.said("unreachable") + scene.said("broken");
+    let failed = scene.said("unreachable") + scene.said("connection_lost");
     assert!((20..=40).contains(&failed), "{failed} attempts in ten minutes, as if nobody were answered");
 }
 

@@ -33,7 +33,7 @@ async fn what_happened_during_a_restart_is_read_back() {
     assert!(scene.is_true());
     assert_eq!((scene.feed.reader.history(), scene.said("mended")), (history, 1));
     assert_eq!((scene.said("relist"), scene.said("new_history") + scene.said("rewound")), (1, 0));
-    assert!(scene.said("past") >= 3, "each object's past is asked for");
+    assert!(scene.said("past_object") >= 3, "each object's past is asked for");
 }
 
 /// An apiserver that has just started sheds load and authenticates clients again. A retry gets the recovered changes
@@ -51,7 +51,7 @@ async fn what_cannot_be_read_back_for_a_moment_is_read_back_then() {
         assert!(scene.is_true(), "{code}");
         assert_eq!((scene.said("mended"), scene.said("new_history")), (1, 0), "{code}");
         assert_eq!(scene.feed.reader.history(), history, "{code}");
-        assert!(scene.said("past") >= 2, "{code}: asked again: {}", scene.said("past"));
+        assert!(scene.said("past_object") >= 2, "{code}: asked again: {}", scene.said("past_object"));
     }
 }
 
@@ -61,7 +61,7 @@ async fn a_restart_in_which_nothing_happened_costs_one_list() {
     let history = scene.feed.reader.history();
     restarts(&scene, seconds(20), |_| {}).await;
     sleep(seconds(60)).await;
-    assert!(scene.said("relist") <= 1 && scene.said("past") == 0);
+    assert!(scene.said("relist") <= 1 && scene.said("past_object") == 0);
     assert_eq!(scene.feed.reader.history(), history);
 }
 
@@ -231,7 +231,7 @@ async fn feeds_of_one_upstream_look_when_one_of_them_finds_that_it_went_back() {
     scene.up.faults().only("pods").reset_watches();
     scene.until_state("found out", |state| state != FeedState::Live).await;
     sleep(seconds(10)).await;
-    let looked = other.counts.said().iter().any(|(word, count)| word.value == "doubt" && *count == 1);
+    let looked = other.counts.said().iter().any(|(word, count)| word.value == "mismatch" && *count == 1);
     assert!(looked, "{:?}", other.counts.said());
     assert_eq!((other.reader.history(), scene.said("rewound")), (history, 1), "nothing of its own was lost");
 }

@@ -192,7 +192,7 @@ async fn an_answer_below_what_the_feed_holds_proves_nothing_and_is_looked_into()
     assert!(took > Duration::from_millis(100), "{took:?}");
     assert_eq!(scene.said("position"), 4);
     sleep(seconds(5)).await;
-    assert!((1..=2).contains(&scene.said("doubt")), "the state is listed, once more if asked while that goes on");
+    assert!((1..=2).contains(&scene.said("mismatch")), "the state is listed, once more if asked while that goes on");
     assert_eq!((scene.feed.reader.history(), scene.said("rewound")), (history, 0), "and it is as it was");
 }
 

@@ -65,12 +65,12 @@ async fn who_comes_back_late_goes_on_and_a_quiet_upstream_proves_it_by_a_bookmar
     let expected = ["ADDED t1/p0", "ADDED t1/p1", "MODIFIED t1/p0", "DELETED t1/p0"];
     let expected: Vec<_> = expected.map(str::to_owned).into_iter().zip(from + 1..).collect();
     assert_eq!(held(&scene.feed.reader, from), expected);
-    assert_eq!((scene.said("prehistory"), scene.said("joined")), (1, 1));
+    assert_eq!((scene.said("backfill"), scene.said("extended")), (1, 1));
     let now = scene.up.counts();
     assert_eq!((now.lists, now.watch_lists), (lists.lists, lists.watch_lists), "nothing is listed for it");
     // A client that resumes from a later version is served from the same history, without a wait.
     assert_eq!(comes_back(&scene, from + 1).await, (true, Duration::ZERO));
-    assert_eq!(scene.said("prehistory"), 1);
+    assert_eq!(scene.said("backfill"), 1);
     scene.until(scene.up.create_pod("t1", "next")).await;
     assert!(scene.is_true());
 }
@@ -100,8 +100,8 @@ async fn a_fleet_costs_a_handful_of_watches() {
     let told = join_all(clients.collect::<Vec<_>>()).await;
     let served = told.iter().filter(|told| told.as_ref().is_ok_and(|(goes_on, _)| *goes_on)).count();
     assert_eq!(served, FLEET);
-    assert!(scene.said("prehistory") <= 16, "{} watches", scene.said("prehistory"));
-    assert_eq!(scene.said("joined"), scene.said("prehistory"));
+    assert!(scene.said("backfill") <= 16, "{} watches", scene.said("backfill"));
+    assert_eq!(scene.said("extended"), scene.said("backfill"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -116,7 +116,7 @@ async fn a_refusal_is_remembered_and_whoever_upstream_still_remembers_goes_on() 
     }
     sleep(seconds(3_600)).await;
     assert_eq!(comes_back(&scene, from + 4).await, (false, Duration::ZERO), "for ever");
-    assert_eq!((scene.said("prehistory"), scene.said("gone")), (1, 1));
+    assert_eq!((scene.said("backfill"), scene.said("expired")), (1, 1));
     assert!(comes_back(&scene, window).await.0);
     assert_eq!(held(&scene.feed.reader, window).len(), 6);
 }
@@ -129,7 +129,7 @@ async fn a_client_that_asks_for_ever_older_versions_is_heard_a_few_times() {
     for older in (from..floor).rev() {
         comes_back(&scene, older).await;
     }
-    assert_eq!(scene.said("prehistory"), 16);
+    assert_eq!(scene.said("backfill"), 16);
 }
 
 #[tokio::test(start_paused = true)]
@@ -141,7 +141,7 @@ async fn an_upstream_that_refuses_is_left_alone_and_its_clients_are_told_in_time
             let (goes_on, took) = comes_back(&scene, from).await;
             assert!(!goes_on && took < TURNED_AWAY, "{code}: {took:?}");
         }
-        assert_eq!((scene.said("prehistory"), scene.said("failed")), (1, 1), "{code}");
+        assert_eq!((scene.said("backfill"), scene.said("failed")), (1, 1), "{code}");
         assert_eq!(scene.feed.reader.state(), FeedState::Live, "{code}: the feed has nothing to do with it");
     }
 }
@@ -149,7 +149,7 @@ async fn an_upstream_that_refuses_is_left_alone_and_its_clients_are_told_in_time
 /// Waits until upstream has received `times` backfill requests.
 async fn asked(scene: &Scene, times: u64) {
     let is_asked = async {
-        while scene.said("prehistory") < times {
+        while scene.said("backfill") < times {
             sleep(Duration::from_millis(100)).await;
         }
     };
@@ -180,7 +180,7 @@ async fn an_answer_that_breaks_off_is_asked_for_again_while_its_clients_wait() {
             }
             let (served, took) = waits.await.expect("no panic");
             assert!(served == goes_on && took < HELD, "{name} {times} times: {served} after {took:?}");
-            assert_eq!(scene.said("prehistory"), (times + 1).min(3), "{name} {times} times");
+            assert_eq!(scene.said("backfill"), (times + 1).min(3), "{name} {times} times");
         }
     }
 }
@@ -189,10 +189,10 @@ async fn an_answer_that_breaks_off_is_asked_for_again_while_its_clients_wait() {
 async fn an_answer_that_breaks_off_is_not_asked_for_again_if_nobody_waits_any_more() {
     let (scene, from) = late(2).await;
     assert!(timeout(seconds(1), comes_back(&scene, from)).await.is_err(), "it leaves");
-    assert_eq!(scene.said("prehistory"), 1);
+    assert_eq!(scene.said("backfill"), 1);
     scene.up.faults().reset_watches();
     sleep(seconds(60)).await;
-    assert_eq!(scene.said("prehistory"), 1);
+    assert_eq!(scene.said("backfill"), 1);
     assert!(comes_back(&scene, from).await.0);
 }
 
@@ -219,10 +219,10 @@ async fn while_upstream_is_away_it_is_not_asked() {
         async move { comes_back(&scene, from).await }
     });
     sleep(seconds(30)).await;
-    assert_eq!(scene.said("prehistory"), 0);
+    assert_eq!(scene.said("backfill"), 0);
     scene.up.faults().up().await;
     assert!(waits.await.expect("no panic").0);
-    assert_eq!(scene.said("joined"), 1);
+    assert_eq!(scene.said("extended"), 1);
 }
 
 /// Upstream was restored from a backup, and the open stream does not show it. The backfilled events do not lead to the
@@ -245,11 +245,11 @@ async fn what_is_of_another_history_is_never_put_in_front() {
     scene.up.faults().unhush_watches();
     let (goes_on, took) = comes_back(&scene, from).await;
     assert!(!goes_on && took < TURNED_AWAY, "{took:?}");
-    assert_eq!((scene.said("other_history"), scene.said("joined")), (1, 0));
+    assert_eq!((scene.said("mismatch"), scene.said("extended")), (1, 0));
     sleep(seconds(60)).await;
-    assert!(scene.said("doubt") >= 1, "it is looked into");
+    assert!(scene.said("mismatch") >= 1, "it is looked into");
     assert!(!comes_back(&scene, from).await.0);
-    assert_eq!(scene.said("prehistory"), 1);
+    assert_eq!(scene.said("backfill"), 1);
 }
 
 /// A history that began because an earlier one was unproven or rewound is not extended backwards.
@@ -267,7 +267,7 @@ async fn a_later_history_is_not_continued_backwards() {
     scene.until(scene.up.revision()).await;
     assert_eq!(scene.said("new_history"), 1);
     assert_eq!(comes_back(&scene, from).await, (false, Duration::ZERO));
-    assert_eq!(scene.said("prehistory"), 0);
+    assert_eq!(scene.said("backfill"), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -280,7 +280,7 @@ async fn what_the_ring_has_no_room_for_is_not_read_to_the_end() {
     let scene = Scene::begun_with(up, CacheConfig { window_events_max: 10, ..CacheConfig::default() });
     scene.until_state("live", |state| state == FeedState::Live).await;
     assert!(!comes_back(&scene, from).await.0);
-    assert_eq!(scene.said("too_early"), 1);
+    assert_eq!(scene.said("beyond_window"), 1);
     assert!(comes_back(&scene, from + 45).await.0, "five events have room");
     assert_eq!(comes_back(&scene, from).await, (false, Duration::ZERO));
 }
@@ -304,33 +304,37 @@ async fn changed(pods: usize) -> (Scene, u64) {
 async fn what_objects_were_before_is_asked_for_those_alone_who_need_to_know() {
     let (scene, from) = changed(5).await;
     assert!(comes_back(&scene, from).await.0);
-    assert_eq!(scene.said("past"), 0, "nobody needs to know");
+    assert_eq!(scene.said("past_object"), 0, "nobody needs to know");
     assert_eq!(inquires(&scene, from + 2).await, (true, Duration::from_millis(200)));
-    assert_eq!((scene.said("past"), scene.said("explained")), (3, 1), "behind that version");
+    assert_eq!((scene.said("past_object"), scene.said("previous_found")), (3, 1), "behind that version");
     assert!(inquires(&scene, from).await.0);
-    assert_eq!((scene.said("past"), scene.said("explained")), (5, 2), "and what is known is not asked again");
+    assert_eq!(
+        (scene.said("past_object"), scene.said("previous_found")),
+        (5, 2),
+        "and what is known is not asked again"
+    );
     for event in scene.feed.reader.events() {
         let before = event.previous.as_ref().expect("it is known").rv;
         assert_eq!(before.0, event.rv.0 - 5, "{}", event.object.key);
     }
-    assert_eq!(scene.said("prehistory"), 1);
+    assert_eq!(scene.said("backfill"), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn whoever_inquires_first_gets_both() {
     let (scene, from) = changed(3).await;
     assert!(inquires(&scene, from).await.0);
-    assert_eq!((scene.said("prehistory"), scene.said("explained"), scene.said("past")), (1, 1, 3));
+    assert_eq!((scene.said("backfill"), scene.said("previous_found"), scene.said("past_object")), (1, 1, 3));
 }
 
 #[tokio::test(start_paused = true)]
 async fn of_more_objects_than_so_many_it_is_not_asked() {
     let (scene, from) = changed(70).await;
     assert!(!inquires(&scene, from).await.0);
-    assert_eq!((scene.said("past"), scene.said("inexplicable")), (0, 1));
+    assert_eq!((scene.said("past_object"), scene.said("previous_missing")), (0, 1));
     assert_eq!(inquires(&scene, from + 5).await, (false, Duration::ZERO), "from memory");
     assert!(inquires(&scene, from + 6).await.0, "behind that there are few enough");
-    assert_eq!(scene.said("past"), 64);
+    assert_eq!(scene.said("past_object"), 64);
     assert!(comes_back(&scene, from).await.0, "who does not need to know goes on");
 }
 
@@ -341,7 +345,7 @@ async fn what_storage_has_forgotten_ends_what_is_known() {
     assert!(comes_back(&scene, from).await.0);
     scene.up.faults().compact(from + 2);
     assert!(!inquires(&scene, from).await.0);
-    assert_eq!(scene.said("inexplicable"), 1);
+    assert_eq!(scene.said("previous_missing"), 1);
     assert_eq!(inquires(&scene, from + 1).await, (false, Duration::ZERO));
     assert!(inquires(&scene, from + 2).await.0);
     assert!(comes_back(&scene, from).await.0);
@@ -353,7 +357,7 @@ async fn a_question_about_the_past_that_fails_turns_away_who_asks() {
     assert!(comes_back(&scene, from).await.0);
     scene.up.faults().answer(RequestKind::Selection, 1, 429, Some(1));
     assert!(!inquires(&scene, from).await.0);
-    assert_eq!((scene.said("failed"), scene.said("past")), (1, 1));
+    assert_eq!((scene.said("failed"), scene.said("past_object")), (1, 1));
     sleep(seconds(5)).await;
     assert!(inquires(&scene, from).await.0);
 }

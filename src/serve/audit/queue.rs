@@ -22,7 +22,7 @@ pub(super) struct Queue {
 
 /// The error of a full queue: the writer does not keep up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the audit log does not keep up")]
+#[error("the audit log queue is full")]
 pub(super) struct Full;
 
 /// The maximum number of queued records: about one second of heavy read traffic.

@@ -64,13 +64,13 @@ impl AuditWriter {
                 (output, rest) = (returned, left);
                 let Err(error) = written else { continue };
                 if !std::mem::replace(&mut is_failing, true) {
-                    tracing::error!(%error, "the audit log cannot be written; reads of Secrets end when it lags");
+                    tracing::error!(%error, "cannot write the audit log; reads of Secrets fail if its queue fills up");
                     metrics::audit_failing(true);
                 }
                 tokio::time::sleep(AGAIN).await;
             }
             if is_failing {
-                tracing::info!("the audit log is written again");
+                tracing::info!("audit log writes resumed");
                 metrics::audit_failing(false);
             }
             metrics::records("written", batch.len());

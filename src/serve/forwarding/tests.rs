@@ -27,45 +27,44 @@ fn assert_told(failures: Vec<(Error, i32, &str)>) {
 }
 
 #[tokio::test]
-async fn where_upstream_fails_its_side_is_named() {
+async fn upstream_failure_returns_gateway_error() {
     let broken = Error::Broken(Error::broken_off().await);
     let broken_off = broken.to_string();
     assert_told(vec![
         (Error::Unreachable("refused".into()), 503, "upstream cannot be reached: refused"),
-        (Error::Timeout(PATIENCE), 504, "upstream did not answer within 5s"),
+        (Error::Timeout(PATIENCE), 504, "upstream did not respond within 5s"),
         (broken, 502, &broken_off),
-        // The reason is only logged.
-        (Error::Credentials("/a/path".to_owned()), 503, "the proxy's own credentials for upstream cannot be used now"),
+        // Its reason is for the log.
+        (Error::Credentials("/a/path".to_owned()), 503, "the proxy cannot load its upstream credentials"),
     ]);
 }
 
 #[test]
-fn what_cannot_be_sent_is_no_failure_of_upstream() {
-    let no_impersonator =
-        "this proxy has no identity to pass requests of certificate holders on with (delegated.impersonator)";
-    let nested = "this proxy impersonates already, and impersonation does not nest";
-    let unencodable = "the user has a name or a group that no header can carry";
+fn unsendable_request_is_refused_by_the_proxy() {
+    let no_impersonator = "requests with client certificates cannot be forwarded: set delegated.impersonator";
+    let nested = "the proxy's own credentials already impersonate a user, and impersonation cannot be nested";
+    let unencodable = "the user's name or groups cannot be sent in a header";
     assert_told(vec![
         (Error::Unsendable(Unsendable::Nested), 403, nested),
         (Error::Unsendable(Unsendable::NoImpersonator), 403, no_impersonator),
         (Error::Unsendable(Unsendable::UnencodableUser), 403, unencodable),
-        (Error::Unaskable("a b: no".to_owned()), 502, "upstream cannot be asked: a b: no"),
+        (Error::Unaskable("a b: no".to_owned()), 502, "cannot build the upstream request: a b: no"),
     ]);
 }
 
 #[test]
-fn what_is_found_in_answers_that_are_read_is_a_bad_gateway() {
+fn unusable_upstream_response_returns_502() {
     let version = Error::OtherDocument("/version".to_owned());
     let representation = Error::OtherRepresentation { asked: "json".to_owned(), answered: None };
     assert_told(vec![
-        (version, 502, "upstream answered /version with another document"),
-        (representation, 502, "upstream answered in another representation: asked for json, got None"),
-        (Error::NotInitial(EventType::Deleted), 502, "upstream tells DELETED among the initial events"),
-        (Error::EndlessPages, 502, "the pages of upstream's LIST do not end"),
-        (Error::HiddenDefinitions, 502, "definitions of custom resources may not be read any more"),
-        (Error::TooLarge(7), 502, "upstream's answer is larger than 7 bytes"),
-        (Error::OverBudget, 502, "the memory that feeds may take is used up"),
-        (Error::Wire(WireError::NoMetadata), 502, "upstream's answer does not decode: the object has no metadata"),
+        (version, 502, "upstream returned an unexpected document for /version"),
+        (representation, 502, "upstream returned an unknown content type, not json"),
+        (Error::NotInitial(EventType::Deleted), 502, "upstream sent DELETED among the initial events"),
+        (Error::EndlessPages, 502, "upstream's paginated list does not end"),
+        (Error::HiddenDefinitions, 502, "the proxy may no longer list customresourcedefinitions (RBAC)"),
+        (Error::TooLarge(7), 502, "upstream's response is larger than 7 bytes"),
+        (Error::OverBudget, 502, "the memory budget is used up (feeds.memoryMebibytes)"),
+        (Error::Wire(WireError::NoMetadata), 502, "cannot decode upstream's response: the object has no metadata"),
     ]);
 }
 

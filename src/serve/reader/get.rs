@@ -20,7 +20,7 @@ impl Reader {
         read: GetRead,
     ) -> Answered {
         if !permit.names(Some(read.key.name())) {
-            return Err(NotServable::Forward(ForwardReason::Ungranted));
+            return Err(NotServable::Forward(ForwardReason::PermissionMismatch));
         }
         let running = self.sources.running_source(permit, resource, read.namespace(), read.representation);
         let Some(source) = running else {
@@ -51,7 +51,7 @@ impl Reader {
             }
             Err(refused) => {
                 source.refuse(&refused);
-                Err(NotServable::Forward(ForwardReason::Underivable))
+                Err(NotServable::Forward(ForwardReason::NotDerivable))
             }
         }
     }

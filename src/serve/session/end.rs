@@ -115,9 +115,9 @@ impl WatchSession {
         }
         match self.bookmark(reached) {
             Ok(bookmark) if self.bookmarks && reached > self.last_sent_rv => {
-                self.phase = Phase::Last(Box::new((bookmark, WatchEnd::Upgraded)));
+                self.phase = Phase::Last(Box::new((bookmark, WatchEnd::UpstreamUpgraded)));
             }
-            _ => self.end_silently(WatchEnd::Upgraded),
+            _ => self.end_silently(WatchEnd::UpstreamUpgraded),
         }
         true
     }
@@ -142,7 +142,7 @@ impl Drop for WatchSession {
             self.feed.proxy_ends();
         }
         if !matches!(self.phase, Phase::Ended) {
-            self.metrics.ended(self.watchdog.cut().why().map_or(WatchEnd::Closed, WatchEnd::Cut));
+            self.metrics.ended(self.watchdog.cut().why().map_or(WatchEnd::ClientClosed, WatchEnd::Cut));
         }
     }
 }

@@ -131,7 +131,7 @@ async fn what_becomes_of_a_watch_that_does_not_heed_its_alarm() {
         (past, [false, true, true], Verdict::Cut("revoked")),
         (future, [false, false, true], Verdict::Cut("drained")),
         (past, [false, false, true], Verdict::Cut("timeout")),
-        (past, [true, true, true], Verdict::Cut("closed")),
+        (past, [true, true, true], Verdict::Cut("client_closed")),
     ] {
         let case = Case { now, last, is_over, is_revoked, is_draining };
         assert_eq!(case.verdict(), expected, "{case:?}");

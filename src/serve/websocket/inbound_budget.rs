@@ -18,7 +18,7 @@ pub(super) struct InboundBudget<I> {
 
 /// The error of a client that exceeded its budget.
 #[derive(Debug, thiserror::Error)]
-#[error("the client sends more than a watch takes")]
+#[error("the client sent too much data on a watch")]
 pub(super) struct TooMuch;
 
 /// The burst that a client may send: about 10,000 empty frames.

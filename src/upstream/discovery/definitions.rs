@@ -1,4 +1,4 @@
-//! The parts of CustomResourceDefinitions that the proxy reads.
+//! The parts of `CustomResourceDefinitions` that the proxy reads.
 
 use std::collections::HashMap;
 use std::sync::Arc;

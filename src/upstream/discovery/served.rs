@@ -57,7 +57,7 @@ pub(super) struct DiscoveryState {
 /// The contents of one discovery root.
 #[derive(Debug, Default)]
 pub(super) struct Root {
-    /// The ETag of the response, for conditional requests.
+    /// The `ETag` of the response, for conditional requests.
     pub(super) etag: Option<HeaderValue>,
     pub(super) versions: Vec<VersionList>,
 }

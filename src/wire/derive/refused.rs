@@ -13,8 +13,8 @@ pub struct Refused {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RefusalReason {
-    /// A field that the server's release does not have: the server is newer, or a fork.
-    #[error("field number {0} is not in the table")]
+    /// A field that the server's release does not have: the server is a newer one, or a fork.
+    #[error("unknown field number {0}")]
     UnknownField(u32),
     /// Not a message, or not one that the apiserver's encoder writes.
     #[error("malformed: {0}")]
@@ -22,8 +22,8 @@ pub enum RefusalReason {
     /// Well-formed, but not a value of the field's type.
     #[error("{0}")]
     Value(&'static str),
-    /// Kinds that are stored as JSON distinguish `[]` from `null`, and protobuf does not.
-    #[error("an empty list cannot be told from none")]
+    /// The kinds that are stored as JSON keep `[]` apart from `null`, and protobuf does not.
+    #[error("an empty list is indistinguishable from a missing one")]
     NilOrEmpty,
     /// Messages or JSON values nested deeper than any that an apiserver serves.
     #[error("nested too deeply")]
@@ -45,7 +45,7 @@ impl From<WireError> for RefusalReason {
     fn from(error: WireError) -> Self {
         Self::Malformed(match error {
             WireError::Protobuf(what) => what,
-            _ => "it ends inside a field",
+            _ => "truncated field",
         })
     }
 }

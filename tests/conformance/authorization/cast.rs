@@ -9,16 +9,16 @@ use crate::bed::rbac::subject;
 use crate::bed::{Account, Authority, Identity, Plane};
 use crate::differential::world::NAMESPACES;
 
-/// Somebody who asks.
+/// A caller.
 pub struct Member {
     pub identity: Identity,
-    /// As rules name it; empty for whom no rule is about.
+    /// The user name in rules; empty if no rule applies to this caller.
     user: String,
     groups: Vec<String>,
     account: Option<Account>,
-    /// The node that it says it is.
+    /// The node that the caller claims to be.
     pub node: Option<String>,
-    /// The apiserver knows who it is. It closes connections of those whom it does not know.
+    /// Whether the apiserver can authenticate the caller. It closes the connections of other callers.
     pub known: bool,
 }
 
@@ -26,10 +26,10 @@ pub struct Cast {
     pub members: Vec<Member>,
 }
 
-/// Callers by certificate.
+/// The number of callers with certificates.
 const PEOPLE: usize = 8;
 const GROUPS: usize = 5;
-/// Not `world`, whose service accounts have no share in the apiserver when they list pods.
+/// Excludes `world`, because a `FlowSchema` of the test objects gives its service accounts no share for listing pods.
 const HOMES: [&str; 2] = [NAMESPACES[1], "default"];
 const TWO_HOURS: i64 = 7200;
 
@@ -47,7 +47,7 @@ impl Member {
         Self { user: user.to_owned(), groups, ..Self::new(identity) }
     }
 
-    /// One of the ways to speak of it in a binding.
+    /// One of the possible RBAC subjects for this caller.
     pub fn subject(&self, random: &mut Rng) -> Value {
         match &self.account {
             Some(Account { namespace, name, .. }) => match random.u32(..4) {
@@ -77,12 +77,12 @@ impl Cast {
         Self { members }
     }
 
-    /// One whom a rule may be about.
+    /// Draws a caller to whom a rule may apply.
     pub fn bindable(&self, random: &mut Rng) -> usize {
         self.any(random, |member| !member.user.is_empty())
     }
 
-    /// One who asks: mostly somebody who is known.
+    /// Draws the sender of a request, mostly an authenticated one.
     pub fn asking(&self, random: &mut Rng) -> usize {
         let anybody = random.u32(..8) == 0;
         self.any(random, |member| anybody || member.known)
@@ -107,12 +107,12 @@ fn people(authority: &Authority, random: &mut Rng, round: &str) -> Vec<Member> {
         let groups: Vec<_> = pool.iter().filter(|_| random.u32(..3) == 0).map(String::as_str).collect();
         members.push(Member::person(authority.issue(&user, &groups), &user, &groups));
     }
-    // One that may do anything, and one that every rule of its group is about but none of its own.
+    // One caller that may do anything, and one to whom the rules of its groups apply but no rule of its own.
     let master = format!("{round}-master");
     members.push(Member::person(authority.issue(&master, &["system:masters"]), "", &[]));
     let groups: Vec<_> = pool.iter().map(String::as_str).collect();
     members.push(Member::person(authority.issue(&format!("{round}-all"), &groups), "", &[]));
-    // A certificate counts before a token does.
+    // A certificate has precedence over a token.
     let both = format!("{round}-both");
     let identity = authority.issue(&both, &[&pool[0]]).and_token("nonsense");
     members.push(Member::person(identity, &both, &[&pool[0]]));
@@ -124,7 +124,7 @@ async fn accounts(plane: &Plane, round: &str) -> Vec<Member> {
     let mut members = Vec::new();
     for (at, namespace) in HOMES.into_iter().cycle().take(4).enumerate() {
         let account = Account::create(&direct, namespace, &format!("{round}-{at}")).await;
-        // One asks with a token that the apiserver would have made.
+        // One caller has a token that is signed here like those of the apiserver.
         let identity = match at {
             0 => plane.sign(&Plane::claims(&account, TWO_HOURS)),
             _ => account.token(&direct).await,
@@ -136,7 +136,7 @@ async fn accounts(plane: &Plane, round: &str) -> Vec<Member> {
     let token = gone.token(&direct).await;
     direct.delete(&gone.path()).await;
     members.push(Member::unknown(Identity { name: format!("{} that is gone", token.name), ..token }));
-    // Tokens that were signed and are worth nothing.
+    // Tokens with a valid signature and an invalid claim.
     let known = members[0].account.clone().expect("an account");
     let wrong = [
         ("exp", Plane::claims(&known, -TWO_HOURS)["exp"].clone()),
@@ -153,7 +153,7 @@ async fn accounts(plane: &Plane, round: &str) -> Vec<Member> {
     members
 }
 
-/// Members that the apiserver has known all along, and some that it does not know.
+/// Callers that the apiserver authenticates without a wait, and callers whose authentication must fail.
 fn strangers(plane: &Plane, authority: &Authority, round: &str) -> Vec<Member> {
     let foreign = Authority::foreign(plane);
     let user = format!("{round}-master");
@@ -170,7 +170,7 @@ fn strangers(plane: &Plane, authority: &Authority, round: &str) -> Vec<Member> {
     let unknown = [
         Identity::anonymous(),
         Identity::token("a wrong token", "nonsense"),
-        // No name is no user, whatever the groups.
+        // A certificate without a name identifies no user, whatever its groups are.
         authority.issue("", &["system:masters"]),
         authority.issue_until(&user, &["system:masters"], yesterday),
         foreign.issue(&user, &["system:masters"]),

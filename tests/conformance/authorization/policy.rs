@@ -1,4 +1,4 @@
-//! Rights, drawn with a seed: roles of every shape, and bindings to the callers of one round.
+//! Permissions, drawn with a seed: roles of every form, and bindings to the callers of one round.
 
 use fastrand::Rng;
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use crate::bed::Http;
 use crate::bed::rbac::{binding, collection};
 use crate::differential::world::{NAMESPACES, Served, World};
 
-/// Roles and cluster roles.
+/// The number of roles and cluster roles.
 const ROLES: u32 = 40;
 const BINDINGS: u32 = 100;
 
@@ -19,23 +19,23 @@ const WRITES: [&str; 5] = ["create", "update", "patch", "delete", "deletecollect
 const URLS: [&[&str]; 6] =
     [&["/nothing"], &["/nothing/*"], &["/livez", "/readyz/*"], &["/apis/*"], &["/openapi*"], &["*"]];
 
-/// Somewhere that somebody was let in, or nearly.
+/// A place where a caller has a permission, or almost has one.
 #[derive(Debug, Clone)]
 pub struct Hint<'a> {
-    /// Everywhere, if there is none.
+    /// `None` for all namespaces.
     pub namespace: Option<&'static str>,
     pub resource: &'a Served,
     pub names: Vec<String>,
 }
 
 pub struct Policy<'a> {
-    /// Paths of collections and what is to be created there, in order.
+    /// Collection paths and the objects to create there, in order.
     pub objects: Vec<(String, Value)>,
     /// The hints for each caller.
     pub hints: Vec<Vec<Hint<'a>>>,
 }
 
-/// A role that was drawn: where it is, its name, and what it speaks of.
+/// A drawn role: its namespace, its name, and its rules.
 struct Role<'a> {
     namespace: Option<&'static str>,
     name: String,
@@ -52,7 +52,7 @@ impl<'a> Policy<'a> {
         policy
     }
 
-    /// Leaves nothing for the next round.
+    /// Deletes the objects, so that nothing is left for the next round.
     pub async fn forget(&self, http: &Http) {
         for (path, object) in self.objects.iter().rev() {
             http.delete(&format!("{path}/{}", object["metadata"]["name"].as_str().expect("a name"))).await;
@@ -85,10 +85,10 @@ impl<'a> Policy<'a> {
         let role = &roles[random.usize(..roles.len())];
         let member = cast.bindable(random);
         let subject = cast.members[member].subject(random);
-        // A cluster role is bound everywhere or in one namespace.
+        // A cluster role is bound in the whole cluster or in one namespace.
         let namespace = role.namespace.or_else(|| random.bool().then(|| NAMESPACES[usize::from(random.bool())]));
         let kind = if role.namespace.is_some() { "Role" } else { "ClusterRole" };
-        // What a binding refers to need not be there; the apiserver says so in its reason, and says it once.
+        // A binding may refer to a missing role. The apiserver then mentions it once in its reason.
         let missing = kind == "ClusterRole" && random.u32(..8) == 0;
         let role_name = if missing { "missing" } else { &role.name };
         let document = binding(name, kind, role_name, &subject);
@@ -101,7 +101,7 @@ impl<'a> Policy<'a> {
     }
 }
 
-/// A resource: mostly one of those that people make rules about.
+/// Draws a resource, mostly one of those that are common in rules.
 pub fn resource<'a>(world: &'a World, random: &mut Rng) -> &'a Served {
     let resources = &world.resources;
     if random.u32(..4) == 0 {
@@ -111,7 +111,7 @@ pub fn resource<'a>(world: &'a World, random: &mut Rng) -> &'a Served {
     resources.iter().find(|resource| resource.name == name).expect("the world has it")
 }
 
-/// Names that a rule is about; none for all.
+/// Names for a rule's `resourceNames`; empty for all objects.
 fn names(resource: &Served, random: &mut Rng) -> Vec<String> {
     if random.u32(..3) != 0 {
         return Vec::new();
@@ -155,7 +155,7 @@ fn rule(resource: &Served, names: &[String], random: &mut Rng) -> Value {
     rule
 }
 
-/// The group of a resource, empty for the oldest.
+/// The API group of a resource; empty for the core group.
 fn group(resource: &Served) -> &str {
     let rest = resource.prefix.strip_prefix("/apis/").unwrap_or_default();
     rest.split_once('/').map_or("", |(group, _)| group)

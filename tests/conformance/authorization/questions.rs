@@ -1,4 +1,4 @@
-//! The questions of the callers. Some are close to what the callers may do, others are drawn from everything.
+//! The requests of the callers. Some are close to their permissions, others are drawn from the whole grammar.
 
 use fastrand::Rng;
 use serde_json::json;
@@ -25,7 +25,7 @@ const ACCEPT: [&str; 6] = [
     "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json",
 ];
 
-/// What may stand in place of a credential; `TOKEN` is one that is good.
+/// Replacements of the Authorization header; `TOKEN` is replaced by a valid token.
 const ODD: [&str; 9] = [
     "Basic YWRtaW46YWRtaW4=",
     "Bearer",
@@ -43,7 +43,7 @@ impl<'a> Questions<'a> {
         Self { world, grammar: Grammar::new(world, seed), random: Rng::with_seed(!seed) }
     }
 
-    /// Who asks, by number, and what.
+    /// Draws the sender, by number, and the request.
     pub fn draw(&mut self, cast: &Cast, policy: &Policy<'a>, stage: &Stage) -> (usize, Probe) {
         let at = cast.asking(&mut self.random);
         let mut probe = match self.random.u32(..20) {
@@ -60,12 +60,12 @@ impl<'a> Questions<'a> {
         };
         if self.one_in(60) {
             let odd = self.odd(&cast.members);
-            // Where a certificate counts, nobody is told what is odd about a header that does not.
+            // If a certificate authenticates the caller, the servers do not report a malformed Authorization header.
             if !(odd.contains("  ") && cast.members[at].identity.certificate.is_some()) {
                 probe.headers.push(("authorization", odd));
             }
         }
-        // Over HTTP/2, an answer to somebody unknown takes the connection from under the next question.
+        // Over HTTP/2, a 401 closes the connection on which the next request may already be.
         if !cast.members[at].known && probe.over == Over::H2 {
             probe.over = Over::H1;
         }
@@ -82,7 +82,7 @@ impl<'a> Questions<'a> {
         ODD[self.random.usize(..ODD.len())].replace("TOKEN", token)
     }
 
-    /// What a rule is about, or what is next to it.
+    /// A request that matches a rule or almost matches it.
     fn near(&mut self, mut hint: Hint<'a>) -> Probe {
         if self.one_in(6) {
             hint.resource = resource(self.world, &mut self.random);
@@ -115,7 +115,7 @@ impl<'a> Questions<'a> {
         }
     }
 
-    /// Selectors that name one object, and such as seem to.
+    /// Field selectors that name one object, or appear to.
     fn named(&mut self, name: &str) -> String {
         match self.random.u32(..16) {
             0 => format!("metadata.name=={name}"),
@@ -130,7 +130,7 @@ impl<'a> Questions<'a> {
         }
     }
 
-    /// What a kubelet asks for: its own, and what it has no business with.
+    /// A kubelet's request, for objects of its own node or of others.
     fn as_a_node(&mut self, own: &str, stage: &Stage) -> Probe {
         let node = if self.one_in(4) { stage.nodes[self.random.usize(..stage.nodes.len())].as_str() } else { own };
         let of = |key: &str, value: &str| vec![Parameter::Value("fieldSelector", format!("{key}={value}"))];
@@ -157,7 +157,7 @@ impl<'a> Questions<'a> {
         }
     }
 
-    /// A list or a watch, which ends after two seconds.
+    /// A list, or a watch that ends after two seconds.
     fn list(&mut self, path: String, mut query: Vec<Parameter>) -> Probe {
         let value = |name, value: &str| Parameter::Value(name, value.to_owned());
         if self.one_in(3) {
@@ -191,7 +191,7 @@ impl<'a> Questions<'a> {
         Probe { method: "GET", path, query, headers, body: String::new(), over }
     }
 
-    /// Asks whom the apiserver takes the caller for: every group, uid and extra of it.
+    /// A `SelfSubjectReview`, which shows every group, uid and extra of the caller.
     fn review(&mut self) -> Probe {
         let body = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}).to_string();
         let json = || "application/json".to_owned();

@@ -10,11 +10,11 @@ use crate::bed::rbac::{binding, collection, may, subject};
 use crate::bed::{Http, Pair, Plane, version_of};
 use crate::differential::world::{NAMESPACES, World};
 
-/// Nodes with a pod each, and what the pods mount.
+/// Nodes with one pod each, and the objects that the pods mount.
 pub struct Stage {
     pub nodes: Vec<String>,
-    /// Names of secrets, configmaps, pods and service accounts: some belong to the first node's pod, some to the
-    /// second's, and some to nobody's.
+    /// Names of secrets, configmaps, pods and service accounts. Some belong to the first node's pod, some to the
+    /// second's, and some to no pod.
     pub mounted: Vec<String>,
 }
 
@@ -44,10 +44,10 @@ impl Stage {
             direct.create(path, object.clone()).await;
         }
         let version = last(direct, round).await;
-        // Those too of which nothing was written: what is asked meanwhile may bring the apiserver's cache of one to the
-        // newest version, and whoever asks for any version is then told of another one than a moment before.
+        // Resources without writes are included. A request may move the apiserver's cache of such a resource to the
+        // newest version, and a read of any version then returns another one than before.
         world.settle(pair, version).await;
-        // The node authorizer has its own graph of what belongs to whom.
+        // The node authorizer has its own graph of the objects of each node.
         for (at, node) in nodes.iter().enumerate() {
             let name = &mounted[at + 1];
             let secret = json!({"verb": "get", "resource": "secrets", "namespace": NAMESPACES[0], "name": name});
@@ -68,8 +68,8 @@ fn pod(name: &str, node: &str) -> Value {
         "spec": {"nodeName": node, "serviceAccountName": name, "containers": containers, "volumes": volumes}})
 }
 
-/// The last of each kind that rules are made of, by which the authorizer shows that it has seen all others; the version
-/// after that.
+/// Creates the last object of each kind of rule, by which the authorizer shows that it has all others. Returns the
+/// version after that.
 async fn last(direct: &Http, round: &str) -> u64 {
     let name = format!("{round}-last");
     let mut version = 0;

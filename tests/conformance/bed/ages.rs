@@ -1,13 +1,13 @@
-//! Ages in the cells of a Table: the time since something happened, at the moment when the row was printed.
+//! Ages in the cells of a Table. An age is the time from an event to the moment when the server printed the row.
 //!
-//! Two servers print a row at two moments, so that their ages may differ by the time between these, and by no more.
+//! Two servers print a row at different moments. Their ages may differ by the time between these, and by no more.
 
 use std::time::Duration;
 
 use serde_json::Value;
 
-/// A Table without its ages, and the ages in their order. `text` is the Table as it was received, `table` what was
-/// parsed of it.
+/// Removes the ages from a Table, and returns the rest and the ages in order. `text` is the Table as received, `table`
+/// the same Table parsed.
 pub fn taken_out(text: &str, table: &Value) -> (String, Vec<String>) {
     let mut at = text.find("\"rows\"").unwrap_or(text.len());
     let (mut kept, mut ages) = (text[..at].to_owned(), Vec::new());
@@ -23,7 +23,7 @@ pub fn taken_out(text: &str, table: &Value) -> (String, Vec<String>) {
     (kept + &text[at..], ages)
 }
 
-/// A Table in YAML without its ages, and the ages in their order.
+/// Removes the ages from a Table in YAML, and returns the rest and the ages in order.
 pub fn taken_out_of_yaml(text: &str) -> (String, Vec<String>) {
     let mut ages = Vec::new();
     let lines = text.split_inclusive('\n').map(|line| {
@@ -35,7 +35,7 @@ pub fn taken_out_of_yaml(text: &str) -> (String, Vec<String>) {
     (lines.collect(), ages)
 }
 
-/// Whether both may be ages of one thing, printed at two moments that are at most `between` apart.
+/// Whether both can be the age of the same object, printed at moments that are at most `between` apart.
 pub fn agree(one: &str, other: &str, between: Duration) -> bool {
     let ((Some(one), Some(other)), between) = ((range(one), range(other)), between.as_secs() + 1) else {
         return one == other;
@@ -43,12 +43,12 @@ pub fn agree(one: &str, other: &str, between: Duration) -> bool {
     one.0 <= other.1 + between && other.0 <= one.1 + between
 }
 
-/// Whether the ages of two Tables agree, each with its counterpart.
+/// Whether the ages of two Tables agree pairwise ([`agree`]).
 pub fn all_agree(ones: &[String], others: &[String], between: Duration) -> bool {
     ones.len() == others.len() && ones.iter().zip(others).all(|(one, other)| agree(one, other, between))
 }
 
-/// The text before the age in a cell, and the age. In `7m12s` the whole cell is the age, in `2 (3s ago)` it is `3s`.
+/// The text before the age in a cell, and the age. In `7m12s` the whole cell is the age; in `2 (3s ago)` it is `3s`.
 fn age_in(cell: &str) -> Option<(&str, &str)> {
     if range(cell).is_some() {
         return Some(("", cell));
@@ -58,8 +58,8 @@ fn age_in(cell: &str) -> Option<(&str, &str)> {
     range(age).map(|_| (before, age))
 }
 
-/// The least and the most seconds that are printed like this age. Ages have the form that kubectl prints: `21s`,
-/// `7m12s`, `3h5m`, `2d`, `1y20d`.
+/// The smallest and the largest number of seconds that kubectl prints as this age. Its forms are `21s`, `7m12s`,
+/// `3h5m`, `2d`, `1y20d`.
 fn range(age: &str) -> Option<(u64, u64)> {
     let (mut least, mut unit) = (0, 0);
     for part in age.split_inclusive(|c: char| c.is_ascii_alphabetic()) {
@@ -74,7 +74,7 @@ fn range(age: &str) -> Option<(u64, u64)> {
         };
         least = digits.parse::<u64>().ok()?.checked_mul(unit)?.checked_add(least)?;
     }
-    // Under ten minutes, seconds are left out only if they are 0: `2m` is 120 seconds and no other number.
+    // Below ten minutes, kubectl omits the seconds only if they are 0: `2m` is exactly 120 seconds.
     let unit = if (120..600).contains(&least) { 1 } else { unit };
     (unit > 0).then(|| (least, least + unit - 1))
 }

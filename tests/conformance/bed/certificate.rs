@@ -1,5 +1,5 @@
-//! Client certificates for any caller, also with many groups and odd names, which libraries that make certificates do
-//! not support. They are written here in DER, of which they need few types.
+//! Client certificates for any caller, including many groups and unusual names. Certificate libraries do not support
+//! these, so this module writes DER itself.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use super::unique;
 pub struct Authority {
     name: String,
     key: KeyPair,
-    /// The directory for the certificates that it signs.
+    /// The directory for the certificates that this authority signs.
     dir: PathBuf,
 }
 
@@ -49,13 +49,13 @@ impl Authority {
         Self { name: "kube-testbed".to_owned(), key, dir: plane.dir.clone() }
     }
 
-    /// A new authority, which the control plane does not know.
+    /// A new authority that the control plane does not trust.
     pub fn foreign(plane: &Plane) -> Self {
         let key = KeyPair::generate().expect("ring has randomness");
         Self { name: unique("foreign-ca"), key, dir: plane.dir.clone() }
     }
 
-    /// A new authority of the same name. A verifier that looks for an issuer by its name finds both.
+    /// A new authority with the same name. A verifier that looks for the issuer by name finds both.
     pub fn namesake(&self) -> Self {
         let key = KeyPair::generate().expect("ring has randomness");
         Self { name: self.name.clone(), key, dir: self.dir.clone() }
@@ -67,12 +67,12 @@ impl Authority {
         pem("CERTIFICATE", &self.sign(&name, &self.key, SystemTime::now() + HOUR, &constraints))
     }
 
-    /// A caller with a certificate for this user and these groups.
+    /// Issues a certificate for this user and these groups, valid for an hour.
     pub fn issue(&self, user: &str, groups: &[&str]) -> Identity {
         self.issue_until(user, groups, SystemTime::now() + HOUR)
     }
 
-    /// Does the same as [`Self::issue`], with a certificate that is valid until `until`, which may be in the past.
+    /// Like [`Self::issue`], with a certificate that expires at `until`, which may be in the past.
     pub fn issue_until(&self, user: &str, groups: &[&str], until: SystemTime) -> Identity {
         let key = KeyPair::generate().expect("ring has randomness");
         let named = |of: &[u8], text: &str| der(SET, &[&der(SEQUENCE, &[of, &der(UTF8, &[text.as_bytes()])])]);
@@ -110,7 +110,7 @@ impl Authority {
     }
 }
 
-/// Writes a bundle of certificates to a file, which is replaced in one step.
+/// Writes a bundle of certificates to a file, atomically.
 pub fn write_bundle(path: &Path, certificates: &[String]) {
     let temporary = path.with_extension("new");
     fs::write(&temporary, certificates.concat()).expect("a file");

@@ -1,5 +1,5 @@
-//! The versions that answers state. They are not compared, because two servers may answer with different moments; but
-//! a version that is impossible in itself is found here.
+//! Checks of the resourceVersions in answers. They are not compared between servers, because two servers may answer
+//! from different moments. This module finds versions that are impossible on their own.
 
 use serde_json::Value;
 
@@ -7,8 +7,9 @@ use super::frames::{Frame, Unframed};
 use super::http::Answer;
 use super::{normal, protobuf};
 
-/// The first impossible version in an answer, described, where the last change of the world was at `settled`. A list,
-/// or the events before a bookmark, cannot be older than an object among them, nor newer than the last change.
+/// Describes the first impossible version in an answer, if there is one. `settled` is the version of the last write.
+/// The version of a list, or of a bookmark, must not be lower than that of an object in it or before it, nor higher
+/// than `settled`.
 pub fn impossible(answer: &Answer, settled: u64) -> Option<String> {
     let mut newest = 0;
     let claims = if normal::is_watch(answer) { of_watch(answer) } else { of_list(answer) };
@@ -24,7 +25,7 @@ pub fn impossible(answer: &Answer, settled: u64) -> Option<String> {
     })
 }
 
-/// A version that an answer states, of an object or of a whole state.
+/// A version in an answer: of one object, or of a whole state.
 #[derive(Debug, PartialEq, Eq)]
 enum Claim {
     Object(u64),

@@ -11,7 +11,7 @@ use super::plane::Plane;
 use super::process::Process;
 use super::{PATIENCE, eventually};
 
-/// A command of the test bed's driver, which is client-go in a process of its own.
+/// A command of the test bed's driver, which runs client-go in its own process.
 pub struct Drive {
     command: Command,
     what: String,
@@ -19,7 +19,7 @@ pub struct Drive {
     errors: PathBuf,
 }
 
-/// A driver that runs.
+/// A running driver.
 pub struct Driving {
     process: Process,
     what: String,
@@ -27,7 +27,7 @@ pub struct Driving {
     errors: PathBuf,
 }
 
-/// The output and the exit status of a driver that has ended.
+/// The output and the exit status of a finished driver.
 #[derive(Debug)]
 pub struct Outcome {
     pub status: ExitStatus,
@@ -41,7 +41,7 @@ impl Drive {
         let (out, errors) = (plane.file(&format!("drive-{what}.out")), plane.file(&format!("drive-{what}.err")));
         let mut command = Command::new(&plane.binary);
         command.args(["drive", what, "--kubeconfig"]).arg(plane.kubeconfig());
-        // It counts from the start of the driver, and ends a hang if the test itself has ended.
+        // This timeout starts with the driver. It ends a hung driver even if the test has already ended.
         Self { command, what: format!("drive {what}"), out, errors }.args(["--timeout", "30m"])
     }
 
@@ -50,13 +50,13 @@ impl Drive {
         self
     }
 
-    /// Adds a flag with a path.
+    /// Adds a flag that has a path as its value.
     pub fn file(mut self, flag: &str, path: &Path) -> Self {
         self.command.arg(flag).arg(path);
         self
     }
 
-    /// Makes it talk to this server instead of the kubeconfig's.
+    /// Makes the driver connect to this server instead of the kubeconfig's.
     pub fn at(mut self, target: &Target) -> Self {
         self.command.args(["--server", &target.url]);
         if let Some(ca) = &target.ca {
@@ -65,7 +65,7 @@ impl Drive {
         self
     }
 
-    /// Makes it end once it has seen the version that the test will write into `path`.
+    /// Makes the driver end when it has seen the version that the test will write into `path`.
     pub fn until(self, path: &Path) -> Self {
         let until = format!("@{}", path.display());
         self.args(["--until-rv", &until])
@@ -86,12 +86,12 @@ impl Driving {
         Outcome { status, out: read(&self.out), errors: read(&self.errors), what: self.what }
     }
 
-    /// Waits for its end, and fails unless it has succeeded.
+    /// Waits for the driver's end. Panics if it fails.
     pub async fn finish(self) -> Outcome {
         self.finish_within(PATIENCE).await
     }
 
-    /// Does the same with another patience, for a command that may take long.
+    /// Like [`Self::finish`], with another timeout, for a command that may take long.
     pub async fn finish_within(self, patience: Duration) -> Outcome {
         let outcome = self.outcome(patience).await;
         let Outcome { status, errors, what, .. } = &outcome;
@@ -99,7 +99,7 @@ impl Driving {
         outcome
     }
 
-    /// Waits until it has written this file. Fails if it ends before that.
+    /// Waits until the driver has written this file. Panics if the driver ends before.
     pub async fn awaits(&mut self, path: &Path) {
         let what = format!("{} is ready", self.what);
         eventually(&what, async || {
@@ -112,7 +112,7 @@ impl Driving {
         .await;
     }
 
-    /// Waits until it has written at least `lines` lines.
+    /// Waits until the driver has written at least `lines` lines.
     pub async fn wrote(&self, lines: usize) {
         let what = format!("{} writes {lines} lines", self.what);
         eventually(&what, async || {
@@ -133,7 +133,7 @@ impl Outcome {
         self.lines().next_back().unwrap_or_else(|| panic!("{}: no output", self.what))
     }
 
-    /// The versions of all writes of a churn that were acknowledged, in order.
+    /// The versions of all acknowledged writes of a churn, in order.
     pub fn versions(&self) -> Vec<u64> {
         let of = |line: Value| [line["marked_rv"].as_u64(), line["rv"].as_u64()];
         let mut versions: Vec<u64> = self.lines().flat_map(of).flatten().collect();

@@ -1,6 +1,6 @@
 use super::Plane;
 
-/// Creates a namespace with so many objects of a resource, of about so many bytes.
+/// Creates a namespace with `count` objects of a resource, of about `bytes` bytes each.
 pub async fn fill(plane: &Plane, what: &str, (resource, count, bytes): (&str, usize, usize), content: &str) -> String {
     let namespace = plane.namespace(what).await;
     let load = plane.drive("load").args(["--namespace", &namespace, "--resource", resource, "--content", content]);

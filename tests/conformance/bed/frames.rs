@@ -3,16 +3,16 @@ use std::process::{Command, Stdio};
 
 use bytes::{Bytes, BytesMut};
 
-/// One event of a watch, in the bytes that came.
+/// The bytes of one watch event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Frame {
     /// A line of JSON, with its newline.
     Json(Bytes),
-    /// A `WatchEvent` in protobuf, with the four bytes of its length in front.
+    /// A `WatchEvent` in protobuf, including its four-byte length prefix.
     Protobuf(Bytes),
 }
 
-/// Splits the bytes of a watch into frames. The product has code for this, which tests must not use to judge it.
+/// Splits the bytes of a watch into frames. Independent of the product's own code, so that the tests can judge that.
 pub struct Unframed {
     protobuf: bool,
     buffer: BytesMut,
@@ -38,16 +38,15 @@ impl Unframed {
         }
     }
 
-    /// Whether nothing is left over. Then the stream ended between two events.
+    /// Whether no partial frame is left, so that the stream ended between two events.
     pub fn is_empty(&self) -> bool {
         self.buffer.is_empty()
     }
 }
 
-/// The content of a compressed body, members one after the other, as the program `gzip` reads it. If that fails, a mark
-/// that says so is appended.
+/// Decompresses a gzip body with one or more members, like the program `gzip`. If that fails, appends a marker.
 pub fn gunzip(body: &Bytes) -> Bytes {
-    // The answer to a HEAD has the header and no body.
+    // A response to HEAD has the header and no body.
     if body.is_empty() {
         return Bytes::new();
     }

@@ -35,14 +35,14 @@ pub enum Protocol {
     H2,
 }
 
-/// A client of one server. It sends a request as it is given, with the caller's token, and returns what came.
+/// A client of one server. It sends a request unchanged except for the caller's token, and returns the response.
 #[derive(Clone)]
 pub struct Http {
     target: Target,
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
 }
 
-/// A request to be sent.
+/// A request.
 #[derive(Debug, Clone)]
 pub struct Ask {
     pub method: Method,
@@ -51,7 +51,7 @@ pub struct Ask {
     pub body: Bytes,
 }
 
-/// A response that has been read to its end.
+/// A response with its complete body.
 #[derive(Debug, Clone)]
 pub struct Answer {
     pub status: StatusCode,
@@ -59,16 +59,16 @@ pub struct Answer {
     pub body: Bytes,
 }
 
-/// Why there is no answer.
+/// The reason for a missing response.
 #[derive(Debug)]
 pub struct NoAnswer {
     pub why: String,
-    /// The server closed the connection, and said that it had not processed the request.
+    /// Whether the server closed the connection and declared the request unprocessed.
     pub unheard: bool,
 }
 
 impl Target {
-    /// A TLS configuration that trusts this server and shows the caller's certificate, if there is one.
+    /// A TLS configuration that trusts this server and presents the caller's certificate, if there is one.
     pub fn tls(&self) -> ClientConfig {
         let mut roots = RootCertStore::empty();
         for certificate in self.ca.iter().flat_map(|path| CertificateDer::pem_file_iter(path).expect("a PEM file")) {
@@ -85,12 +85,13 @@ impl Target {
         tls.with_client_auth_cert(chain.collect(), key).expect("they belong together")
     }
 
-    /// The same server with the credentials of another caller.
+    /// The same server, with another caller's credentials.
     pub fn by(&self, identity: &Identity) -> Self {
         Self { identity: identity.clone(), ..self.clone() }
     }
 
-    /// A kubeconfig with the caller's token. Certificates do not pass whoever ends TLS in between.
+    /// A kubeconfig with the caller's token. It has no certificate, because a client certificate does not pass a proxy
+    /// that terminates TLS.
     pub fn kubeconfig(&self) -> String {
         let ca = self.ca.as_ref().expect("servers have TLS").display().to_string();
         let user = match &self.identity.certificate {
@@ -106,7 +107,7 @@ impl Target {
         .to_string()
     }
 
-    /// The origin that a web page from this server would have.
+    /// The origin of a web page from this server.
     pub fn origin(&self) -> &str {
         &self.url
     }
@@ -116,11 +117,13 @@ impl Target {
     }
 }
 
-/// Whether the request failed because the connection was closed gracefully (GOAWAY with `NO_ERROR`), or because the
-/// server refused it unprocessed after that (RFC 9113 §8.7). After sending a request, hyper 1.12 looks at the
-/// connection once more (`proto/h2/client.rs`, the second `poll_ready`), and fails the request if the GOAWAY that
-/// follows a 401 came in between. That the server itself loses no request then is tested with bare frames:
-/// `floods::every_question_around_a_goodbye_is_answered_or_refused`.
+/// Whether the request failed because the server closed the connection gracefully (GOAWAY with `NO_ERROR`), or refused
+/// it unprocessed afterwards (RFC 9113 §8.7).
+///
+/// After it sends a request, hyper 1.12 polls the connection once more (`proto/h2/client.rs`, the second `poll_ready`).
+/// It fails the request if the GOAWAY that follows a 401 has arrived by then. The test
+/// `floods::every_question_around_a_goodbye_is_answered_or_refused` shows with raw frames that the server itself loses
+/// no request.
 fn is_goodbye(error: &hyper_util::client::legacy::Error) -> bool {
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -133,16 +136,16 @@ fn is_goodbye(error: &hyper_util::client::legacy::Error) -> bool {
     false
 }
 
-/// How long a read waits for a proof that the cache is current (docs/CONFIG.md, "Fixed limits") before it is passed
-/// on.
+/// How long a read waits for a proof that the cache is current, before the proxy forwards it (docs/CONFIG.md, "Fixed
+/// limits").
 const PROOF_WITHIN: Duration = Duration::from_secs(3);
-/// The beginning of what a server says whose cache did not reach a version in time.
+/// The start of the error message of a server whose cache did not reach a version in time.
 pub const TOO_LARGE: &str = "Too large resource version: ";
-/// Why it is passed on then.
+/// The reason that the proxy reports when it forwards a read for that.
 pub const NO_PROOF: &str = "no_proof";
 
-/// Sends a request for the present state again while the proxy passes it through because no proof came within 3 s. A
-/// proxy that never has a proof fails here.
+/// Repeats a read of the current state while the proxy forwards it because no proof arrived within 3 s. Panics if the
+/// proxy never has a proof.
 pub async fn proven(mut send: impl AsyncFnMut() -> Answer) -> Answer {
     eventually("the proxy proves that its cache is current", async || {
         let started = Instant::now();
@@ -169,15 +172,15 @@ impl Http {
         let mut builder = Client::builder(TokioExecutor::new());
         builder.http2_only(protocol == Protocol::H2);
         if protocol == Protocol::H1 {
-            // The proxy closes a connection that is idle for 10 s. A request that crosses that is lost.
+            // The proxy closes connections that are idle for 10 s. A request that crosses the close is lost.
             builder.pool_timer(TokioTimer::new()).pool_idle_timeout(Duration::from_secs(5));
         }
         let client = builder.build(connector);
         Self { target, client }
     }
 
-    /// Sends a request, and returns as soon as the head of the response is there. A GET that fails because the
-    /// connection was closed gracefully is sent once more, as every client does.
+    /// Sends a request, and returns when the response head has arrived. If a GET fails because the connection was
+    /// closed gracefully, it is sent once more, as every client does.
     pub async fn send(&self, ask: Ask) -> Response<Incoming> {
         let what = format!("{} {}{}", ask.method, self.target.url, ask.path);
         let again = (ask.method == Method::GET).then(|| ask.clone());
@@ -190,7 +193,7 @@ impl Http {
         answer.unwrap_or_else(|error| panic!("{what}: {error:?}"))
     }
 
-    /// Lists the present state ([`proven`]).
+    /// Lists the current state ([`proven`]).
     pub async fn list_now(&self, ask: Ask) -> Answer {
         proven(async || self.ask(ask.clone()).await).await
     }
@@ -206,13 +209,13 @@ impl Http {
         self.ask(Ask::get(path)).await
     }
 
-    /// Sends a GET to a server that may not be there.
+    /// Sends a GET to a server that may be down.
     pub async fn try_get(&self, path: &str) -> Option<Answer> {
         let (head, body) = self.try_send(Ask::get(path)).await?.into_parts();
         Some(Answer { status: head.status, headers: head.headers, body: body.collect().await.ok()?.to_bytes() })
     }
 
-    /// Asks a server that may break off. The error says why there is no answer.
+    /// Sends a request to a server that may abort the response. The error says why there is no response.
     pub async fn try_ask(&self, ask: Ask) -> Result<Answer, NoAnswer> {
         let sent = self.client.request(self.request(ask)).await;
         let unheard = sent.as_ref().is_err_and(is_goodbye);
@@ -222,7 +225,7 @@ impl Http {
         Ok(Answer { status: head.status, headers: head.headers, body: body.to_bytes() })
     }
 
-    /// Sends to a server that may not be there.
+    /// Sends a request to a server that may be down.
     pub async fn try_send(&self, ask: Ask) -> Option<Response<Incoming>> {
         self.client.request(self.request(ask)).await.ok()
     }
@@ -240,18 +243,19 @@ impl Http {
         request
     }
 
-    /// Asks until the answer is 200. What is not there yet may be a 404, and a version that is to come is a 504.
+    /// Repeats a request until the response is 200. Before that, a missing object gives 404, and a future version gives
+    /// 504.
     pub async fn until_ok(&self, what: &str, ask: Ask) {
         eventually(what, async || (self.ask(ask.clone()).await.status == 200).then_some(())).await;
     }
 
-    /// Sends a GET, which must succeed, and returns the JSON.
+    /// Sends a GET and returns the JSON. Panics unless the response is successful.
     pub async fn json(&self, path: &str) -> Value {
         self.get(path).await.ok(path)
     }
 
-    /// Opens a watch. While the answer is 429 with `Retry-After` it asks again, as every client does: on a busy
-    /// machine, filling a feed may take longer than a watch is held for it.
+    /// Opens a watch. After a 429 with `Retry-After` it retries, as every client does: on a busy machine, a feed may
+    /// sync more slowly than the proxy holds a watch for it.
     pub async fn watch(&self, ask: Ask) -> Watch {
         let path = ask.path.clone();
         let let_in = async {
@@ -269,8 +273,8 @@ impl Http {
         Watch::new(response)
     }
 
-    /// Opens a watch that begins with the state, and reads its initial events. If the server says that its cache did
-    /// not reach the present version within 3 s, this opens the watch again, as every client does.
+    /// Opens a watch that begins with the current state, and reads its initial events. If the server's cache did not
+    /// reach the current version within 3 s, this opens the watch again, as every client does.
     pub async fn begin(&self, ask: Ask) -> (Vec<Event>, Watch) {
         eventually("a watch begins with the state", async || {
             let mut watch = self.watch(ask.clone()).await;
@@ -295,26 +299,26 @@ impl Http {
         self.ask(Ask::get(path).with(Method::PATCH, kind, patch.to_string())).await.ok(path)
     }
 
-    /// Deletes an object without a grace period, because there is no kubelet to end one.
+    /// Deletes an object without a grace period, because no kubelet would end one.
     pub async fn delete(&self, path: &str) -> Value {
         let options = r#"{"gracePeriodSeconds":0,"propagationPolicy":"Background"}"#;
         self.ask(Ask::get(path).with(Method::DELETE, "application/json", options.to_owned())).await.ok(path)
     }
 
-    /// The present version of a list.
+    /// The current resourceVersion of a collection.
     pub async fn version(&self, path: &str) -> u64 {
         version_of(&self.json(&format!("{path}?limit=1")).await)
     }
 }
 
-/// The version of an object or a list.
+/// The resourceVersion of an object or a list.
 pub fn version_of(object: &Value) -> u64 {
     let version = object["metadata"]["resourceVersion"].as_str();
     version.and_then(|version| version.parse().ok()).unwrap_or_else(|| panic!("no version in {object}"))
 }
 
 impl Ask {
-    /// A GET for JSON as a client-go program sends it, with a user agent for which no server indents JSON.
+    /// A GET for JSON like that of a client-go program. Servers do not indent JSON for its user agent.
     pub fn get(path: &str) -> Self {
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
@@ -354,7 +358,7 @@ impl Answer {
         self.header("kube-fanout-served") == "cache"
     }
 
-    /// Whether the proxy passed the read on after it had waited as long for a proof as it may.
+    /// Whether the proxy forwarded the read after it had waited for a proof as long as it may.
     pub fn is_unproven(&self, took: Duration) -> bool {
         took >= PROOF_WITHIN && self.header("kube-fanout-reason") == NO_PROOF
     }

@@ -1,4 +1,4 @@
-//! Callers and the credentials that they show.
+//! Callers and their credentials.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,14 +14,14 @@ use serde_json::{Value, json};
 use super::http::Http;
 use super::plane::Plane;
 
-/// A caller. It may show a certificate, a token, both or nothing.
+/// A caller, who presents a certificate, a token, both or nothing.
 #[derive(Debug, Clone, Default)]
 pub struct Identity {
     /// The caller's name in reports and failures.
     pub name: String,
-    /// A file with the certificate that it shows, and the key.
+    /// The files of the client certificate and its key.
     pub certificate: Option<PathBuf>,
-    /// The bearer token that it shows; none if empty.
+    /// The bearer token; none if empty.
     pub token: String,
 }
 
@@ -46,21 +46,21 @@ impl Identity {
         Self { name: name.to_owned(), token: token.to_owned(), ..Self::default() }
     }
 
-    /// The same caller with a token besides.
+    /// The same caller with an additional token.
     pub fn and_token(self, token: &str) -> Self {
         Self { name: format!("{} with a token", self.name), token: token.to_owned(), ..self }
     }
 }
 
 impl Plane {
-    /// A user of the test bed who shows a token, for example `alice`.
+    /// A user of the test bed with a static token, for example `alice`.
     pub fn user(&self, name: &str) -> Identity {
         let token = fs::read_to_string(self.dir.join(format!("{name}.token"))).expect("the test bed writes it");
         Identity::token(name, token.trim())
     }
 
-    /// The claims of a token as the apiserver makes it, valid for `seconds` from now. With a negative number it has
-    /// expired.
+    /// The claims of a token like those that the apiserver issues, valid for `seconds` from now. With a negative number
+    /// the token has expired.
     pub fn claims(account: &Account, seconds: i64) -> Value {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs();
         let now = i64::try_from(now).expect("a year that we live to see");
@@ -74,7 +74,7 @@ impl Plane {
         })
     }
 
-    /// A token with these claims, signed as the apiserver signs.
+    /// A token with these claims, signed with the apiserver's key.
     pub fn sign(&self, claims: &Value) -> Identity {
         let key = PrivateKeyDer::from_pem_file(self.dir.join("service-account.key")).expect("the test bed keeps it");
         let key = rustls::crypto::ring::sign::any_supported_type(&key).expect("an RSA key");
@@ -103,7 +103,7 @@ impl Account {
         format!("system:serviceaccount:{}:{}", self.namespace, self.name)
     }
 
-    /// The account with a token that the apiserver has made.
+    /// The account, with a token that the apiserver issues.
     pub async fn token(&self, http: &Http) -> Identity {
         let request = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
         let made = http.create(&format!("{}/token", self.path()), request).await;

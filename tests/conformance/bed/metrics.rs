@@ -10,12 +10,12 @@ impl Metrics {
         Self { text }
     }
 
-    /// The sum over all series of `name` that have these labels. It is an integer, because tests only read counts.
+    /// The sum over all series of `name` that have these labels. An integer, because tests only read counts.
     pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> i64 {
         self.series(name, labels).map(|(_, value)| value).sum()
     }
 
-    /// Every series of `name` that has these labels, with all its labels as they are written and its value.
+    /// Every series of `name` that has these labels: all its labels as text, and its value.
     pub fn series<'a>(&'a self, name: &'a str, labels: &'a [(&str, &str)]) -> impl Iterator<Item = (&'a str, i64)> {
         self.text.lines().filter_map(move |line| {
             let rest = line.strip_prefix(name)?;
@@ -34,14 +34,13 @@ impl Metrics {
 }
 
 impl Plane {
-    /// How many watches of a resource are open by the apiserver's own count.
+    /// The number of open watches of a resource, as the apiserver counts them.
     pub async fn open_watches(&self, resource: &str) -> i64 {
         let labels = [("resource", resource), ("verb", "WATCH")];
         self.metrics().await.sum("apiserver_longrunning_requests", &labels)
     }
 
-    /// The same number once it no longer changes: then the watches of earlier tests are gone and the apiserver's own
-    /// are open.
+    /// The same number once it is stable: the watches of earlier tests are closed and the apiserver's own are open.
     pub async fn settled_watches(&self, resource: &str) -> i64 {
         settled("the apiserver's watches", async || self.open_watches(resource).await).await
     }

@@ -1,13 +1,14 @@
-//! Removes from an answer what may differ between two answers to one request at two moments:
+//! Normalizes answers: removes what may differ between two answers to the same request at two moments.
 //!
-//! - the version of a list, unless the request named an exact one: the cluster's version moves on with every lease that
-//!   the apiserver renews, and the two answers are made at different moments;
-//! - the same version in the list's continue token, and in the bookmark that ends initial events;
-//! - the slash at the beginning of a continue token, which a cache writes and etcd does not (R-CONTINUE-3);
-//! - bookmarks that only report progress: the server decides when they come;
-//! - ages in the rows of a Table that is watched: they are of the moment when a row was printed (docs/DIFFERENCES.md);
-//!   those of a Table that is listed are kept apart from its text, and compared by [`ages::all_agree`];
-//! - the version that a server says it has, in `Too large resource version` and `too old resource version`.
+//! - The version of a list, unless the request named an exact one. The cluster's version rises with every lease that
+//!   the apiserver renews, and the two answers are made at different moments.
+//! - The same version in the list's continue token, and in the bookmark that ends initial events.
+//! - The slash at the start of a continue token, which a cache writes and etcd does not (R-CONTINUE-3).
+//! - Bookmarks that only report progress: the server decides when to send them.
+//! - Ages in the rows of a watched Table, because each is from the moment when the row was printed
+//!   (docs/DIFFERENCES.md). The ages of a listed Table are separated from its text, and compared by
+//!   [`ages::all_agree`].
+//! - The server's own version in `Too large resource version` and `too old resource version`.
 
 use serde_json::Value;
 
@@ -16,11 +17,11 @@ use super::frames::{Frame, Unframed};
 use super::http::Answer;
 use super::protobuf;
 
-/// The part of an answer that is compared with another one.
+/// The part of an answer that tests compare.
 #[derive(Debug)]
 pub struct Body {
     pub text: String,
-    /// The ages in a Table, which are left out of `text`; none for anything else.
+    /// The ages in a Table, which `text` does not contain; empty for anything else.
     pub ages: Vec<String>,
 }
 
@@ -28,8 +29,8 @@ const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 /// The annotation of the bookmark that ends initial events (KEP-3157).
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
-/// The body of an answer that is no watch, to be compared. With `exact`, the list's version is kept, also in its
-/// continue token.
+/// Normalizes the body of an answer that is not a watch. With `exact`, keeps the list's version, also in its continue
+/// token.
 pub fn body(answer: &Answer, exact: bool) -> Body {
     let plain = |text| Body { text, ages: Vec::new() };
     if answer.content_type().starts_with(PROTOBUF) {
@@ -44,7 +45,7 @@ pub fn body(answer: &Answer, exact: bool) -> Body {
     }
     let Ok(document) = serde_json::from_str::<Value>(&text) else { return plain(text) };
     let kind = document["kind"].as_str().unwrap_or_default();
-    // A definition may call its lists what it likes.
+    // A CustomResourceDefinition may choose any kind for its lists.
     let is_versioned = document["items"].is_array() || kind.ends_with("List") || matches!(kind, "Status" | "Table");
     let text = if is_versioned { json_body(text, &document["metadata"], exact) } else { text };
     if kind != "Table" {
@@ -59,7 +60,7 @@ fn json_body(mut text: String, metadata: &Value, exact: bool) -> String {
         text = text.replacen(token, &continue_token(token, exact), 1);
     }
     let Some(version) = metadata["resourceVersion"].as_str().filter(|_| !exact) else { return text };
-    // Lists of built-in resources begin with their metadata, lists of custom resources end with it.
+    // Lists of built-in resources begin with their metadata; lists of custom resources end with it.
     let begins = text.trim_start_matches(['{', '\n', ' ']).starts_with("\"kind\"");
     let found = [":", ": "].into_iter().find_map(|colon| {
         let written = format!("\"resourceVersion\"{colon}\"{version}\"");
@@ -72,7 +73,7 @@ fn json_body(mut text: String, metadata: &Value, exact: bool) -> String {
     text
 }
 
-/// A document in YAML, to be compared. A list ends with its metadata there.
+/// Normalizes a YAML document, in which a list ends with its metadata.
 fn yaml_body(text: String, exact: bool) -> String {
     let Some((head, metadata)) = text.rsplit_once("\nmetadata:\n") else { return text };
     if !head.contains("List\n") && !head.contains("kind: Table\n") {
@@ -86,10 +87,10 @@ fn yaml_body(text: String, exact: bool) -> String {
     format!("{head}\nmetadata:\n{}", lines.collect::<Vec<_>>().join("\n"))
 }
 
-/// The body of an answer to a write, without what is different for each new object: ids and times.
+/// Normalizes the body of an answer to a write: removes the ids and times of the new object.
 pub fn written(answer: &Answer) -> Body {
     if answer.content_type().starts_with(PROTOBUF) {
-        // Ids and times are not found in protobuf. They have the same length in both answers, so that lengths are
+        // Ids and times in protobuf are not located. Their length is the same in both answers, so the lengths are
         // compared.
         return Body { text: format!("{} bytes of protobuf", answer.body.len()), ages: Vec::new() };
     }
@@ -124,7 +125,7 @@ pub fn is_watch(answer: &Answer) -> bool {
     answer.content_type() == "application/json" && lines.all(is_event)
 }
 
-/// The place at which a continue token goes on, and with `exact` also the version.
+/// The position in a continue token; with `exact`, also the version.
 fn continue_token(token: &str, exact: bool) -> String {
     use base64::Engine;
     let decoded = base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(token).unwrap_or_default();
@@ -158,14 +159,14 @@ fn protobuf_body(document: &[u8], exact: bool) -> String {
     std::iter::once(kind).chain(parts).collect::<Vec<_>>().join("\n")
 }
 
-/// A Status in protobuf, to be compared.
+/// Normalizes a Status in protobuf.
 fn status(message: &[u8]) -> String {
     let said = protobuf::text(message, 3);
     let rest = protobuf::fields(message).unwrap_or_default().into_iter().filter(|(number, _)| *number != 3);
     format!("Status {:?} {:?}", without_versions(&said), rest.collect::<Vec<_>>())
 }
 
-/// `text` without what it says of the server's own version.
+/// `text` without the server's own version.
 fn without_versions(text: &str) -> String {
     let own = text
         .split_once("Too large resource version: ")
@@ -181,7 +182,7 @@ fn without_versions(text: &str) -> String {
     text.replacen(&format!("{before}{digits}"), instead, 1)
 }
 
-/// The events of a watch that has ended, to be compared.
+/// Normalizes the events of a watch that has ended.
 pub fn events(answer: &Answer) -> Vec<String> {
     let mut frames = Unframed::new(answer.content_type());
     frames.push(&answer.body);
@@ -195,7 +196,7 @@ pub fn events(answer: &Answer) -> Vec<String> {
     events
 }
 
-/// One event, to be compared; `None` for a bookmark that only reports progress.
+/// Normalizes one event; `None` for a bookmark that only reports progress.
 pub fn event(frame: &Frame) -> Option<String> {
     match frame {
         Frame::Json(line) => {
@@ -204,7 +205,7 @@ pub fn event(frame: &Frame) -> Option<String> {
             let object = &event["object"];
             match event["type"].as_str() {
                 Some("BOOKMARK") => {
-                    // Some kinds have annotations of their own, which conversions put there.
+                    // Objects of some kinds have annotations too, which API conversions add.
                     text.contains(INITIAL_EVENTS_END).then(|| without_version(&text, object))
                 }
                 Some("ERROR") => Some(without_versions(&text)),

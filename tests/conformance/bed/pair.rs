@@ -9,7 +9,7 @@ use super::plane::Plane;
 use super::proxy::{Plan, Proxy};
 use super::{Bed, ages, beside_others, normal, say};
 
-/// A control plane and a proxy in front of it, which are asked the same questions.
+/// A control plane and a proxy in front of it, which receive the same requests.
 pub struct Pair<P: Deref<Target = Plane> = &'static Plane> {
     pub bed: Bed<P>,
     pub proxy: Proxy,
@@ -17,13 +17,13 @@ pub struct Pair<P: Deref<Target = Plane> = &'static Plane> {
     pub direct: Http,
     /// A client of the proxy.
     pub through: Http,
-    /// One of two namespaces. The name of the other, `next`, begins with its name.
+    /// One of two namespaces. Its name is a prefix of the other's, `next`.
     pub namespace: String,
     pub next: String,
 }
 
-/// Asks both at once, and fails unless status, Content-Type, `Retry-After` and body are the same. Ages in Tables may
-/// differ by the time that the answers took. Returns the proxy's answer.
+/// Sends a request to both at once. Panics unless status, Content-Type, `Retry-After` and body are equal. Ages in
+/// Tables may differ by the time that the answers took. Returns the proxy's answer.
 pub async fn assert_same(
     what: &str,
     direct: impl Future<Output = Answer>,
@@ -42,7 +42,7 @@ pub async fn assert_same(
 }
 
 impl Pair {
-    /// A pair on the shared control plane, while other tests use it too. `None` without a test bed.
+    /// A pair on the shared control plane, in parallel with other tests. `None` without a test bed.
     pub async fn new() -> Option<Self> {
         Some(Self::on(beside_others().await?).await)
     }
@@ -62,7 +62,8 @@ impl<P: Deref<Target = Plane>> Pair<P> {
         Self { bed, proxy, direct, through, namespace, next }
     }
 
-    /// Creates configmaps `cm-a` and `cm-b` in both namespaces, labelled `app=x`. Returns the version of the last one.
+    /// Creates configmaps `cm-a` and `cm-b` in both namespaces, with the label `app=x`. Returns the version of the last
+    /// one.
     pub async fn maps(&self) -> u64 {
         let mut version = 0;
         for namespace in [&self.namespace, &self.next] {
@@ -81,7 +82,7 @@ impl<P: Deref<Target = Plane>> Pair<P> {
         version
     }
 
-    /// Waits until the caches of both servers, for JSON and for protobuf, have reached a version.
+    /// Waits until the JSON and protobuf caches of both servers have reached a version.
     pub async fn settle(&self, version: u64) {
         let path = self.path(&format!("?labelSelector=none&resourceVersion={version}"));
         for http in [&self.direct, &self.through] {
@@ -91,25 +92,25 @@ impl<P: Deref<Target = Plane>> Pair<P> {
         }
     }
 
-    /// The path `/api/v1/namespaces/NAMESPACE/configmaps`, with `rest` behind it.
+    /// The path `/api/v1/namespaces/NAMESPACE/configmaps`, followed by `rest`.
     pub fn path(&self, rest: &str) -> String {
         format!("/api/v1/namespaces/{}/configmaps{rest}", self.namespace)
     }
 
-    /// Asks both, and fails unless the answers are the same. Returns the proxy's.
+    /// Sends a request to both. Panics unless the answers are equal. Returns the proxy's.
     pub async fn same(&self, ask: Ask) -> Answer {
         let what = format!("{} {} {:?}", ask.method, ask.path, ask.headers);
         assert_same(&what, self.direct.ask(ask.clone()), self.through.ask(ask)).await
     }
 
-    /// Opens a watch that ends by itself on both, and fails unless the events are the same. If the time of one was up
-    /// before it had sent everything, both are opened again with twice the time, up to [`LASTS_MAX`]. Returns the
-    /// proxy's answer, and the seconds that it took directly and through the proxy.
+    /// Opens a watch with a timeout on both. Panics unless the events are equal. If the time of one was up before it
+    /// had sent everything, opens both again with twice the time, up to [`LASTS_MAX`]. Returns the proxy's answer, and
+    /// the seconds that the watch took directly and through the proxy.
     pub async fn same_watch(&self, ask: Ask) -> (Answer, [f64; 2]) {
         self.same_watch_of(ask, 0).await
     }
 
-    /// Does the same with a watch that both give more time if it has sent fewer than `events`.
+    /// Like [`Self::same_watch`], but also gives both more time if the watch has sent fewer than `events` events.
     pub async fn same_watch_of(&self, mut ask: Ask, events: usize) -> (Answer, [f64; 2]) {
         let timed = async |http: &Http, ask: Ask| {
             let started = Instant::now();
@@ -136,35 +137,35 @@ impl<P: Deref<Target = Plane>> Pair<P> {
     }
 }
 
-/// The longest that a watch is given to send everything, in seconds. It ends a hang, and leaves [`PATIENCE`] for its
-/// end.
+/// The longest timeout of a watch that must send everything, in seconds. It ends a hang, and leaves enough of
+/// [`PATIENCE`] for the end of the watch.
 pub const LASTS_MAX: u32 = 48;
 
-/// The seconds after which a watch ends by itself, if its path says so.
+/// The timeout of a watch in seconds, if its path has one.
 fn lasts(path: &str) -> Option<u32> {
     let (_, rest) = path.split_once("timeoutSeconds=")?;
     rest.split('&').next()?.parse().ok().filter(|seconds| *seconds > 0)
 }
 
-/// The same path with twice the time.
+/// The same path with twice the timeout; `None` above [`LASTS_MAX`].
 pub fn longer(path: &str) -> Option<String> {
     let lasts = lasts(path).filter(|lasts| 2 * lasts <= LASTS_MAX)?;
     Some(path.replacen(&format!("timeoutSeconds={lasts}"), &format!("timeoutSeconds={}", 2 * lasts), 1))
 }
 
-/// Whether one of two watches has sent too little only because its time was up. Each is given with its events and the
+/// Whether one of two watches has sent too little only because its time was up. Each is given as its events and the
 /// seconds that it took.
 pub fn is_late(path: &str, one: (&[String], f64), other: (&[String], f64)) -> bool {
     let Some(lasts) = lasts(path).map(f64::from) else { return false };
     let no_state = |events: &[String]| events.len() == 1 && events[0].contains(TOO_LARGE);
-    // A server waits 3 s for the present state, or as long as the watch lasts.
+    // A server waits for the current state for 3 s, or until the watch's timeout if that is shorter.
     let is = |(events, took): (&[String], f64), other: &[String]| {
         took >= lasts && is_cut_short(events, other) || took >= lasts.min(3.0) && no_state(events) && !no_state(other)
     };
     is(one, other.0) || is(other, one.0)
 }
 
-/// Whether these are only the first of the others.
+/// Whether `events` is a proper prefix of `others`.
 pub fn is_cut_short<T: PartialEq>(events: &[T], others: &[T]) -> bool {
     events.len() < others.len() && others.starts_with(events)
 }

@@ -18,15 +18,15 @@ pub struct Plane {
     pub dir: PathBuf,
     url: String,
     loaded: OnceCell<()>,
-    /// The apiserver, if it was started again.
+    /// The apiserver, if it was restarted.
     again: Mutex<Option<Process>>,
-    /// The process of etcd, if it was started again.
+    /// The process of etcd, if it was restarted.
     etcd: Mutex<Option<Process>>,
     /// The process that started all servers.
     up: Mutex<Process>,
 }
 
-/// Events expire so soon that a test can see it.
+/// A lifetime of events that is short enough for a test.
 const EVENT_TTL: &str = "--event-ttl=20s";
 
 /// The file name of the audit log, if the control plane writes one.
@@ -42,7 +42,7 @@ pub const BULK: &str = "bulk";
 pub const BULK_PODS: usize = 3000;
 
 impl Plane {
-    /// Starts a control plane and waits until it is ready. `flags` are for the apiserver, and override its usual ones.
+    /// Starts a control plane and waits until it is ready. `flags` are for the apiserver, and override the defaults.
     pub(super) async fn start(binary: PathBuf, name: &str, flags: &[&str]) -> Self {
         let dir = scratch().join(name);
         fs::create_dir_all(&dir).expect("a directory");
@@ -74,7 +74,7 @@ impl Plane {
         }
     }
 
-    /// Waits until the apiserver has written what it writes when it starts. It is ready before that.
+    /// Waits until the apiserver has finished its startup writes. It reports readiness before that.
     pub(super) async fn until_quiet(&self) {
         const TRACKING: &str = "kube-apiserver-legacy-service-account-token-tracking";
         let direct = self.direct();
@@ -82,7 +82,7 @@ impl Plane {
         direct.until_ok("the start of token tracking is written", tracking).await;
         eventually("the ServiceCIDR is ready", async || {
             let listed = direct.get("/apis/networking.k8s.io/v1/servicecidrs").await;
-            // Kubernetes before 1.33 has none.
+            // Kubernetes before 1.33 has no service CIDRs.
             let is_ready = |cidr: &Value| cidr["status"]["conditions"][0]["status"] == "True";
             let has = |list: &Value| list["items"].as_array().is_some_and(|items| items.iter().any(is_ready));
             (listed.status == 404 || listed.status == 200 && has(&listed.value())).then_some(())
@@ -100,14 +100,14 @@ impl Plane {
         self.dir.join("ca.crt")
     }
 
-    /// The URL of etcd, which is without TLS.
+    /// The URL of etcd, which has no TLS.
     pub fn etcd_url(&self) -> String {
         let settings = fs::read_to_string(self.dir.join("settings.json")).expect("the test bed writes it");
         let settings: Value = serde_json::from_str(&settings).expect("JSON");
         format!("http://127.0.0.1:{}", settings["etcdPort"])
     }
 
-    /// The entries of the audit log so far, one per stage of a request. Only [`audited`](super::audited) planes have
+    /// The entries of the audit log so far, one per stage of a request. Only planes of [`audited`](super::audited) have
     /// one.
     pub fn audit(&self) -> Vec<Value> {
         let log = fs::read_to_string(self.dir.join(AUDIT)).expect("an audit log");
@@ -119,7 +119,7 @@ impl Plane {
         &self.url
     }
 
-    /// The apiserver itself, with the credentials of an administrator.
+    /// The apiserver, with an administrator's credentials.
     pub fn target(&self) -> Target {
         Target { url: self.url.clone(), ca: Some(self.ca()), identity: self.user("admin") }
     }
@@ -149,7 +149,7 @@ impl Plane {
         name
     }
 
-    /// Creates [`BULK_PODS`] pods, at the first call only.
+    /// Creates [`BULK_PODS`] pods, on the first call only.
     pub async fn load(&self) {
         let load = async || {
             let pods = BULK_PODS.to_string();
@@ -169,22 +169,22 @@ impl Plane {
         pid.trim().parse().expect("it runs")
     }
 
-    /// Seconds of a processor that the apiserver has taken so far.
+    /// The CPU seconds that the apiserver has used so far.
     pub fn apiserver_cpu_seconds(&self) -> f64 {
         cpu_seconds_of(self.apiserver_pid())
     }
 
-    /// Ends the apiserver with SIGKILL. Nothing restarts it by itself.
+    /// Kills the apiserver with SIGKILL. It is not restarted automatically.
     pub async fn kill_apiserver(&self) {
         self.end("apiserver", "-KILL", &self.again).await;
     }
 
-    /// Ends the apiserver with SIGTERM, and waits for its end. Nothing restarts it by itself.
+    /// Stops the apiserver with SIGTERM, and waits for its end. It is not restarted automatically.
     pub async fn stop_apiserver(&self) {
         self.end("apiserver", "-TERM", &self.again).await;
     }
 
-    /// Sends the apiserver a signal, which is given by its name without `SIG`.
+    /// Sends the apiserver a signal. `name` has no `SIG` prefix.
     pub fn signal_apiserver(&self, name: &str) {
         let told = Command::new("kill").args([&format!("-{name}"), &self.apiserver_pid().to_string()]).status();
         assert!(told.expect("there is kill").success(), "the apiserver runs");
@@ -194,20 +194,20 @@ impl Plane {
         let pid = self.pid(what);
         let told = Command::new("kill").args([signal, &pid.to_string()]).status().expect("there is kill");
         let stat = Path::new("/proc").join(format!("{pid}/stat"));
-        // A start that was given up has not begun, or ends with its handle.
+        // A start that was cancelled has not begun, or ends with its handle.
         assert!(told.success() || !is_running(&stat), "{what} can be ended");
         eventually(&format!("{what} is gone"), async || (!is_running(&stat)).then_some(())).await;
         *again.lock().expect("not poisoned") = None;
     }
 
-    /// Copies etcd's data, and returns the path of the copy. The control plane is stopped for this, and started again.
+    /// Stops the control plane, copies etcd's data, and starts it again. Returns the path of the copy.
     pub async fn backup(&self) -> PathBuf {
         let copy = self.dir.join(BACKUPS).join(unique("backup"));
         self.without_servers(|data| copy_directory(data, &copy)).await;
         copy
     }
 
-    /// Stops the control plane, replaces etcd's data by an earlier copy, and starts it again.
+    /// Stops the control plane, replaces etcd's data with an earlier copy, and starts it again.
     pub async fn restore(&self, backup: &Path) {
         let restore = |data: &Path| {
             fs::remove_dir_all(data).expect("it is there");
@@ -229,7 +229,7 @@ impl Plane {
         self.end("etcd", "-KILL", &self.etcd).await;
     }
 
-    /// Starts etcd again, and waits until the apiserver is ready with it.
+    /// Restarts etcd, and waits until the apiserver is ready with it.
     pub async fn start_etcd(&self) {
         self.spawn_etcd();
         self.until_ready().await;
@@ -242,12 +242,12 @@ impl Plane {
         *self.etcd.lock().expect("not poisoned") = Some(Process::start("kube-testbed etcd", &mut command));
     }
 
-    /// Starts the apiserver again, and waits until it is ready.
+    /// Restarts the apiserver, and waits until it is ready.
     pub async fn start_apiserver(&self) {
         self.start_apiserver_as(&self.binary, &[]).await;
     }
 
-    /// Does the same with another binary, or with flags that override those it had.
+    /// Like [`Self::start_apiserver`], with another binary, or with flags that override the previous ones.
     pub async fn start_apiserver_as(&self, binary: &Path, flags: &[&str]) {
         let log = || File::create(self.dir.join("apiserver-again.log")).expect("a log");
         let mut command = Command::new(binary);
@@ -272,17 +272,17 @@ impl Plane {
 
 impl Drop for Plane {
     fn drop(&mut self) {
-        // The servers that it started end with it. Those that were started again end when their `Process` is dropped.
+        // The servers that `up` started end with it. Restarted servers end when their `Process` is dropped.
         self.up.lock().expect("not poisoned").kill();
         drop(self.etcd.lock().expect("not poisoned").take());
-        // Each leaves a hundred megabytes; what tells why a test has failed are the logs.
+        // Each data directory takes about 100 MB, and the logs are enough to diagnose a failed test.
         for data in [DATA, BACKUPS] {
             let _ = fs::remove_dir_all(self.dir.join(data));
         }
     }
 }
 
-/// Whether a process exists and is no zombie, by its file `/proc/PID/stat`.
+/// Whether a process exists and is not a zombie. `stat` is its file `/proc/PID/stat`.
 fn is_running(stat: &Path) -> bool {
     let stat = fs::read_to_string(stat).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))

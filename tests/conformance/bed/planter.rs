@@ -1,5 +1,5 @@
-//! A server between the apiserver and the proxy, which adds a field to configmaps that no field table knows. So the
-//! proxy meets an apiserver that is newer than its tables.
+//! A server between the apiserver and the proxy that adds a field to configmaps. No field table has this field, so the
+//! proxy sees an apiserver that is newer than its tables.
 
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -33,19 +33,19 @@ pub struct Planter {
 struct Way {
     upstream: Http,
     plants: Arc<AtomicU32>,
-    /// The minor of the release that `/version` reports: 0 is the apiserver's own, [`Planter::UNKNOWN`] is none.
+    /// The minor release that `/version` reports: 0 is the apiserver's own; with [`Planter::UNKNOWN`] there is none.
     minor: Arc<AtomicU32>,
 }
 
 type Body = BoxBody<Bytes, hyper::Error>;
 
-// Values of `plants`: in which encodings the field is added.
+// Values of `plants`: the encodings to which the field is added.
 const NOTHING: u32 = 0;
 const JSON: u32 = 1;
 const EVERYTHING: u32 = 2;
 
 impl Planter {
-    /// The field in protobuf: number 5000, with the text `yes`.
+    /// The field in protobuf: number 5000 with the text `yes`.
     pub const FIELD: &[u8] = b"\xc2\xb8\x02\x03yes";
 
     pub async fn start(plane: &Plane) -> Self {
@@ -84,20 +84,20 @@ impl Planter {
         self.kubeconfig.clone()
     }
 
-    /// Starts to add the field, in JSON and in protobuf.
+    /// Starts to add the field to JSON and protobuf.
     pub fn plant(&self) {
         self.plants.store(EVERYTHING, Ordering::SeqCst);
     }
 
-    /// Starts to add the field in JSON alone, so that protobuf does not show that it exists.
+    /// Starts to add the field to JSON only, so that it is missing in protobuf.
     pub fn plant_json(&self) {
         self.plants.store(JSON, Ordering::SeqCst);
     }
 
-    /// The minor for [`Self::say_release`] with which no release is reported.
+    /// The minor for [`Self::say_release`] that hides the release.
     pub const UNKNOWN: u32 = u32::MAX;
 
-    /// Reports release `1.minor` from now on, or the apiserver's own release if `minor` is 0.
+    /// Makes `/version` report release `1.minor`, or the apiserver's own release if `minor` is 0.
     pub fn say_release(&self, minor: u32) {
         self.minor.store(minor, Ordering::SeqCst);
     }

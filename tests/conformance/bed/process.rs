@@ -3,14 +3,14 @@ use std::time::Duration;
 
 use super::eventually_within;
 
-/// A child process. It is killed by its id when this is dropped, and also when the test process ends in any other way.
+/// A child process. It is killed when this value is dropped, and also when the test process ends in any other way.
 pub struct Process {
     name: String,
     child: Child,
     leash: Child,
 }
 
-/// The proxy's binary with this subcommand. These tests can also run another build of it, such as a release.
+/// The proxy's binary with this subcommand. `KUBE_FANOUT_BINARY` selects another build of it, such as a release.
 pub fn kube_fanout(subcommand: &str) -> Command {
     let built = std::env::var_os("KUBE_FANOUT_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_kube-fanout").into());
     let mut command = Command::new(built);
@@ -21,8 +21,8 @@ pub fn kube_fanout(subcommand: &str) -> Command {
 impl Process {
     pub fn start(name: &str, command: &mut Command) -> Self {
         let child = command.stdin(Stdio::null()).spawn().unwrap_or_else(|error| panic!("cannot start {name}: {error}"));
-        // Only this process holds the other end of the shell's input, which therefore ends when this process does. Then
-        // the shell kills the child.
+        // Only this process holds the write end of the shell's stdin. When this process ends, the shell reads EOF and
+        // kills the child.
         let leash = Command::new("sh")
             .args(["-c", "cat >/dev/null; kill -KILL \"$0\"", &child.id().to_string()])
             .stdin(Stdio::piped())
@@ -45,18 +45,18 @@ impl Process {
         kibibytes << 10
     }
 
-    /// Seconds of a processor that it has taken so far.
+    /// The CPU seconds that the process has used so far.
     pub fn cpu_seconds(&self) -> f64 {
         cpu_seconds_of(self.child.id())
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until the process has exited.
     pub async fn wait(mut self, patience: Duration) -> ExitStatus {
         let what = format!("{} ends", self.name);
         eventually_within(patience, &what, async || self.ended()).await
     }
 
-    /// Sends the process a signal, which is given by its name without `SIG`.
+    /// Sends the process a signal. `name` has no `SIG` prefix.
     pub fn signal(&self, name: &str) {
         let told = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status();
         assert!(told.expect("there is kill").success(), "{} runs", self.name);
@@ -71,17 +71,17 @@ impl Process {
     }
 }
 
-/// Seconds of a processor that a process has taken so far.
+/// The CPU seconds that a process has used so far.
 pub fn cpu_seconds_of(pid: u32) -> f64 {
     cpu_seconds(&pid.to_string(), 11)
 }
 
-/// The same of all processes that this one has started and that have ended.
+/// The CPU seconds of all ended child processes of this process.
 pub fn cpu_seconds_of_ended() -> f64 {
     cpu_seconds("self", 13)
 }
 
-/// User and system time, which stand at this place of /proc/PID/stat and behind it.
+/// User and system time: the fields at `at` and after it in `/proc/PID/stat`.
 fn cpu_seconds(pid: &str, at: usize) -> f64 {
     // The unit, `sysconf(_SC_CLK_TCK)`, is 100 on Linux.
     const TICKS_PER_SECOND: f64 = 100.0;

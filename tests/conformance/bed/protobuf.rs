@@ -1,5 +1,5 @@
-//! A reader of protobuf that knows fields by their numbers, which is enough to compare. The product has its own, which
-//! tests must not use to judge it.
+//! A protobuf reader that identifies fields by number, which is enough for comparisons. Independent of the product's
+//! own reader, so that the tests can judge that.
 
 /// A field of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -8,7 +8,7 @@ pub enum Field<'a> {
     Bytes(&'a [u8]),
 }
 
-/// The fields of a message, in order; `None` when it is not one.
+/// The fields of a message, in order; `None` if the bytes are not a message.
 pub fn fields(mut bytes: &[u8]) -> Option<Vec<(u64, Field<'_>)>> {
     let mut fields = Vec::new();
     while !bytes.is_empty() {
@@ -41,7 +41,7 @@ fn varint(bytes: &mut &[u8]) -> Option<u64> {
     None
 }
 
-/// The first field of that number, if it has bytes.
+/// The first field with this number, if it is length-delimited.
 pub fn bytes(message: &[u8], number: u64) -> Option<&[u8]> {
     fields(message)?.into_iter().find_map(|(at, field)| match field {
         Field::Bytes(bytes) if at == number => Some(bytes),

@@ -13,34 +13,34 @@ use super::plane::Plane;
 use super::process::{Process, kube_fanout};
 use super::{ALLOWANCE, eventually, free_address, unique};
 
-/// The longest drain of a configuration in these tests, which is the default.
+/// The longest drain of the configurations in these tests, which is the default.
 const DRAIN_MAX: Duration = Duration::from_secs(20);
 
-/// The configuration of a proxy that is not running yet.
+/// The configuration of a proxy that has not been started.
 #[derive(Debug, Clone)]
 pub struct Plan {
     tls: bool,
     listen: String,
-    /// The files of a certificate and its key; a new pair of its own without them.
+    /// The files of a certificate and its key. If absent, the proxy gets a new pair.
     pair: Option<(PathBuf, PathBuf)>,
     config: String,
-    /// How often feeds are compared with upstream, if the configuration does not say it and it is not the default.
+    /// The interval between comparisons of feeds with upstream, if it is neither configured nor the default.
     self_check: Option<&'static str>,
     /// The kubeconfig for upstream, if it is not the control plane's own.
     kubeconfig: Option<PathBuf>,
-    /// A bundle of CAs. With it `auth` is `delegated`, and callers show certificates from these CAs, or tokens.
+    /// A bundle of CAs. With it, `auth` is `delegated`, and callers present certificates from these CAs, or tokens.
     client_ca: Option<PathBuf>,
-    /// Whether the proxy may pass on what holders of certificates ask.
+    /// Whether the proxy may forward the requests of callers with certificates.
     impersonates: bool,
     /// Whether the proxy has an admin address.
     admin: bool,
 }
 
-/// The proxy under test, in a process of its own.
+/// The proxy under test, in its own process.
 pub struct Proxy {
     target: Target,
     admin: Target,
-    /// The address of metrics for other machines, if it has one.
+    /// The address at which other machines read metrics, if there is one.
     metrics: Option<Target>,
     log: PathBuf,
     process: Mutex<Process>,
@@ -71,7 +71,7 @@ impl Plan {
         Self { listen: address.to_owned(), ..self }
     }
 
-    /// Has an address and a certificate that stay the same when it is started again.
+    /// Keeps the address and the certificate over restarts.
     pub fn lasting(self, plane: &Plane) -> Self {
         let pair = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).expect("a certificate");
         let file = |end: &str, text: String| {
@@ -83,39 +83,39 @@ impl Plan {
         Self { listen: free_address(), pair: Some(pair), ..self }
     }
 
-    /// Runs with this configuration file.
+    /// Uses this configuration file.
     pub fn config(self, yaml: &str) -> Self {
         Self { config: yaml.to_owned(), ..self }
     }
 
-    /// Compares feeds with upstream as often as by default. Others do so if their configuration says how often: whoever
-    /// counts what upstream is asked would find such a question in one run of many.
+    /// Compares feeds with upstream as often as by default. Other plans compare only if configured, because a
+    /// comparison would disturb tests that count upstream requests.
     pub fn comparing(self) -> Self {
         Self { self_check: None, ..self }
     }
 
-    /// Runs without metrics and health. Such a proxy counts as ready when it answers `/version`.
+    /// Disables metrics and health. Such a proxy counts as ready when it answers `/version`.
     pub fn without_admin(self) -> Self {
         Self { admin: false, ..self }
     }
 
-    /// Runs in front of the server of this kubeconfig.
+    /// Uses the server of this kubeconfig as upstream.
     pub fn upstream(self, kubeconfig: &Path) -> Self {
         Self { kubeconfig: Some(kubeconfig.to_owned()), ..self }
     }
 
-    /// Runs with `auth: delegated`: callers show credentials, and the apiserver decides what they may read. Client
+    /// Uses `auth: delegated`: callers present credentials, and the apiserver decides what they may read. Client
     /// certificates come from the control plane's CA.
     pub fn delegated(plane: &Plane) -> Self {
         Self { client_ca: Some(plane.ca()), ..Self::tls().upstream(&plane.dir.join("proxy.kubeconfig")) }
     }
 
-    /// On the node `n1`, with its credentials: the apiserver decides what callers may read.
+    /// Runs on the node `n1` with its credentials. The apiserver decides what callers may read.
     pub fn node(plane: &Plane) -> Self {
         Self::on_node(plane, "n1", &plane.dir.join("node-n1.kubeconfig"))
     }
 
-    /// On a node, with the credentials of the node, which this kubeconfig has.
+    /// Runs on a node with the node's credentials, which are in this kubeconfig.
     pub fn on_node(plane: &Plane, name: &str, kubeconfig: &Path) -> Self {
         let node = Self::delegated(plane).upstream(kubeconfig).config(&format!("node: {name}\n"));
         Self { impersonates: false, ..node }
@@ -181,7 +181,7 @@ impl Plan {
         proxy
     }
 
-    /// What the file of its configuration says, as JSON, which is YAML too.
+    /// The configuration file as JSON, which is also YAML.
     fn configuration(&self) -> Value {
         let mut config = match self.config.trim() {
             "" => json!({}),
@@ -206,12 +206,12 @@ impl Proxy {
         Http::new(self.target(), if self.target.ca.is_some() { Protocol::H2 } else { Protocol::H1 })
     }
 
-    /// A client with the credentials of this caller instead of the administrator's.
+    /// A client with this caller's credentials instead of the administrator's.
     pub fn client_of(&self, identity: &Identity) -> Http {
         Http::new(self.target().by(identity), Protocol::H2)
     }
 
-    /// A client of the address where other machines read metrics, with the credentials of this caller.
+    /// A client of the metrics address for other machines, with this caller's credentials.
     pub fn scraped_by(&self, identity: &Identity) -> Http {
         Http::new(self.metrics.as_ref().expect("it is in the configuration").by(identity), Protocol::H1)
     }
@@ -243,7 +243,7 @@ impl Proxy {
         self.process.lock().expect("not poisoned").cpu_seconds()
     }
 
-    /// Fails unless the proxy runs and nothing in it has panicked.
+    /// Panics if the proxy has ended, or if its log contains a panic.
     pub fn assert_sound(&self) {
         assert!(self.process.lock().expect("not poisoned").ended().is_none(), "the proxy has ended: {}", self.log());
         let log = self.log();
@@ -251,24 +251,24 @@ impl Proxy {
         assert!(panicked.is_empty(), "{panicked:?}");
     }
 
-    /// How many watches of one resource, for example `pods.v1`, the proxy has open upstream.
+    /// The number of upstream watches that the proxy has open for one resource, for example `pods.v1`.
     pub async fn streams(&self, resource: &str) -> i64 {
         self.metrics().await.sum("kube_fanout_upstream_watches", &[("resource", resource)])
     }
 
-    /// How many questions of one kind the proxy has asked upstream, over all feeds.
-    pub async fn asked(&self, question: &str) -> i64 {
-        self.metrics().await.sum("kube_fanout_upstream_questions_total", &[("question", question)])
+    /// How many requests of one purpose feeds have sent upstream besides their watches.
+    pub async fn asked(&self, purpose: &str) -> i64 {
+        self.metrics().await.sum("kube_fanout_feed_requests_total", &[("purpose", purpose)])
     }
 
-    /// How many requests were passed through, by labels. Requests that no cache could answer are left out.
+    /// The number of forwarded requests, by labels. Requests that no cache could answer are excluded.
     pub async fn forwarded(&self) -> Vec<(String, i64)> {
         let metrics = self.metrics().await;
         let all = metrics.series("kube_fanout_forwarded_total", &[]).map(|(labels, count)| (labels.to_owned(), count));
         all.filter(|(labels, _)| !labels.contains("non_resource") && !labels.contains("verb")).collect()
     }
 
-    /// Sends SIGSTOP: the process does nothing until [`Self::go_on`].
+    /// Sends SIGSTOP: pauses the process until [`Self::go_on`].
     pub fn stop(&self) {
         self.process.lock().expect("not poisoned").signal("STOP");
     }
@@ -277,7 +277,7 @@ impl Proxy {
         self.process.lock().expect("not poisoned").signal("CONT");
     }
 
-    /// Ends the process with SIGKILL.
+    /// Kills the process with SIGKILL.
     pub fn kill(&self) {
         self.process.lock().expect("not poisoned").kill();
     }

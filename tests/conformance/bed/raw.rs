@@ -11,12 +11,12 @@ use tokio_rustls::client::TlsStream;
 use super::http::Target;
 
 impl Target {
-    /// Opens a TLS connection for this ALPN protocol, and sends nothing on it.
+    /// Opens a TLS connection with this ALPN protocol, without sending anything.
     pub async fn connect(&self, protocol: &str) -> TlsStream<TcpStream> {
         self.try_connect(protocol).await.unwrap_or_else(|error| panic!("{}: {error}", self.url))
     }
 
-    /// Does the same with a server that may refuse the connection.
+    /// Like [`Self::connect`], for a server that may refuse the connection.
     pub async fn try_connect(&self, protocol: &str) -> std::io::Result<TlsStream<TcpStream>> {
         let mut tls = self.tls();
         tls.alpn_protocols = vec![protocol.as_bytes().to_vec()];
@@ -26,8 +26,8 @@ impl Target {
     }
 }
 
-/// Reads until the end, until nothing has come for `quiet`, or until `bytes_max` bytes have come. The bytes do not show
-/// when a server has finished.
+/// Reads until the end, until nothing has arrived for `quiet`, or until `bytes_max` bytes have arrived. The bytes alone
+/// do not show when a server has finished.
 pub async fn read_until_quiet(mut io: impl AsyncRead + Unpin, quiet: Duration, bytes_max: usize) -> Vec<u8> {
     let (mut heard, mut part) = (Vec::new(), vec![0; 16 << 10]);
     while heard.len() < bytes_max {

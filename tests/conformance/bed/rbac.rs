@@ -1,4 +1,4 @@
-//! Rights: the objects that grant them, and the wait until the apiserver knows of them.
+//! Permissions: the RBAC objects that grant them, and the wait until the apiserver applies them.
 
 use http::Method;
 use serde_json::{Value, json};
@@ -27,7 +27,7 @@ pub fn subject(kind: &str, name: &str) -> Value {
     json!({"apiGroup": GROUP, "kind": kind, "name": name})
 }
 
-/// Waits until the apiserver allows what `spec` asks. Its authorizer learns of new rules from watches, with a delay.
+/// Waits until the apiserver allows the access in `spec`. Its authorizer receives new rules by watches, with a delay.
 pub async fn may(direct: &Http, spec: Value) {
     let review = json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec});
     let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";

@@ -3,9 +3,9 @@ use super::{number, say};
 /// The seed of every run of `make test`.
 const FIXED: u64 = 1;
 
-/// The seed of a test that draws. Without a variable in the environment it is [`FIXED`], so that a change fails only
-/// for what it changed; `make nightly` passes a new seed each time. It is written to stderr when the test begins, and
-/// again when it fails, with the command that draws the same.
+/// The seed of a randomized test. Without the environment variable it is [`FIXED`], so that only a code change can make
+/// the test fail; `make nightly` passes a new seed each time. The seed and the command that reproduces the run are
+/// written to stderr at the start, and again if the test fails.
 #[derive(Debug)]
 pub struct Seed {
     first: u64,
@@ -13,7 +13,8 @@ pub struct Seed {
 }
 
 impl Seed {
-    /// Takes the seed from this environment variable, or the fixed one. `again` returns the command for a seed.
+    /// Reads the seed from this environment variable; the default is [`FIXED`]. `again` returns the command that
+    /// reproduces a seed.
     pub fn new(variable: &str, again: impl FnOnce(u64) -> String) -> Self {
         let first = number(variable, FIXED);
         let again = again(first);
@@ -21,7 +22,7 @@ impl Seed {
         Self { first, again }
     }
 
-    /// One seed for each round, without an end.
+    /// An endless sequence of seeds, one for each round.
     pub fn rounds(&self) -> impl Iterator<Item = u64> {
         (0..).map(|round| self.first.wrapping_add(round))
     }

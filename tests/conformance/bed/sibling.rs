@@ -13,8 +13,8 @@ use super::plane::Plane;
 use super::process::Process;
 use super::{PATIENCE, eventually, free_address};
 
-/// A kube-apiserver beside the first one of its plane. It has the plane's authority, users and keys, and a port and a
-/// serving certificate of its own.
+/// A second kube-apiserver of its plane. It shares the plane's authority, users and keys, and has its own port and
+/// serving certificate.
 pub struct Sibling {
     binary: PathBuf,
     pub dir: PathBuf,
@@ -22,7 +22,7 @@ pub struct Sibling {
     process: Mutex<Option<Process>>,
 }
 
-/// The plane's files that it has as well. The first says whether the plane is up.
+/// The plane's files that the sibling shares. The first shows that the plane is up.
 const SHARED_FILES: [&str; 7] = [
     "up.pid",
     "ca.crt",
@@ -34,11 +34,11 @@ const SHARED_FILES: [&str; 7] = [
 ];
 
 impl Sibling {
-    /// The certificate that it shows, and its key. Both are its own copies.
+    /// The serving certificate and its key, which are the sibling's own copies.
     pub const CERTIFICATE: &str = "apiserver.crt";
     pub const KEY: &str = "apiserver.key";
 
-    /// Starts it, and waits until it is ready. It reaches etcd at this port.
+    /// Starts the apiserver with etcd at this port, and waits until it is ready.
     pub async fn start(plane: &Plane, etcd_port: u16) -> Self {
         let dir = plane.file("sibling");
         fs::create_dir_all(&dir).expect("a directory");
@@ -61,7 +61,7 @@ impl Sibling {
         sibling
     }
 
-    /// The server, with the credentials of an administrator.
+    /// The server, with an administrator's credentials.
     pub fn target(&self) -> Target {
         self.target.clone()
     }
@@ -70,7 +70,7 @@ impl Sibling {
         Http::new(self.target(), Protocol::H2)
     }
 
-    /// Starts it again, and waits until it is ready.
+    /// Starts the apiserver again, and waits until it is ready.
     pub async fn start_again(&self) {
         let log = || File::options().create(true).append(true).open(self.dir.join("sibling.log")).expect("a log");
         let mut command = Command::new(&self.binary);
@@ -79,25 +79,25 @@ impl Sibling {
         is_ready(&self.target).await;
     }
 
-    /// Sends it a signal, which is given by its name without `SIG`.
+    /// Sends the apiserver a signal. `name` has no `SIG` prefix.
     pub fn signal(&self, name: &str) {
         self.process.lock().expect("not poisoned").as_ref().expect("it runs").signal(name);
     }
 
-    /// Sends it SIGTERM, and waits for its end.
+    /// Sends SIGTERM, and waits for the end.
     pub async fn stop(&self) {
         let process = self.process.lock().expect("not poisoned").take().expect("it runs");
         process.signal("TERM");
         process.wait(PATIENCE).await;
     }
 
-    /// Ends it with SIGKILL.
+    /// Kills the apiserver with SIGKILL.
     pub fn kill(&self) {
         drop(self.process.lock().expect("not poisoned").take());
     }
 }
 
-/// Waits until a server says that it is ready.
+/// Waits until `/readyz` of a server returns 200.
 pub async fn is_ready(target: &Target) {
     eventually("the apiserver is ready", async || {
         let answer = Http::new(target.clone(), Protocol::H1).try_get("/readyz").await?;
@@ -106,8 +106,8 @@ pub async fn is_ready(target: &Target) {
     .await;
 }
 
-/// A kubeconfig of a server with these fields of its user, as JSON. The authority and the user's files are read again
-/// whenever they change.
+/// Writes a kubeconfig for a server. `user` has the user's fields as JSON. Clients reload the authority and the user's
+/// files whenever they change.
 pub fn write_kubeconfig(path: &Path, url: &str, authority: &Path, user: &serde_json::Value) {
     let text = json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "it",

@@ -1,7 +1,7 @@
 use std::fmt;
 use std::time::Duration;
 
-/// How long each of some things took, in order; never none.
+/// Sorted durations of at least one measurement.
 pub struct Times(Vec<Duration>);
 
 impl Times {

@@ -21,18 +21,18 @@ pub struct Watch {
 /// How a watch ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// The response ended completely.
+    /// The response body is complete.
     Clean,
     /// The connection or the stream broke.
     Broken,
 }
 
-/// An event in JSON that has been parsed.
+/// A parsed event in JSON.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Event {
     pub kind: String,
     pub object: Value,
-    /// The line that came.
+    /// The line as received.
     pub line: String,
 }
 
@@ -49,7 +49,7 @@ impl Watch {
         within("a frame of a watch", self.next_frame()).await
     }
 
-    /// Reads until nothing has come for `wait`. Returns how many frames it has read, or `None` if the watch has ended.
+    /// Reads until nothing has arrived for `wait`. Returns the number of frames, or `None` if the watch has ended.
     pub async fn catch_up(&mut self, wait: Duration) -> Option<usize> {
         let mut frames = 0;
         while let Ok(frame) = timeout(wait, self.next_frame()).await {
@@ -83,8 +83,8 @@ impl Watch {
         Some(Event::parse(&self.frame().await?))
     }
 
-    /// The next event, to be compared, without what depends on the moment when it came. Bookmarks that only report
-    /// progress are skipped, because two servers send them at different moments.
+    /// The next event, normalized for comparison ([`normal::event`]). Skips bookmarks that only report progress,
+    /// because two servers send them at different moments.
     pub async fn telling(&mut self) -> String {
         loop {
             let frame = self.frame().await.expect("the watch goes on");
@@ -94,7 +94,7 @@ impl Watch {
         }
     }
 
-    /// The next event that is no bookmark.
+    /// The next event that is not a bookmark.
     pub async fn change(&mut self) -> Event {
         loop {
             let event = self.event().await.expect("the watch goes on");
@@ -104,7 +104,7 @@ impl Watch {
         }
     }
 
-    /// The initial events, up to and with the bookmark that ends them.
+    /// The initial events, including the bookmark that ends them.
     pub async fn initial(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
         loop {
@@ -126,7 +126,8 @@ impl Watch {
         (events, self.ended.expect("it ended"))
     }
 
-    /// Whether nothing comes within `wait`. It is only for what must not come, where there is nothing else to wait for.
+    /// Whether nothing arrives within `wait`. Only for events that must not arrive, where there is no other condition
+    /// to wait for.
     pub async fn is_quiet(&mut self, wait: Duration) -> bool {
         timeout(wait, self.next_frame()).await.is_err()
     }
@@ -154,7 +155,7 @@ impl Event {
     }
 }
 
-/// The types and names of events, to be compared with what is expected.
+/// The types and names of events, for comparison with the expected ones.
 pub fn outline(events: &[Event]) -> VecDeque<String> {
     events.iter().map(|event| format!("{} {}", event.kind, event.name()).trim_end().to_owned()).collect()
 }

@@ -1,4 +1,4 @@
-//! What runs of the cluster have in common, and what not.
+//! Comparison of runs of the cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Write as _, stderr};
@@ -9,19 +9,18 @@ use super::errors::{Logs, Phase};
 use super::scenario::{RENEWED, Step};
 use crate::bed::{Plane, Times};
 
-/// All steps together take through proxies at most so many times as long as directly. So does each step, with a slack.
+/// The limit for the total time of all steps through proxies, relative to the direct run. It also applies to each step,
+/// with a slack.
 const RATIO: f64 = 1.2;
-/// What a step may take longer whatever its length: what has not succeeded by chance, a controller of nodes does again
-/// after five seconds.
+/// The slack of a step, independent of its length: after a failure, a node controller retries after five seconds.
 const SLACK: Duration = Duration::from_secs(5);
-/// The same of a step in which a server is killed: it is not away for as long as another, and each client draws how
-/// long it waits before it asks again.
+/// The slack of a step in which a server is killed: the downtime varies, and each client has a random backoff.
 const SLACK_KILLED: Duration = Duration::from_secs(10);
 
-/// How often a kubelet renews its lease, at most a twenty-fifth later.
+/// The longest period between lease renewals of a kubelet: ten seconds plus at most a twenty-fifth.
 const RENEWED_EVERY: Duration = Duration::from_millis(10_400);
 
-/// Errors that one run has and another has not, by chance: what all of their lines say, and why.
+/// Errors that occur in some runs by chance: a part of all their lines, and the reason.
 const BY_CHANCE: [(&str, &str); 10] = [
     ("is not as new as written version", "a controller looks before its informer has heard of its last write"),
     ("nformer cache is out of date", "the same, as other controllers say it"),
@@ -43,7 +42,7 @@ const BY_CHANCE: [(&str, &str); 10] = [
     ),
     ("Handler timeout", "who has asked the apiserver has gone before the answer, as any client may"),
 ];
-/// An error through proxies comes at most so many times as often as directly, and so many times more.
+/// An error through proxies may occur this many times as often as directly, plus a slack.
 const OFTEN_RATIO: usize = 3;
 const OFTEN_SLACK: usize = 20;
 
@@ -55,17 +54,17 @@ pub struct Run {
     pub requests: Requests,
 }
 
-/// Requests that the apiserver saw of everybody but the test and itself.
+/// Requests that reached the apiserver, except those of the test and of the apiserver itself.
 #[derive(Default)]
 pub struct Requests {
-    /// By verb, with reviews as one of their own.
+    /// By verb, with reviews as a separate one.
     by_verb: BTreeMap<String, usize>,
-    /// By verb and resource, or what is to be reviewed, and who sent them.
+    /// By verb, resource or reviewed access, and sender.
     by_sender: BTreeMap<String, usize>,
 }
 
 impl Run {
-    /// What several runs of a layout had: times in the middle, and everything else in all.
+    /// Combines several runs of a layout: the median time of each step, and the sums of log findings and requests.
     pub fn in_all(runs: Vec<Self>) -> Self {
         let steps: Vec<_> = runs.iter().map(|run| run.steps.clone()).collect();
         let mut runs = runs.into_iter();
@@ -97,7 +96,7 @@ impl Requests {
             let text = |pointer: &str| entry.pointer(pointer).and_then(|text| text.as_str()).unwrap_or_default();
             let agent = text("/userAgent");
             let of_the_bed = ["admin", "system:apiserver"].contains(&text("/user/username"));
-            // The body, which says what a review is about, is known at the end.
+            // The request body, which has the reviewed access, is only in the last stage.
             let stage = if text("/objectRef/resource") == "subjectaccessreviews" {
                 "ResponseComplete"
             } else {
@@ -168,7 +167,7 @@ pub fn print(runs: &[Run]) {
     }
 }
 
-/// Who sent what, for whoever looks for the cause of a number.
+/// Prints the requests by sender, to help find the cause of a number.
 fn print_requests(runs: &[Run]) {
     let all: BTreeSet<_> = runs.iter().flat_map(|run| run.requests.by_sender.keys()).collect();
     for key in all {
@@ -176,17 +175,17 @@ fn print_requests(runs: &[Run]) {
     }
 }
 
-/// How long all steps took together.
+/// The total time of all steps.
 fn whole(run: &Run) -> Duration {
     run.steps.iter().map(|step| step.took).sum()
 }
 
-/// The time of all steps in which something is done. Until leases are renewed it is as long as their period has left.
+/// The total time of all steps that do work. The excluded step waits for the rest of the lease period.
 fn work(run: &Run) -> Duration {
     run.steps.iter().filter(|step| step.name != RENEWED).map(|step| step.took).sum()
 }
 
-/// What a run through proxies has that the direct one has not.
+/// The problems of a run through proxies that the direct run does not have.
 pub fn judge(direct: &Run, other: &Run) -> Vec<String> {
     let name = title(other.layout);
     let late = direct.steps.iter().zip(&other.steps).filter_map(|(direct, other)| {

@@ -11,26 +11,26 @@ use tokio::time::Instant;
 use super::Layout;
 use crate::bed::{self, Account, Authority, Http, Identity, Plan, Plane, Process, Proxy, eventually, write_kubeconfig};
 
-/// The controllers of nodes have accounts of their own, as in clusters that kubeadm has made.
+/// Node controllers have their own accounts, as in clusters made with kubeadm.
 const CONTROLLERS: [&str; 4] = ["--use-service-account-credentials", "--secure-port=0", "--profiling=false", "--v=2"];
 const SCHEDULER: [&str; 3] = ["--secure-port=0", "--profiling=false", "--v=2"];
 
 /// One process of `kube-cluster`.
 pub struct Component {
-    /// What it is, of which there may be several.
+    /// The kind of the component, of which there may be several.
     pub kind: &'static str,
     name: String,
     pub log: PathBuf,
     process: Process,
 }
 
-/// A proxy that keeps its address and its certificate when it is started again.
+/// A proxy that keeps its address and its certificate over restarts.
 struct Lasting {
     plan: Plan,
     proxy: Proxy,
 }
 
-/// Where components reach an apiserver, and the authority of its certificate.
+/// The address of an apiserver or proxy, and the authority of its certificate.
 struct Server {
     url: String,
     authority: PathBuf,
@@ -40,7 +40,7 @@ struct Server {
 pub struct Cluster<'a> {
     pub plane: &'a Plane,
     pub nodes: Vec<String>,
-    /// When the first component was started.
+    /// The start time of the first component.
     pub started: Instant,
     pub components: Vec<Component>,
     proxies: Vec<Lasting>,
@@ -154,13 +154,13 @@ impl<'a> Cluster<'a> {
         for at in &self.proxies {
             at.proxy.kill();
         }
-        // Those of nodes may be clients of the first.
+        // The proxies on nodes may be clients of the first.
         let (first, rest) = self.proxies.split_at_mut(1);
         first[0].proxy = first[0].plan.clone().start(self.plane).await;
         join_all(rest.iter_mut().map(async |one| one.proxy = one.plan.clone().start(self.plane).await)).await;
     }
 
-    /// Fails if a component or a proxy has ended.
+    /// Panics if a component or a proxy has ended.
     pub fn assert_alive(&mut self) {
         for component in &mut self.components {
             let log = || fs::read_to_string(&component.log).unwrap_or_default();
@@ -173,7 +173,7 @@ impl<'a> Cluster<'a> {
         }
     }
 
-    /// Lines of the proxies' logs that are errors.
+    /// The error lines of the proxies' logs.
     pub fn errors_of_proxies(&self) -> Vec<String> {
         let logs = self.proxies.iter().map(|one| one.proxy.log());
         logs.flat_map(|log| log.lines().filter(|line| line.contains("ERROR")).map(str::to_owned).collect::<Vec<_>>())
@@ -181,7 +181,7 @@ impl<'a> Cluster<'a> {
     }
 }
 
-/// A token of the account that kube-proxies have in clusters that kubeadm has made.
+/// A token of the account that kube-proxies have in clusters made with kubeadm.
 async fn kube_proxy_token(plane: &Plane) -> Identity {
     let direct: Http = plane.direct();
     eventually("there is kube-system", async || {
@@ -198,7 +198,7 @@ async fn kube_proxy_token(plane: &Plane) -> Identity {
     account.token(&direct).await
 }
 
-/// The binary, if this is `make cluster`.
+/// The `kube-cluster` binary, which only `make cluster` builds.
 pub fn binary() -> Option<PathBuf> {
     let binary = std::env::var_os("KUBE_CLUSTER").map(PathBuf::from);
     if binary.is_none() {

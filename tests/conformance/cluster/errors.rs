@@ -1,4 +1,4 @@
-//! The error lines of Kubernetes' components, by what they say.
+//! The error lines of Kubernetes' components, classified by their text.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,9 +6,9 @@ use std::path::PathBuf;
 
 use super::components::Cluster;
 
-/// What errors say that come of a server that is away.
+/// Texts of errors that an unavailable server causes.
 const AWAY: [&str; 11] = [
-    // A proxy says so, in an answer, where its upstream has broken off.
+    // The proxy's own message when upstream closed the connection.
     "upstream cannot be reached",
     "exceeds retry count",
     "connection refused",
@@ -21,24 +21,24 @@ const AWAY: [&str; 11] = [
     "deadline exceeded",
     "Client.Timeout",
 ];
-/// What errors say while an apiserver that has just started does not know yet who may do what.
+/// The text of errors while an apiserver that has just started does not have all RBAC rules yet.
 const NOT_YET_ALLOWED: &str = "is forbidden: User ";
 
-/// The lines of an apiserver whose client has gone before the answer.
+/// Lines of an apiserver whose client disconnected before the response.
 const AFTER_TIMEOUT: [&str; 4] =
     ["http: Handler timeout", "Post-timeout activity", "post-timeout activity", "client disconnected"];
 
-/// Who has errors that may be anybody's while a server is killed.
+/// The component name for errors that may occur in any component while a server is killed.
 const ANYBODY: &str = "anybody";
 
-/// What happened to the server of the components meanwhile.
+/// The state of the components' server when a line was logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
     Calm,
     Killed,
 }
 
-/// Lines that say the same.
+/// Lines with the same meaning.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Class {
     pub component: &'static str,
@@ -48,7 +48,7 @@ pub struct Class {
 
 pub type Counts = BTreeMap<Class, usize>;
 
-/// How far every log was read, and what was found.
+/// The read position of every log, and the findings.
 #[derive(Default)]
 pub struct Logs {
     read: BTreeMap<PathBuf, usize>,
@@ -58,7 +58,7 @@ pub struct Logs {
 }
 
 impl Logs {
-    /// Logs of which nothing is read that was there before the cluster.
+    /// Starts at the current end of the apiserver's log, the only one that exists before the cluster.
     pub fn of(cluster: &Cluster<'_>) -> Self {
         let (apiserver, mut logs) = (log_of_apiserver(cluster), Self::default());
         let length = fs::read(&apiserver).unwrap_or_default().len();
@@ -66,7 +66,7 @@ impl Logs {
         logs
     }
 
-    /// Adds what another run has found.
+    /// Adds the findings of another run.
     pub fn add(&mut self, other: Self) {
         for (class, times) in other.seen {
             *self.seen.entry(class).or_default() += times;
@@ -76,7 +76,7 @@ impl Logs {
         }
     }
 
-    /// Reads what was logged since the last time, in this phase.
+    /// Reads the lines since the last call, and assigns them to this phase.
     pub fn read(&mut self, cluster: &Cluster<'_>, phase: Phase) {
         let apiserver = ("apiserver", log_of_apiserver(cluster));
         let logs = cluster.components.iter().map(|component| (component.kind, component.log.clone()));
@@ -112,7 +112,7 @@ impl Class {
     }
 }
 
-/// What an error line says, without what differs from run to run.
+/// The text of an error line, without what differs from run to run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Wrong {
     Away(String),
@@ -120,7 +120,7 @@ enum Wrong {
     Other(String),
 }
 
-/// What an error line of klog says; none if the line is no error.
+/// The text of an error line of klog; `None` if the line is not an error.
 fn what_is_wrong(line: &str) -> Option<Wrong> {
     let digits = line.get(1..5)?.bytes().all(|byte| byte.is_ascii_digit());
     if !(digits && line.starts_with(['E', 'F'])) {
@@ -146,10 +146,11 @@ fn what_is_wrong(line: &str) -> Option<Wrong> {
     })
 }
 
-/// The longest text of a class.
+/// The maximum number of words in the text of a class.
 const WORDS_MAX: usize = 14;
 
-/// A text without its names, numbers and addresses: words in which there is a digit, a slash or a quotation mark.
+/// Removes names, numbers and addresses from a text: all words with a digit, a slash, a quotation mark or an equals
+/// sign.
 fn plain(text: &str) -> String {
     let is_plain = |word: &&str| !word.contains(|c: char| c.is_ascii_digit() || "/\\\"=".contains(c));
     text.split_whitespace().filter(is_plain).take(WORDS_MAX).collect::<Vec<_>>().join(" ")

@@ -1,4 +1,4 @@
-//! What is done in the cluster, and how long it takes to come about.
+//! The steps of the scenario, and how long each takes.
 
 use std::time::Duration;
 
@@ -18,19 +18,19 @@ const PODS_OF_WEB: &str = "/api/v1/namespaces/shop/pods?labelSelector=app%3Dweb"
 const SLICES_OF_WEB: &str =
     "/apis/discovery.k8s.io/v1/namespaces/shop/endpointslices?labelSelector=kubernetes.io%2Fservice-name%3Dweb";
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
-/// How many objects have one owner.
+/// The number of objects with one owner.
 const OWNED: usize = 100;
 
-/// A step, and how long it took.
+/// A step, and its duration.
 #[derive(Debug, Clone, Copy)]
 pub struct Step {
     pub name: &'static str,
     pub took: Duration,
-    /// Whether servers were killed in it, so that it is as long as they were away.
+    /// Whether servers were killed in it, so that its duration depends on their downtime.
     pub killed: bool,
 }
 
-/// The step in which each node renews its lease once more.
+/// The step in which each node renews its lease once.
 pub const RENEWED: &str = "every node renews its lease";
 
 /// A run of the scenario.
@@ -50,7 +50,7 @@ fn items(list: &Value) -> &[Value] {
     list["items"].as_array().map_or(&[], Vec::as_slice)
 }
 
-/// Pods that mount what a kubelet asks for one by one: a configmap, a secret, and a token of their account.
+/// A pod template with the mounts that a kubelet reads one by one: a configmap, a secret, and a token of its account.
 fn template(app: &str, round: u32) -> Value {
     let token = json!([
         {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}},
@@ -82,7 +82,7 @@ impl<'a> Scenario<'a> {
         Self { cluster, direct, started, logs, steps: Vec::new() }
     }
 
-    /// Does everything. `kill_proxies` says what is killed first: the proxies, or the apiserver where there are none.
+    /// Runs all steps. `kill_proxies` selects what is killed first: the proxies, or without proxies the apiserver.
     pub async fn run(mut self, kill_proxies: bool) -> Self {
         let nodes = self.cluster.nodes.len();
         let (some, many) = (2 * nodes, 4 * nodes);
@@ -119,7 +119,7 @@ impl<'a> Scenario<'a> {
         self
     }
 
-    /// Ends a step that began when the last one ended.
+    /// Ends a step that began at the end of the previous one.
     fn done(&mut self, name: &'static str, killed: bool) {
         let took = self.started.elapsed();
         say(&format!("{name}: {:.2} s", took.as_secs_f64()));
@@ -129,7 +129,7 @@ impl<'a> Scenario<'a> {
         self.started = Instant::now();
     }
 
-    /// Waits until what is at a path is as it is to be.
+    /// Waits until the object at a path fulfils a condition.
     async fn until(&self, what: &str, path: &str, mut is: impl FnMut(&Value) -> bool) {
         eventually(what, async || {
             let answer = self.direct.try_get(path).await.filter(|answer| answer.status == 200)?;
@@ -203,7 +203,7 @@ impl<'a> Scenario<'a> {
         self.web_is(replicas).await;
     }
 
-    /// All replicas are new and available, no other pod is left, and the service has their addresses.
+    /// Waits until all replicas are new and available, no other pod is left, and the service has their addresses.
     async fn web_is(&self, replicas: usize) {
         let wanted = replicas as u64;
         self.until("the Deployment is complete", WEB, |web| {
@@ -252,7 +252,7 @@ impl<'a> Scenario<'a> {
         self.done("a Job of 3 is created", false);
     }
 
-    /// Every node renews its lease once more.
+    /// Waits until every node has renewed its lease once.
     async fn leases_are_renewed(&mut self) {
         self.started = Instant::now();
         let times = |list: &Value| -> Vec<String> {
@@ -290,7 +290,7 @@ impl<'a> Scenario<'a> {
         self.done("a namespace with all its content is gone", false);
     }
 
-    /// No node has been found dead meanwhile: each is ready since its first minute.
+    /// Checks that every node is ready at the end, and prints the errors in the proxies' logs.
     async fn nodes_have_stayed(&self) {
         for node in items(&self.direct.json("/api/v1/nodes").await) {
             let conditions = node["status"]["conditions"].as_array().into_iter().flatten();

@@ -1,4 +1,4 @@
-//! What callers show, what an apiserver says of them, and what it serves.
+//! Credentials of callers, the apiserver's reviews of them, and its discovery documents.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
@@ -25,7 +25,7 @@ pub(super) async fn capture(plane: &Plane, http: &Http, namespace: &str, corpus:
     connections(corpus).await;
 }
 
-/// Chains as the test bed's users show them, and what no user shows.
+/// The certificate chains of the test bed's users, and invalid ones.
 fn certificates(plane: &Plane, corpus: &mut Corpus) {
     let chains = [
         ("admin", ["admin"].as_slice()),
@@ -45,7 +45,7 @@ fn certificates(plane: &Plane, corpus: &mut Corpus) {
     }
 }
 
-/// Answers about a token and about accesses, and the claims of that token. The token itself is in none of them.
+/// Reviews of a token and of accesses, and the claims of that token. None of them contains the token itself.
 async fn reviews(http: &Http, namespace: &str, corpus: &mut Corpus) {
     let token = Account::create(http, namespace, "corpus").await.token(http).await.token;
     let claims = token.split('.').nth(1).and_then(|claims| BASE64_URL_SAFE_NO_PAD.decode(claims).ok());
@@ -70,7 +70,7 @@ async fn reviews(http: &Http, namespace: &str, corpus: &mut Corpus) {
     }
 }
 
-/// Events of roles and bindings as a watch tells them. The first byte says which kind the first line is of.
+/// Watch events of roles and bindings. The first byte is the kind of the first line.
 async fn policies(http: &Http, namespace: &str, corpus: &mut Corpus) {
     let rules = json!([{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}]);
     let roles = format!("{RBAC}/namespaces/{namespace}/roles");
@@ -102,7 +102,7 @@ async fn policies(http: &Http, namespace: &str, corpus: &mut Corpus) {
     corpus.insert(("policies", "gone".to_owned()), numbered(2, gone.trim_ascii_end()));
 }
 
-/// What the apiserver serves, as far as it is short: the groups of a few built-in resources, and all of a custom one.
+/// Discovery documents, shortened: the groups of a few built-in resources, and all of a custom one.
 async fn discovery(http: &Http, corpus: &mut Corpus) {
     let aggregated = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
     let definition = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions?fieldSelector=metadata.name%3D\
@@ -133,7 +133,7 @@ async fn discovery(http: &Http, corpus: &mut Corpus) {
     corpus.insert(("discovery", "roots".to_owned()), joined(&roots));
 }
 
-/// Without schemas and managed fields, and with a few items and resources of each list.
+/// Removes schemas and managed fields, and keeps a few items and resources of each list.
 fn short(mut document: Value) -> Value {
     const ITEMS: usize = 3;
     match &mut document {
@@ -159,7 +159,7 @@ fn short(mut document: Value) -> Value {
     document
 }
 
-/// What HTTP clients send: by HTTP/1.1 as it is written here, and by HTTP/2 as hyper writes it.
+/// Input of HTTP clients: HTTP/1.1 is written by hand, HTTP/2 by hyper.
 async fn connections(corpus: &mut Corpus) {
     let inputs = [
         "GET /api/v1/pods?watch=true HTTP/1.1\r\nhost: localhost\r\naccept: application/json\r\n\r\n\
@@ -185,7 +185,7 @@ async fn connections(corpus: &mut Corpus) {
     let sent = read_until_quiet(theirs, std::time::Duration::from_millis(200), 4096).await;
     asking.abort();
     corpus.insert(("connections", "http2".to_owned()), sent);
-    // A text, a ping and a close, each masked with zeros but the first.
+    // A text, a ping and a close. All are masked with zeros except the first.
     let text = b"\x81\x85\x01\x02\x03\x04igohn".as_slice();
     let ping = b"\x89\x82\0\0\0\0ab\x82\x80\0\0\0\0".as_slice();
     let parts = b"\x01\x81\0\0\0\0a\x80\x81\0\0\0\0b\x8a\x80\0\0\0\0".as_slice();
@@ -198,7 +198,7 @@ async fn connections(corpus: &mut Corpus) {
     corpus.insert(("messages", "all".to_owned()), frames);
 }
 
-/// Heads that show credentials, one a line; the first byte says that they are heads.
+/// Request heads with credentials, one header per line. The first byte marks them as heads.
 pub(super) const HEADS: [&str; 5] = [
     "\0authorization: Bearer e30.eyJleHAiOjE3MDAwMDAwMDB9.c2ln\nuser-agent: kubectl/v1.34",
     "\0connection: Upgrade\nupgrade: websocket\norigin: https://example.com\nsec-websocket-version: 13\n\

@@ -1,4 +1,4 @@
-//! Sends one request to both servers, and compares what must be the same in their answers.
+//! Sends one request to both servers, and compares the parts of their answers that must be equal.
 
 use std::fmt::Write as _;
 use std::ops::Deref;
@@ -30,7 +30,7 @@ const NOT_COMPARED: [(&str, &str); 8] = [
     ("kube-fanout-refused-by", "our own"),
 ];
 
-/// Headers that answers of the proxy's own need not have, those from the cache and refusals: docs/DIFFERENCES.md.
+/// Headers that the proxy's own answers, from the cache or refusals, need not have (docs/DIFFERENCES.md).
 const NOT_OUR_OWN: [(&str, &str); 5] = [
     ("x-kubernetes-pf-flowschema-uid", "priority and fairness never saw the request"),
     ("x-kubernetes-pf-prioritylevel-uid", "the same"),
@@ -39,20 +39,20 @@ const NOT_OUR_OWN: [(&str, &str); 5] = [
     ("vary", "the same"),
 ];
 
-/// A server, over everything that it speaks.
+/// A server, with clients for all its protocols.
 pub struct Server {
     pub target: Target,
     h1: Http,
     h2: Http,
 }
 
-/// What is compared of an answer.
+/// The compared parts of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
     pub status: u16,
     pub headers: Vec<(String, String)>,
     pub body: Vec<String>,
-    /// What a Table says of how long ago something was.
+    /// The ages in a Table.
     pub ages: Vec<String>,
 }
 
@@ -62,27 +62,27 @@ pub struct Compared {
     pub told: Seen,
     pub verdict: Verdict,
     when: Circumstances,
-    /// A server had closed the connection without having heard the question, which was sent again.
+    /// Whether a server closed the connection without processing the request, which was then sent again.
     pub unheard: bool,
     pub cached: bool,
     pub watch: bool,
-    /// What the proxy has sent, as it came; of a WebSocket what was understood of it.
+    /// The proxy's raw response; for a WebSocket, its decoded messages.
     pub bytes: Vec<u8>,
 }
 
-/// The two servers that should not be told apart.
+/// The two servers that should be indistinguishable.
 pub struct Servers {
     pub direct: Server,
     pub through: Server,
 }
 
-/// An answer as it came.
+/// An answer as received.
 struct Came {
     answer: Answer,
-    /// From the question to the end.
+    /// The time from the request to the end of the answer.
     took: Duration,
     unheard: bool,
-    /// Messages and the close, when it became a WebSocket.
+    /// The messages and the close, if the connection became a WebSocket.
     messages: Option<Vec<String>>,
 }
 
@@ -97,7 +97,7 @@ impl Server {
         let answer = async {
             let came = self.ask_once(probe).await;
             let unheard = came.as_ref().is_err_and(|no| no.unheard);
-            // It has not been looked at: to send it again is not to ask again.
+            // The server has not processed the request, so sending it again is not a repetition.
             let came = if unheard { self.ask_once(probe).await } else { came };
             came.map(|came| Came { unheard, took: began.elapsed(), ..came }).map_err(|no| no.why)
         };
@@ -141,7 +141,7 @@ impl Came {
         Self::of(answer)
     }
 
-    /// Whether it refuses a request that never came to upstream: one that did was classified.
+    /// Whether this is a refusal of a request that never reached upstream. Upstream classifies every request.
     fn is_refusal(&self) -> bool {
         let classified = |name: &http::HeaderName| name.as_str().starts_with("x-kubernetes-pf-");
         !self.answer.status.is_success() && !self.answer.headers.keys().any(classified)
@@ -157,7 +157,7 @@ impl Came {
     }
 }
 
-/// A message of a WebSocket like a frame of an HTTP watch.
+/// Formats a WebSocket message like a frame of an HTTP watch.
 fn said(message: &Result<Message, String>) -> Option<String> {
     let frame = match message {
         Ok(Message::Text(text)) => Frame::Json(text.as_bytes().to_vec().into()),
@@ -175,14 +175,14 @@ impl Servers {
         Self { direct: Server::new(pair.bed.target()), through: Server::new(pair.proxy.target()) }
     }
 
-    /// Both, asked by somebody else than an administrator.
+    /// Both servers, for a caller who is not an administrator.
     pub fn by<P: Deref<Target = Plane>>(pair: &Pair<P>, identity: &Identity) -> Self {
         let of = |target: Target| Server::new(target.by(identity));
         Self { direct: of(pair.bed.target()), through: of(pair.proxy.target()) }
     }
 
     /// Sends the request to both. `settled` is the version of the world, which does not change. If the time of one
-    /// watch was up before it had sent everything, both are sent again with twice the time, which then decides.
+    /// watch was up before it had sent everything, repeats both with twice the time, and compares these.
     pub async fn compare(&self, probe: &Probe, settled: u64) -> Compared {
         let (mut compared, mut longer) = (self.compare_once(probe, settled).await, probe.clone());
         if compared.verdict != Verdict::Late {
@@ -225,7 +225,7 @@ impl Compared {
         self.verdict == Verdict::Different
     }
 
-    /// What is not the same, both ways.
+    /// The differences, with both values.
     pub fn explain(&self) -> String {
         let Circumstances { took, through_took, settled, .. } = self.when;
         let mut text = format!("\n  in {took:.2?}, the proxy in {through_took:.2?}; the world is at {settled}");
@@ -245,7 +245,7 @@ impl Compared {
     }
 }
 
-/// Where to begin showing two lines that differ.
+/// The position from which to show two lines that differ.
 fn common(a: &str, b: &str) -> usize {
     a.chars().zip(b.chars()).take_while(|(a, b)| a == b).count().saturating_sub(60)
 }

@@ -1,4 +1,4 @@
-//! A grammar of requests, valid and invalid. Every draw is one request, and the same seed draws the same requests.
+//! A grammar of valid and invalid requests. Every draw is one request, and the same seed draws the same requests.
 
 mod headers;
 mod parameters;
@@ -12,22 +12,22 @@ use super::world::{Served, World};
 pub struct Grammar<'a> {
     world: &'a World,
     random: fastrand::Rng,
-    /// Draws what a careful client sends, as every other request is; the rest has any mistake that can be made.
+    /// Whether to draw a valid request, as for every other one. The rest may have any kind of mistake.
     careful: bool,
 }
 
-/// What a path is about, as far as it decides what else makes sense.
+/// The target of a path, as far as other parts of the request depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum About {
     Collection,
-    /// A path whose form alone makes it a watch.
+    /// A deprecated path that is a watch by its form.
     WatchPath,
     Object,
-    /// No resource, or none that there is.
+    /// Not a resource, or one that does not exist.
     Other,
 }
 
-/// The resources that most requests are about: two thirds of them.
+/// Two thirds of the requests are for these resources.
 const MOSTLY: [&str; 16] = [
     "pods",
     "pods",
@@ -110,7 +110,7 @@ impl<'a> Grammar<'a> {
         probe
     }
 
-    /// HEAD, OPTIONS and words that are no method.
+    /// HEAD, OPTIONS and invalid methods.
     fn other_method(&mut self, resource: &'a Served) -> Probe {
         let mut probe = self.read(resource);
         probe.method = self.pick(&["HEAD", "HEAD", "HEAD", "OPTIONS", "OPTIONS", "TRACE", "PROPFIND", "get"]);
@@ -118,7 +118,7 @@ impl<'a> Grammar<'a> {
         probe
     }
 
-    /// Discovery, health, OpenAPI, and nothing at all.
+    /// Discovery, health, OpenAPI, and paths that do not exist.
     fn elsewhere(&mut self) -> Probe {
         let path = self.non_resource();
         let mut query = Vec::new();
@@ -134,24 +134,24 @@ impl<'a> Grammar<'a> {
     }
 }
 
-/// Away from what docs/DIFFERENCES.md says.
+/// Removes combinations whose difference is documented in docs/DIFFERENCES.md.
 fn documented(probe: &mut Probe) {
-    // Over HTTP/2 the apiserver has no answer to a broken escape.
+    // Over HTTP/2 the apiserver does not answer a malformed percent-encoding.
     if probe.path.contains("%zz") && probe.over == Over::H2 {
         probe.over = Over::H1;
     }
-    // Tokens of all namespaces narrowed to one.
+    // Continue tokens of all namespaces with a selector for one namespace.
     if probe.first("fieldSelector").is_some_and(|fields| fields.contains("metadata.namespace=")) {
         probe.query.retain(|parameter| !parameter.is("limit"));
     }
-    // Initial events of `events` at a version that none of them has.
+    // Initial events of `events` at a version that no object has.
     let initial = probe.query.iter().any(|parameter| parameter.is("sendInitialEvents"));
     if initial && probe.path.contains("/events") {
         probe.query.retain(|parameter| !parameter.is("resourceVersion"));
     }
 }
 
-/// Every watch ends, after a second; one whose initial events may be refused after three, later than that.
+/// Gives every watch a timeout. A watch whose initial events may be refused after three seconds gets a longer one.
 fn ends(query: &mut Vec<Parameter>, about: About) {
     let watches = about == About::WatchPath || query.iter().any(|parameter| parameter.is("watch"));
     if !watches || query.first().is_some_and(|parameter| parameter.is("timeoutSeconds")) {
@@ -162,9 +162,9 @@ fn ends(query: &mut Vec<Parameter>, about: About) {
         _ => false,
     });
     let initial = query.iter().any(|parameter| parameter.is("sendInitialEvents"));
-    // A server that does not run for that long may end a watch before it has told the state.
+    // A watch with a shorter timeout may end before a server has sent the state.
     let seconds = if future && initial { "6" } else { "2" };
-    // In front: the first value is the one that counts.
+    // Inserted at the front, because the first value counts.
     query.insert(0, Parameter::Value("timeoutSeconds", seconds.to_owned()));
 }
 

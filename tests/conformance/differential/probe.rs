@@ -1,11 +1,11 @@
-//! A request as data. It is drawn, sent to both servers, made smaller as long as their answers differ, and printed.
+//! A request as data: it is drawn, sent to both servers, shrunk while their answers still differ, and printed.
 
 use http::header::{ACCEPT, AUTHORIZATION};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
 use crate::bed::{Ask, LASTS_MAX, Target};
 
-/// What a request travels in.
+/// The protocol of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Over {
     H1,
@@ -13,7 +13,7 @@ pub enum Over {
     WebSocket,
 }
 
-/// A parameter, or a piece of a query that is not spelled as one.
+/// A query parameter, or a piece of a query that is not well-formed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Parameter {
     Value(&'static str, String),
@@ -30,7 +30,7 @@ pub struct Probe {
     pub over: Over,
 }
 
-/// What a client sends to become a WebSocket.
+/// The headers of a WebSocket handshake.
 const UPGRADE: [(&str, &str); 4] = [
     ("connection", "Upgrade"),
     ("upgrade", "websocket"),
@@ -72,7 +72,7 @@ impl Probe {
         upgrade.chain(self.headers.iter().map(|(name, value)| (*name, value.as_str())))
     }
 
-    /// The value that counts.
+    /// The first value of a parameter, which is the one that counts.
     pub fn first(&self, name: &str) -> Option<&str> {
         self.query.iter().find_map(|parameter| match parameter {
             Parameter::Value(own, value) if *own == name => Some(value.as_str()),
@@ -80,7 +80,7 @@ impl Probe {
         })
     }
 
-    /// Doubles the time of a watch, up to [`LASTS_MAX`]. Returns whether it has.
+    /// Doubles the timeout of a watch, up to [`LASTS_MAX`]. Returns whether it did.
     pub fn last_longer(&mut self) -> bool {
         let lasts = self.query.iter_mut().find_map(|parameter| match parameter {
             Parameter::Value("timeoutSeconds", seconds) => Some(seconds),
@@ -96,19 +96,19 @@ impl Probe {
         matches!(self.method, "POST" | "PUT" | "PATCH" | "DELETE")
     }
 
-    /// Asks for a list of exactly one version (R-LIST-1).
+    /// Whether this is a list of exactly one version (R-LIST-1).
     pub fn is_exact(&self) -> bool {
         let version = self.first("resourceVersion").and_then(|version| version.parse::<u64>().ok());
         let version = version.is_some_and(|version| version > 0);
         let limited = self.first("limit").is_some_and(|limit| limit.parse().is_ok_and(|limit: i64| limit > 0));
         let matched = self.first("resourceVersionMatch").unwrap_or_default();
-        // A list of one name reads one key, and a version beside a limit does not mean "exactly" for that.
+        // A list with a name selector reads one key, for which a version with a limit does not mean "exact".
         let one = self.first("fieldSelector").is_some_and(|fields| fields.contains("metadata.name="));
         let token = self.first("continue").is_some_and(|token| !token.is_empty());
         version && matched == "Exact" || !one && (token || version && limited && matched.is_empty())
     }
 
-    /// What somebody types to see the answer.
+    /// A curl command that reproduces the request.
     pub fn curl(&self, server: &Target) -> String {
         let version = if self.over == Over::H2 { "--http2" } else { "--http1.1" };
         let method = if self.method == "HEAD" { "--head".to_owned() } else { format!("-X {}", self.method) };
@@ -117,7 +117,7 @@ impl Probe {
         if !server.identity.token.is_empty() && !headers.iter().any(|(name, _)| *name == AUTHORIZATION.as_str()) {
             headers.push((AUTHORIZATION.as_str(), &bearer));
         }
-        // What curl adds of its own is taken away.
+        // Removes the headers that curl adds.
         for own in [ACCEPT.as_str(), "user-agent"] {
             if !headers.iter().any(|(name, _)| *name == own) {
                 headers.push((own, ""));
@@ -137,12 +137,12 @@ fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }
 
-/// As a careful client writes a parameter.
+/// Percent-encodes a parameter value.
 fn escaped(value: &str) -> String {
     encoded(value, b"-._~")
 }
 
-/// As a name stands in a path.
+/// Percent-encodes a name for a path.
 pub fn path_segment(name: &str) -> String {
     encoded(name, b"-._~:@")
 }

@@ -3,10 +3,10 @@
 use super::compare::{Compared, Servers};
 use super::probe::{Over, Parameter, Probe};
 
-/// Questions that one difference may cost.
+/// The maximum number of requests for one difference.
 const TRIES_MAX: usize = 150;
 
-/// The smallest that was found, and its answers.
+/// Returns the smallest request that was found, and its answers.
 pub async fn shrink(servers: &Servers, probe: Probe, compared: Compared, settled: u64) -> (Probe, Compared) {
     let mut smallest = (probe, compared);
     let mut tries = 0;
@@ -26,7 +26,8 @@ pub async fn shrink(servers: &Servers, probe: Probe, compared: Compared, settled
     }
 }
 
-/// Simpler requests, the simplest first. None of them writes what this one does not, or lasts where this one ends.
+/// Simpler requests, the simplest first. None of them writes unless this one does, and each has a timeout if this one
+/// has.
 fn smaller(probe: &Probe) -> Vec<Probe> {
     let with = |change: &dyn Fn(&mut Probe)| {
         let mut smaller = probe.clone();
@@ -61,12 +62,12 @@ fn smaller(probe: &Probe) -> Vec<Probe> {
     all
 }
 
-/// Without these a write would be one, and a watch would not end.
+/// Without these parameters a dry run would be a real write, and a watch would not end.
 fn keeps(parameter: &Parameter) -> bool {
     ["dryRun", "timeoutSeconds"].iter().any(|name| parameter.is(name))
 }
 
-/// A list without each of its items; an item without each of its parameters.
+/// The list without each of its items, and the item without each of its parameters.
 fn pieces(value: &str) -> Vec<String> {
     let split = |separator: char| {
         let items: Vec<_> = value.split(separator).collect();

@@ -1,4 +1,4 @@
-//! The counts of a run, and the differences that it has found.
+//! The counts of a run, and the differences that it found.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Display};
@@ -36,7 +36,7 @@ impl Tally {
         }
     }
 
-    /// Each difference once, as small as it gets.
+    /// Each distinct difference once, shrunk.
     pub async fn differences(self, servers: &Servers, settled: u64, shown_max: usize) -> Vec<String> {
         let different = self.different.len();
         let mut seen = BTreeSet::new();

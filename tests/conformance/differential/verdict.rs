@@ -1,8 +1,8 @@
-//! The outcomes of comparing two answers to one question, and how often each may occur.
+//! The outcomes of comparing two answers to one request, and how often each may occur.
 //!
-//! No question is asked a second time because its answers differ. A difference is an error, unless the answers
-//! themselves show that it is one of the permitted kinds that are described here. A watch whose time was up too early
-//! is sent again with more time, because nothing else shows whether the rest would have come.
+//! The test never repeats a request because its answers differ. A difference is an error, unless the answers themselves
+//! show that it is one of the permitted kinds below. The exception is a watch whose time was up too early: it is
+//! repeated with more time, because nothing else shows whether the missing events would have arrived.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -12,49 +12,49 @@ use super::compare::{Compared, Seen};
 use super::probe::Probe;
 use crate::bed::{TOO_LARGE, ages, is_cut_short};
 
-/// How an answer of the proxy is beside the apiserver's.
+/// The result of comparing an answer of the proxy with the apiserver's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
     Same,
-    /// Alike but for the moment that it tells of: ages in a Table, and the time of a document that is made anew for
-    /// each answer. They are no further apart than the answers.
+    /// The answers differ only by their time: in ages of a Table, or in the time of a document that is generated for
+    /// each request. The difference is no larger than the time between the answers.
     AnotherMoment,
-    /// A watch whose time was up before it had sent everything, on one side: it has sent only the first of the other
-    /// side's events, or the 504 of a state that exists and could not be proven in time. The same watch with more time
-    /// is then the same on both sides.
+    /// On one side, the watch's time was up before it had sent everything. It sent a prefix of the other side's events,
+    /// or the 504 for a state that could not be proven in time. The same watch with more time is equal on both sides.
     Late,
-    /// Otherwise, as docs/DIFFERENCES.md says.
+    /// The answers differ as docs/DIFFERENCES.md describes.
     Documented,
     Different,
 }
 
-/// One in so many questions may have that outcome, and why any may. Far more than what was ever seen: it fails for what
-/// is always so, and not for a machine that has other things to do.
+/// The maximum rate of each outcome (one in this many requests), and its reason. The limits are far above the observed
+/// rates: they detect a systematic cause, and tolerate a busy machine.
 const ONE_IN: [(Verdict, u64, &str); 3] = [
     (Verdict::AnotherMoment, 20, "one question in twenty is for a Table, and answers are milliseconds apart"),
-    // L5 has a watch-list wait for its proof for 30 s, and these last for one.
+    // By L5 a watch-list waits up to 30 s for its proof, and these watches last for one second.
     (Verdict::Late, 20, "each was the same with more time, but a proxy that needs it is slow"),
     (Verdict::Documented, 50, "an apiserver breaks off what makes a handler panic, and forgets who has impersonated"),
 ];
-/// A connection is closed behind a question of somebody unknown, and what was sent meanwhile is not heard.
+/// The maximum rate of unprocessed requests: a server closes the connection after an unauthenticated request, without
+/// processing requests that arrive at the same time.
 const UNHEARD_ONE_IN: u64 = 100;
-/// Beneath this many nothing is a rate.
+/// The smallest number of occurrences that counts as a rate.
 const FEW: u64 = 3;
 
-/// When two answers came, and what there is to know of the world that they tell of.
+/// The times of two answers, and the state of the world.
 #[derive(Debug, Clone, Copy)]
 pub struct Circumstances {
-    /// How long both took together, and each alone.
+    /// The time of both together, followed by the time of each.
     pub took: Duration,
     pub direct_took: Duration,
     pub through_took: Duration,
-    /// The version of a world that nobody changes.
+    /// The version of the world, which does not change.
     pub settled: u64,
 }
 
 impl Verdict {
     pub fn of(probe: &Probe, expected: &Seen, told: &Seen, when: Circumstances) -> Self {
-        // No answer is never as good as another one.
+        // A missing answer never equals another one.
         let alike = told.status != 0 && expected.status == told.status && expected.body == told.body;
         if alike && expected.headers == told.headers && expected.ages == told.ages {
             Self::Same
@@ -67,7 +67,7 @@ impl Verdict {
         {
             Self::Late
         } else if expected.status == 0 && matches!(told.status, 502 | 503) {
-            // A connection that upstream breaks off is an answer here.
+            // Here a connection that upstream closes counts as an answer.
             Self::Documented
         } else {
             Self::Different
@@ -87,7 +87,7 @@ fn is_another_moment(expected: &Seen, told: &Seen, took: Duration) -> bool {
     others(expected) == others(told) && of_ages && of_documents
 }
 
-/// The second of the day of a date as headers have it: `Mon, 23 Nov 2026 00:28:42 GMT`.
+/// The second of the day of an HTTP date such as `Mon, 23 Nov 2026 00:28:42 GMT`.
 fn second(date: &str) -> Option<u64> {
     let time = date.strip_suffix(" GMT")?.rsplit_once(' ')?.1;
     let parts = time.split(':').map(|part| part.parse::<u64>().ok()).collect::<Option<Vec<_>>>()?;
@@ -95,14 +95,14 @@ fn second(date: &str) -> Option<u64> {
     Some(hours * 3600 + minutes * 60 + seconds)
 }
 
-/// Whether it was asked for the present state, was to end after a second, and ended then. It says the version behind
-/// the one that it has come to, which is that of the world or before it. What was refused at once, or for a version
-/// that was asked for, is no lateness.
+/// Whether a watch for the current state, with a timeout of one second, ended at that timeout. Its error contains the
+/// version after the one that the server has reached, which is the world's or an earlier one. An immediate refusal, or
+/// one of a requested version, does not count.
 ///
-/// An apiserver that is held up says the same.
+/// A stalled apiserver gives the same answer.
 fn is_late(probe: &Probe, expected: &Seen, told: &Seen, took: Duration, settled: u64) -> bool {
     let Some((first, others)) = told.body.split_first() else { return false };
-    // A WebSocket says when it is closed.
+    // A WebSocket also sends its close.
     let is_all = others.iter().all(|message| message.starts_with("Ok(Close("));
     let Some((head, rest)) = first.split_once(TOO_LARGE) else { return false };
     let version: String = rest.chars().take_while(char::is_ascii_digit).collect();
@@ -119,9 +119,9 @@ fn is_late(probe: &Probe, expected: &Seen, told: &Seen, took: Duration, settled:
         && of_now
 }
 
-/// Whether a watch has lasted as long as it was to, and has sent only the first of the other one's events.
+/// Whether a watch lasted until its timeout and sent only a prefix of the other one's events.
 fn is_cut(probe: &Probe, expected: &Seen, told: &Seen, took: Duration) -> bool {
-    // A WebSocket says when it is closed.
+    // A WebSocket also sends its close.
     let events = |seen: &Seen| {
         let events = seen.body.iter().filter(|message| !message.starts_with("Ok(Close("));
         events.cloned().collect::<Vec<_>>()
@@ -133,7 +133,7 @@ fn is_cut(probe: &Probe, expected: &Seen, told: &Seen, took: Duration) -> bool {
         && is_cut_short(&events(told), &events(expected))
 }
 
-/// What the questions of a run came to.
+/// The outcomes of the requests of a run.
 #[derive(Debug, Default)]
 pub struct Counts {
     pub asked: u64,
@@ -156,8 +156,8 @@ impl Counts {
         self.verdicts.get(&verdict).copied().unwrap_or_default()
     }
 
-    /// What makes the run worth nothing, although no answer was wrong: outcomes that were too many, and answers from
-    /// the cache that were less than one in so many. Without those upstream would have been compared with itself.
+    /// The reasons why the run is void although no answer was wrong: an outcome was too frequent, or too few answers
+    /// came from the cache. In the second case upstream was compared with itself.
     pub fn complaints(&self, cached_one_in: u64) -> Vec<String> {
         let may = |one_in: u64| FEW.max(self.asked / one_in);
         let too_many = ONE_IN.into_iter().filter(|(verdict, one_in, _)| self.of(*verdict) > may(*one_in));

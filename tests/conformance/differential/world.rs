@@ -1,5 +1,5 @@
-//! The objects to ask for: at least one of every resource that an apiserver without controllers accepts. They are
-//! created one after the other while the proxy's feeds run, so that the feeds see them come, and are not changed
+//! The objects of the comparison: at least one of every resource that an apiserver without controllers accepts. They
+//! are created one by one while the proxy's feeds run, so that the feeds receive them as events. They do not change
 //! afterwards.
 
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::probe::path_segment;
 use crate::bed::{self, Ask, Http, Pair, Plane, eventually, version_of};
 
-/// A resource, and what there is of it.
+/// A resource and its objects.
 #[derive(Debug)]
 pub struct Served {
     /// `/api/v1` or `/apis/GROUP/VERSION`.
@@ -24,30 +24,30 @@ pub struct Served {
     pub watchable: bool,
     pub listable: bool,
     pub subresources: Vec<String>,
-    /// Namespaces, empty for what has none, and names.
+    /// Pairs of namespace and name. The namespace is empty for cluster-scoped objects.
     pub objects: Vec<(String, String)>,
-    /// One of them, as it is.
+    /// The content of one of these objects.
     pub example: Option<Value>,
 }
 
 #[derive(Debug)]
 pub struct World {
-    /// In the order of their paths.
+    /// Sorted by path.
     pub resources: Vec<Served>,
-    /// Versions at which something happened, in order.
+    /// The versions of writes, in order.
     pub versions: Vec<u64>,
 }
 
-/// The namespaces; the second's name begins with the first's.
+/// The namespaces. The first name is a prefix of the second.
 pub const NAMESPACES: [&str; 2] = ["world", "world-a"];
-/// Configmaps that make a list longer than what is compressed, in a namespace of their own.
+/// Configmaps in a separate namespace, which make a list long enough to be compressed.
 const BULK: (&str, usize) = ("world-bulk", 40);
 const FORMS: [&str; 2] = ["application/json", "application/vnd.kubernetes.protobuf"];
-/// Most feeds take a second or two to learn of a version that is none of theirs.
+/// The number of concurrent waits. Most feeds need one or two seconds to learn of a version of another resource.
 const AT_ONCE: usize = 80;
 
 impl Served {
-    /// The path of a collection; everywhere without a namespace.
+    /// The path of a collection; of all namespaces if `namespace` is empty.
     pub fn collection(&self, namespace: &str) -> String {
         if namespace.is_empty() || !self.namespaced {
             format!("{}/{}", self.prefix, self.name)
@@ -96,7 +96,7 @@ impl World {
         world
     }
 
-    /// Waits until the caches of both servers have reached a version, those of all resources.
+    /// Waits until both servers' caches of all resources have reached a version.
     pub async fn settle<P: Deref<Target = Plane>>(&self, pair: &Pair<P>, version: u64) {
         let watched: Vec<_> = self.resources.iter().filter(|resource| resource.watchable).collect();
         settle(&[&pair.direct, &pair.through], &watched, version).await;
@@ -128,7 +128,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// The YAML documents of a folder of `world`, by file name.
+/// The YAML documents of a directory in `world`, sorted by file name.
 fn documents(folder: &str) -> Vec<Value> {
     let folder = bed::repository().join("tests/conformance/world").join(folder);
     let files = fs::read_dir(&folder).expect("the world's manifests").flatten();
@@ -144,7 +144,7 @@ fn documents(folder: &str) -> Vec<Value> {
     files.into_iter().flat_map(of).collect()
 }
 
-/// Everything that discovery tells.
+/// All resources in the discovery documents.
 async fn resources(http: &Http) -> Vec<Served> {
     let groups = http.json("/apis").await;
     let versions = groups["groups"].as_array().into_iter().flatten().filter_map(|group| group["versions"].as_array());
@@ -153,7 +153,7 @@ async fn resources(http: &Http) -> Vec<Served> {
     for prefix in std::iter::once("/api/v1".to_owned()).chain(grouped) {
         let document = http.json(&prefix).await;
         let listed = document["resources"].as_array().cloned().unwrap_or_default();
-        // Answered by asking around: in another order every time.
+        // The apiserver probes components for this answer, whose order changes every time.
         for resource in listed.into_iter().filter(|resource| resource["name"] != "componentstatuses") {
             let (name, subresource) = match text(&resource["name"]).split_once('/') {
                 Some((name, subresource)) => (name, Some(subresource.to_owned())),
@@ -183,7 +183,7 @@ async fn resources(http: &Http) -> Vec<Served> {
     found.into_values().collect()
 }
 
-/// Creates an object, and its status where it has one; the version after that.
+/// Creates an object, and its status if it has one. Returns the version after that.
 async fn make(http: &Http, known: &[Served], document: &Value) -> u64 {
     let (version, kind) = (text(&document["apiVersion"]), text(&document["kind"]));
     let prefix = if version.contains('/') { format!("/apis/{version}") } else { format!("/api/{version}") };
@@ -200,7 +200,7 @@ async fn make(http: &Http, known: &[Served], document: &Value) -> u64 {
     version_of(&http.patch(&path, json!({"status": document["status"]})).await)
 }
 
-/// Labels come and go on some of the objects, and some are deleted; the versions of that.
+/// Adds and removes labels on some objects, and deletes some. Returns the versions of these writes.
 async fn change(http: &Http, known: &[Served]) -> Vec<u64> {
     let mut versions = Vec::new();
     let relabelled = known.iter().filter(|resource| resource.watchable && resource.example.is_some());
@@ -214,7 +214,7 @@ async fn change(http: &Http, known: &[Served]) -> Vec<u64> {
             continue;
         }
         for app in ["y", "x"] {
-            // Some take no labels once they are there, such as a ControllerRevision.
+            // Some objects, such as a ControllerRevision, may refuse new labels.
             let patch = json!({"metadata": {"labels": {"app": app, "touched": "yes"}}}).to_string();
             let ask = Ask::get(&path).with(Method::PATCH, "application/merge-patch+json", patch);
             let answer = http.ask(ask).await;
@@ -229,7 +229,7 @@ async fn change(http: &Http, known: &[Served]) -> Vec<u64> {
     versions
 }
 
-/// Waits until the caches of all resources, in both forms, have reached a version.
+/// Waits until the caches of all resources, in both encodings, have reached a version.
 async fn settle(servers: &[&Http], resources: &[&Served], version: u64) {
     let asks = servers.iter().flat_map(|http| {
         resources.iter().flat_map(move |resource| {
@@ -240,7 +240,7 @@ async fn settle(servers: &[&Http], resources: &[&Served], version: u64) {
     let one = async |(http, ask): (Http, Ask)| {
         eventually(&format!("{} is answered", ask.path), async || {
             let status = http.ask(ask.clone()).await.status.as_u16();
-            // Custom resources have no protobuf form.
+            // Custom resources have no protobuf encoding.
             matches!(status, 200 | 406).then_some(())
         })
         .await;

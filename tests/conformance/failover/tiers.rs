@@ -1,4 +1,4 @@
-//! An apiserver, a proxy in front of it and a proxy in front of that, each of which can be killed and started again.
+//! An apiserver, a proxy in front of it and a second proxy in front of that. Each can be killed and restarted.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,34 +11,35 @@ use verify::{AskedServer, FaultRecord, Record, WindowRecord};
 
 use crate::bed::{Http, Plan, Plane, Protocol, Proxy, eventually, say, version_of};
 
-/// The servers, in the order in which a run names them.
+/// The servers, as a run numbers them.
 pub const LEAF: AskedServer = AskedServer::Subject;
 pub const ZONE: AskedServer = AskedServer::Also(0);
 pub const APISERVER: AskedServer = AskedServer::Also(1);
 
-/// How long a server is away that was killed, besides the time that it takes to start.
+/// The downtime of a killed server, in addition to its start time.
 const AWAY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
-/// Longer than a frame may be on its way behind one that came later.
+/// Longer than a frame may be delayed relative to a later one.
 const SETTLED: Duration = Duration::from_millis(500);
 const PROBES: &str = "/api/v1/namespaces/default/configmaps";
 const PROBE: &str = "failover-probe";
 
-/// A proxy that keeps its address and its certificate when it is started again.
+/// A proxy that keeps its address and its certificate over restarts.
 pub struct Tier {
     plan: Plan,
     proxy: Proxy,
 }
 
-/// The three of them, and what each may have forgotten.
+/// The three servers, and which versions each may have forgotten.
 pub struct Tiers<'a> {
     plane: &'a Plane,
     pub zone: Tier,
     pub leaf: Tier,
-    /// Changes at or below these versions the apiserver, the zone's proxy and the leaf need not know.
+    /// The apiserver, the zone proxy and the leaf proxy need not know changes up to these versions.
     forgotten: [u64; 3],
-    /// Histories of the zone's proxy and of the leaf begin here at the latest; what was before they ask upstream for.
+    /// The histories of the zone proxy and the leaf proxy begin at these versions at the latest. They request earlier
+    /// changes from upstream.
     begun: [u64; 2],
-    /// What was broken, and what was forgotten then.
+    /// The kills, and what the servers forgot through them.
     pub records: Vec<Record>,
 }
 
@@ -78,7 +79,7 @@ impl<'a> Tiers<'a> {
         self.begun = [self.until_known().await; 2];
     }
 
-    /// Kills one of them and starts it again, and returns when both proxies are up to date.
+    /// Kills one server and restarts it. Returns when both proxies are up to date.
     pub async fn kill(&mut self, victim: AskedServer, rng: &mut fastrand::Rng) {
         let (from_ns, began) = (now_ns(), Instant::now());
         let away = AWAY.0 + AWAY.1.saturating_sub(AWAY.0).mul_f64(rng.f64());
@@ -117,17 +118,17 @@ impl<'a> Tiers<'a> {
         }
     }
 
-    /// What servers may have forgotten by the kill of one that is back: each, with its version. Both proxies are up to
-    /// date then.
+    /// The servers that may have lost history when a killed one is back, each with its version. Waits until both
+    /// proxies are up to date.
     async fn forget(&mut self, victim: AskedServer) -> Vec<(AskedServer, u64)> {
         let [apiserver, zone, _] = self.forgotten;
-        // An apiserver begins with what is there when it starts.
+        // A restarted apiserver's history begins with the current state.
         let now = self.plane.direct().version(PROBES).await;
         let known = self.until_known().await;
         match victim {
-            // No proxy can ask it any more for what was before its own history.
+            // The proxies can no longer request from it what was before their own history.
             APISERVER => self.forgotten = [now, self.begun[0], self.begun[1]],
-            // Whoever begins anew knows what its upstream remembers.
+            // A restarted proxy knows what its upstream remembers.
             ZONE => (self.forgotten[1], self.begun[0]) = (apiserver, known),
             _ => (self.forgotten[2], self.begun[1]) = (zone, known),
         }
@@ -135,7 +136,7 @@ impl<'a> Tiers<'a> {
         all.filter(|(server, _)| *server == victim || victim == APISERVER).collect()
     }
 
-    /// Waits until both proxies have what is written now: its version.
+    /// Waits until both proxies have the current state. Returns its version.
     async fn until_known(&self) -> u64 {
         let path = format!("{PROBES}/{PROBE}");
         let annotation = format!("{:x}", fastrand::u64(..));
@@ -158,7 +159,7 @@ impl<'a> Tiers<'a> {
     }
 }
 
-/// A server in words.
+/// The name of a server in messages.
 pub fn name(server: AskedServer) -> &'static str {
     match server {
         LEAF => "the leaf",

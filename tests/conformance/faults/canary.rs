@@ -1,4 +1,4 @@
-//! Objects that are written past the proxy, to see when it knows of them.
+//! Objects that are written directly to the apiserver, to measure when the proxy has them.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::bed::{Http, Plane, Proxy, eventually, version_of};
 
-/// An object of each resource.
+/// One object of each resource.
 pub struct Canaries {
     direct: Http,
     through: Http,
@@ -27,7 +27,7 @@ impl Canaries {
         Self { direct, through: proxy.client(), paths: paths.map(|path| format!("{path}/canary")) }
     }
 
-    /// How long it takes until all feeds know what is written now.
+    /// Measures the time until all feeds have the latest writes.
     pub async fn known(&self) -> Duration {
         let since = Instant::now();
         let patch = json!({"metadata": {"annotations": {"round": fastrand::u64(..).to_string()}}});

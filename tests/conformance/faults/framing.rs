@@ -1,6 +1,6 @@
-//! Where the units of a stream begin and end: frames of HTTP/2 and of a `WebSocket`, heads and chunks of HTTP/1.1.
+//! Boundaries of the units of a stream: frames of HTTP/2 and of a `WebSocket`, heads and chunks of HTTP/1.1.
 
-/// What is spoken on a connection.
+/// The protocol of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Wire {
     H1,
@@ -8,7 +8,7 @@ pub enum Wire {
     Ws,
 }
 
-/// Where bytes go.
+/// The direction of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Direction {
     /// To the server.
@@ -17,7 +17,7 @@ pub enum Direction {
     Down,
 }
 
-/// In which encoding a unit has an event, if it has one.
+/// The encoding of the event in a unit, if it has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Cargo {
     Json,
@@ -25,31 +25,31 @@ pub enum Cargo {
     Other,
 }
 
-/// What a unit carries.
+/// The content of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// The head of a request or an answer.
+    /// The head of a request or a response.
     Head,
-    /// A frame of a watch, from its beginning on.
+    /// A watch frame, from its first byte.
     Event,
     /// Other bytes of a body.
     Data,
-    /// What only the protocol needs.
+    /// Protocol frames without payload of a body.
     Control,
 }
 
 /// One frame, head or chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unit {
-    /// The bytes in front of what it carries.
+    /// The number of bytes before the payload.
     pub header: usize,
-    /// All its bytes.
+    /// The total number of bytes.
     pub len: usize,
     pub class: Class,
 }
 
 impl Unit {
-    /// What is in it, as far as it has come.
+    /// The content of the unit, as far as it has arrived.
     pub fn cargo(&self, bytes: &[u8]) -> Cargo {
         match bytes.get(self.header..) {
             Some(carried) if self.class == Class::Event && carried.starts_with(EVENT) => Cargo::Json,
@@ -59,7 +59,7 @@ impl Unit {
     }
 }
 
-/// What comes next in a stream.
+/// The next expected unit of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     Preface,
@@ -68,7 +68,7 @@ enum Next {
     Chunk,
     Body(usize),
     Message,
-    /// Bytes that are not understood are passed on as they come.
+    /// Unknown bytes, which are forwarded as they come.
     Unknown,
 }
 
@@ -83,7 +83,7 @@ pub struct Framing {
 const PREFACE: usize = 24;
 /// The header of an HTTP/2 frame (RFC 9113 §4.1).
 const FRAME_HEADER: usize = 9;
-/// What the frame of an event begins with in JSON.
+/// The start of a watch event in JSON.
 pub const EVENT: &[u8] = br#"{"type":""#;
 
 impl Framing {
@@ -96,7 +96,7 @@ impl Framing {
         Self { direction, next }
     }
 
-    /// What is spoken now: a connection of HTTP/1.1 may become a WebSocket.
+    /// The current protocol: an HTTP/1.1 connection may become a WebSocket.
     pub fn wire(&self) -> Wire {
         match self.next {
             Next::Preface | Next::Frame => Wire::H2,
@@ -105,7 +105,7 @@ impl Framing {
         }
     }
 
-    /// The unit that these bytes begin with, or `None` if more of them are needed to tell.
+    /// The unit at the start of these bytes; `None` if more bytes are needed.
     pub fn unit(&mut self, bytes: &[u8]) -> Option<Unit> {
         match self.next {
             Next::Preface => {
@@ -144,7 +144,7 @@ impl Framing {
         self.next = match status {
             Some("101") => Next::Message,
             Some("204" | "304") => Next::Head,
-            // A client says nothing more until it is answered, and leaves where it is refused.
+            // The client sends nothing more until the response, and disconnects if it is refused.
             None if value("upgrade:").is_some_and(|to| to == "websocket") => Next::Message,
             _ if value("transfer-encoding:").is_some_and(|coding| coding == "chunked") => Next::Chunk,
             _ if length > 0 => Next::Body(length),
@@ -168,7 +168,7 @@ impl Framing {
         Some(Unit { header, len: header + size + 2, class: self.carried(&bytes[header..], size) })
     }
 
-    /// A frame of RFC 6455 §5.2.
+    /// A frame (RFC 6455 §5.2).
     fn message(&self, bytes: &[u8]) -> Option<Unit> {
         let (opcode, length) = (bytes.first()? & 0x0f, bytes.get(1)?);
         let mask = if length & 0x80 == 0 { 0 } else { 4 };
@@ -186,7 +186,7 @@ impl Framing {
         Some(Unit { header, len: header + payload, class })
     }
 
-    /// What bytes of a body are. In protobuf an event begins with its length.
+    /// Classifies the bytes of a body. In protobuf an event begins with its length.
     fn carried(&self, payload: &[u8], len: usize) -> Class {
         let fits = |length: u32| length > 0 && usize::try_from(length).is_ok_and(|length| length + 4 <= len);
         let counted = payload.first_chunk().is_some_and(|first| fits(u32::from_be_bytes(*first)));
@@ -198,12 +198,12 @@ impl Framing {
     }
 }
 
-/// Where one row of bytes begins in another.
+/// The position of one byte sequence in another.
 fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
     bytes.windows(wanted.len()).position(|window| window == wanted)
 }
 
-/// All units of some bytes.
+/// Splits bytes into their units.
 fn units(mut framing: Framing, bytes: &[u8]) -> Vec<(Class, usize)> {
     let (mut units, mut rest) = (Vec::new(), bytes);
     while let Some(unit) = framing.unit(rest).filter(|unit| unit.len <= rest.len()) {

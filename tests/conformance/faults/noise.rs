@@ -1,4 +1,4 @@
-//! Clients of which nothing is judged: what they send and get has bits that are others.
+//! Clients whose requests and responses have flipped bits. Their results are not checked.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
 
 use crate::bed::{Ask, Http, Protocol, Target};
 
-/// Reads that go on until this is dropped.
+/// A set of clients that read until this value is dropped.
 pub struct Noise {
     _clients: JoinSet<()>,
 }
 
 const CLIENTS: u64 = 6;
-/// One that hears nothing for so long begins anew.
+/// The time without data after which a client starts again.
 const QUIET: Duration = Duration::from_secs(1);
 const PATHS: [&str; 4] = [
     "/api/v1/configmaps?watch=true&allowWatchBookmarks=true",
@@ -34,13 +34,13 @@ impl Noise {
             clients.spawn(async move {
                 loop {
                     let path = PATHS[rng.usize(..PATHS.len())];
-                    // Whatever comes of it may be wrong in any way.
+                    // Any result is possible and is ignored.
                     let _ = match number % 3 {
                         0 => timeout(QUIET * 5, read(&target, Protocol::H1, path)).await,
                         1 => timeout(QUIET * 5, read(&target, Protocol::H2, path)).await,
                         _ => timeout(QUIET * 5, messages(&target, PATHS[rng.usize(..2)])).await,
                     };
-                    // Nobody is refused at once for ever.
+                    // Limits the rate of clients that are refused at once.
                     tokio::time::sleep(Duration::from_millis(rng.u64(5..50))).await;
                 }
             });

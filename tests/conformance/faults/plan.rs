@@ -1,4 +1,4 @@
-//! What is broken, where and when: drawn from a seed, one fault behind the other.
+//! The plan of faults: kind, place and time of each, drawn from a seed, one fault after the other.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,33 +7,33 @@ use tokio::time::Instant;
 
 use super::framing::{Cargo, Class, Direction, EVENT, Unit, Wire};
 
-/// What happens to bytes that are on their way.
+/// The effect of a fault on bytes in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// Both sides get a FIN behind some byte, with the end of TLS before it or without.
+    /// Both sides receive a FIN after some byte, with or without a TLS close before it.
     Cut,
-    /// Both sides get an RST.
+    /// Both sides receive an RST.
     Reset,
-    /// Everything behind some byte waits.
+    /// Everything after some byte is delayed.
     Delay,
-    /// Byte by byte, each in a record of its own.
+    /// Single bytes, each in its own TLS record.
     Trickle,
-    /// Nothing is passed on any more, and nobody is told, until the connection is reset much later.
+    /// Nothing is forwarded and neither side notices, until the connection is reset much later.
     Blackhole,
-    /// GOAWAY in front of a frame, and, half of the time, the end of the connection a little later.
+    /// A GOAWAY before a frame. In half of the cases the connection is closed a little later.
     GoAway,
-    /// One bit of what frames the bytes is another.
+    /// One flipped bit in the framing.
     Flip,
 }
 
-/// Which connections a relay carries, and what may happen to them.
+/// The connections that a relay carries, which determine the possible faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
     /// Between the proxy and the apiserver.
     Upstream,
-    /// Between clients, whose answers are judged, and the proxy.
+    /// Between the proxy and clients whose results are checked.
     Downstream,
-    /// Between clients of which nothing is judged and the proxy: any bit of anything may be another.
+    /// Between the proxy and clients whose results are not checked. Any bit may be flipped.
     Spoilt,
 }
 
@@ -47,8 +47,8 @@ impl Side {
         }
     }
 
-    /// Milliseconds between two faults, at least and at most. A feed whose streams do not live for some seconds waits
-    /// longer each time before it asks again, which is not to be all that is seen.
+    /// The minimum and maximum time between two faults, in milliseconds. Without pauses, the streams of a feed would
+    /// live so short that its growing backoff dominates the run.
     fn pause(self) -> (u64, u64) {
         match self {
             Self::Upstream => (50, 700),
@@ -57,7 +57,7 @@ impl Side {
     }
 }
 
-/// What bytes a fault meets.
+/// The kind of bytes that a fault hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     pub wire: Wire,
@@ -66,7 +66,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Where each kind must have happened in a run that is long enough.
+    /// The places at which each kind must have occurred in a long run.
     pub fn all(side: Side, kind: Kind) -> Vec<Self> {
         let wires: &[Wire] = match (side, kind) {
             (_, Kind::GoAway) => &[Wire::H2],
@@ -77,9 +77,9 @@ impl Place {
         for &wire in wires {
             places.extend([Cargo::Json, Cargo::Protobuf].map(|cargo| Self { wire, direction: Direction::Down, cargo }));
             let other = Self { wire, direction: Direction::Down, cargo: Cargo::Other };
-            // What the proxy only carries may be spoilt by nobody, and GOAWAY stands before what streams carry.
+            // Only the spoilt side may flip bits of forwarded payload. A GOAWAY is inserted before payload only.
             places.extend((kind != Kind::Flip || side == Side::Spoilt).then_some(other));
-            // A client of a WebSocket says nothing behind its request.
+            // A WebSocket client sends nothing after its request.
             let speaks = wire != Wire::Ws && kind != Kind::GoAway && (kind != Kind::Flip || side == Side::Spoilt);
             places.extend(speaks.then_some(Self { direction: Direction::Up, ..other }));
         }
@@ -91,26 +91,27 @@ impl Place {
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub kind: Kind,
-    /// Where it would rather happen.
+    /// The preferred place.
     place: Place,
-    /// What else has to be drawn for it.
+    /// The source of the fault's other random values.
     pub rng: fastrand::Rng,
 }
 
-/// A unit that is just passing.
+/// A unit in transit.
 #[derive(Clone, Copy, Debug)]
 pub struct Passing<'a> {
     pub place: Place,
-    /// Whether what the proxy reads for itself comes this way, and no answer that it only carries.
+    /// Whether the connection carries the proxy's own reads, and no forwarded responses.
     pub is_its_own: bool,
     pub unit: Unit,
-    /// What has come of the unit, and behind it.
+    /// The received bytes of the unit and after it.
     pub bytes: &'a [u8],
 }
 
-/// A plan for whose place nothing comes within this time takes any place in its direction, and its own comes again.
+/// If no unit at the plan's place arrives within this time, the plan takes any place in its direction, and its place is
+/// scheduled again.
 const CHOOSY: Duration = Duration::from_millis(300);
-/// A plan that finds nothing at all within this time gives way to the next, and its kind comes again later.
+/// If no unit at all arrives within this time, the next plan follows, and the kind is scheduled again later.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The faults of one relay, in the order that the seed draws.
@@ -118,11 +119,11 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub struct Plans {
     side: Side,
     rng: fastrand::Rng,
-    /// Kinds that are still to come before all of them come again, and likewise the places of each.
+    /// The kinds that remain before all of them repeat, and likewise the places of each kind.
     deck: Vec<Kind>,
     places: BTreeMap<Kind, Vec<Place>>,
     next: Plan,
-    /// From when on the next one is due.
+    /// The time from which the next fault is due.
     due: Instant,
 }
 
@@ -134,12 +135,12 @@ impl Plans {
         Self { side, rng, deck, places, next, due: Instant::now() }
     }
 
-    /// The next fault is due.
+    /// Makes the next fault due now.
     pub fn begin(&mut self) {
         self.due = Instant::now();
     }
 
-    /// The fault that a unit meets, if it meets one.
+    /// The fault for a unit, if there is one.
     pub fn meet(&mut self, passing: &Passing<'_>) -> Option<Plan> {
         let now = Instant::now();
         if now < self.due {
@@ -209,7 +210,7 @@ impl Plan {
         is_its_place && is_its_unit
     }
 
-    /// The offset in a unit at which it happens.
+    /// The offset of the fault in a unit.
     pub fn offset(&mut self, unit: &Unit) -> usize {
         match self.kind {
             Kind::GoAway => 0,
@@ -217,14 +218,14 @@ impl Plan {
         }
     }
 
-    /// A time between two.
+    /// A random duration between two limits.
     pub fn time(&mut self, least_ms: u64, most_ms: u64) -> Duration {
         Duration::from_millis(self.rng.u64(least_ms..=most_ms))
     }
 
-    /// Makes one bit another. Upstream it is one whose change shows: nobody can tell an object whose name is another
-    /// from one that was always called so, or a frame of an unknown type, which is to be ignored, from one of an
-    /// event. Returns which byte of the unit it was.
+    /// Flips one bit. Upstream it must be a detectable one: a client cannot detect a changed name of an object, or an
+    /// event that became a frame of an unknown type, which it must ignore. Returns the position of the byte in the
+    /// unit.
     pub fn flip(&mut self, side: Side, wire: Wire, unit: &Unit, bytes: &mut [u8]) -> usize {
         if side == Side::Spoilt {
             let at = self.rng.usize(..unit.len.min(bytes.len()));
@@ -232,7 +233,8 @@ impl Plan {
             return at;
         }
         let is_json = bytes[unit.header..].starts_with(EVENT);
-        // A length that becomes some megabytes is no fault yet: like every client the proxy waits for them.
+        // Of a protobuf length, only the most significant byte is flipped. A length of some megabytes is not an error
+        // yet: like every client, the proxy waits for that many bytes.
         let carried = unit.header..unit.header + if is_json { EVENT.len() } else { 1 };
         let of_frame = match wire {
             // The length, the type and the flags END_STREAM and PADDED.

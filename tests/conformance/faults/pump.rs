@@ -1,4 +1,4 @@
-//! One direction of a connection, unit by unit.
+//! One direction of a connection, copied unit by unit.
 
 use std::io;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use super::framing::{Class, Direction, Framing, Unit, Wire};
 use super::plan::{Kind, Passing, Place, Plan, Side};
 use super::relay::{Link, Shared};
 
-/// Why a direction goes on no more, when it is not its ordinary end.
+/// The reason why a direction ended abnormally.
 #[derive(Debug)]
 pub enum Over {
-    /// One of the two sides is gone.
+    /// One of the two sides has closed the connection.
     Io,
-    /// The connection ends by this fault, after this time.
+    /// The fault ends the connection after this time.
     Fault(Kind, Duration),
 }
 
@@ -33,16 +33,16 @@ pub struct Pump<R, W> {
     framing: Framing,
     from: R,
     to: W,
-    /// What has been read and not passed on.
+    /// Bytes that have been read and not forwarded.
     pending: Vec<u8>,
 }
 
-/// Bytes that are read at once.
+/// The maximum number of bytes per read.
 const PART: usize = 16 << 10;
-/// Bytes that trickle.
+/// The number of bytes of one trickle.
 const TRICKLED: usize = 400;
 const TRICKLE_EVERY: Duration = Duration::from_millis(1);
-/// A GOAWAY frame (RFC 9113 §6.8) without what it says.
+/// The start of a GOAWAY frame (RFC 9113 §6.8), without its payload.
 const GOAWAY: [u8; 9] = [0, 0, 8, 7, 0, 0, 0, 0, 0];
 const INTERNAL_ERROR: u32 = 2;
 
@@ -51,7 +51,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Pump<R, W> {
         Self { link, direction, framing, from, to, pending: Vec::new() }
     }
 
-    /// Passes on until the sender has ended.
+    /// Forwards until the sender has ended.
     pub async fn run(mut self) -> Result<(), Over> {
         loop {
             while let Some(unit) = self.framing.unit(&self.pending) {
@@ -67,13 +67,13 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Pump<R, W> {
         }
     }
 
-    /// Whether anything has come.
+    /// Reads. Returns whether any bytes arrived.
     async fn read(&mut self) -> io::Result<bool> {
         self.pending.reserve(PART);
         Ok(self.from.read_buf(&mut self.pending).await? > 0)
     }
 
-    /// Remembers which streams a client has opened.
+    /// Records the newest stream that a client has opened.
     fn note(&self, unit: &Unit) {
         let stream = self.pending.get(5..9).and_then(<[u8]>::first_chunk).map(|id| u32::from_be_bytes(*id));
         if self.direction == Direction::Up && self.framing.wire() == Wire::H2 && unit.header > 0 {
@@ -81,7 +81,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Pump<R, W> {
         }
     }
 
-    /// Passes a unit on, with the fault that it meets; whether the sender has not ended within it.
+    /// Forwards a unit, with its fault if there is one. Returns `false` if the sender ended within it.
     async fn unit(&mut self, unit: Unit) -> Result<bool, Over> {
         let (wire, direction, shared) = (self.framing.wire(), self.direction, self.link.shared.clone());
         let armed = shared.armed.load(Ordering::Relaxed);
@@ -100,7 +100,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Pump<R, W> {
         if !self.pass(at).await? || self.pending.is_empty() && !self.read().await? {
             return Ok(false);
         }
-        // The rest of the unit is here, or on its way, and is not passed on.
+        // The rest of the unit has arrived or is in flight, and is not forwarded yet.
         hit(plan.kind, at);
         let trickled = self.suffer(&mut plan).await?;
         for _ in 0..trickled.min(unit.len - at) {
@@ -112,7 +112,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Pump<R, W> {
         Ok(self.pass(unit.len - at - trickled.min(unit.len - at)).await?)
     }
 
-    /// Does what is planned; returns how many of the next bytes trickle.
+    /// Applies the planned fault. Returns how many of the next bytes trickle.
     async fn suffer(&mut self, plan: &mut Plan) -> Result<usize, Over> {
         let shared = self.link.shared.clone();
         match plan.kind {
@@ -136,7 +136,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Pump<R, W> {
         Ok(0)
     }
 
-    /// Says to the client that the server takes no more streams, which is true of those that it has not opened yet.
+    /// Sends the client a GOAWAY. It is true for the streams that the client has not opened yet.
     async fn go_away(&mut self, plan: &mut Plan) -> io::Result<()> {
         let newest = if plan.rng.bool() { u32::MAX >> 1 } else { self.link.newest.load(Ordering::Relaxed) };
         let why = if plan.rng.u8(..4) == 0 { INTERNAL_ERROR } else { 0 };
@@ -152,7 +152,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Pump<R, W> {
         Ok(())
     }
 
-    /// Passes so many bytes on; whether there were so many.
+    /// Forwards `count` bytes. Returns whether the sender had that many.
     async fn pass(&mut self, mut count: usize) -> io::Result<bool> {
         while count > 0 {
             if self.pending.is_empty() && !self.read().await? {
@@ -168,7 +168,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Pump<R, W> {
     }
 }
 
-/// A fault whose end is still to come.
+/// A fault that is still in effect.
 struct Lasting(Arc<Shared>);
 
 impl Drop for Lasting {
@@ -177,7 +177,7 @@ impl Drop for Lasting {
     }
 }
 
-/// Counts a fault as lasting until this has completed.
+/// Counts a fault as being in effect until the future has completed.
 fn lasts(shared: &Arc<Shared>, until: impl Future<Output = ()> + Send + 'static) {
     shared.lasting.fetch_add(1, Ordering::Relaxed);
     let lasting = Lasting(shared.clone());

@@ -1,6 +1,6 @@
-//! A relay that ends TLS on both of its sides, so that it sees bytes as they are, and breaks connections as planned.
+//! A relay that terminates TLS on both sides, so that it sees plain bytes and breaks connections as planned.
 //!
-//! Client certificates do not pass it; tokens do.
+//! Client certificates do not pass the relay; tokens do.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -33,31 +33,31 @@ pub struct Relay {
     accepting: AbortHandle,
 }
 
-/// What all connections of a relay have in common.
+/// The shared state of a relay's connections.
 pub struct Shared {
     pub side: Side,
     to: Target,
-    /// Offers HTTP/2 and HTTP/1.1, and HTTP/1.1 alone.
+    /// TLS configurations: HTTP/2 with HTTP/1.1, and HTTP/1.1 only.
     servers: [Arc<ServerConfig>; 2],
     pub plans: Mutex<Plans>,
     pub tally: Mutex<Tally>,
     pub armed: AtomicBool,
-    /// Faults whose end is still to come.
+    /// The number of faults that are still in effect.
     pub lasting: AtomicUsize,
     latest: Latest,
-    /// Frames of watches that have passed.
+    /// The number of watch frames that have passed.
     pub events: AtomicUsize,
 }
 
-/// When something was broken last by any relay in front of and behind one proxy.
+/// The time of the last fault of any relay on either side of one proxy.
 #[derive(Clone, Default)]
 pub struct Latest(Arc<Mutex<Option<Instant>>>);
 
-/// What was broken so shortly before is not mended yet.
+/// The time after a fault in which its effects may persist.
 const MENDING: Duration = Duration::from_secs(1);
 
 impl Shared {
-    /// Notes a fault that took effect.
+    /// Records a fault that took effect.
     pub fn hit(&self, kind: Kind, place: Place, offset: usize) {
         let now = Instant::now();
         let before = self.latest.0.lock().expect("not poisoned").replace(now);
@@ -67,21 +67,21 @@ impl Shared {
     }
 }
 
-/// What both directions of one connection share.
+/// The shared state of both directions of a connection.
 pub struct Link {
     pub shared: Arc<Shared>,
-    /// Whether the proxy reads for itself here.
+    /// Whether the connection carries the proxy's own reads.
     pub is_its_own: bool,
     /// The newest stream that the client has opened.
     pub newest: AtomicU32,
-    /// Ends it.
+    /// Ends the connection.
     pub doom: Notify,
 }
 
-/// One of so many connections upstream is over HTTP/1.1, as where a load balancer speaks nothing else.
+/// One in this many upstream connections uses HTTP/1.1, as with load balancers that support nothing else.
 const H1_ONE_IN: u64 = 3;
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
-/// Between a FIN and the end of the socket, which would be an RST if something were unread.
+/// The time between a FIN and the close of the socket, because a close with unread data would send an RST.
 const LINGER: Duration = Duration::from_millis(30);
 
 impl Relay {
@@ -118,30 +118,30 @@ impl Relay {
         Self { url, ca, shared, accepting }
     }
 
-    /// The relay as a server, for this caller.
+    /// The relay as a server, with this caller's credentials.
     pub fn target(&self, identity: &Identity) -> Target {
         Target { url: self.url.clone(), ca: Some(self.ca.clone()), identity: identity.clone() }
     }
 
-    /// Lets faults happen.
+    /// Enables faults.
     pub fn arm(&self) {
         self.shared.plans.lock().expect("not poisoned").begin();
         self.shared.armed.store(true, Ordering::Relaxed);
     }
 
-    /// Lets no more faults happen, and returns when all are over.
+    /// Disables faults, and returns when none is in effect.
     pub async fn disarm(&self) {
         self.shared.armed.store(false, Ordering::Relaxed);
         let lasting = &self.shared.lasting;
         eventually("faults are over", async || (lasting.load(Ordering::Relaxed) == 0).then_some(())).await;
     }
 
-    /// How many events of watches have passed.
+    /// The number of watch events that have passed.
     pub fn events(&self) -> usize {
         self.shared.events.load(Ordering::Relaxed)
     }
 
-    /// What has had fewer hits than it must have: a kind in all, and a kind at one of its places.
+    /// A kind, or a kind at one of its places, that occurred less often than required.
     pub fn lacks(&self, of_kind_min: u64, at_place_min: u64) -> Option<String> {
         let (tally, side) = (self.tally(), self.shared.side);
         side.kinds().iter().find_map(|&kind| {
@@ -175,7 +175,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
-/// Whoever calls an error handler here would have nobody to tell: both sides see that the connection is over.
+/// Errors are not reported, because both sides notice that the connection is closed.
 async fn relay(client: TcpStream, offer: usize, shared: Arc<Shared>) -> io::Result<()> {
     let server = TcpStream::connect(shared.to.host()).await?;
     for side in [&client, &server] {
@@ -183,7 +183,7 @@ async fn relay(client: TcpStream, offer: usize, shared: Arc<Shared>) -> io::Resu
     }
     let sockets = [raw(&client)?, raw(&server)?];
     let hello = timeout(HANDSHAKE_MAX, LazyConfigAcceptor::new(Acceptor::default(), client)).await??;
-    // What the proxy only carries it asks for over HTTP/1.1 (`upstream::pool`).
+    // The proxy forwards requests over HTTP/1.1 (`upstream::pool`).
     let is_its_own = hello.client_hello().alpn().is_some_and(|mut offered| offered.any(|name| name == b"h2"));
     let client = timeout(HANDSHAKE_MAX, hello.into_stream(shared.servers[offer].clone())).await??;
     let is_h2 = client.get_ref().1.alpn_protocol() == Some(b"h2");
@@ -204,7 +204,7 @@ async fn relay(client: TcpStream, offer: usize, shared: Arc<Shared>) -> io::Resu
     Ok(())
 }
 
-/// Ends both connections as the fault has it.
+/// Ends both connections as the fault demands.
 async fn end(over: Option<Over>, sockets: &[Socket; 2]) {
     let Some(Over::Fault(kind, time)) = over else { return };
     match kind {
@@ -219,7 +219,7 @@ async fn end(over: Option<Over>, sockets: &[Socket; 2]) {
     }
 }
 
-/// Another handle of the same socket.
+/// A second handle of the same socket.
 fn raw(stream: &TcpStream) -> io::Result<Socket> {
     Ok(Socket::from(stream.as_fd().try_clone_to_owned()?))
 }

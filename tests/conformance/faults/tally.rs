@@ -1,4 +1,4 @@
-//! What was hit, by kind and place.
+//! The faults that took effect, by kind and place.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -6,13 +6,13 @@ use std::fmt;
 use super::framing::{Cargo, Direction};
 use super::plan::{Kind, Place};
 
-/// Faults that took effect: bytes that had been sent were on their way when each was done.
+/// Faults that took effect on bytes in flight.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     hits: BTreeMap<(Kind, Place), u64>,
-    /// Their offsets in the units that they met.
+    /// The offsets in the affected units.
     offsets: BTreeSet<usize>,
-    /// How many of them came while another, on either side of the proxy, was not over or had just been.
+    /// The number of faults that occurred during or shortly after another one, on either side of the proxy.
     together: u64,
 }
 

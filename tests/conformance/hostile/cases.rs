@@ -3,47 +3,48 @@ use fastrand::Rng;
 use super::{framing, heads, streams, targets};
 use crate::bed::{Account, Authority, Identity, Plane};
 
-/// The senders of hostile requests. None of them may do anything that matters.
+/// The senders of hostile requests. None of them has any relevant permission.
 pub struct Cast {
     pub callers: Vec<Identity>,
-    /// Tokens of others, which a caller has got hold of somehow.
+    /// Tokens of other users, which a caller has obtained in some way.
     pub others: Vec<String>,
 }
 
-/// What a connection speaks.
+/// The protocol of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wire {
-    /// No TLS at all.
+    /// Plain TCP without TLS.
     Tcp,
     Http1,
     Http2,
 }
 
-/// Some bytes on a connection of their own, and what may come of them.
+/// Bytes for one connection, and the permitted outcomes.
 #[derive(Debug)]
 pub struct Case {
     pub family: &'static str,
     pub wire: Wire,
-    /// Whose connection and credential, by number.
+    /// The index of the caller whose connection and credential are used.
     pub caller: usize,
     pub bytes: Vec<u8>,
-    /// Its mark, which begins that of everything in it.
+    /// The marker of the case, which is a prefix of all markers in it.
     pub mark: String,
-    /// Marks of requests that may arrive upstream, each once; of others none.
+    /// Markers of requests that may arrive upstream, each once. No other may.
     pub sound: Vec<String>,
-    /// Whose the requests may be besides nobody's: the caller's alone, or nobody's at all.
+    /// Whether the credential is ambiguous. If so, upstream may see the requests as no user only; otherwise also as the
+    /// caller.
     pub ambiguous: bool,
-    /// What upstream is asked, if that is as it was sent.
+    /// The expected upstream request target, if it must arrive unchanged.
     pub target: Option<String>,
 }
 
-/// An HTTP/1 head before it is spelled.
+/// An HTTP/1 head before serialization.
 #[derive(Debug, Clone)]
 pub struct Head {
     pub method: String,
     pub target: String,
     pub version: String,
-    /// Whole lines without their ends.
+    /// Header lines without line ends.
     pub lines: Vec<Vec<u8>>,
 }
 
@@ -102,14 +103,14 @@ impl Case {
         case
     }
 
-    /// A question who its sender is, to be spoiled.
+    /// A `SelfSubjectReview` request to be manipulated.
     pub fn question(&self, identity: &Identity) -> Head {
         let mut head = Head::new("POST", &format!("{REVIEWS}?mark={}a", self.mark), identity);
         head.add("Content-Type: application/json");
         head
     }
 
-    /// What is hidden inside of another request: it asks for what its sender may not have.
+    /// A request to be hidden inside another one. Its target is forbidden for its sender.
     pub fn hidden(&self, identity: &Identity) -> String {
         let mut head =
             Head::new("GET", &format!("/api/v1/namespaces/kube-system/secrets?mark={}s", self.mark), identity);
@@ -151,13 +152,13 @@ impl Head {
         self.lines.push(line.as_bytes().to_vec());
     }
 
-    /// Somewhere among the others: what comes first may win.
+    /// Inserts at a random position, because the first of several lines may win.
     pub fn insert(&mut self, line: Vec<u8>, random: &mut Rng) {
         let at = random.usize(..=self.lines.len());
         self.lines.insert(at, line);
     }
 
-    /// With its end.
+    /// Serializes the head, including its end.
     pub fn spell(&self, end: &str) -> Vec<u8> {
         let first = format!("{} {} {}", self.method, self.target, self.version).into_bytes();
         let lines = [&first].into_iter().chain(&self.lines);
@@ -166,14 +167,14 @@ impl Head {
         bytes
     }
 
-    /// With a body of the length that is said.
+    /// Serializes the head with a body of the declared length.
     pub fn with_body(mut self, body: &str) -> Vec<u8> {
         self.add(&format!("Content-Length: {}", body.len()));
         [&self.spell("\r\n"), body.as_bytes()].concat()
     }
 }
 
-/// One of them.
+/// Draws one of the strings.
 pub fn pick<'a>(random: &mut Rng, from: &[&'a str]) -> &'a str {
     from[random.usize(..from.len())]
 }

@@ -1,11 +1,11 @@
-//! Requests whose end two readers may see at different places (R-THREAT-3, R-THREAT-4).
+//! Requests whose end is ambiguous, so that two parsers may see it at different places (R-THREAT-3, R-THREAT-4).
 
 use fastrand::Rng;
 
 use super::cases::{Case, Head, REVIEW, pick};
 use crate::bed::Identity;
 
-/// A path that has a body and needs none: answered from the cache, passed through, or refused.
+/// A request with an unnecessary body, which is answered from the cache, forwarded or refused.
 fn carrier(case: &Case, identity: &Identity, random: &mut Rng) -> Head {
     let path = pick(
         random,
@@ -20,11 +20,11 @@ fn carrier(case: &Case, identity: &Identity, random: &mut Rng) -> Head {
     );
     let and = if path.contains('?') { '&' } else { '?' };
     let method = pick(random, &["GET", "GET", "POST", "HEAD", "DELETE", "OPTIONS", "PUT"]);
-    // The method is harmless to whoever may do nothing.
+    // The method does no harm, because the caller has no permission for it.
     Head::new(method, &format!("{path}{and}mark={}a", case.mark), identity)
 }
 
-/// One length too many, or one that is none.
+/// A second Content-Length, or an invalid one.
 pub fn length(case: &mut Case, identity: &Identity, random: &mut Rng) {
     case.family = "content length";
     let hidden = case.hidden(identity);
@@ -52,7 +52,7 @@ pub fn length(case: &mut Case, identity: &Identity, random: &mut Rng) {
     case.bytes = [&head.spell("\r\n"), hidden.as_bytes()].concat();
 }
 
-/// A length and a coding, or a coding that is hardly one.
+/// Content-Length together with Transfer-Encoding, or an invalid coding.
 pub fn coding(case: &mut Case, identity: &Identity, random: &mut Rng) {
     case.family = "transfer coding";
     let body = format!("0\r\n\r\n{}", case.hidden(identity));
@@ -74,7 +74,7 @@ pub fn coding(case: &mut Case, identity: &Identity, random: &mut Rng) {
         _ => "Transfer-Encoding: chunked\r\nTransfer-Encoding: cow",
     };
     head.insert(coding.as_bytes().to_vec(), random);
-    // Whoever goes by it reads one request; it is there always.
+    // A reader that uses the Content-Length sees one request. This line is always present.
     head.insert(format!("Content-Length: {}", body.len()).into_bytes(), random);
     if random.u32(..5) == 0 {
         head = head.version("HTTP/1.0");
@@ -83,7 +83,7 @@ pub fn coding(case: &mut Case, identity: &Identity, random: &mut Rng) {
     case.bytes = [&head.spell("\r\n"), body.as_bytes()].concat();
 }
 
-/// Chunks that are not what they seem.
+/// Malformed or deceptive chunks.
 pub fn chunks(case: &mut Case, identity: &Identity, random: &mut Rng) {
     case.family = "chunks";
     let hidden = case.hidden(identity);
@@ -109,7 +109,7 @@ pub fn chunks(case: &mut Case, identity: &Identity, random: &mut Rng) {
     case.bytes = [&head.spell("\r\n"), body.as_bytes()].concat();
 }
 
-/// R-THREAT-3: what is sent with an upgrade, in the hope that it fails.
+/// R-THREAT-3: bytes after an upgrade request, for the case that the upgrade fails.
 pub fn upgrade(case: &mut Case, identity: &Identity, random: &mut Rng) {
     case.family = "upgrade";
     let path = pick(

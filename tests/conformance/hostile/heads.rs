@@ -54,7 +54,7 @@ const HOPS: [&str; 10] = [
     "Kube-Fanout-Hops",
 ];
 
-/// A name as careless or cunning clients spell it.
+/// A header name in an unusual spelling.
 fn spelled(name: &str, random: &mut Rng) -> String {
     match random.u32(..8) {
         0 => name.to_lowercase(),
@@ -85,7 +85,7 @@ fn claim(random: &mut Rng) -> Vec<u8> {
     format!("{before}{name}{between}{value}").into_bytes()
 }
 
-/// R-THREAT-2: says that it is somebody else.
+/// R-THREAT-2: claims another identity.
 pub fn identity(case: &mut Case, identity: &Identity, random: &mut Rng) {
     case.family = "identity headers";
     let mut head = case.question(identity);
@@ -95,7 +95,7 @@ pub fn identity(case: &mut Case, identity: &Identity, random: &mut Rng) {
     case.bytes = head.with_body(REVIEW);
 }
 
-/// R-THREAT-1: has a proxy forget who it says that it is.
+/// R-THREAT-1: tries to make a proxy drop its own identity headers.
 pub fn hop_by_hop(case: &mut Case, identity: &Identity, random: &mut Rng) {
     case.family = "hop-by-hop headers";
     let mut head = case.question(identity);
@@ -116,7 +116,7 @@ pub fn hop_by_hop(case: &mut Case, identity: &Identity, random: &mut Rng) {
     case.bytes = head.with_body(REVIEW);
 }
 
-/// Two credentials, or one that hardly is one.
+/// Two credentials, or a malformed one.
 pub fn authorization(case: &mut Case, cast: &Cast, random: &mut Rng) {
     case.family = "authorization";
     let identity = &cast.callers[case.caller];
@@ -125,7 +125,7 @@ pub fn authorization(case: &mut Case, cast: &Cast, random: &mut Rng) {
     let encoded = URL_SAFE_NO_PAD.encode(&other);
     let own = head.lines.iter().position(|line| line.starts_with(b"Authorization"));
     match (random.u32(..6), own) {
-        // Whose it is depends on who reads it.
+        // The winning credential depends on the parser.
         (0, Some(_)) => {
             case.ambiguous = true;
             head.insert(format!("{}: Bearer {other}", spelled("Authorization", random)).into_bytes(), random);
@@ -136,7 +136,7 @@ pub fn authorization(case: &mut Case, cast: &Cast, random: &mut Rng) {
         }
         (2, _) => {
             let protocol = format!("Sec-WebSocket-Protocol: base64url.bearer.authorization.k8s.io.{encoded}");
-            // Without an upgrade it is no credential.
+            // Without an upgrade this header is not a credential.
             head.insert(protocol.into_bytes(), random);
         }
         (3, Some(own)) => {
@@ -155,7 +155,7 @@ pub fn authorization(case: &mut Case, cast: &Cast, random: &mut Rng) {
     case.bytes = head.with_body(REVIEW);
 }
 
-/// Lines that readers do not agree about.
+/// Lines that parsers interpret differently.
 pub fn spelling(case: &mut Case, identity: &Identity, random: &mut Rng) {
     case.family = "spelling";
     let mut head = case.question(identity);
@@ -186,7 +186,7 @@ pub fn spelling(case: &mut Case, identity: &Identity, random: &mut Rng) {
     case.bytes = [&head.spell(end), REVIEW.as_bytes()].concat();
 }
 
-/// R-THREAT-12: more than anybody needs.
+/// R-THREAT-12: far more headers than necessary.
 pub fn bulk(case: &mut Case, identity: &Identity, random: &mut Rng) {
     case.family = "bulk";
     let mut head = case.question(identity);

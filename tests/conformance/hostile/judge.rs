@@ -6,17 +6,17 @@ use serde_json::Value;
 use super::cases::{Case, Cast, REVIEW, REVIEWS, Wire};
 use crate::bed::{Ask, Http, Protocol, Target};
 
-/// Who somebody is: name and groups, as upstream says it.
+/// An identity as upstream reports it: name and groups.
 type Name = (String, BTreeSet<String>);
 
-/// Knows who everybody is, and what is wrong.
+/// Knows the identity of each caller, and collects violations.
 pub struct Judge {
-    /// The name of each caller; `None` if upstream does not know it.
+    /// The identity of each caller; `None` if upstream cannot authenticate it.
     own: Vec<Option<Name>>,
     pub wrong: Vec<String>,
 }
 
-/// What only those get whom it is meant for.
+/// Content that only permitted callers may receive.
 const TREASURES: [&str; 2] = ["\"kind\":\"SecretList\"", "\"kind\":\"NodeList\""];
 
 impl Judge {
@@ -28,13 +28,13 @@ impl Judge {
             let answer = http.ask(ask).await;
             own.push(answer.status.is_success().then(|| name(&answer.value()["status"]["userInfo"])));
         }
-        // That it is upstream that says so, and that some of them are known to it.
+        // Upstream itself must report these identities, and must know some of the callers.
         assert!(own.iter().flatten().count() >= 4, "{own:?}");
         assert_eq!(direct.get("/readyz").await.status, 200);
         Self { own, wrong: Vec::new() }
     }
 
-    /// An answer is for its caller or for nobody.
+    /// Checks that a response is for its caller or for no user.
     pub fn hear(&mut self, case: &Case, heard: &[u8]) {
         let text = String::from_utf8_lossy(heard);
         if let Some(treasure) = TREASURES.iter().find(|treasure| text.contains(**treasure)) {
@@ -47,7 +47,7 @@ impl Judge {
         }
     }
 
-    /// What arrived upstream; how many of the cases did.
+    /// Checks which requests arrived upstream. Returns how many of the cases did.
     pub fn read(&mut self, cases: &[Case], log: &[Value]) -> u64 {
         let mut seen = HashMap::<&str, BTreeMap<&str, &Value>>::new();
         for event in log {
@@ -101,7 +101,7 @@ impl Judge {
     }
 }
 
-/// Whether of each request more is known than that it was received: who is impersonated shows later.
+/// Whether the log has more than the receipt of each request. Only a later stage contains the impersonated user.
 pub fn are_told_to_the_end(log: &[Value]) -> bool {
     let ids = |of: fn(&Value) -> bool| -> HashSet<_> {
         log.iter().filter(|event| of(event)).map(|event| event["auditID"].as_str().expect("an id")).collect()
@@ -115,7 +115,7 @@ fn name(user: &Value) -> Name {
     (user["username"].as_str().unwrap_or_default().to_owned(), groups.map(str::to_owned).collect())
 }
 
-/// For the count: the status of an HTTP/1 answer, or that there was something else, or nothing.
+/// For statistics: the status of an HTTP/1 response, or whether there were other bytes or none.
 pub fn status(wire: Wire, heard: &[u8]) -> String {
     match (wire, heard) {
         (_, []) => "nothing".to_owned(),

@@ -21,18 +21,18 @@ pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// Preface and settings.
+/// The client preface and SETTINGS.
 pub fn hello() -> Vec<u8> {
     [PREFACE, &frame(SETTINGS, 0, 0, &[])].concat()
 }
 
-/// Fields as literals that no table remembers (RFC 7541 §6.2.2).
+/// Header fields as literals that are never indexed (RFC 7541 §6.2.2).
 pub fn literals(fields: &Fields) -> Vec<u8> {
     let text = |bytes: &[u8]| [integer(bytes.len()), bytes.to_vec()].concat();
     fields.iter().flat_map(|(name, value)| [vec![0], text(name), text(value)].concat()).collect()
 }
 
-/// With a prefix of seven bits (RFC 7541 §5.1).
+/// Encodes an integer with a prefix of seven bits (RFC 7541 §5.1).
 fn integer(value: usize) -> Vec<u8> {
     let (mut bytes, Some(mut rest)) = (vec![0x7f], value.checked_sub(127)) else {
         return vec![u8::try_from(value).expect("less than 127")];
@@ -45,12 +45,12 @@ fn integer(value: usize) -> Vec<u8> {
     bytes
 }
 
-/// A head in as many frames as it takes.
+/// Encodes a head in as many frames as necessary.
 pub fn head(stream: u32, fields: &Fields, end: bool) -> Vec<u8> {
     head_of(stream, &literals(fields), end)
 }
 
-/// A head with this header block in as many frames as it takes.
+/// Encodes a head with this header block in as many frames as necessary.
 pub fn head_of(stream: u32, block: &[u8], end: bool) -> Vec<u8> {
     let (parts, mut bytes) = (block.chunks(FRAME_BYTES_MAX).collect::<Vec<_>>(), Vec::new());
     for (at, part) in parts.iter().enumerate() {
@@ -114,7 +114,7 @@ const FIELDS: [(&str, &str); 30] = [
     ("x-long", ""),
 ];
 
-/// Fields with a colon in front, which say what is asked.
+/// Manipulates the pseudo-header fields.
 fn pseudo(case: &Case, fields: &mut Fields, hidden: &str, random: &mut Rng) {
     let secrets = format!("/api/v1/namespaces/kube-system/secrets?mark={}s", case.mark);
     let at = random.usize(..fields.len());
@@ -136,7 +136,7 @@ fn pseudo(case: &Case, fields: &mut Fields, hidden: &str, random: &mut Rng) {
     }
 }
 
-/// Requests over HTTP/2 that mean something else over HTTP/1.1, or nothing.
+/// Draws HTTP/2 requests that mean something else in HTTP/1.1, or nothing.
 pub fn draw(case: &mut Case, identity: &Identity, random: &mut Rng) {
     (case.family, case.wire) = ("streams", Wire::Http2);
     let hidden = case.hidden(identity);
@@ -152,7 +152,7 @@ pub fn draw(case: &mut Case, identity: &Identity, random: &mut Rng) {
             }
         }
         3 | 4 => pseudo(case, &mut fields, &hidden, random),
-        // Upstream's way of long requests is HTTP/1.1: a body that is longer than it says would be a request there.
+        // The proxy forwards long requests over HTTP/1.1, where the excess of a too long body would be a request.
         5 => {
             fields[3] = field(":path", &format!("/api/v1/namespaces/t1/pods/none/exec?command=sh&mark={}a", case.mark));
             fields.push(field("content-length", pick(random, &["0", "1", "10000"])));
@@ -167,7 +167,7 @@ pub fn draw(case: &mut Case, identity: &Identity, random: &mut Rng) {
             let (name, value) = FIELDS[random.usize(..8)];
             bytes.extend(head(1, &vec![field(name, value), field(":path", "/"), field("authorization", "a")], true));
         }
-        // On a stream that is none, or of the server's.
+        // On an invalid stream, or one of the server's.
         7 => {
             bytes.extend(frame(DATA, END_STREAM, 1, REVIEW.as_bytes()));
             bytes.extend(head([0, 1, 2, 3][random.usize(..4)], &fields, true));
@@ -175,7 +175,7 @@ pub fn draw(case: &mut Case, identity: &Identity, random: &mut Rng) {
         _ => bytes.extend(frame(DATA, END_STREAM, 1, REVIEW.as_bytes())),
     }
     if kind == 7 {
-        // Stream 3 is a request like the first, with the same mark; it may arrive besides.
+        // Stream 3 is a request like the first with the same marker, which may arrive too.
         case.sound.push(format!("{}a", case.mark));
     }
     case.bytes = bytes;

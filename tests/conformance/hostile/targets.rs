@@ -1,11 +1,11 @@
-//! Requests with odd targets, and bytes that are hardly a request.
+//! Requests with unusual targets, and bytes that are hardly a request.
 
 use fastrand::Rng;
 
 use super::cases::{Case, Head, REVIEW, Wire, pick};
 use crate::bed::Identity;
 
-/// Paths that may be taken for others.
+/// Paths that can be confused with others.
 pub fn path(case: &mut Case, identity: &Identity, random: &mut Rng) {
     case.family = "paths";
     let path = pick(
@@ -45,13 +45,13 @@ pub fn path(case: &mut Case, identity: &Identity, random: &mut Rng) {
     let target = format!("{path}?mark={}a", case.mark);
     let more =
         pick(random, &["", "&watch=true", "&resourceVersion=0", "&fieldSelector=metadata.name%3Da", "&a=%", "&;="]);
-    // Upstream's log escapes what it finds unescaped.
+    // Upstream's audit log escapes unescaped characters.
     case.target = (path.is_ascii() && !path.contains('\\')).then(|| format!("{target}{more}"));
     let head = Head::new(pick(random, &["GET", "GET", "HEAD", "POST", "DELETE"]), &format!("{target}{more}"), identity);
     case.bytes = head.spell("\r\n");
 }
 
-/// First lines that name a host, or two, or none; methods and versions that are none.
+/// Request lines with a host, two hosts or none, and with invalid methods and versions.
 pub fn form(case: &mut Case, identity: &Identity, random: &mut Rng) {
     case.family = "forms";
     let head = case.question(identity);
@@ -77,7 +77,7 @@ pub fn form(case: &mut Case, identity: &Identity, random: &mut Rng) {
     }
 }
 
-/// Not a request at all.
+/// Bytes that are not a request.
 pub fn noise(case: &mut Case, random: &mut Rng) {
     case.family = "noise";
     let mut some = |count: usize| (0..count).map(|_| random.u8(..)).collect::<Vec<_>>();
@@ -85,7 +85,7 @@ pub fn noise(case: &mut Case, random: &mut Rng) {
     case.sound.clear();
     (case.wire, case.bytes) = match random.u32(..8) {
         0 => (Wire::Tcp, long),
-        // The beginning of a handshake, and then something else.
+        // The start of a TLS handshake, followed by other bytes.
         1 => (Wire::Tcp, [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03".as_slice(), &long].concat()),
         2 => (Wire::Tcp, [b"\x16\x03\x01\xff\xff".as_slice(), &short].concat()),
         3 => (Wire::Tcp, format!("GET /api/v1/nodes?mark={}s HTTP/1.1\r\nHost: x\r\n\r\n", case.mark).into_bytes()),

@@ -1,4 +1,4 @@
-//! A balancer of connections, as a load balancer in front of apiservers is: it sees bytes, and no requests.
+//! A TCP load balancer, like one in front of apiservers: it forwards connections and does not parse requests.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -18,18 +18,18 @@ pub struct Balancer {
 }
 
 struct Shared {
-    /// `HOST:PORT` each.
+    /// Each as `HOST:PORT`.
     servers: Vec<String>,
-    /// Where the next connection goes first.
+    /// The server that the next connection tries first.
     next: AtomicUsize,
-    /// How many connections went to each server.
+    /// The number of connections to each server.
     counts: Vec<AtomicU64>,
-    /// Ends the connections that there are.
+    /// Ends the open connections.
     cut: Mutex<CancellationToken>,
 }
 
 impl Balancer {
-    /// Balances between servers that show certificates of the plane's authority.
+    /// Balances between servers that have certificates of the plane's authority.
     pub async fn start(plane: &Plane, servers: &[Target]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let url = format!("https://{}", listener.local_addr().expect("it is bound"));
@@ -43,17 +43,17 @@ impl Balancer {
         Self { target: Target { url, ..plane.target() }, shared, accepting }
     }
 
-    /// What looks like one server, for this caller.
+    /// The balancer as a server, with this caller's credentials.
     pub fn target(&self, identity: &Identity) -> Target {
         self.target.by(identity)
     }
 
-    /// Ends all connections that there are. Where the next ones go is a matter of their order.
+    /// Ends all open connections. The next ones go to the servers in turn.
     pub fn cut(&self) {
         std::mem::take(&mut *self.shared.cut.lock().expect("not poisoned")).cancel();
     }
 
-    /// How many connections went to each server.
+    /// The number of connections to each server.
     pub fn counts(&self) -> Vec<u64> {
         self.shared.counts.iter().map(|count| count.load(Ordering::Relaxed)).collect()
     }
@@ -72,7 +72,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
-/// Passes bytes on to the next server that takes the connection. Both sides see when it is over.
+/// Forwards bytes to the next server that accepts the connection. Both sides notice its end.
 async fn pass(mut client: TcpStream, shared: Arc<Shared>) -> io::Result<()> {
     let cut = shared.cut.lock().expect("not poisoned").clone();
     let (first, servers) = (shared.next.fetch_add(1, Ordering::Relaxed), shared.servers.len());

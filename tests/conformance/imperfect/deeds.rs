@@ -1,4 +1,4 @@
-//! What is done to the control plane while clients are at work.
+//! The disturbances of the control plane while clients are active.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -16,40 +16,40 @@ use super::lag::Lag;
 use super::{Background, Scene, Stage};
 use crate::bed::{ALLOWANCE, Ask, Http, Identity, Protocol, Proxy, Target, eventually, is_ready, say, version_of};
 
-/// Something that is done, by its own name in the record.
+/// A disturbance, with the name that the record uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Deed {
-    /// All connections of the balancer end.
+    /// Ends all connections of the balancer.
     Cut,
-    /// The second apiserver lags by another time.
+    /// Changes the lag of the second apiserver.
     Slower,
-    /// The second apiserver hears nothing of etcd's for a while.
+    /// Withholds all etcd events from the second apiserver for a while.
     Hold,
     PauseFirst,
     PauseSecond,
     KillFirst,
     KillSecond,
-    /// Each is told to end and started again, one after the other.
+    /// Stops and restarts both apiservers, one after the other.
     RestartBoth,
     KillEtcd,
 }
 
-/// Configmaps are stored as JSON, so that etcd shows them. A server that is told to end ends its watches, and does not
-/// wait a minute for them to end by themselves. Two servers of one machine have one name, by which they would tell each
-/// other from themselves.
+/// Configmaps are stored as JSON, so that etcd shows them. A terminating server closes its watches, instead of waiting
+/// a minute for their end. Two servers on one machine have the same hostname, by which they would otherwise identify
+/// each other.
 pub const FLAGS: [&str; 3] = [
     "--storage-media-type=application/json",
     "--shutdown-watch-termination-grace-period=500ms",
     "--feature-gates=APIServerIdentity=false,UnknownVersionInteroperabilityProxy=false",
 ];
 
-/// The longest wait of a feed between two attempts (docs/CONFIG.md, "Fixed limits").
+/// The longest backoff of a feed (docs/CONFIG.md, "Fixed limits").
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
-/// Before the end of a run nothing more is done.
+/// The time before the end of a run without new disturbances.
 const CALM: Duration = Duration::from_secs(2);
 
-/// Does one deed after the other, each at a moment that is drawn, until a run is over. What a deed has broken is over
-/// once all proxies know what is written then.
+/// Causes one disturbance after the other at drawn times, until a run is over. The effect of each ends when all proxies
+/// have the latest writes.
 pub async fn until_over(
     stage: &Stage<'_>,
     scene: &Scene,
@@ -60,7 +60,7 @@ pub async fn until_over(
     let (over, mut rng) = (Instant::now() + duration.saturating_sub(CALM), Rng::with_seed(seed));
     let namespace = stage.plane.namespace("deeds").await;
     let (mut faults, mut longest) = (Vec::new(), Duration::ZERO);
-    // Each at least once, in an order that is drawn; then whichever is drawn.
+    // First each once, in a drawn order, and then any.
     let mut first = scene.deeds.to_vec();
     rng.shuffle(&mut first);
     let mut deeds = first.into_iter();
@@ -121,7 +121,7 @@ impl Stage<'_> {
         }
     }
 
-    /// Each ends by itself and is started again, and the other one serves meanwhile.
+    /// Stops and restarts each in turn, while the other one serves.
     pub async fn restart_both(&self) {
         self.plane.stop_apiserver().await;
         self.plane.start_apiserver().await;
@@ -130,7 +130,7 @@ impl Stage<'_> {
     }
 }
 
-/// How long it takes until all proxies know what is written now.
+/// Measures the time until all proxies have the latest writes.
 async fn known(stage: &Stage<'_>, namespace: &str, proxies: &[(Proxy, &str)]) -> Duration {
     let target = stage.plane.target();
     is_ready(&target).await;
@@ -141,7 +141,7 @@ async fn known(stage: &Stage<'_>, namespace: &str, proxies: &[(Proxy, &str)]) ->
         let version = group.rsplit_once("/apis/").map_or("v1", |(_, version)| version);
         let made = json!({"apiVersion": version, "kind": kind, "metadata": {"generateName": "known-"}});
         let ask = Ask::get(&path).with(Method::POST, "application/json", made.to_string());
-        // A definition is served when whoever brings it has done so.
+        // A definition that another task creates may not be served yet.
         let written = eventually("it is written", async || {
             let answer = direct.try_ask(ask.clone()).await.ok().filter(|answer| answer.status == 201)?;
             Some(version_of(&answer.value()))
@@ -158,7 +158,7 @@ async fn known(stage: &Stage<'_>, namespace: &str, proxies: &[(Proxy, &str)]) ->
     longest
 }
 
-/// Where a resource is, by what name, and of which kind.
+/// The path, name and kind of a resource.
 fn of(resource: &str) -> (&'static str, &'static str, &'static str) {
     match resource {
         super::BUILT_IN => ("/api/v1", "configmaps", "ConfigMap"),
@@ -166,7 +166,7 @@ fn of(resource: &str) -> (&'static str, &'static str, &'static str) {
     }
 }
 
-/// Compacts etcd again and again, up to what was the present so long ago, by the JSON gateway of its client URL.
+/// Compacts etcd periodically through the JSON gateway of its client URL, up to the version from `keep` ago.
 pub fn compact(etcd_url: &str, every: Duration, keep: Duration) -> Background {
     let etcd = Http::new(Target { url: etcd_url.to_owned(), ca: None, identity: Identity::anonymous() }, Protocol::H1);
     let post = async move |path: &str, body: serde_json::Value| {

@@ -1,10 +1,10 @@
-//! A relay in front of etcd that holds back what its watches tell, and nothing else: an apiserver behind it reads and
-//! writes as ever, and its memory is of a while ago.
+//! A relay in front of etcd that delays only the events of its watches. An apiserver that uses it reads and writes
+//! normally, but its watch cache is stale.
 //!
-//! etcd is spoken to in gRPC, a stream of HTTP/2 for each watch. What a client says first on a stream shows whether it
-//! is a watch (`etcdserverpb.WatchRequest`). A client pings whenever it is told something, which a server that has told
-//! nothing since takes for an abuse: the relay answers pings itself, as late as it tells anything, for by that a client
-//! finds out how much may be on its way.
+//! The protocol is gRPC, with one HTTP/2 stream for each watch. The first message of a stream shows whether it is a
+//! watch (`etcdserverpb.WatchRequest`). A client pings whenever it receives data; a server that has sent no data since
+//! then treats the ping as abuse. The relay therefore answers pings itself, with the same delay as the events, because
+//! the client measures the bandwidth-delay product with them.
 
 use std::collections::{HashSet, VecDeque};
 use std::io;
@@ -20,12 +20,12 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::faults::framing::{Direction, Framing};
 
-/// How late watches are told.
+/// The delay of watch events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lag {
-    /// So late.
+    /// A fixed delay.
     By(Duration),
-    /// Not before this changes.
+    /// No events until this changes.
     Held,
 }
 
@@ -35,26 +35,26 @@ pub struct LagRelay {
     accepting: AbortHandle,
 }
 
-/// Types of frames (RFC 9113 §6).
+/// Frame types (RFC 9113 §6).
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const PING: u8 = 6;
-/// The flag of a PING that answers one.
+/// The flag of a PING response.
 const ACK: u8 = 1;
-/// PINGs whose answers wait to be sent.
+/// The maximum number of queued PING responses.
 const PINGS_MAX: usize = 64;
 /// The connection preface of a client (RFC 9113 §3.4).
 const PREFACE: usize = 24;
-/// The bytes in front of a gRPC message: whether it is compressed, and its length.
+/// The number of bytes before a gRPC message: the compression flag and the length.
 const GRPC_HEADER: usize = 5;
-/// The tag of a field of bytes with the number 1: `create_request` of a `WatchRequest`, and `key` of what is in it.
+/// The tag of the length-delimited field 1: `create_request` of a `WatchRequest`, and `key` inside it.
 const FIRST_BYTES: u8 = 0x0a;
-/// Bytes that are read at once.
+/// The maximum number of bytes per read.
 const PART: usize = 16 << 10;
 
 impl LagRelay {
-    /// Relays to etcd at this URL, without a lag at first.
+    /// Starts a relay to etcd at this URL, at first without a lag.
     pub async fn start(etcd_url: &str) -> Self {
         let etcd = etcd_url.split_once("//").expect("a URL").1.to_owned();
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
@@ -88,14 +88,14 @@ async fn relay(client: TcpStream, etcd: String, lags: watch::Receiver<Lag>) -> i
     server.set_nodelay(true)?;
     let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
     let (watches, (answer, answers)) = (Watches::default(), mpsc::channel(PINGS_MAX));
-    // Whichever side ends, the other one is told by the end of its connection.
+    // If one side ends, both connections are closed.
     tokio::select! {
         over = up(from_client, to_server, watches.clone(), answer) => over,
         over = (Down { watches, lags, answers, held: VecDeque::new(), to: to_client }).run(from_server) => over,
     }
 }
 
-/// A frame of HTTP/2, whole.
+/// The next complete HTTP/2 frame.
 fn next_frame(framing: &mut Framing, pending: &mut Vec<u8>) -> Option<Vec<u8>> {
     let unit = framing.unit(pending)?;
     (unit.len <= pending.len()).then(|| pending.drain(..unit.len).collect())
@@ -105,11 +105,11 @@ fn stream_of(frame: &[u8]) -> u32 {
     frame.get(5..9).and_then(<[u8]>::first_chunk).map_or(0, |id| u32::from_be_bytes(*id) & (u32::MAX >> 1))
 }
 
-/// Whether a frame of DATA begins with a request for a watch.
+/// Whether a DATA frame starts with a watch request.
 fn asks_for_watch(frame: &[u8]) -> bool {
     let message = frame.get(9 + GRPC_HEADER..).filter(|_| frame[3] == DATA);
     let Some((&FIRST_BYTES, rest)) = message.and_then(<[u8]>::split_first) else { return false };
-    // Behind the length, whose last byte is below 128.
+    // After the length, whose last byte is below 128.
     let behind = rest.iter().position(|byte| byte & 0x80 == 0).map(|last| last + 1);
     behind.and_then(|at| rest.get(at)) == Some(&FIRST_BYTES)
 }
@@ -127,7 +127,7 @@ async fn up(
         if from.read_buf(&mut pending).await? == 0 {
             return to.shutdown().await;
         }
-        // `Framing` takes the preface without looking whether all of it is there.
+        // `Framing` consumes the preface without a check that it is complete.
         if is_preface && pending.len() < PREFACE {
             continue;
         }
@@ -135,7 +135,7 @@ async fn up(
         while let Some(mut frame) = next_frame(&mut framing, &mut pending) {
             if frame[3] == PING && frame[4] & ACK == 0 {
                 frame[4] |= ACK;
-                // Whoever does not take the answer any more is gone.
+                // If the receiver is closed, the connection has ended.
                 let _ = answer.send(frame).await;
                 continue;
             }
@@ -147,13 +147,13 @@ async fn up(
     }
 }
 
-/// What etcd says, of which some is held back.
+/// The direction from etcd, in which frames are delayed.
 struct Down {
     watches: Watches,
     lags: watch::Receiver<Lag>,
-    /// To pings.
+    /// Responses to pings.
     answers: mpsc::Receiver<Vec<u8>>,
-    /// With when each came.
+    /// Delayed frames, each with its time of arrival.
     held: VecDeque<(Instant, Vec<u8>)>,
     to: OwnedWriteHalf,
 }
@@ -185,7 +185,7 @@ impl Down {
         }
     }
 
-    /// When the first of what is held is to go on, if that is known.
+    /// The time at which the first delayed frame is due; `None` if unknown.
     fn due(&self) -> Option<Instant> {
         let (came, _) = self.held.front()?;
         match *self.lags.borrow() {
@@ -201,7 +201,7 @@ impl Down {
             self.held.push_back((Instant::now(), frame));
             return Ok(());
         }
-        // What ends a stream comes behind all that it has told.
+        // The end of a stream must come after all its events.
         if is_watch && matches!(frame[3], HEADERS | RST_STREAM) {
             let (of_it, others): (VecDeque<_>, _) =
                 std::mem::take(&mut self.held).into_iter().partition(|(_, held)| stream_of(held) == stream);

@@ -1,5 +1,5 @@
-//! Both apiservers are restarted, one after the other, under load: no watch ends, nothing is lost or told twice, and
-//! the proxy lists nothing that it need not.
+//! Both apiservers are restarted, one after the other, under load. No watch ends, no event is lost or sent twice, and
+//! the proxy makes no unnecessary list.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use super::{Access, Stage, lists};
 use crate::bed::{eventually, say, version_of};
 use crate::restarts::{COUNT, REFUSALS_MAX, assert_unbroken, pauses_within, questions, watches};
 
-/// Writes in a second.
+/// Writes per second.
 const RATE: u64 = 40;
 
 impl Stage<'_> {
-    /// Restarts both again and again until the time is over, at least once.
+    /// Restarts both repeatedly until the time is over, at least once.
     pub async fn restarts_end_no_watch(&self, time: Duration) {
         let plane = self.plane;
         let proxy = self.proxy(Access::Balanced).await;
@@ -30,7 +30,7 @@ impl Stage<'_> {
         loop {
             let namespace = plane.namespace("rolling").await;
             let churn = plane.drive("churn").at(&self.both()).args(["--namespace", &namespace, "--objects", "30"]);
-            // As many as the restarts take time for; whoever is faster is waited for.
+            // The writes take about as long as the restarts. If the restarts are faster, they wait for the writes.
             let churn = churn.args(["--ops", "400", "--rate", &RATE.to_string(), "--workers", "2"]).start();
             churn.wrote(40).await;
             let began = Instant::now();
@@ -56,7 +56,7 @@ impl Stage<'_> {
         say(&format!("{restarts} restarts: {}", lists(&proxy).await));
         for (labels, count) in questions(&proxy).await {
             say(&format!("asked upstream: {labels} {count}"));
-            // More may have been asked of an apiserver that listened and was not ready, the longer that took.
+            // An apiserver that listens before it is ready may refuse more requests, the longer that takes.
             assert!(
                 !labels.contains("relist") || count <= restarts + pauses + REFUSALS_MAX,
                 "one relist per feed and restart: {labels} {count}"

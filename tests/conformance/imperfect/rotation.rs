@@ -1,4 +1,4 @@
-//! Certificates, authorities and tokens are replaced in front of a real apiserver, under open watches (R-ROTATE-1).
+//! Certificates, authorities and tokens are replaced on a real apiserver while watches are open (R-ROTATE-1).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use crate::bed::{
     version_of, write_bundle, write_kubeconfig,
 };
 
-/// Who asks, as the apiserver sees it: a user, and the name of a token.
+/// The identity as the apiserver sees it: the user and the id of the token.
 const WHO: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 const HOUR: i64 = 3600;
-/// What has not come by then has not been sent.
+/// The wait for bytes that must not be sent.
 const QUIET: Duration = Duration::from_millis(300);
 
 /// The files that are replaced.
@@ -28,12 +28,12 @@ impl Files {
         self.dir.join(name)
     }
 
-    /// Replaces a file in one step, as mounted Secrets are.
+    /// Replaces a file atomically, as in mounted Secrets.
     fn write(&self, name: &str, text: &str) {
         write_bundle(&self.path(name), &[text.to_owned()]);
     }
 
-    /// A certificate of the control plane's own authority for this user, who may everything.
+    /// Writes a certificate of the control plane's own authority for this user, with all permissions.
     fn certify(&self, plane: &Plane, user: &str) {
         let issued = Authority::of(plane).issue(user, &["system:masters"]).certificate.expect("it has one");
         let text = fs::read_to_string(issued).expect("a file");
@@ -42,7 +42,7 @@ impl Files {
         self.write("client.key", &text[key..]);
     }
 
-    /// A token of the account with this name of its own.
+    /// Writes a token of the account with its own id.
     fn token(&self, plane: &Plane, account: &Account, name: &str) {
         let mut claims = Plane::claims(account, HOUR);
         claims["jti"] = json!(name);
@@ -50,7 +50,7 @@ impl Files {
     }
 }
 
-/// A proxy, a watch on it, and what it is known by upstream.
+/// A proxy, one of its watches, and its upstream identity.
 struct Watched {
     proxy: Proxy,
     watch: Watch,
@@ -65,7 +65,7 @@ impl Watched {
         Self { proxy, watch, path }
     }
 
-    /// What the apiserver calls the proxy.
+    /// The proxy's identity as the apiserver reports it.
     async fn who(&self) -> Value {
         let kind = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
         let ask = Ask::get(WHO).with(http::Method::POST, "application/json", kind.to_string());
@@ -74,7 +74,7 @@ impl Watched {
         answer.value()["status"]["userInfo"].take()
     }
 
-    /// A change comes by the watch that is open, and a list that is current has it.
+    /// Checks that the open watch receives a change, and that a consistent list contains it.
     async fn goes_on(&mut self, direct: &Http, name: &str) {
         let made = version_of(&direct.create(&self.path, json!({"metadata": {"name": name}})).await);
         let told = self.watch.change().await;
@@ -83,7 +83,7 @@ impl Watched {
     }
 }
 
-/// Waits until the server shows a certificate of this authority.
+/// Waits until the server presents a certificate of this authority.
 async fn shows(sibling: &Sibling, authority: &Path) {
     let target = Target { ca: Some(authority.to_owned()), ..sibling.target() };
     eventually("the apiserver shows its new certificate", async || {
@@ -128,7 +128,7 @@ async fn what_is_rotated_is_used_and_open_watches_go_on() {
     for watched in &mut watched {
         watched.goes_on(&direct, "before").await;
     }
-    // Who is to be believed later is believed before it is shown.
+    // The new authority is trusted before its certificate is used.
     let next = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).expect("a certificate");
     fs::write(&new, next.cert.pem()).expect("a file");
     files.write("authorities.pem", &(old + &next.cert.pem()));

@@ -1,4 +1,4 @@
-//! Clients, writers and judges of `fanoutctl verify` on one server.
+//! Clients, writers and checkers of `fanoutctl verify` on one server.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,16 +12,16 @@ use crate::faults;
 
 /// A run of `verify`.
 pub struct Trial {
-    /// The server that is judged.
+    /// The tested server.
     pub subject: Target,
-    /// The URL of another way to the storage, by which half of the writers write.
+    /// The URL of another path to the storage, which half of the writers use.
     pub direct: String,
     pub resource: &'static str,
     pub duration: Duration,
     pub seed: u64,
 }
 
-/// What a run has left.
+/// The record of a run.
 pub struct Recorded {
     path: PathBuf,
     notes: Vec<String>,
@@ -29,17 +29,17 @@ pub struct Recorded {
 
 /// A verdict.
 pub struct Found {
-    /// In words.
+    /// The verdict as text.
     pub text: String,
     pub broken: Vec<Promise>,
-    /// What there was too little of.
+    /// The counts that were too low.
     pub lacks: Vec<String>,
 }
 
-/// How late a change may be while nothing is broken. The second apiserver may lag by a third of that.
+/// The longest delay of a change while nothing is broken. The second apiserver may lag by a third of it.
 const ON_TIME: Duration = Duration::from_secs(8);
 
-/// What must have been judged, or the run says nothing.
+/// The promises that must have been checked, because otherwise the run is inconclusive.
 const JUDGED: [Promise; 12] = [
     Promise::Ordered,
     Promise::Unique,
@@ -75,10 +75,10 @@ impl Trial {
 }
 
 impl Recorded {
-    /// Fails unless every promise was kept that upstream lets be kept. Returns how much was judged, and what there was
-    /// too little of.
+    /// Panics unless every promise was kept, except those that upstream itself breaks. Returns the figures, and the
+    /// counts that were too low.
     pub fn judge(&self, faults: &[FaultRecord], broken_upstream: &[Promise]) -> (String, Vec<String>) {
-        // At the end writers change each of their 40 objects once more: there were ten writes before that.
+        // At the end, writers change each of their 40 objects once, so ten writes came before that.
         let least = Counts { events: 100, writes: 50, resumes: 5, faults: 1, ..Counts::default() };
         let Found { text, broken, lacks } = self.found(faults, &Requirements { least, judged: JUDGED.into() });
         let kept = broken.iter().all(|promise| broken_upstream.contains(promise));
@@ -96,7 +96,7 @@ impl Recorded {
     }
 }
 
-/// The lines of a verdict that say how much there was, and what was broken.
+/// The lines of a verdict with the amounts and the broken promises.
 pub fn figures(text: &str) -> String {
     let lines = text.lines().filter(|line| line.contains(" events, ") || line.contains("BROKEN"));
     lines.map(str::trim).collect::<Vec<_>>().join("; ")

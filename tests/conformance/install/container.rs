@@ -1,5 +1,5 @@
-//! Containers of pods without a kubelet: volumes become folders, and the binary runs with the container's arguments and
-//! its account's token. Of the text of volumes and arguments, only what [`Root::placed`] replaces is changed.
+//! Containers of pods without a kubelet: volumes become directories, and the binary runs with the container's arguments
+//! and its account's token. In the text of volumes and arguments, only what [`Root::placed`] replaces changes.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -12,21 +12,21 @@ use crate::bed::{
     Account, Http, Identity, Plane, Process, Protocol, Target, eventually, kube_fanout, write_kubeconfig,
 };
 
-/// Folders of a container, which are below a folder of the test's.
+/// Directories of a container, which are mapped below a directory of the test.
 const PLACES: [&str; 3] = ["/etc/kube-fanout", "/etc/fanout", TOKENS];
 const TOKENS: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// Ports that manifests name; whichever is free is taken.
+/// Ports in manifests, which are replaced by free ones.
 const PORTS: [&str; 6] = [":8001", ":8443", ":9091", ":10249", ":10256", ":10356"];
-/// The address of the apiserver inside of pods.
+/// The address of the apiserver inside pods.
 const INSIDE: &str = "https://kubernetes.default.svc";
 
-/// The folder that is the root of one container.
+/// The root directory of one container.
 pub struct Root<'a> {
     plane: &'a Plane,
     folder: PathBuf,
 }
 
-/// A proxy that runs as its container says.
+/// A proxy that runs with its container's arguments.
 pub struct Running {
     pub url: String,
     admin: String,
@@ -39,12 +39,12 @@ impl<'a> Root<'a> {
         Self { plane, folder: plane.file(name) }
     }
 
-    /// Where a place of the container is.
+    /// The path of a container's file on this machine.
     pub fn path(&self, place: &str) -> PathBuf {
         self.folder.join(place.trim_start_matches('/'))
     }
 
-    /// The text with the places of this machine.
+    /// Replaces the container's paths, ports and addresses with those of this machine.
     pub fn placed(&self, text: &str) -> String {
         let text = PLACES
             .iter()
@@ -60,8 +60,8 @@ impl<'a> Root<'a> {
         path
     }
 
-    /// Puts the account's token where it is inside of pods, and returns a kubeconfig that says so: the address of the
-    /// apiserver comes from the environment there.
+    /// Writes the account's token to its usual place in pods. Returns a kubeconfig with it, because pods have the
+    /// apiserver's address from the environment.
     pub async fn account(&self, namespace: &str, name: &str) -> PathBuf {
         let account = Account { namespace: namespace.to_owned(), name: name.to_owned(), uid: String::new() };
         let identity = account.token(&self.plane.direct()).await;
@@ -73,7 +73,7 @@ impl<'a> Root<'a> {
         path
     }
 
-    /// Writes the files of the container's volumes, but for those of its node.
+    /// Writes the files of the container's volumes, except those of its node.
     pub async fn mount(&self, namespace: &str, pod: &Value, container: &Value) {
         let direct = self.plane.direct();
         for mount in list(&container["volumeMounts"]) {
@@ -96,7 +96,7 @@ impl<'a> Root<'a> {
         }
     }
 
-    /// Runs the container, and returns when its probes are answered.
+    /// Runs the container, and returns when its probes succeed.
     pub async fn run(&self, container: &Value, kubeconfig: Option<&PathBuf>) -> Running {
         let mut command = kube_fanout("serve");
         let said = list(&container["args"]).skip(1).filter_map(Value::as_str).map(|text| self.placed(text));
@@ -133,13 +133,13 @@ impl<'a> Root<'a> {
 }
 
 impl Running {
-    /// What the admin address says to the holder of a token.
+    /// The status of an admin page for the holder of a token.
     pub async fn status_of(&self, path: &str, token: &str) -> u16 {
         let target = Target { url: self.admin.clone(), ca: None, identity: Identity::token("", token) };
         Http::new(target, Protocol::H1).get(path).await.status.as_u16()
     }
 
-    /// The sum of a metric over all of its labels, as Prometheus reads it.
+    /// The sum of a metric over all labels, as Prometheus reads it.
     pub async fn sum(&self, metric: &str) -> i64 {
         let text = http(&self.metrics).get("/metrics").await.text();
         let of = |line: &&str| line.split(['{', ' ']).next() == Some(metric);

@@ -1,4 +1,4 @@
-//! Questions that are drawn from a grammar of all ways to name a part of a collection.
+//! Requests drawn from a grammar of all ways to name a part of a collection.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -22,7 +22,7 @@ const FORMS: [&str; 8] = [
     "application/json;as=Table;v=v1;g=meta.k8s.io",
 ];
 
-/// Terms of field selectors; `@` is a name, `#` a namespace.
+/// Terms of field selectors; `@` is replaced by a name, `#` by a namespace.
 const FIELDS: [&str; 19] = [
     "metadata.name=@",
     "metadata.name=@",
@@ -60,12 +60,12 @@ const LABELS: [&str; 12] = [
     "l=@,metadata.name=@",
 ];
 
-/// Draws callers and questions.
+/// Draws callers and requests.
 pub struct Draws {
     random: Rng,
     tokens: Vec<String>,
     versions: (u64, u64),
-    /// What is drawn more often: the namespace and the name of a right, if it is for one.
+    /// The namespace and the name of the caller's permission, if it has any. They are drawn more often.
     lean: (Option<&'static str>, Option<&'static str>),
 }
 
@@ -78,7 +78,7 @@ impl Draws {
         &callers[self.random.usize(..callers.len())]
     }
 
-    /// A question that this caller asks: of three two that it has a right to, or nearly.
+    /// A request of this caller. Two of three match or almost match its permissions.
     pub fn probe(&mut self, caller: &Caller) -> Probe {
         let leans = !self.one_in(3);
         self.lean = if leans { caller.place() } else { (None, None) };
@@ -126,7 +126,7 @@ impl Draws {
         FORMS[self.random.usize(..FORMS.len())].to_owned()
     }
 
-    /// Mostly that which somebody has a right to.
+    /// Draws a name, mostly one with a permission.
     fn name(&mut self) -> &'static str {
         if self.random.bool() { "a" } else { NAMES[self.random.usize(..NAMES.len())] }
     }
@@ -152,7 +152,7 @@ impl Draws {
 
     fn selectors(&mut self) -> Vec<Parameter> {
         let mut query = Vec::new();
-        // Often the one that a right to a name needs, alone or among others.
+        // Often the selector that a permission for one name needs, alone or with others.
         if let Some(name) = self.lean.1 {
             let own = format!("metadata.name={name}");
             let more = if self.one_in(4) { format!(",{}", self.term(&FIELDS)) } else { String::new() };
@@ -168,7 +168,7 @@ impl Draws {
             let labels = self.term(&LABELS);
             query.push(Parameter::Value("labelSelector", labels));
         }
-        // Of two only the first counts, whichever that is.
+        // Of two selectors only the first counts, so their order is drawn too.
         if self.one_in(8) {
             let fields = self.term(&FIELDS);
             let at = self.random.usize(..=query.len());
@@ -231,14 +231,14 @@ impl Draws {
         self.tokens[self.random.usize(..self.tokens.len())].clone()
     }
 
-    /// The deprecated form of a watch, of all or of one name.
+    /// The deprecated watch path, of a collection or of one name.
     fn watched(&mut self, collection: &str) -> String {
         let watched = collection.replacen("/api/v1/", "/api/v1/watch/", 1);
         if self.random.bool() { format!("{watched}/{}", self.name()) } else { watched }
     }
 }
 
-/// Tokens that begin where no list of the collection could have ended.
+/// Tokens for positions at which no list of the collection could have ended.
 pub fn forged(version: u64) -> Vec<String> {
     let starts = [
         "a\0",

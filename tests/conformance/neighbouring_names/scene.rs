@@ -1,4 +1,4 @@
-//! Objects whose names are alike, and callers with rights to some of them.
+//! Objects with similar names, and callers with permissions for some of them.
 
 use serde_json::{Value, json};
 
@@ -7,29 +7,29 @@ use crate::bed::{Ask, Authority, Bed, Http, Pair, Plan, Plane, Protocol, eventua
 use crate::differential::compare::Servers;
 
 pub const MAPS: &str = "configmaps";
-/// Prefixes, successors and look-alikes: `-` and `.` sort before `/`, `0` right behind it.
+/// Prefixes, successors and look-alikes: `-` and `.` sort before `/`, and `0` directly after it.
 pub const NAMESPACES: [&str; 4] = ["n1", "n1-x", "n10", "n1a"];
 pub const NAMES: [&str; 6] = ["a", "a-b", "a.b", "a0", "aa", "b"];
 
 pub struct Scene {
     pub pair: Pair<Box<Plane>>,
     pub callers: Vec<Caller>,
-    /// Before everything was written, and behind it.
+    /// The versions before and after all writes.
     pub versions: (u64, u64),
 }
 
-/// Somebody with rights to some objects.
+/// A caller with permissions for some objects.
 pub struct Caller {
     pub name: &'static str,
-    /// At the proxy.
+    /// A client of the proxy.
     pub http: Http,
     pub servers: Servers,
     may: May,
-    /// It may list or watch, so that the cache has something to answer.
+    /// Whether the caller may list or watch, so that the cache can answer.
     pub asks_cache: bool,
 }
 
-/// What somebody may read: of these maps, and whether of nodes of that name.
+/// A caller's permissions: for these configmaps, and optionally for nodes of the same name.
 #[derive(Debug, Clone, Copy)]
 struct May {
     namespace: Option<&'static str>,
@@ -54,7 +54,7 @@ impl Scene {
     pub async fn set(bed: Bed<Box<Plane>>) -> Self {
         let pair = Pair::with(Plan::delegated(&bed), bed).await;
         let direct = &pair.direct;
-        // What the proxy holds has a history from before everything.
+        // The proxy's feeds start before all writes, so that their history contains them.
         for collection in [path(MAPS, None), path("nodes", None)] {
             for accept in FORMS {
                 eventually("the proxy holds it", async || {
@@ -89,7 +89,7 @@ impl Scene {
     }
 }
 
-/// Waits until the proxy has reached a version; the apiserver has, where it was written.
+/// Waits until the proxy has reached a version. The apiserver has, because the write went to it.
 async fn settle(pair: &Pair<Box<Plane>>, version: u64) {
     for collection in [path(MAPS, None), path("nodes", None)] {
         for (http, accept) in FORMS.iter().flat_map(|accept| [(&pair.direct, accept), (&pair.through, accept)]) {
@@ -99,7 +99,7 @@ async fn settle(pair: &Pair<Box<Plane>>, version: u64) {
     }
 }
 
-/// Gives the rights, and waits until the apiserver knows of them.
+/// Grants the permissions, and waits until the apiserver applies them.
 async fn give(direct: &Http, user: &str, rights: May) {
     let rule = |resource: &str| {
         let mut rule = json!({"apiGroups": [""], "resources": [resource], "verbs": rights.verbs});
@@ -119,17 +119,17 @@ async fn give(direct: &Http, user: &str, rights: May) {
 }
 
 impl Caller {
-    /// The namespace and the name that it has a right to, if it is for one.
+    /// The namespace and the name of the permission, if it is limited to them.
     pub fn place(&self) -> (Option<&'static str>, Option<&'static str>) {
         (self.may.namespace, self.may.name)
     }
 
-    /// Marks of what is not this caller's.
+    /// The markers of objects that the caller may not read.
     pub fn not_for(&self, bytes: &[u8]) -> Vec<String> {
         marks(bytes).into_iter().filter(|(resource, place)| !self.may(resource, place)).map(|(_, of)| of).collect()
     }
 
-    /// Marks of what is.
+    /// The markers of objects that the caller may read.
     pub fn own_marks(&self, bytes: &[u8]) -> Vec<String> {
         marks(bytes).into_iter().filter(|(resource, place)| self.may(resource, place)).map(|(_, of)| of).collect()
     }
@@ -141,7 +141,7 @@ impl Caller {
         right_name && right_place && (resource == MAPS || self.may.nodes)
     }
 
-    /// Watches of what it may see, in every form; and a mark that must come.
+    /// Watches of objects that the caller may read, in every form, each with a marker that must arrive.
     pub fn live(&self, version: u64) -> Vec<(Ask, String)> {
         let place = path(MAPS, self.may.namespace);
         let fields = self.may.name.map_or_else(String::new, |name| format!("&fieldSelector=metadata.name%3D{name}"));
@@ -163,12 +163,12 @@ impl Caller {
     }
 }
 
-/// The collection: of a namespace, or of all.
+/// The path of a collection, in one namespace or in all.
 pub fn path(resource: &str, namespace: Option<&str>) -> String {
     namespace.map_or_else(|| format!("/api/v1/{resource}"), |within| format!("/api/v1/namespaces/{within}/{resource}"))
 }
 
-/// What an object shows of itself in every form that has its metadata.
+/// The marker of an object, which is in its metadata and so in every form.
 pub fn mark(resource: &str, namespace: &str, name: &str) -> String {
     format!("mark({resource}/{namespace}/{name})")
 }
@@ -178,7 +178,7 @@ pub fn object(resource: &str, namespace: &str, name: &str) -> Value {
     json!({"metadata": {"name": name, "annotations": annotations, "labels": {"l": name, "in": "all"}}})
 }
 
-/// The marks in an answer, each once: resource, and namespace and name.
+/// The distinct markers in an answer: resource, and namespace with name.
 fn marks(bytes: &[u8]) -> Vec<(String, String)> {
     let text = String::from_utf8_lossy(bytes);
     let mut marks: Vec<_> = text

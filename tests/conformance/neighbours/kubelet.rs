@@ -20,10 +20,10 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::bed::{Http, Plane};
 
-/// A node whose pods say the same line for ever, as fast as it is read: what `logs -f` follows.
+/// A node whose pod logs are endless: the same line, as fast as the client reads. It serves `logs -f`.
 pub struct Kubelet {
     said: Arc<AtomicU64>,
-    /// The log of its only pod.
+    /// The log path of its only pod.
     pub log: String,
     server: JoinHandle<()>,
 }
@@ -34,7 +34,7 @@ const UNSENT_BYTES: u32 = 64 << 10;
 impl Kubelet {
     pub async fn start(plane: &Plane) -> Self {
         let socket = TcpSocket::new_v4().expect("a socket");
-        // Without it the kernel of this one machine holds megabytes here for each log that nobody reads.
+        // Without this limit, the kernel buffers megabytes here for each unread log.
         socket.set_send_buffer_size(UNSENT_BYTES).expect("a small buffer");
         socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a port");
         let listener = socket.listen(1024).expect("it listens");
@@ -62,7 +62,7 @@ impl Kubelet {
         Self { said, log, server }
     }
 
-    /// Bytes that it has got rid of.
+    /// The number of bytes that it has sent.
     pub fn said_bytes(&self) -> u64 {
         self.said.load(Ordering::Relaxed)
     }
@@ -74,7 +74,7 @@ impl Drop for Kubelet {
     }
 }
 
-/// Makes the node and a pod on it; where the pod's log is.
+/// Creates the node and a pod on it. Returns the path of the pod's log.
 async fn join(direct: &Http, port: u16) -> String {
     direct.create("/api/v1/nodes", json!({"metadata": {"name": "talker"}})).await;
     let addresses = json!([{"type": "InternalIP", "address": "127.0.0.1"}]);
@@ -87,7 +87,7 @@ async fn join(direct: &Http, port: u16) -> String {
     "/api/v1/namespaces/t1/pods/talker/log?follow=true".to_owned()
 }
 
-/// It shows what the test bed has issued for kubelets, by which the apiserver knows one.
+/// Uses the test bed's kubelet certificate, which the apiserver trusts.
 fn tls(plane: &Plane) -> ServerConfig {
     let certificate = CertificateDer::from_pem_file(plane.dir.join("kubelet.crt")).expect("a certificate");
     let key = PrivateKeyDer::from_pem_file(plane.dir.join("kubelet.key")).expect("a key");

@@ -6,8 +6,8 @@ use serde_json::json;
 
 use crate::bed::{Ask, Authority, Bed, Http, Identity, Plan, Plane, Proxy, Watch, rbac, unique};
 
-/// A proxy, somebody known by a token and somebody known by a certificate who may read secrets and configmaps of `t1`,
-/// and somebody who may nothing.
+/// A proxy and three callers. One has a token, one a certificate, and both may read secrets and configmaps of `t1`. The
+/// third may read nothing.
 pub struct Town {
     pub bed: Bed<Box<Plane>>,
     pub proxy: Proxy,
@@ -38,12 +38,12 @@ impl Town {
         town
     }
 
-    /// The good ones', one connection each.
+    /// Clients of the permitted callers, one connection each.
     pub fn clients(&self) -> Vec<Http> {
         self.good.iter().map(|identity| self.proxy.client_of(identity)).collect()
     }
 
-    /// Opens so many watches of the good ones, half of them on the cache.
+    /// Opens `count` watches of the permitted callers, half of them on the cache.
     pub async fn watches(&self, count: usize) -> Vec<Watch> {
         let clients: Vec<_> = (0..count.div_ceil(40)).flat_map(|_| self.clients()).collect();
         let open = (0..count).map(async |at| {
@@ -58,7 +58,7 @@ impl Town {
         join_all(open).await
     }
 
-    /// Every watch has gone on all the time: it sees what is written now, and has not ended.
+    /// Checks that no watch has ended, and that each receives a new write.
     pub async fn assert_unharmed(&self, watches: Vec<Watch>) {
         let name = unique("afterwards");
         for path in [CACHED, PASSED] {
@@ -72,7 +72,7 @@ impl Town {
         self.proxy.assert_sound();
     }
 
-    /// How many questions about tokens the apiserver has been asked, as it counts them.
+    /// The number of TokenReviews that the apiserver has counted.
     pub async fn reviews(&self) -> i64 {
         let labels = [("resource", "tokenreviews"), ("verb", "POST")];
         self.bed.metrics().await.sum("apiserver_request_total", &labels)

@@ -1,32 +1,33 @@
-//! Sequences of outages, as a seed draws them.
+//! Sequences of outages, drawn from a seed.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 const OUTAGES: RangeInclusive<usize> = 2..=5;
-/// The longest pause behind an outage, besides what is written in it.
+/// The longest pause after an outage, in addition to the time for its writes.
 const PAUSE_MAX: Duration = Duration::from_millis(1500);
-/// As many changes of each busy resource in a pause at most.
+/// The maximum number of changes of each busy resource in a pause.
 const CHANGES_MAX: usize = 5;
 
-/// Which server is killed and started again.
+/// The server that is killed and restarted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Victim {
     Apiserver,
-    /// The apiserver, and once more while the proxy is stopped: nobody tells the proxy what was written in between.
+    /// The apiserver, and once more while the proxy is stopped, so that no server sends the proxy the writes in
+    /// between.
     ApiserverUnheard,
     Proxy,
     Both,
 }
 
-/// When an outage begins.
+/// The start condition of an outage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Begins {
-    /// All servers are ready again, and a pause has passed.
+    /// All servers are ready, and a pause has passed.
     Apart,
-    /// The proxy has begun to list what the outage before this one has broken.
+    /// The proxy has started to relist after the previous outage.
     DuringRelist,
-    /// The proxy has begun to read back what nobody had told it.
+    /// The proxy has started to read back changes that it did not receive.
     DuringMend,
 }
 
@@ -34,14 +35,14 @@ pub enum Begins {
 pub struct Outage {
     pub begins: Begins,
     pub victim: Victim,
-    /// Changes of configmaps in the pause behind it, and in one of which nobody tells.
+    /// The number of configmap changes in the pause after the outage, and in the gap that no server sends.
     pub maps: usize,
-    /// Events that are written and deleted likewise.
+    /// The number of Events that are written and deleted in the same way.
     pub events: usize,
     pub pause: Duration,
 }
 
-/// A sequence: each outage, the first of which begins apart.
+/// A sequence of outages, the first of which starts apart.
 pub fn sequence(rng: &mut fastrand::Rng) -> Vec<Outage> {
     let (maps_are_busy, events_are_busy) = (rng.bool(), rng.bool());
     let mut drawn: Vec<Outage> = Vec::new();
@@ -52,7 +53,7 @@ pub fn sequence(rng: &mut fastrand::Rng) -> Vec<Outage> {
             Some(_) => one_of(rng, &[Begins::Apart, Begins::DuringRelist]),
         };
         let victims = [Victim::Apiserver, Victim::ApiserverUnheard, Victim::Proxy, Victim::Both];
-        // Over half of them leave the proxy alive: what it does then is what most of this is about.
+        // In over half of them the proxy survives, because its recovery is the main subject of these tests.
         let victim = one_of(rng, &[&victims[..], &victims[..2]].concat());
         let changes = |rng: &mut fastrand::Rng, is_busy: bool| if is_busy { rng.usize(1..=CHANGES_MAX) } else { 0 };
         let (maps, events) = (changes(rng, maps_are_busy), changes(rng, events_are_busy));

@@ -23,13 +23,13 @@ use crate::ledger::Ledger;
 
 const MAPS: &str = "/api/v1/configmaps";
 const EVENTS: &str = "/api/v1/events";
-/// Resources of which nothing is written within a sequence.
+/// Resources without writes during a sequence.
 const QUIET: [&str; 3] = ["/api/v1/limitranges", "/api/v1/resourcequotas", "/api/v1/serviceaccounts"];
 /// The clients of each resource.
 const CLIENTS: [Protocol; 2] = [Protocol::H1, Protocol::H2];
-/// The name of the object that is written behind each sequence.
+/// The name of the object that is written after each sequence.
 const FENCE: &str = "fence";
-/// Between two looks at what the proxy does.
+/// The polling interval for the proxy's actions.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 const PROMISES: [Promise; 3] = [Promise::Continuity, Promise::Reliable, Promise::Typed];
 
@@ -38,14 +38,14 @@ pub struct Stage<'a> {
     plan: Plan,
     proxy: Proxy,
     namespace: String,
-    /// The apiserver need not know changes up to this version, for its watch caches have begun behind them.
+    /// The apiserver need not know changes up to this version, because its watch caches started after them.
     forgotten: u64,
-    /// When the proxy began, until all clients watch there: what was before that only the apiserver can tell it.
+    /// The proxy's start time, until all clients watch it. Before that, only the apiserver has earlier changes.
     new_since: Option<u64>,
     pub tally: Tally,
 }
 
-/// Clients of one resource.
+/// The clients of one resource.
 struct Followed {
     ledger: Arc<Ledger>,
     followers: Vec<JoinHandle<Follower>>,
@@ -72,7 +72,7 @@ impl<'a> Stage<'a> {
         Self { plane, plan, proxy, namespace, forgotten: 0, new_since: None, tally: Tally::default() }
     }
 
-    /// Plays a sequence. Fails if a watch ended for which upstream has the history, or if a promise was broken.
+    /// Runs a sequence. Panics if a watch ended although upstream has the history, or if a promise was broken.
     pub async fn play(&mut self, outages: &[Outage], rng: &mut fastrand::Rng) {
         let followed = self.begin().await;
         let maps = followed.iter().find(|of| of.ledger.path() == MAPS).expect("they are followed");
@@ -109,7 +109,7 @@ impl<'a> Stage<'a> {
         followed
     }
 
-    /// Kills what the outage says.
+    /// Kills the servers of the outage.
     async fn break_off(&mut self, outage: &Outage, writer: &mut Writer, maps: &Followed, rng: &mut fastrand::Rng) {
         let begun = now_ns();
         self.tally.note(&self.proxy.metrics().await);
@@ -144,8 +144,8 @@ impl<'a> Stage<'a> {
         self.new_since.get_or_insert(begun);
     }
 
-    /// Starts what was killed. Returns whether it was seen that the next outage is to begin: as a rule nothing is ready
-    /// then.
+    /// Restarts the killed servers. Returns whether the start condition of the next outage occurred, usually before all
+    /// servers are ready.
     async fn start_again(&mut self, outage: &Outage, next: Begins, watches: usize) -> bool {
         let (plane, before) = (self.plane, self.tally.of_this_life());
         let is_seen = match outage.victim {
@@ -172,19 +172,19 @@ impl<'a> Stage<'a> {
         is_seen
     }
 
-    /// Waits until the apiserver is ready. Says what the servers may have forgotten.
+    /// Waits until the apiserver is ready, and records which changes the servers may have forgotten.
     async fn ready(&mut self, followed: &[Followed]) {
         bed::is_ready(&self.plane.target()).await;
         self.forgotten = self.plane.direct().version(MAPS).await;
         let Some(since) = self.new_since else { return };
-        // The apiserver has no watch cache of Events, and knows their history from etcd.
+        // The apiserver has no watch cache of Events, and reads their history from etcd.
         for of in followed.iter().filter(|of| of.ledger.path() != EVENTS) {
             of.ledger.may_be_forgotten(self.forgotten, since);
         }
     }
 
-    /// Looks whether all clients watch at the proxy, which knows that it has what was before and keeps what it is told
-    /// from then on.
+    /// Checks whether all clients watch the proxy, and whether the proxy has a proven state. From then on it keeps the
+    /// history itself.
     async fn settle(&mut self, followed: &[Followed]) {
         let metrics = self.proxy.metrics().await;
         let goes_on = is_settled(&metrics, followed.len() * CLIENTS.len());
@@ -194,7 +194,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// Writes to each resource, and judges what its clients were told up to that.
+    /// Writes to each resource, and checks the events that its clients received up to that.
     async fn end(&mut self, followed: Vec<Followed>, lives: u32) {
         let mut goals = Vec::new();
         for of in &followed {
@@ -225,7 +225,7 @@ impl<'a> Stage<'a> {
         self.proxy.assert_sound();
     }
 
-    /// Changes an object of a resource: its version.
+    /// Changes an object of a resource. Returns its version.
     async fn fence(&self, path: &str) -> u64 {
         let (direct, namespace) = (self.plane.direct(), &self.namespace);
         let own = format!("/api/v1/namespaces/{namespace}/{}", path.trim_start_matches("/api/v1/"));
@@ -240,14 +240,14 @@ impl<'a> Stage<'a> {
 }
 
 impl Followed {
-    /// What all of them have got.
+    /// The version that all clients have reached.
     fn position(&self) -> u64 {
         self.positions.iter().map(|at| at.load(Ordering::Relaxed)).min().unwrap_or(0)
     }
 }
 
-/// Waits until the proxy has begun with what the next outage waits for, by what it has asked upstream since another
-/// scrape. With a number of watches, `false` once so many go on at the proxy.
+/// Waits until the proxy has started the recovery step for which the next outage waits. Its upstream requests since the
+/// scrape `before` show that. With a number of watches, returns `false` once that many are open and settled.
 async fn recovery_begins(proxy: &Proxy, next: Begins, before: &Tally, watches: Option<usize>) -> bool {
     loop {
         let metrics = proxy.metrics().await;
@@ -269,21 +269,21 @@ fn all_paths() -> impl Iterator<Item = &'static str> {
     [MAPS, EVENTS].into_iter().chain(QUIET)
 }
 
-/// Whether a feed knows how old its state is: it was listed as it was then, or a proof was asked for. The first
-/// question for upstream's version belongs to the list of a state of a client's version.
+/// Whether a feed knows the age of its state: it was a consistent list, or a proof was requested. The first upstream
+/// version request belongs to the list of a client's version.
 fn is_known(metrics: &Metrics, path: &str) -> bool {
     let resource = format!("{}.v1", path.trim_start_matches("/api/v1/"));
-    let asked = |question| {
-        let labels = [("resource", resource.as_str()), ("question", question)];
-        metrics.sum("kube_fanout_upstream_questions_total", &labels)
+    let asked = |purpose| {
+        let labels = [("resource", resource.as_str()), ("purpose", purpose)];
+        metrics.sum("kube_fanout_feed_requests_total", &labels)
     };
     asked("initial") + asked("equality") + asked("catch_up") > 0 || asked("position") > 1
 }
 
-/// Whether so many watches go on at the proxy, all of them with feeds that follow upstream.
+/// Whether this many watches are open at the proxy, all with feeds that follow upstream.
 fn is_settled(metrics: &Metrics, watches: usize) -> bool {
     let open = metrics.sum("kube_fanout_watches_open", &[]);
-    let waiting = metrics.sum("kube_fanout_watches_held", &[]);
+    let waiting = metrics.sum("kube_fanout_watches_waiting", &[]);
     let feeds = metrics.sum("kube_fanout_feed_state", &[]);
     let live = metrics.sum("kube_fanout_feed_state", &[("state", "live")]);
     usize::try_from(open) == Ok(watches) && waiting == 0 && live == feeds

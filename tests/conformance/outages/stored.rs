@@ -1,4 +1,5 @@
-//! What etcd holds of a collection, by its JSON gateway. Unlike an apiserver, it keeps the history over restarts.
+//! The contents of a collection in etcd, read through its JSON gateway. Unlike an apiserver, etcd keeps the history
+//! over restarts.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -8,11 +9,11 @@ use verify::EventKind;
 
 use crate::bed::{Ask, Frame, Http, Identity, Plane, Protocol, Target};
 
-/// The changes of a collection of the core group behind a version, up to and including another one, which is a change
-/// of it. Values are stored as JSON and nothing is compacted.
+/// The changes of a collection of the core group after version `from`, up to and including `to`, which must be a change
+/// of it. Values must be stored as JSON without compaction.
 pub async fn changes(plane: &Plane, resource: &str, from: u64, to: u64) -> Vec<(EventKind, Value)> {
     let prefix = format!("/registry/{resource}/");
-    // The byte behind the slash.
+    // The byte after the slash.
     let end = format!("/registry/{resource}0");
     let create = json!({"create_request": {
         "key": STANDARD.encode(&prefix), "range_end": STANDARD.encode(end), "start_revision": (from + 1).to_string(),
@@ -35,7 +36,7 @@ pub async fn changes(plane: &Plane, resource: &str, from: u64, to: u64) -> Vec<(
     }
 }
 
-/// A change: its version, and what an apiserver's watch would tell of it.
+/// A change: its version, and the corresponding watch event of an apiserver.
 fn change(event: &Value, prefix: &str) -> (u64, EventKind, Value) {
     let kv = &event["kv"];
     let (version, made) = (number(&kv["mod_revision"]), number(&kv["create_revision"]));
@@ -51,7 +52,7 @@ fn change(event: &Value, prefix: &str) -> (u64, EventKind, Value) {
     (version, kind, object)
 }
 
-/// The gateway writes 64-bit numbers as text, and leaves out what is 0.
+/// Parses a 64-bit number, which the gateway writes as text and omits if it is 0.
 fn number(value: &Value) -> u64 {
     value.as_str().map_or(0, |text| text.parse().expect("a number"))
 }

@@ -1,4 +1,4 @@
-//! What has happened in a run of sequences.
+//! The counts of a run of sequences.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,18 +7,18 @@ use super::drawn::{Begins, Outage, Victim};
 use crate::bed::Metrics;
 use crate::follower::Follower;
 
-const QUESTIONS: &str = "kube_fanout_upstream_questions_total";
+const QUESTIONS: &str = "kube_fanout_feed_requests_total";
 const GAPS: &str = "kube_fanout_history_gaps_total";
 /// What the proxy asks to have a state again.
-const LISTS: [&str; 3] = ["relist", "initial", "prehistory"];
+const LISTS: [&str; 3] = ["relist", "initial", "backfill"];
 
 #[derive(Debug, Clone, Default)]
 pub struct Tally {
     outages: BTreeMap<String, u32>,
-    /// Outages that began amid what the proxy did about the one before.
+    /// Outages that started during the recovery from the previous one.
     overlaps: BTreeMap<String, u32>,
     pub kills_of_proxy: u32,
-    /// What the proxy has counted, in earlier lives and in this one.
+    /// The proxy's counters, of earlier processes and of the current one.
     earlier: BTreeMap<String, i64>,
     this: BTreeMap<String, i64>,
     pub changes: usize,
@@ -33,7 +33,7 @@ impl Tally {
         self.kills_of_proxy += u32::from(matches!(outage.victim, Victim::Proxy | Victim::Both));
     }
 
-    /// Counts an outage that begins amid a recovery.
+    /// Counts an outage that starts during a recovery.
     pub fn overlap(&mut self, next: Begins) {
         *self.overlaps.entry(format!("{next:?}")).or_default() += 1;
     }
@@ -48,25 +48,26 @@ impl Tally {
         self.expired += client.expired;
     }
 
-    /// Notes what the proxy has counted so far. Fails if it took upstream's history for another one: it never was.
+    /// Records the proxy's current counters. Panics if it reported a different upstream history, which never occurs
+    /// here.
     pub fn note(&mut self, metrics: &Metrics) {
         for outcome in ["mended", "new_history", "rewound", "different"] {
             self.this.insert(outcome.to_owned(), metrics.sum(GAPS, &[("outcome", outcome)]));
         }
-        for question in LISTS.into_iter().chain(["past"]) {
-            self.this.insert(question.to_owned(), metrics.sum(QUESTIONS, &[("question", question)]));
+        for question in LISTS.into_iter().chain(["past_object"]) {
+            self.this.insert(question.to_owned(), metrics.sum(QUESTIONS, &[("purpose", question)]));
         }
         assert_eq!(self.this["rewound"] + self.this["different"], 0, "upstream's history went on");
     }
 
-    /// Notes that the proxy has ended.
+    /// Records that the proxy process has ended.
     pub fn over(&mut self) {
         for (what, count) in std::mem::take(&mut self.this) {
             *self.earlier.entry(what).or_default() += count;
         }
     }
 
-    /// What the proxy had counted when it was asked last.
+    /// The counters of the current process at the last scrape.
     pub fn of_this_life(&self) -> Self {
         Self { this: self.this.clone(), ..Self::default() }
     }
@@ -80,7 +81,7 @@ impl Tally {
     }
 
     pub fn past(&self) -> i64 {
-        self.asked(&["past"])
+        self.asked(&["past_object"])
     }
 }
 

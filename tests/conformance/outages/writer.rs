@@ -10,7 +10,7 @@ use crate::event_scenes::event;
 pub struct Writer {
     namespace: String,
     rng: fastrand::Rng,
-    /// The configmaps that there are, each with the version at which it was made.
+    /// The existing configmaps, each with its creation version.
     maps: Vec<(String, u64)>,
     events: Vec<String>,
     made: u32,
@@ -21,9 +21,10 @@ impl Writer {
         Self { namespace: namespace.to_owned(), rng, maps: Vec::new(), events: Vec::new(), made: 0 }
     }
 
-    /// Changes as many configmaps and Events. All followers have got what happened to configmaps up to a version: only
-    /// what they have got is deleted. What comes and goes in a gap without a trace is lost, as docs/DIFFERENCES.md says
-    /// ("A mended gap"). Events have no gaps: the apiserver serves their history from etcd.
+    /// Changes this many configmaps and Events. All followers have received the configmap changes up to `followed`, and
+    /// only such configmaps are deleted. An object that is created and deleted within a gap is lost, as
+    /// docs/DIFFERENCES.md says ("A mended gap"). Events have no gaps, because the apiserver serves their history from
+    /// etcd.
     pub async fn change(&mut self, plane: &Plane, maps: usize, events: usize, followed: u64) {
         let direct = plane.direct();
         for _ in 0..maps {
@@ -54,7 +55,7 @@ impl Writer {
         }
     }
 
-    /// Makes an Event, or deletes the oldest one. It may have expired by then.
+    /// Creates an Event, or deletes the oldest one, which may already have expired.
     async fn change_an_event(&mut self, direct: &Http) {
         let path = self.path("events");
         if !self.events.is_empty() && self.rng.bool() {

@@ -1,4 +1,4 @@
-//! Rights to watch the configmaps of a namespace, and the ways in which they are taken away.
+//! Permissions to watch the configmaps of a namespace, and the ways in which they are revoked.
 
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::bed::rbac::{binding, collection, may, subject};
 use crate::bed::{Account, Ask, Authority, Bed, Http, Identity, Plan, Plane, Proxy, unique, write_bundle};
 
-/// What takes the right away.
+/// The way in which a permission is revoked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Loss {
     RoleBindingDeleted,
@@ -22,7 +22,7 @@ pub enum Loss {
     NamespaceDeleted,
 }
 
-/// Where trials take place.
+/// The environment of the trials.
 pub struct Bench {
     pub bed: Bed<Box<Plane>>,
     pub proxy: Proxy,
@@ -31,13 +31,13 @@ pub struct Bench {
     bundle: Bundle,
 }
 
-/// The CAs that the proxy believes, in a file.
+/// A file with the CAs that the proxy trusts.
 struct Bundle {
     path: PathBuf,
     certificates: Mutex<Vec<String>>,
 }
 
-/// A right that somebody has.
+/// A caller's permission.
 pub struct Right {
     pub caller: Identity,
     pub namespace: String,
@@ -46,11 +46,11 @@ pub struct Right {
     account: Option<Account>,
     /// The CA of the caller's certificate, if it is not the control plane's.
     authority: Option<String>,
-    /// When it ends by itself.
+    /// The time at which it expires, if it does.
     over: Option<Instant>,
 }
 
-/// For how long a token is good that will be over. Long enough to open a watch.
+/// The lifetime of a token that expires during the trial, which is long enough to open a watch.
 const TOKEN_SECONDS: i64 = 60;
 
 impl Loss {
@@ -64,7 +64,7 @@ impl Loss {
         Self::NamespaceDeleted,
     ];
 
-    /// When the watch has to be over.
+    /// The time limit for the end of the watch.
     pub fn bound(self) -> Duration {
         Duration::from_secs(match self {
             Self::RoleBindingDeleted
@@ -77,7 +77,7 @@ impl Loss {
         })
     }
 
-    /// What it ends with.
+    /// The status code with which the watch ends.
     pub fn code(self) -> u16 {
         match self {
             Self::RoleBindingDeleted
@@ -88,12 +88,12 @@ impl Loss {
         }
     }
 
-    /// Between two writes.
+    /// The interval between writes.
     pub fn pace(self) -> Duration {
         Duration::from_millis(if self.is_slow() { 500 } else { 50 })
     }
 
-    /// How many trials run side by side: most of what takes long is waiting.
+    /// The number of concurrent trials. Slow trials mostly wait, so many can run together.
     pub fn at_once(self) -> usize {
         if self.bound() > Duration::from_secs(5) { 40 } else { 6 }
     }
@@ -143,7 +143,7 @@ impl Right {
         right
     }
 
-    /// Its user.
+    /// Sets up a service account. Returns its user name.
     async fn as_an_account(&mut self, bench: &Bench) -> String {
         let account = Account::create(&bench.direct, &self.namespace, &self.name).await;
         self.caller = account.token(&bench.direct).await;
@@ -180,7 +180,7 @@ impl Right {
         format!("{}/{}", collection(self.scope().0, kind), self.name)
     }
 
-    /// Takes it away; when it was gone.
+    /// Revokes the permission. Returns the time at which it was gone.
     pub async fn take(&self, bench: &Bench) -> Instant {
         match self.loss {
             Loss::RoleBindingDeleted | Loss::ClusterRoleBindingDeleted => {
@@ -203,8 +203,9 @@ impl Right {
         self.over.unwrap_or_else(Instant::now)
     }
 
-    /// Deletes the namespace, and does what its controller does then, which is not part of the control plane here: all
-    /// that is in it goes, one kind after the other, and then it goes itself. Returns when the binding was gone.
+    /// Deletes the namespace, and then acts as its controller, which this control plane does not have. It deletes all
+    /// objects in the namespace, one kind after the other, and then the namespace. Returns the time at which the
+    /// binding was gone.
     async fn end_namespace(&self, bench: &Bench) -> Instant {
         let own = format!("/api/v1/namespaces/{}", self.namespace);
         let ending = bench.direct.delete(&own).await;
@@ -220,7 +221,7 @@ impl Right {
         gone
     }
 
-    /// Leaves nothing that the proxy would have to watch in later trials.
+    /// Deletes everything that the proxy would have to watch in later trials.
     pub async fn forget(&self, bench: &Bench) {
         if self.loss == Loss::NamespaceDeleted {
             return;
@@ -232,7 +233,7 @@ impl Right {
     }
 }
 
-/// A moment of the calendar, in seconds.
+/// Converts seconds since the epoch to an `Instant`.
 fn moment(seconds: &Value) -> Instant {
     let at = UNIX_EPOCH + Duration::from_secs(seconds.as_u64().expect("a time"));
     Instant::now() + at.duration_since(SystemTime::now()).expect("yet to come")

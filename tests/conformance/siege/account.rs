@@ -1,4 +1,4 @@
-//! Attacks by one ordinary account, and by several.
+//! Attacks by one or several ordinary accounts.
 
 use serde_json::json;
 
@@ -9,27 +9,27 @@ use crate::bed::{Authority, Identity, unique};
 use crate::hostile::streams::{frame, head};
 
 const SETTINGS: u8 = 4;
-/// The stream limit of a connection.
+/// The maximum number of streams of a connection.
 const STREAMS: u32 = 250;
 /// A version that upstream does not reach within a test.
 const FUTURE: &str = "resourceVersion=999999999";
-/// A window of no bytes for each stream.
+/// SETTINGS with an initial window of zero bytes for each stream.
 const NO_WINDOW: [u8; 6] = [0, 4, 0, 0, 0, 0];
 /// A listener with a low connection limit, which one account reaches.
 const FEW_PLACES: &str = "limits: {connections: 256}";
 const MORE_THAN_PLACES: usize = 300;
-/// A frame of WebSocket that carries nothing, with its mask (RFC 6455 §5.2).
+/// An empty masked WebSocket frame (RFC 6455 §5.2).
 const EMPTY_MESSAGE: [u8; 6] = [0x82, 0x80, 0, 0, 0, 0];
-/// Nearly as long as a head may be.
+/// Nearly the longest accepted head.
 const LONG_QUERY_BYTES: usize = 60_000;
 
-/// An account for each attacker; none is the healthy client's.
+/// One account for each attacker. None is the healthy client's.
 fn accounts(field: &Field) -> Vec<Identity> {
     let authority = Authority::of(&field.bed);
     (0..ATTACKERS).map(|_| authority.issue(&unique("mallory"), &["system:masters"])).collect()
 }
 
-/// The largest number of requests on one connection.
+/// The maximum number of requests for one connection.
 fn streams(ask: impl Fn(u32) -> (String, Vec<(&'static str, String)>)) -> Vec<u8> {
     after_hello((0..STREAMS).map(|at| {
         let (path, more) = ask(at);
@@ -59,7 +59,7 @@ async fn attacks(field: &Field) -> Vec<Attack> {
     vec![
         Attack {
             name: "reads of a future version",
-            // 40,000 of them.
+            // 40,000 requests in total.
             connections: 160,
             opening: streams(|at| (format!("{}?{FUTURE}", [pods, pod][at as usize % 2]), Vec::new())),
             requests: STREAMS as usize,

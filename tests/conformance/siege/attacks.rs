@@ -1,5 +1,5 @@
-//! Attacks as bytes on connections: what the attacker sends, which responses the proxy may give, and how one attacker
-//! and several are judged.
+//! Attacks as bytes on connections: what the attacker sends, which responses the proxy may give, and the checks with
+//! one attacker and with several.
 
 use std::future::pending;
 use std::net::Ipv4Addr;
@@ -20,12 +20,12 @@ use crate::bed::{Identity, Target, say};
 use crate::floods::{FRAME_HEAD, frames_of_streams};
 use crate::hostile::streams::{Fields, field, hello};
 
-/// An attack, as each of its connections carries it out.
+/// An attack, as each of its connections performs it.
 pub struct Attack {
     pub name: &'static str,
     /// The protocol of its connections, by its ALPN name.
     pub protocol: &'static str,
-    /// How many connections one attacker has at a time.
+    /// The number of concurrent connections of one attacker.
     pub connections: usize,
     /// The first bytes of each connection.
     pub opening: Vec<u8>,
@@ -46,7 +46,7 @@ const RESET: u8 = 3;
 const GOAWAY: u8 = 7;
 /// Outcomes that are always allowed: connections opened, ended and refused.
 const ALWAYS: [&str; 3] = ["connections", "ended", "refused"];
-/// How much resident memory may grow during an attack.
+/// The limit for the growth of resident memory during an attack.
 const GROWN_MAX: u64 = 100 << 20;
 /// The pause between two newcomers.
 const NEWCOMER_EVERY: Duration = Duration::from_millis(100);
@@ -55,7 +55,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 const CLOSED_FOR_POLICY: [u8; 4] = [0x88, 2, 0x03, 0xf0];
 const STATUS_LINE: &[u8] = b"HTTP/1.1 ";
 
-/// The head of a request over HTTP/2.
+/// The head of an HTTP/2 request.
 pub fn question(method: &str, path: &str, more: &[(&str, &str)]) -> Fields {
     let mut fields = vec![field(":method", method), field(":authority", "kube-fanout")];
     if method != "CONNECT" {
@@ -65,13 +65,13 @@ pub fn question(method: &str, path: &str, more: &[(&str, &str)]) -> Fields {
     fields
 }
 
-/// The preface and settings of a client, and then these frames.
+/// The client preface and SETTINGS, followed by these frames.
 pub fn after_hello(frames: impl IntoIterator<Item = Vec<u8>>) -> Vec<u8> {
     std::iter::once(hello()).chain(frames).flatten().collect()
 }
 
 impl Attack {
-    /// A connection of HTTP/1.1 that is held open.
+    /// An HTTP/1.1 connection that is held open.
     pub fn http1() -> Self {
         Self {
             name: "",
@@ -86,7 +86,7 @@ impl Attack {
         }
     }
 
-    /// A connection of HTTP/2 that is held open.
+    /// An HTTP/2 connection that is held open.
     pub fn http2() -> Self {
         Self { protocol: "h2", ..Self::http1() }
     }
@@ -146,7 +146,8 @@ impl Attack {
     }
 }
 
-/// Takes the whole frames out of what was read: the statuses of responses, and why streams and the connection ended.
+/// Removes the complete frames from the received bytes. Returns the statuses of responses, and the reasons for the end
+/// of streams and of the connection.
 fn http2_answers(heard: &mut Vec<u8>) -> Vec<String> {
     let (mut taken, mut answers) = (0, Vec::new());
     for (kind, _, payload) in frames_of_streams(heard) {
@@ -162,7 +163,7 @@ fn http2_answers(heard: &mut Vec<u8>) -> Vec<String> {
     answers
 }
 
-/// The status at the start of a header block of the proxy.
+/// The status at the start of a header block from the proxy.
 fn status(block: &[u8]) -> String {
     // The block may begin with a table size update.
     let status = match block.strip_prefix(&[0x20]).unwrap_or(block) {
@@ -177,7 +178,7 @@ fn status(block: &[u8]) -> String {
     status.to_owned()
 }
 
-/// Takes the statuses out of what was read, and the close code of a WebSocket.
+/// Removes the statuses and the close code of a WebSocket from the received bytes.
 fn http1_answers(heard: &mut Vec<u8>) -> Vec<String> {
     let mut answers = Vec::new();
     let find = |heard: &[u8], what: &[u8]| heard.windows(what.len()).position(|part| part == what);
@@ -189,14 +190,14 @@ fn http1_answers(heard: &mut Vec<u8>) -> Vec<String> {
         answers.push("close 1008".to_owned());
         heard.clear();
     }
-    // Keep a possibly incomplete end.
+    // Keeps a possibly incomplete status line.
     heard.drain(..heard.len().saturating_sub(STATUS_LINE.len() + 2));
     answers
 }
 
-/// Runs each attack against a new proxy, by one attacker and by several. Other clients must be served and admitted,
-/// memory must stay within its bound, and every response must be a promised one. Newcomers belong to another account
-/// and connect from this address.
+/// Runs each attack against a new proxy, with one attacker and with several. The proxy must serve and admit other
+/// clients, its memory must stay within its bound, and every response must be a promised one. Newcomers belong to
+/// another account and connect from this address.
 pub async fn withstand(field: &mut Field, config: &str, by: &[Identity], newcomer: Ipv4Addr, attacks: Vec<Attack>) {
     let mut faults = Vec::new();
     for attack in attacks {

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::bed::{self, PATIENCE, Plane, Process, Proxy, eventually, unique};
 
-/// A bench that runs, in a process of its own.
+/// A running bench in its own process.
 pub struct Bench {
     process: Process,
     figures: PathBuf,
@@ -17,8 +17,8 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Starts a bench with the credentials of this kubeconfig, which measures for so many seconds. It writes to the
-    /// apiserver itself.
+    /// Starts a bench with the credentials of this kubeconfig, which measures for `seconds`. It writes directly to the
+    /// apiserver.
     pub fn start(plane: &Plane, proxy: &Proxy, kubeconfig: &Path, seconds: u64, arguments: &[&str]) -> Self {
         let (name, target) = (unique("bench"), proxy.target());
         let file = |end: &str| plane.file(&format!("{name}.{end}"));
@@ -41,7 +41,7 @@ impl Bench {
         .await;
     }
 
-    /// Waits until all is delivered or answered, and returns what was measured.
+    /// Waits until everything is delivered or answered. Returns the measurements.
     pub async fn finish(self) -> Value {
         let ended = self.process.wait(self.patience).await;
         assert!(ended.success(), "the bench missed nothing: {}", fs::read_to_string(&self.said).expect("a file"));

@@ -1,4 +1,4 @@
-//! Chains of certificates that end at no known authority, although there are very many paths through them.
+//! Certificate chains that end at no trusted authority, although there are very many paths through them.
 
 use std::fs;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use tokio::time::timeout;
 use super::{ATTACKERS, Answers, Field, attack};
 use crate::bed::{self, Ask, Authority, Http, Identity, Protocol, unique};
 
-/// A TLS message holds no more of them.
+/// The number of certificates that fit into a TLS message.
 const CERTIFICATES: usize = 170;
-/// Far longer than anything takes that is refused before anybody is known.
+/// Far longer than any refusal before authentication takes.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
 
-/// Somebody's certificate, and others behind it that could all have issued it and each other.
+/// A client certificate, and others after it that could all have issued it and each other.
 fn maze(field: &Field) -> Identity {
     let issuer = Authority::foreign(&field.bed);
     let leaf = issuer.issue("mallory", &[]).certificate.expect("a file");
@@ -24,7 +24,7 @@ fn maze(field: &Field) -> Identity {
     Identity::certificate("a maze", path)
 }
 
-/// What a chain costs is bounded before anybody is known, and is not paid again with every request.
+/// The cost of a chain is bounded before authentication, and does not recur with every request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn chains_that_lead_nowhere_cost_others_little() {
     let Some(field) = Field::lay("").await else { return };
@@ -34,8 +34,8 @@ async fn chains_that_lead_nowhere_cost_others_little() {
         if !token.is_empty() {
             ask.headers.insert(AUTHORIZATION, format!("Bearer {token}").parse().expect("a token"));
         }
-        // The client's own pool may lose a request that waited for a connection which then failed: it has no socket
-        // by then, and waits for ever.
+        // The client's own pool may lose a request that waited for a connection which then failed. Such a request has
+        // no socket and waits forever.
         match timeout(ANSWERED_WITHIN, http.try_ask(ask)).await {
             Ok(Ok(answer)) => answers.put(answer.status.as_u16().to_string()),
             Ok(Err(_)) => answers.put("ended"),
@@ -43,7 +43,8 @@ async fn chains_that_lead_nowhere_cost_others_little() {
         }
     };
     let token = field.bed.user("admin").token;
-    // On one connection each, with a token of somebody's besides; and on ever new ones, with many questions at once.
+    // First on one connection each, with an additional valid token. Then on new connections, with many concurrent
+    // requests.
     for (what, token, at_once) in [("chains beside a token", token.as_str(), 1), ("chains alone", "", 100)] {
         field
             .besiege(what, None, async |over| {

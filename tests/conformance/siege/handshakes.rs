@@ -16,15 +16,15 @@ use tokio_rustls::client::TlsStream;
 use super::{Answers, EVERY, Field, Latencies, allow, attack, ratio_max, seconds};
 use crate::bed::{Target, say, within};
 
-/// Who floods, and somebody else.
+/// The addresses of the flood and of other clients.
 pub const FLOOD: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 pub const OTHER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
-/// Connections that the flood has under way at a time.
+/// The number of concurrent connections of the flood.
 const AT_ONCE: usize = 500;
-/// Newcomers who are let in, however busy the machine is.
+/// The minimum number of newcomers that the proxy admits, however busy the machine is.
 pub const NEWCOMERS_MIN: usize = 6;
 
-/// Connects from there.
+/// Connects from this address.
 async fn connect(target: &Target, from: Ipv4Addr) -> std::io::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
     socket.bind(SocketAddr::from((from, 0)))?;
@@ -38,13 +38,13 @@ fn name(target: &Target) -> ServerName<'static> {
     address.ip().into()
 }
 
-/// A whole handshake.
+/// Performs a complete TLS handshake.
 pub async fn shake(target: &Target, connector: &TlsConnector, from: Ipv4Addr) -> std::io::Result<TlsStream<TcpStream>> {
     let io = connect(target, from).await?;
     connector.connect(name(target), io).await
 }
 
-/// A connection, and a question on it that is answered from the cache.
+/// Opens a connection, and sends a request that is answered from the cache.
 async fn come(target: &Target, connector: &TlsConnector, path: &str, from: Ipv4Addr) {
     let mut io = shake(target, connector, from).await.expect("whoever comes is let in");
     let (host, token) = (target.host(), &target.identity.token);
@@ -55,15 +55,15 @@ async fn come(target: &Target, connector: &TlsConnector, path: &str, from: Ipv4A
     assert_eq!(&status, b"HTTP/1.1 200");
 }
 
-/// The first word of one, which costs its sender nothing, until it is answered.
+/// Sends a prepared `ClientHello`, which costs the sender nothing, and waits for the response.
 async fn begin(target: &Target, hello: &[u8]) -> std::io::Result<()> {
     let mut io = connect(target, FLOOD).await?;
     io.write_all(hello).await?;
     io.read_exact(&mut [0; 1]).await.map(drop)
 }
 
-/// Newcomers, each with a connection of its own, until it is over, in a thread of their own. `every` is the pause after
-/// each of them.
+/// Newcomers in their own thread, each with a new connection, until the attack is over. `every` is the pause after each
+/// of them.
 pub async fn newcomers(target: &Target, path: &str, from: Ipv4Addr, every: Duration) -> Latencies {
     let (target, path, until) = (target.clone(), path.to_owned(), Arc::new(AtomicBool::new(false)));
     let came = Arc::new(AtomicUsize::new(0));
@@ -90,7 +90,7 @@ pub async fn newcomers(target: &Target, path: &str, from: Ipv4Addr, every: Durat
     tokio::task::spawn_blocking(move || thread.join()).await.expect("joined").expect("they were let in")
 }
 
-/// What is done for a flood is done in its turns, and a newcomer from elsewhere waits for one of them at a time.
+/// Work for a flood is limited to its turns, so that a newcomer from another address waits for one of them at a time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn floods_of_handshakes_hold_up_nobody_from_elsewhere() {
     let Some(field) = Field::lay("").await else { return };

@@ -1,4 +1,4 @@
-//! Memory that attackers make the proxy use.
+//! Memory that attackers can make the proxy use.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,25 +15,26 @@ use crate::bed::{self, Ask, BULK_PODS, PATIENCE, Plan, Proxy, number, say, uniqu
 use crate::hostile::streams::{Fields, field, frame, head, hello};
 
 const SETTINGS: u8 = 4;
-/// A thousand watches, each of which gets fifty events a second.
+/// A thousand watches, each of which receives fifty events per second.
 const DELIVERIES: [&str; 6] = ["--watches", "1000", "--connections", "10", "--rate", "50"];
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Resident memory beside what the process takes by itself: the budget, and what an allocator needs to keep it.
+/// The limit of resident memory above that of an idle process, relative to the budget. The excess is the allocator's
+/// overhead.
 const SHARE_MAX: f64 = 1.25;
-/// Kibibytes of a `ConfigMap` that a collection grows by.
+/// The size of a `ConfigMap` by which the collection grows, in KiB.
 const MAP_KIB: usize = 100;
 
-/// How much memory the proxy took while something went on.
+/// The proxy's memory during a load.
 #[derive(Debug, Clone)]
 pub struct Seen {
     before: u64,
     pub max: u64,
     last: u64,
-    /// All of them, in order.
+    /// All samples, in order.
     looks: Vec<u64>,
 }
 
-/// Looks at a process again and again.
+/// Samples the memory of a process periodically.
 pub struct Watcher {
     over: Arc<AtomicBool>,
     task: JoinHandle<Vec<u64>>,
@@ -65,7 +66,7 @@ impl Watcher {
 }
 
 impl Seen {
-    /// The share of the budget that was taken at most, beside what the process takes before it holds anything.
+    /// The largest used share of the budget, above the memory of the process before it caches anything.
     fn share(&self, what: &str, budget_mib: u64) -> f64 {
         let taken = self.max - self.before.min(self.max);
         let [before, max, last] = [self.before, self.max, self.last].map(|bytes| bytes as f64 / f64::from(1 << 20));
@@ -81,7 +82,7 @@ fn budget(mib: u64) -> String {
     format!("feeds: {{memoryMebibytes: {mib}}}")
 }
 
-/// A collection that outgrows the budget while it is watched.
+/// A watched collection that outgrows the budget.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_collection_that_grows_to_five_budgets_stays_within_one() {
     let Some(bed) = bed::own("growth").await else { return };
@@ -91,7 +92,7 @@ async fn a_collection_that_grows_to_five_budgets_stays_within_one() {
     let maps = format!("/api/v1/namespaces/{namespace}/configmaps");
     let kinds = ["application/json", "application/vnd.kubernetes.protobuf"];
     let query = "watch=true&allowWatchBookmarks=true";
-    // Both forms are read, and lists of them, so that what is derived counts as well.
+    // Reads both encodings, and lists of them, so that derived representations count too.
     for path in ["/api/v1/configmaps", maps.as_str()] {
         assert_eq!(proxy.client().get(&format!("{path}?resourceVersion=0")).await.status, 200);
     }
@@ -101,7 +102,7 @@ async fn a_collection_that_grows_to_five_budgets_stays_within_one() {
         let http = proxy.client();
         let ask = Ask::get(&format!("/api/v1/configmaps?{query}")).accept(kind);
         watches.push(tokio::spawn(async move {
-            // Whenever the watch ends, as it does when its feed is over, another one follows.
+            // When the watch ends because its feed is dropped, the client opens another one.
             loop {
                 let mut body = http.send(ask.clone()).await.into_body();
                 while let Some(Ok(_)) = http_body_util::BodyExt::frame(&mut body).await {}
@@ -120,7 +121,7 @@ async fn a_collection_that_grows_to_five_budgets_stays_within_one() {
         .await;
     let listed = proxy.client().get(&format!("{maps}?limit=10")).await;
     assert_eq!((listed.status.as_u16(), listed.value()["items"].as_array().map(Vec::len)), (200, Some(10)));
-    // It may be tried again after a while: that must not take more, either.
+    // The proxy may retry the feed after a while, which must not use more memory.
     sleep(Duration::from_secs(number("SIEGE_SECONDS", 2))).await;
     let seen = watcher.seen().await;
     watches.iter().for_each(JoinHandle::abort);
@@ -138,7 +139,7 @@ fn question(path: &str, token: &str) -> Fields {
     fields
 }
 
-/// Watch-lists that nobody reads, while what they begin with is replaced again and again.
+/// Watch-lists that no client reads, while their initial state is replaced repeatedly.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watch_lists_that_nobody_reads_stay_within_the_budget_under_churn() {
     const STREAMS: u32 = 100;
@@ -157,7 +158,7 @@ async fn watch_lists_that_nobody_reads_stay_within_the_budget_under_churn() {
     let path = format!("{pods}?watch=true&resourceVersion=0&{initial}");
     let mut held = Vec::new();
     for _ in 0..number("SIEGE_STUCK", 300).div_ceil(u64::from(STREAMS)) {
-        // Every connection begins with another state.
+        // Every connection starts with a different state.
         let mut io = proxy.target().connect("h2").await;
         let mut bytes = [hello(), frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0])].concat();
         for stream in 0..STREAMS {
@@ -175,7 +176,7 @@ async fn watch_lists_that_nobody_reads_stay_within_the_budget_under_churn() {
     drop(held);
 }
 
-/// Deliveries, with nobody who looks at metrics.
+/// Deliveries, without reads of metrics.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn deliveries_leave_nothing_behind() {
     let Some(bed) = bed::own("steady").await else { return };
@@ -198,17 +199,17 @@ async fn deliveries_leave_nothing_behind() {
     say(&format!(
         "{seconds} s of {rate:.0} deliveries a second: {early:.1} MiB in the second quarter, {late:.1} in the last"
     ));
-    // In a short run the window of recent events is still being filled.
+    // In a short run the window of recent events is still filling.
     let filling = if seconds < 60 { 48.0 } else { 8.0 };
     assert!(late < early * 1.1 + filling, "from {early:.1} to {late:.1} MiB");
     let share = seen.share("deliveries", mib);
     assert!(share <= SHARE_MAX, "{share:.2} of the budget");
-    // Only a long run is held to its rate: a short one has its beginning in it, and others run beside it.
+    // Only a long run must reach the rate: a short one includes the start, and other tests run in parallel.
     assert!(seconds < 60 || rate > 45_000.0, "{rate:.0} deliveries a second");
     proxy.assert_sound();
 }
 
-/// After a stall every watch catches up at once, with a buffer of its own. What that took is given back.
+/// After a stall every watch catches up at once, with its own buffer. This memory is released.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stall_leaves_nothing_behind() {
     const STALL: Duration = Duration::from_secs(4);
@@ -216,7 +217,7 @@ async fn a_stall_leaves_nothing_behind() {
     let proxy = Arc::new(Plan::tls().without_admin().start(&bed).await);
     let bench = Bench::start(&bed, &proxy, &bed.kubeconfig(), 30, &DELIVERIES);
     bench.measures().await;
-    // With the watches, which are no part of what a stall takes.
+    // Includes the watches, which are not part of the cost of a stall.
     let watcher = Watcher::of(&proxy);
     proxy.stop();
     sleep(STALL).await;

@@ -8,14 +8,14 @@ use serde_json::Value;
 use super::{ATTACKERS, Answers, Field, attack, callers, put};
 use crate::bed::{Ask, Http, Protocol};
 
-/// As long as selectors may be, but for a few words around it.
+/// The maximum selector length, minus a few bytes for the rest.
 const SELECTOR_BYTES: usize = (16 << 10) - 32;
 
-/// A whole state, which is what a watch-list begins with.
+/// Requests the whole state, which is the start of a watch-list.
 const INITIAL: &str = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true\
                        &timeoutSeconds=1";
 
-/// `part(0),part(1),…`, as long as may be.
+/// Returns `part(0),part(1),…` up to the maximum length.
 fn joined(part: impl Fn(usize) -> String) -> String {
     let mut selector = part(0);
     for at in 1.. {
@@ -28,7 +28,7 @@ fn joined(part: impl Fn(usize) -> String) -> String {
     selector
 }
 
-/// Queries of a collection, each dear in its own way.
+/// Queries of a collection, each expensive in a different way.
 fn queries() -> Vec<String> {
     let labels = |selector: String| format!("labelSelector={}", escaped(&selector));
     let values = joined(|at| format!("v{at}"));
@@ -56,7 +56,7 @@ fn escaped(text: &str) -> String {
     text.bytes().map(escaped).collect()
 }
 
-/// A selector of `!aa,!aa,…` over a large collection, and others that cost as much.
+/// A selector of `!aa,!aa,…` over a large collection, and others with a similar cost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn dear_selectors_cost_others_little() {
     let Some(field) = Field::lay("").await else { return };
@@ -80,7 +80,7 @@ async fn dear_selectors_cost_others_little() {
         };
         field.besiege(&what, floor, attack).await
     };
-    // Nothing is dear in it but its bytes.
+    // Only the size of this one is expensive.
     let states = besiege(INITIAL, Some(f64::INFINITY)).await;
     for query in &queries {
         besiege(query, query.starts_with(INITIAL).then_some(states)).await;
@@ -103,7 +103,7 @@ async fn dear_selectors_cost_others_little() {
         .await;
 }
 
-/// What such a request is answered with is what the apiserver answers.
+/// The answers to such requests equal the apiserver's.
 #[tokio::test]
 async fn dear_selectors_are_answered_as_upstream_answers_them() {
     let Some(field) = Field::lay("").await else { return };

@@ -1,4 +1,4 @@
-//! One identity that asks for everything, as fast as it is answered.
+//! One identity that sends all kinds of requests as fast as it receives answers.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,19 +11,19 @@ use super::bench::Bench;
 use super::{Answers, Field, attack, put, ratio_max, scheduled, seconds};
 use crate::bed::{Ask, Authority, Http, Plane, Protocol, Target, write_kubeconfig};
 
-/// How many connections it has, each with a request under way; fewer where nothing is judged.
+/// The number of its connections, each with a request in progress. There are fewer if figures are not compared.
 fn connections() -> usize {
     if ratio_max() > 0.0 { 32 } else { 8 }
 }
 
-/// What it asks for, each on all of its connections.
+/// The requests of each storm, which all of its connections send.
 fn storms(field: &Field) -> Vec<(&'static str, Vec<String>)> {
     let (pods, pod) = (&field.pods, &field.pod);
     let object = format!("{pod}?resourceVersion=0");
     let page = format!("{pods}?resourceVersion=0&limit=50");
     let list = format!("{pods}?resourceVersion=0");
     let watch = format!("{pods}?watch=true&resourceVersion=0&timeoutSeconds=1");
-    // No two of them are alike, so that none shares the answer of another.
+    // The paths are distinct, so that no request shares another one's answer.
     let passed = "/api/v1/namespaces/default?storm=".to_owned();
     vec![
         ("objects", vec![object.clone()]),
@@ -34,16 +34,16 @@ fn storms(field: &Field) -> Vec<(&'static str, Vec<String>)> {
     ]
 }
 
-/// Has what this thread does wait for all others on the machine: a storm comes from elsewhere, and what it takes of the
-/// processor is not the proxy's doing.
+/// Gives this thread the lowest priority, because in production a storm comes from other machines, and its CPU time is
+/// not the proxy's.
 fn come_last() {
-    // Where nothing is judged, other tests leave nothing to whoever comes behind them all.
+    // If figures are not compared, other tests run in parallel, and would starve a thread with idle priority.
     let came =
         if ratio_max() > 0.0 { scheduled("chrt", &["--idle", "--pid", "0"]) } else { scheduled("renice", &["19"]) };
     came.expect("anybody may come last");
 }
 
-/// The storm, on a thread of its own, until it is over.
+/// Runs the storm in its own thread until the attack is over.
 fn storm(target: &Target, paths: &[String], over: &AtomicBool, answers: &Answers) {
     come_last();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -59,16 +59,16 @@ fn storm(target: &Target, paths: &[String], over: &AtomicBool, answers: &Answers
     });
 }
 
-/// What a bench does, which asks for more than a client of these tests.
+/// Arguments of a bench, which sends more than a client of these tests.
 const MANY_GETS: [&str; 9] = ["--storm", "get", "--connections", "64", "--in-flight", "4", "--objects", "1", "--path"];
 const MANY_EVENTS: [&str; 4] = ["--watches", "1000", "--rate", "40"];
 
-/// A bench of this caller's, until it is over by itself, which is later than the healthy one.
+/// Runs a bench of this caller, which ends after the healthy client does.
 async fn bench(field: &Field, kubeconfig: &Path, load: &[&str]) -> Answers {
     let load = [&["--warmup", "0"], load].concat();
     let (plane, proxy): (&Plane, _) = (&field.bed, &field.proxy);
     let begin = || {
-        // Processes have the priority of who starts them.
+        // A process inherits the priority of the thread that starts it.
         come_last();
         Bench::start(plane, proxy, kubeconfig, seconds().as_secs() + 1, &load)
     };

@@ -1,4 +1,4 @@
-//! Attacks by strangers: clients without a credential, or with a wrong one.
+//! Attacks by unauthenticated clients: without a credential, or with a wrong one.
 
 use super::attacks::{Attack, after_hello, question, withstand};
 use super::handshakes::OTHER;
@@ -14,7 +14,7 @@ const CONTINUATION: u8 = 9;
 /// The payload of a frame, and the number of frames in a header block of the largest accepted size.
 const FRAME_BYTES: usize = 16 << 10;
 const FRAMES: usize = 8;
-/// The newest entry of the table of headers, as a field (RFC 7541 §6.1).
+/// The newest entry of the dynamic table as an indexed field (RFC 7541 §6.1).
 const NEWEST: u8 = 0xbe;
 const PODS: &str = "/api/v1/pods";
 const HOPS: &str = "kube-fanout-hops";
@@ -28,24 +28,24 @@ const ENDS_WITH_200: &[&str] = &["200", "goaway 0", "reset 7"];
 const FEW_PLACES: &str = "limits: {connections: 256}";
 const MORE_THAN_PLACES: usize = 300;
 
-/// A request over HTTP/1.1.
+/// An HTTP/1.1 request.
 fn asked(line: &str, fields: &str) -> Vec<u8> {
     format!("{line} HTTP/1.1\r\nhost: kube-fanout\r\n{fields}\r\n").into_bytes()
 }
 
-/// Requests over HTTP/2, each with the header block of its number.
+/// HTTP/2 requests, each with the header block for its number.
 fn streams(count: u32, block: impl Fn(u32) -> Vec<u8>) -> Vec<u8> {
     after_hello((0..count).map(|at| head_of(2 * at + 1, &block(at), true)))
 }
 
-/// A field as a literal that becomes the newest entry of the table (RFC 7541 §6.2.1).
+/// A literal field that becomes the newest entry of the dynamic table (RFC 7541 §6.2.1).
 fn remembered(name: &str, value: &str) -> Vec<u8> {
     let mut bytes = literals(&vec![field(name, value)]);
     bytes[0] = 0x40;
     bytes
 }
 
-/// Requests that repeat a large field by its index: a byte each time.
+/// Requests that repeat a large field by its index, with one byte each time.
 fn repeated(count: u32, more: &[(&str, &str)], (name, value): (&str, &str), times: usize) -> Vec<u8> {
     let fields = literals(&question("GET", PODS, more));
     streams(count, |at| {
@@ -146,12 +146,12 @@ fn attacks() -> Vec<Attack> {
         Attack {
             name: "CONNECT over HTTP/2",
             opening: streams(100, |_| literals(&question("CONNECT", "", &[]))),
-            // Upstream refuses it, as it refuses anything of a stranger; few are passed on at a time.
+            // Upstream refuses it like any unauthenticated request. The proxy forwards few at a time.
             promised: &["403", "429", "goaway 0", "reset 7"],
             ..Attack::http2()
         },
     ];
-    // A stranger gets one response on each connection.
+    // An unauthenticated client gets one response on each connection.
     attacks.into_iter().map(|attack| Attack { responses_max: 1, ..attack }).collect()
 }
 

@@ -1,4 +1,4 @@
-//! Answers that attackers ask for and do not read.
+//! Responses that attackers request and do not read.
 
 use std::time::Duration;
 
@@ -12,20 +12,20 @@ use crate::bed::{self, Ask, Http, Identity, Protocol, Target, say};
 use crate::hostile::streams::{Fields, field, frame, head, hello};
 
 const SETTINGS: u8 = 4;
-/// Streams of one connection, below what the proxy allows.
+/// The number of streams of one connection, below the proxy's limit.
 const STREAMS: u32 = 200;
-/// What the apiserver allows.
+/// The apiserver's limit.
 const STREAMS_OF_THE_APISERVER: u32 = 100;
 const IN_FLIGHT: &str = "apiserver_current_inflight_requests{request_kind=\"readOnly\"}";
-/// What an apiserver always has to do for itself.
+/// The number of requests that an apiserver always has in flight for itself.
 const AT_REST_MAX: f64 = 8.0;
-/// What the proxy holds of answers that it passes through and nobody reads, all together: 600 of them find places.
+/// The limit for memory of unread forwarded responses, all together. The permits suffice for 600 of them.
 const HELD_MAX: u64 = 300 << 20;
-/// A short answer lasts a minute at most, and its place is given back then.
+/// A short response lasts for at most a minute, after which its permit is released.
 const PLACE_MAX: Duration = Duration::from_secs(75);
 
-/// Whether the apiserver works on nothing but this question, by its own account of the last second. One that is not may
-/// break off the connection that it is asked on.
+/// Whether the apiserver handles nothing but this request, according to its own metrics of the last second. A busy one
+/// may close the connection.
 async fn is_at_rest(field: &Field) -> bool {
     let Ok(answer) = field.bed.direct().try_ask(Ask::get("/metrics")).await else { return false };
     let text = answer.text();
@@ -42,20 +42,20 @@ fn question(path: &str, token: &str) -> Fields {
     fields
 }
 
-/// Connections without any window: all that they ask for is answered, and nothing of it can be sent.
+/// Opens a connection with a window of zero: all requests are answered, but no response can be sent.
 async fn stuck(target: Target, streams: u32, who: &Identity, path: &str) -> TlsStream<TcpStream> {
     let mut io = target.by(who).connect("h2").await;
     let mut bytes = [hello(), frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0])].concat();
     for stream in 0..streams {
         bytes.extend(head(2 * stream + 1, &question(path, &who.token), true));
     }
-    // It may be hung up on.
+    // The proxy may close the connection.
     let _ = io.write_all(&bytes).await;
     io
 }
 
-/// The healthy one's p99 while the same is asked of the apiserver itself, which costs the proxy nothing, and the
-/// machine what the apiserver takes of it.
+/// The healthy client's p99 while the attackers send the same requests directly to the apiserver. This costs the proxy
+/// nothing, but loads the machine as much.
 async fn at_the_apiserver(field: &Field, attackers: &[Identity], path: &str) -> f64 {
     let mut held = Vec::new();
     let floor = field
@@ -69,15 +69,15 @@ async fn at_the_apiserver(field: &Field, attackers: &[Identity], path: &str) -> 
         })
         .await;
     drop(held);
-    // Until then it does not say in time whose a token is.
+    // Until then the apiserver does not answer token reviews in time.
     bed::eventually("the apiserver has done with them", async || is_at_rest(field).await.then_some(())).await;
     floor
 }
 
-/// Answers that nobody reads take nobody's time, and their places come back.
+/// Unread responses do not delay other clients, and their permits are released.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn answers_that_nobody_reads_cost_others_little() {
-    // An apiserver that is busy with the answers says too late whose a token is.
+    // An apiserver that is busy with the responses answers token reviews too late.
     let Some(field) = Field::lay("delegated: {tokenTTL: 5m, allowedTTL: 5m}").await else { return };
     let attackers = callers(&field.bed, ATTACKERS);
     let passed = format!("{}?limit=500&labelSelector=app&pretty=true", field.pods);
@@ -109,8 +109,8 @@ async fn answers_that_nobody_reads_cost_others_little() {
     for _ in 0..40 {
         held.push(stuck(field.proxy.target(), STREAMS, &Identity::anonymous(), "/version").await);
     }
-    // Somebody else's requests find places all the same, whatever others hold.
-    // An apiserver that is busy with the answers may not say in time what they may: a 503, and no want of places.
+    // Another caller's requests get permits, however many the attackers hold. A 503 is no lack of permits, because an
+    // apiserver that is busy with the responses may not answer the access review in time.
     let token = field.bed.user("admin").token;
     bed::eventually("somebody healthy is answered", async || {
         let mut ask = Ask::get("/api/v1/namespaces/default/secrets?limit=1");

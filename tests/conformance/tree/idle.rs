@@ -1,4 +1,4 @@
-//! What a proxy costs whose clients do nothing: one watch that is told nothing.
+//! The cost of a proxy with idle clients: one watch that receives no events.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tokio::time::sleep;
 use super::planted::{Grove, Seen, at_apiserver, cost_of};
 use crate::bed::{self, Ask, Plan, Plane, Proxy, eventually, say};
 
-/// What a proxy has cost: its own requests, streams and bytes, and what reached the apiserver of any proxy.
+/// The costs of a proxy: its own requests, streams and bytes, and the requests of any proxy that reached the apiserver.
 #[derive(Debug, Clone, Copy)]
 struct Cost {
     requests: i64,
@@ -21,12 +21,12 @@ struct Cost {
 const MAPS: &str = "/api/v1/configmaps";
 const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const ROLES: &str = "/apis/rbac.authorization.k8s.io/v1/clusterroles";
-/// How many such requests there are at most, and one more in four seconds: what is new to a zone costs it eight
-/// samples, and on a slow machine those of both zones and their reviews all come while it is measured.
+/// The maximum number of such requests, plus one per four seconds. A new resource costs a zone eight samples, and on a
+/// slow machine the samples and reviews of both zones fall into the measurement.
 const SEEN_MAX: u64 = 32;
 const CRD: &str = "trees.tree.example.com";
-/// What follows a change follows within this time: the questions about a change of rights come in three rounds. A short
-/// run looks at what comes first.
+/// The time within which the consequences of a change end: a change of RBAC causes reviews in three rounds. A short run
+/// only covers the first of them.
 const SETTLES: Duration = Duration::from_secs(6);
 const SETTLES_SHORT: Duration = Duration::from_millis(700);
 
@@ -39,7 +39,7 @@ async fn cost(plane: &Plane, proxy: &Proxy) -> Cost {
     }
 }
 
-/// The costs of what happens in `act` and behind it, for a while.
+/// The costs during `act` and for a while after it.
 async fn of(plane: &Plane, proxy: &Proxy, what: &str, lasts: Duration, act: impl AsyncFnOnce()) -> (Cost, Vec<Seen>) {
     let before = cost(plane, proxy).await;
     act().await;
@@ -71,11 +71,11 @@ fn definition() -> serde_json::Value {
            "versions": [version]}})
 }
 
-/// All that is measured of one proxy. Returns what the apiserver saw because of the changes.
+/// Measures one proxy. Returns the requests at the apiserver because of the changes.
 async fn measure(plane: &Plane, proxy: &Proxy, name: &str, idle: Duration, round: usize) -> Vec<Seen> {
     let settles = if idle < SETTLES { SETTLES_SHORT } else { SETTLES };
     let direct = plane.direct();
-    // What a start costs is another matter.
+    // Excludes the costs of the start.
     let quiet = || {
         eventually("nobody asks anything", async || {
             let before = at_apiserver(plane).len();
@@ -101,7 +101,7 @@ async fn measure(plane: &Plane, proxy: &Proxy, name: &str, idle: Duration, round
     seen
 }
 
-/// Whether a zone asks this for itself: who its callers are and what they may, and samples of what it derives.
+/// Whether a zone sends this request for itself: reviews of its callers, and samples of derived representations.
 fn is_of_a_zone(Seen { verb, uri }: &Seen) -> bool {
     let is_review = verb == "create" && uri.ends_with("reviews");
     let is_sample = verb == "list" && uri.contains("resourceVersionMatch=Exact");
@@ -115,7 +115,7 @@ async fn an_idle_proxy_behind_a_zone_costs_the_apiserver_nothing() {
     bed.direct().create(CRDS, definition()).await;
     bed.direct().create(ROLES, json!({"metadata": {"name": "tree"}, "rules": []})).await;
     let is_long = bed::number("TREE_IDLE_SECONDS", 0) > 0;
-    // A long run measures proxies as they are by default.
+    // A long run measures proxies with their default settings.
     let measured = |plan: Plan| if is_long { plan.comparing() } else { plan };
     let grove = Grove::zones(&bed, &measured(Plan::delegated(&bed))).await;
     let plans = [("none", measured(Plan::tls())), ("delegated", measured(Plan::delegated(&bed)))];

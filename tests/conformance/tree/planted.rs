@@ -1,4 +1,4 @@
-//! Two zones of one apiserver, any number of leaves behind them, and what the apiserver sees of all.
+//! Two zone proxies of one apiserver, any number of leaf proxies below them, and the load of all on the apiserver.
 
 use std::fs;
 
@@ -7,18 +7,18 @@ use serde_json::json;
 
 use crate::bed::{Authority, Identity, Plan, Plane, Proxy, Target};
 
-/// How many leaves start at a time.
+/// The number of leaves that start concurrently.
 const PLANTED_AT_A_TIME: usize = 16;
 
 pub struct Grove {
     pub zones: Vec<Proxy>,
     pub leaves: Vec<Proxy>,
     authorities: std::path::PathBuf,
-    /// Who leaves are: somebody with a certificate, as nodes have it, to whom RBAC gives what it may.
+    /// The identity of the leaves, which has a certificate like a node, and its permissions from RBAC.
     identity: Identity,
 }
 
-/// A request that the apiserver has had of a proxy.
+/// A proxy's request that reached the apiserver.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Seen {
     pub verb: String,
@@ -26,7 +26,7 @@ pub struct Seen {
 }
 
 impl Grove {
-    /// Two proxies by one plan, which ask the apiserver about their callers.
+    /// Starts two proxies with the same plan, which delegate authentication and authorization to the apiserver.
     pub async fn zones(plane: &Plane, plan: &Plan) -> Self {
         let zones = join_all((0..2).map(|_| plan.clone().start(plane))).await;
         let certificates = zones.iter().map(|zone| fs::read_to_string(zone.target().ca.expect("TLS")).expect("a file"));
@@ -41,7 +41,7 @@ impl Grove {
         Self { zones, leaves: Vec::new(), authorities, identity: Authority::of(plane).issue("leaf", &[]) }
     }
 
-    /// A plan for a proxy whose upstream are the zones, of which it prefers one.
+    /// A plan for a proxy with both zones as upstream, one of which it prefers.
     pub fn leaf(&self, plane: &Plane, plan: Plan, prefers: usize) -> Plan {
         let [first, second] = [prefers % 2, (prefers + 1) % 2].map(|zone| self.zones[zone].target().url);
         let target = Target { url: first.clone(), ca: Some(self.authorities.clone()), identity: self.identity.clone() };
@@ -50,7 +50,7 @@ impl Grove {
         plan.upstream(&kubeconfig).config(&format!("upstream: {{servers: [\"{first}\", \"{second}\"]}}\n"))
     }
 
-    /// Plants leaves, each of which prefers another zone than the one before.
+    /// Starts leaves that alternately prefer the one and the other zone.
     pub async fn plant(&mut self, plane: &Plane, number: usize) {
         let numbers: Vec<_> = (0..number).collect();
         for some in numbers.chunks(PLANTED_AT_A_TIME) {
@@ -61,7 +61,7 @@ impl Grove {
     }
 }
 
-/// What the apiserver was asked by proxies so far, and by whoever they have passed on.
+/// The requests of proxies, and forwarded ones of their callers, that have reached the apiserver so far.
 pub fn at_apiserver(plane: &Plane) -> Vec<Seen> {
     let text = |entry: &serde_json::Value, name: &str| entry[name].as_str().unwrap_or_default().to_owned();
     let entries = plane.audit();
@@ -71,7 +71,7 @@ pub fn at_apiserver(plane: &Plane) -> Vec<Seen> {
     of_proxies.map(|entry| Seen { verb: text(entry, "verb"), uri: text(entry, "requestURI") }).collect()
 }
 
-/// What a proxy says that it has cost its upstream: `requests_total`, `streams_opened_total` or `body_bytes_total`.
+/// The proxy's own metric of its upstream costs: `requests_total`, `streams_opened_total` or `body_bytes_total`.
 pub async fn cost_of(proxy: &Proxy, what: &str, cause: Option<&str>) -> i64 {
     let labels: Vec<_> = cause.into_iter().map(|cause| ("cause", cause)).collect();
     proxy.metrics().await.sum(&format!("kube_fanout_upstream_{what}"), &labels)

@@ -1,4 +1,4 @@
-//! The application under test is the real one. It runs on a thread and a runtime of its own, and is always shut down.
+//! The application under test. It is the real one, on a thread and a runtime of its own, and it is always shut down.
 
 use std::ops::Deref;
 use std::path::PathBuf;
@@ -21,11 +21,11 @@ use super::client::{Answer, Client};
 use super::io::{Dir, Place, Trust, pair};
 use super::{FRESH_MAX, PATIENCE, eventually};
 
-/// The configuration of an application that is not running yet.
+/// Configuration of an application that is not running yet.
 pub struct Plan {
     config: Serve,
     dir: Arc<Dir>,
-    /// The file with the certificate that clients trust, if there is TLS.
+    /// The certificate file that clients trust, if the listener uses TLS.
     trusted: PathBuf,
 }
 
@@ -41,7 +41,7 @@ pub struct App {
     _dir: Arc<Dir>,
 }
 
-/// What [`App::stop`] measured.
+/// Measurements of [`App::stop`].
 pub struct Stopped {
     pub took: Duration,
 }
@@ -56,18 +56,19 @@ pub fn in_front_of(url: &str) -> Plan {
     by(CredentialSource::Anonymous(url.parse().expect("a URL")))
 }
 
-/// How long reads wait for a proof here. On a machine that stalls, the product's own bound would pass them on.
+/// How long reads wait for a freshness proof in tests. With the product's limit, they would be forwarded on a machine
+/// that stalls.
 const FRESH_WAIT: Duration = Duration::from_secs(60);
 
-/// Plans an application that reaches upstream by these credentials. So that tests are fast, it repeats failed attempts
-/// within milliseconds, and its shutdown hardly waits. So that a machine that stalls is not taken for a peer that is
-/// slow, its other bounds are long: a test that is about one of them sets it.
+/// Plans an application that uses these upstream credentials. For fast tests, it retries within milliseconds, and its
+/// shutdown hardly waits. Its other limits are long, so that a stalled machine does not look like a slow peer. A test
+/// of such a limit sets it.
 pub fn by(credentials: CredentialSource) -> Plan {
     let mut config = Serve::in_front_of(credentials);
     config.drain = Duration::from_millis(50);
     config.reflect.retry = Waits { first: Duration::from_millis(2), longest: Duration::from_millis(20) };
     config.look_every = Duration::from_millis(5);
-    // Comparisons come at random moments: who counts what upstream is asked would find one in one run of many.
+    // Self-checks run at random times, so a test that counts upstream requests would fail once in many runs.
     config.reflect.self_check = None;
     (config.serve.fresh_wait_max, config.serve.sync_wait_max) = (FRESH_WAIT, PATIENCE);
     let limits = &mut config.connections;
@@ -83,22 +84,22 @@ impl Plan {
         self
     }
 
-    /// Sets how many events the ring holds.
+    /// Sets the number of events that the ring holds.
     pub fn window_events(self, events: usize) -> Self {
         self.with(|config| config.cache.window_events_max = events)
     }
 
-    /// Sets how long requests wait for a feed that is being filled.
+    /// Sets how long requests wait for a feed's initial list.
     pub fn sync_wait(self, wait: Duration) -> Self {
         self.with(|config| config.serve.sync_wait_max = wait)
     }
 
-    /// Has reads wait for a proof, or for a version that they name, as long as the product does.
+    /// Restores the product's limit on waiting for a freshness proof or for a named version.
     pub fn fresh_wait_of_product(self) -> Self {
         self.with(|config| config.serve.fresh_wait_max = FRESH_MAX)
     }
 
-    /// Sets how many requests for feeds that are not ready may be passed through at a time.
+    /// Sets how many requests for feeds that are not ready may be forwarded at a time.
     pub fn unready_forwards(self, forwards: usize) -> Self {
         self.with(|config| config.serve.limits.unready_forwards_max = forwards)
     }
@@ -124,19 +125,19 @@ impl Plan {
         self.with(|config| config.tls = Some(TlsSource::SelfSigned { out }))
     }
 
-    /// Has clients trust this certificate.
+    /// Makes clients trust this certificate.
     pub fn trusting(self, certificate: PathBuf) -> Self {
         Self { trusted: certificate, ..self }
     }
 
-    /// Serves with this self-signed certificate and its key, which clients then trust.
+    /// Serves with this self-signed certificate and its key, and makes clients trust it.
     pub fn tls_from(self, certificate: PathBuf, key: PathBuf) -> Self {
         let plan = self.trusting(certificate.clone());
         plan.with(|config| config.tls = Some(TlsSource::Files { certificate, key }))
     }
 
-    /// Serves with a new certificate, `own.pem` in `dir`, and with `auth: delegated`. Callers may show certificates
-    /// from these authorities, whose bundle is written to `clients.pem`.
+    /// Serves with a new certificate, `own.pem` in `dir`, and with `auth: delegated`. Client certificates from these
+    /// CAs are accepted; their bundle is written to `clients.pem`.
     pub fn for_certificates_of(self, clients: &str, dir: &Dir) -> Self {
         let own = pair();
         let certificate = dir.file("own.pem", &own.cert.pem());
@@ -148,13 +149,13 @@ impl Plan {
         })
     }
 
-    /// Listens on a unix socket besides.
+    /// Adds a unix socket listener.
     pub fn unix(self) -> Self {
         let path = self.dir.join("api.sock");
         self.with(|config| config.listen.push(Address::Unix(path)))
     }
 
-    /// Has the admin pages on a unix socket, where its own user also sees who watches.
+    /// Serves the admin pages on a unix socket, where the process's own user can also see client activity.
     pub fn admin_on_socket(self) -> Self {
         let path = self.dir.join("admin.sock");
         self.with(|config| config.admin = Some(Address::Unix(path)))
@@ -186,7 +187,7 @@ impl Plan {
     }
 }
 
-/// The addresses of clients; of the admin pages, of health and of metrics.
+/// Addresses of the client listeners; addresses of the admin, health and metrics listeners.
 type Started = (Vec<String>, [Option<String>; 3]);
 
 fn serve(config: Serve, started: oneshot::Sender<Result<Started, StartError>>, stopped: oneshot::Receiver<()>) {
@@ -205,7 +206,7 @@ fn serve(config: Serve, started: oneshot::Sender<Result<Started, StartError>>, s
 }
 
 impl App {
-    /// A client of the listener with this number. Listeners are counted from 0, in the order of the configuration.
+    /// A client of the listener with this number, counted from 0 in configuration order.
     pub fn listener(&self, number: usize) -> Client {
         self.clients[number].clone()
     }
@@ -226,14 +227,14 @@ impl App {
         self.metrics.as_ref().expect("a port for scrapes")
     }
 
-    /// The number of requests that the proxy has sent upstream to prove how current its feeds are.
+    /// The number of upstream requests that the proxy has sent to prove that its feeds are current.
     pub async fn proofs(&self) -> u64 {
         let costs = self.admin("/debug/cost").await.json();
         let mut all = costs.as_array().expect("a list").iter();
         all.find(|cost| cost["cause"] == "proof").and_then(|cost| cost["requests"].as_u64()).expect("a number")
     }
 
-    /// Returns when discovery is over. From then on the proxy asks upstream nothing by itself.
+    /// Returns when discovery is complete. From then on the proxy sends no upstream requests of its own.
     pub async fn discovered(&self) {
         let is_over = || async { !self.admin("/readyz").await.text().contains("[-]discovery") };
         eventually("discovery is over", is_over).await;
@@ -246,16 +247,16 @@ impl App {
         feeds.into_iter().find(|feed| feed["resource"].as_str().is_some_and(|name| name.starts_with(resource)))
     }
 
-    /// Returns when `wanted` is true of the feed of a resource.
+    /// Returns when `wanted` is true for the feed of a resource.
     pub async fn until_feed(&self, resource: &str, what: &str, wanted: impl Fn(&Value) -> bool) {
         let wanted = &wanted;
         let look = || async move { self.feed(resource).await.is_some_and(|feed| wanted(&feed)) };
         eventually(&format!("{resource}: {what}"), look).await;
     }
 
-    /// Returns when a gap in the history of pods has been closed, in whatever way, and their feed is live. The feed's
-    /// state alone would not show it: it is also live between the opening of the new stream and the 410 that this
-    /// begins with.
+    /// Returns when a gap in the history of pods has been closed, by any means, and their feed is live. The feed's
+    /// state alone would not show this: it is also live between the opening of the new stream and the 410 that starts
+    /// the recovery.
     pub async fn until_pods_are_listed_again(&self) {
         let of_pods =
             |line: &&str| line.starts_with("kube_fanout_history_gaps_total{") && line.contains("resource=\"pods.v1\"");
@@ -264,20 +265,20 @@ impl App {
         self.until_feed("pods", "live", |feed| feed["state"] == "live").await;
     }
 
-    /// Returns when the proxy has applied everything up to this version of a resource.
+    /// Returns when the proxy has applied all events up to this version of a resource.
     pub async fn reached(&self, resource: &str, rv: u64) {
         let at = |feed: &Value| feed["resourceVersion"].as_str().and_then(|text| text.parse::<u64>().ok());
         self.until_feed(resource, &format!("at {rv}"), |feed| at(feed) >= Some(rv)).await;
     }
 
-    /// Begins the shutdown and does not wait for its end.
+    /// Starts the shutdown and does not wait for its end.
     pub fn begin_stop(&mut self) {
         if let Some(stop) = self.stop.take() {
             let _ = stop.send(());
         }
     }
 
-    /// Shuts down, and waits for the end.
+    /// Shuts down and waits for the end.
     pub async fn stop(mut self) -> Stopped {
         let began = Instant::now();
         self.begin_stop();

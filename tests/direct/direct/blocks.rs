@@ -1,5 +1,5 @@
-//! Blocks of commands and settings in the documents, run as a reader runs them. Tests on a real control plane use it
-//! too.
+//! Command and configuration blocks of the documents, run as a reader runs them. Tests on a real control plane also use
+//! this.
 
 use std::fs;
 use std::io::Write as _;
@@ -7,12 +7,12 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// The blocks of a document that this test runs, in their order. A comment after each block names its test
+/// The blocks of a document that this test runs, in order. An HTML comment after each block names its test
 /// (tests/tidy/blocks.rs).
 pub fn blocks<const N: usize>(document: &str, test: &str) -> [String; N] {
     let text = fs::read_to_string(repository().join(document)).expect("the document is there");
     let mut found = Vec::new();
-    // Outside and inside of blocks take turns.
+    // Text outside and inside of blocks alternates.
     let parts: Vec<_> = text.split("\n```").collect();
     for pair in parts[1..].chunks(2) {
         let [block, behind] = pair else { break };
@@ -26,15 +26,15 @@ pub fn blocks<const N: usize>(document: &str, test: &str) -> [String; N] {
     found.try_into().unwrap_or_else(|_| panic!("{count} blocks of {document} are run by {test}"))
 }
 
-/// The first sentence of the HTML comment after a block. A dot in a file's name does not end it.
+/// The first sentence of the HTML comment after a block. A dot in a file name does not end it.
 fn first_sentence(after: &str) -> &str {
     let Some(behind) = after.trim_start().strip_prefix("<!-- ") else { return "" };
     let ends = [" -->", "\n\n", ". ", ".\n", "; ", ";\n"].into_iter().filter_map(|end| behind.find(end));
     &behind[..ends.min().unwrap_or(behind.len())]
 }
 
-/// The block with other words for what the machine of a test does not have: names, addresses, places. Each of them
-/// stands in the block.
+/// The block with replacements for names, addresses and paths that the test machine lacks. Each replaced text must
+/// occur in the block.
 pub fn with(block: &str, table: &[(&str, &str)]) -> String {
     table.iter().fold(block.to_owned(), |block, (said, here)| {
         assert!(block.contains(said), "{said:?} is not in\n{block}");
@@ -46,34 +46,34 @@ pub fn repository() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Whether this machine has programs that documents name. Where one is missing, says on stderr that a test is skipped
-/// (tests/run.sh gets those that every machine can have).
+/// Returns whether this machine has the programs that documents name. If one is missing, prints to stderr that the test
+/// is skipped (tests/run.sh installs those that every machine can have).
 pub fn has(programs: &[&str]) -> bool {
     let there = |program: &&&str| Command::new("sh").args(["-c", "command -v \"$0\" >&2", program]).output();
     let missing = programs.iter().find(|program| !there(program).is_ok_and(|output| output.status.success()));
     missing.inspect(|program| skipped(&format!("there is no {program} on this machine"))).is_none()
 }
 
-/// Says on stderr that a test is skipped, and why. It is seen also if the test passes.
+/// Prints to stderr that a test is skipped, and why. The line is visible even if the test passes.
 pub fn skipped(why: &str) {
     let test = std::thread::current().name().unwrap_or("?").to_owned();
     let _ = writeln!(std::io::stderr().lock(), "{test}: SKIPPED: {why}");
 }
 
-/// A reader's shell, in a folder of its own, which is also their home.
+/// A reader's shell, with a folder of its own that is also its home directory.
 pub struct Shell {
     pub home: PathBuf,
     variables: Vec<(String, String)>,
 }
 
 impl Shell {
-    /// In this folder, which is made.
+    /// Creates the folder and a shell in it.
     pub fn new(home: PathBuf) -> Self {
         fs::create_dir_all(home.join("bin")).expect("a folder");
         Self { home, variables: Vec::new() }
     }
 
-    /// A shell with the binaries under test in its `PATH`, and the folders of a checkout where it is.
+    /// A shell with the binaries under test in its `PATH` and the folders of a checkout in its working directory.
     pub fn in_checkout(home: PathBuf) -> Self {
         let shell = Self::new(home);
         let daemon = Path::new(env!("CARGO_BIN_EXE_kube-fanout"));
@@ -90,7 +90,7 @@ impl Shell {
         self
     }
 
-    /// Writes a file, and returns its path.
+    /// Writes a file and returns its path.
     pub fn file(&self, name: &str, text: &str) -> PathBuf {
         let path = self.home.join(name);
         fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
@@ -102,13 +102,13 @@ impl Shell {
         symlink(to, self.home.join(name)).expect("a link");
     }
 
-    /// Puts a program into the `PATH`, a script of the shell.
+    /// Adds a shell script to the `PATH` as a program.
     pub fn program(&self, name: &str, script: &str) {
         let path = self.file(&format!("bin/{name}"), &format!("#!/bin/sh\n{script}\n"));
         fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("it is ours");
     }
 
-    /// A process that runs commands and stops at the first that fails.
+    /// A process that runs commands and stops at the first failure.
     pub fn command(&self, commands: &str) -> Command {
         let path = format!("{}:{}", self.home.join("bin").display(), std::env::var("PATH").expect("a path"));
         let mut command = Command::new("sh");
@@ -125,7 +125,7 @@ impl Shell {
         self.command(commands).output().expect("a shell")
     }
 
-    /// What commands print, all of which succeed.
+    /// Output of commands, all of which must succeed.
     pub fn run(&self, commands: &str) -> String {
         let output = self.output(commands);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -135,7 +135,7 @@ impl Shell {
     }
 }
 
-/// The commands of a block one by one, each with all of its lines.
+/// The commands of a block one by one, with continuation lines joined.
 pub fn commands(block: &str) -> Vec<String> {
     block.replace("\\\n", " ").lines().map(str::to_owned).collect()
 }

@@ -1,4 +1,4 @@
-//! A client that shows what is on the wire. It opens a connection per request, unless it is told to share one.
+//! A client that exposes the raw responses. It opens one connection per request, unless it is configured to share one.
 
 use std::convert::Infallible;
 
@@ -20,7 +20,7 @@ use super::within;
 
 pub type Body = UnsyncBoxBody<Bytes, Infallible>;
 
-/// The protocol that a client speaks.
+/// Protocol of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     Http1,
@@ -45,7 +45,7 @@ pub struct Client {
     shared: Option<http2::SendRequest<Body>>,
 }
 
-/// A request that is not sent yet.
+/// A request that has not been sent yet.
 pub struct Call {
     client: Client,
     method: Method,
@@ -55,10 +55,10 @@ pub struct Call {
     body: Body,
 }
 
-/// An answer that has been read to its end.
+/// A response that has been read to its end.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    /// With its query, as it was sent.
+    /// Path and query, as sent.
     pub path: String,
     pub asked_ns: u64,
     pub came_ns: u64,
@@ -68,7 +68,7 @@ pub struct Answer {
     pub trailers: Option<HeaderMap>,
 }
 
-/// The HTTP/2 windows of a narrow client in bytes, the protocol's initial value: hyper's own are larger.
+/// HTTP/2 windows of a narrow client in bytes: the protocol's initial value, because hyper's own are larger.
 const NARROW_WINDOW: u32 = 65_535;
 
 impl Client {
@@ -98,7 +98,7 @@ impl Client {
         self.try_multiplexed().await.expect("a connection")
     }
 
-    /// The same where nobody may listen.
+    /// The same for an address at which the listener may be gone.
     pub async fn try_multiplexed(&self) -> Result<Self, String> {
         let client = self.over(Protocol::Http2);
         let shared = client.http2().await?;
@@ -128,12 +128,12 @@ impl Client {
         self.place.connect(self.trust.as_ref(), protocol, self.narrow).await.map_err(|error| error.to_string())
     }
 
-    /// The upstream URL for a proxy that is put in front of this listener.
+    /// The upstream URL for a proxy in front of this listener.
     pub fn url(&self) -> String {
         format!("http://{}", self.host())
     }
 
-    /// The origin that a web page from this listener would have.
+    /// The origin of a web page from this listener.
     pub fn origin(&self) -> String {
         format!("{}://{}", if self.trust.is_some() { "https" } else { "http" }, self.host())
     }
@@ -178,7 +178,7 @@ impl Call {
         self
     }
 
-    /// Names another Host than the one that is connected to.
+    /// Sends another Host header than the address that is connected to.
     pub fn host(self, host: &str) -> Self {
         Self { host: Some(host.to_owned()), ..self }
     }
@@ -187,12 +187,12 @@ impl Call {
         Self { body: body(text), ..self }
     }
 
-    /// Sends a body that is made while it is sent.
+    /// Sends a body that is produced while it is sent.
     pub fn streaming(self, body: Body) -> Self {
         Self { body, ..self }
     }
 
-    /// Sends the request and reads the answer to its end.
+    /// Sends the request and reads the response to its end.
     pub async fn send(self) -> Answer {
         let what = format!("{} {}", self.method, self.path);
         self.try_send().await.unwrap_or_else(|error| panic!("no answer to {what}: {error}"))
@@ -211,7 +211,7 @@ impl Call {
         within(&what, answer).await
     }
 
-    /// Sends the request, and returns the head of the answer with a body that is still to be read.
+    /// Sends the request and returns the response with its body unread.
     pub async fn open(self) -> Result<Response<Incoming>, String> {
         let Self { client, method, path, host, headers, body } = self;
         let host = host.unwrap_or_else(|| client.host());
@@ -240,12 +240,12 @@ impl Answer {
         self.headers.get(name).and_then(|value| value.to_str().ok())
     }
 
-    /// Whether the answer came from the cache.
+    /// Whether the response came from the cache.
     pub fn is_cached(&self) -> bool {
         self.header("kube-fanout-served") == Some("cache")
     }
 
-    /// The version of the list or of the object.
+    /// The resourceVersion of the list or object.
     pub fn rv(&self) -> u64 {
         self.json()["metadata"]["resourceVersion"].as_str().and_then(|text| text.parse().ok()).expect("a version")
     }
@@ -254,7 +254,7 @@ impl Answer {
         self.json()["metadata"]["continue"].as_str().filter(|token| !token.is_empty()).map(str::to_owned)
     }
 
-    /// The text with its continue token decoded, so that two spellings of one place are equal.
+    /// The text with its continue token decoded, so that two encodings of the same position compare equal.
     pub fn readable(&self) -> String {
         let text = self.text();
         let Some(token) = self.body.starts_with(b"{").then(|| self.continue_token()).flatten() else { return text };
@@ -262,7 +262,7 @@ impl Answer {
         text.replacen(&token, &place.replace(r#""start":"/"#, r#""start":""#), 1)
     }
 
-    /// The keys (`namespace/name`) and versions of a list's items, in their order.
+    /// Keys (`namespace/name`) and versions of a list's items, in order.
     pub fn items(&self) -> Vec<(String, u64)> {
         let list = self.json();
         let item = |item: &Value| {
@@ -274,7 +274,7 @@ impl Answer {
         list["items"].as_array().expect("a list").iter().map(item).collect()
     }
 
-    /// The code and reason of a Status. Its code must be the response's own.
+    /// Code and reason of a Status. Its code must equal the HTTP status.
     pub fn refusal(&self) -> (u16, String) {
         let status = self.json();
         assert_eq!((status["kind"].as_str(), status["code"].as_u64()), (Some("Status"), Some(self.status.into())));
@@ -282,8 +282,8 @@ impl Answer {
     }
 }
 
-/// Fails unless both answers have the same status and the same bytes, apart from the spelling of a continue token. The
-/// message shows where they first differ.
+/// Fails unless both responses have the same status and the same bytes, apart from the encoding of a continue token.
+/// The message shows the first difference.
 pub fn assert_alike(what: &str, ours: &Answer, theirs: &Answer) {
     let (a, b) = (ours.readable(), theirs.readable());
     let at = a.bytes().zip(b.bytes()).position(|(a, b)| a != b).unwrap_or(a.len().min(b.len()));

@@ -1,4 +1,4 @@
-//! Events of a watch as they were on the wire.
+//! Watch events as they were on the wire.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// An event: its type, what it is about, and the object's bytes.
+/// An event: its type, its key, and the object's bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Event {
     pub kind: String,
@@ -19,13 +19,13 @@ pub struct Event {
 /// How a watch ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// It ended between two frames, without an ERROR.
+    /// The stream ended between two frames, without an ERROR.
     Clean,
-    /// One ERROR 410 `Expired` came, then the end.
+    /// One ERROR 410 `Expired`, then the end.
     Expired,
-    /// One ERROR with another code came, then the end.
+    /// One ERROR with another code, then the end.
     Refused(u64),
-    /// There was a reset, half a frame, or anything else that a client would complain about.
+    /// A reset, a partial frame, or anything else that a client would report as an error.
     Broken(String),
 }
 
@@ -44,7 +44,7 @@ struct Metadata {
 }
 
 impl Event {
-    /// Reads a frame. Any other spelling than the apiserver's is an error.
+    /// Parses a frame. Any encoding other than the apiserver's is an error.
     pub fn parse(frame: &Bytes) -> Result<Self, String> {
         let wrong = || format!("not a frame: {}", String::from_utf8_lossy(&frame[..frame.len().min(300)]));
         let rest = frame.strip_prefix(b"{\"type\":\"").ok_or_else(wrong)?;

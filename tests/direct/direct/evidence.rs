@@ -1,4 +1,4 @@
-//! What a test wrote, asked and was told, as the records of `fanoutctl verify`: the same judges say what is wrong.
+//! A test's writes, requests and responses as the records of `fanoutctl verify`, so that the same checkers judge them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,20 +19,20 @@ use super::event::{Ended, Event};
 use super::records;
 use super::watch::Watch;
 
-/// Records of what is true of one resource, and of what was told of it.
+/// Records of one resource: its true history, and the responses about it.
 pub struct Evidence {
     records: Vec<Record>,
     resource: String,
     from: u64,
-    /// The newest version that is known, or that anybody was told.
+    /// The newest version that is known or was sent to any client.
     newest: u64,
     next: Op,
     read: HashMap<Bytes, Spelled>,
-    /// What is tried, for when that fails.
+    /// Description of the scenario, for failure messages.
     what: String,
 }
 
-/// What is known of an object by its bytes.
+/// A parsed object, by its bytes.
 #[derive(Clone)]
 struct Spelled {
     object: Arc<Value>,
@@ -41,7 +41,7 @@ struct Spelled {
 }
 
 impl Evidence {
-    /// Begins with what is true of the collection at a path, whose whole state is known at a version.
+    /// Starts with the collection at a path, whose whole state is known at a version.
     pub(super) fn about(path: &str, from: u64, at_ns: u64, what: &str) -> Self {
         let parts: Vec<_> = path.split('/').collect();
         let plural = parts.last().copied().unwrap_or_default();
@@ -56,13 +56,13 @@ impl Evidence {
         Self { records, resource, from, newest: from, next: 1, read: HashMap::new(), what: what.to_owned() }
     }
 
-    /// A change that happened, or an object that there was at first. `gone` is how a watch tells it whose selection the
-    /// object leaves.
+    /// Records a change, or an object of the initial state. `gone` is the event for a watch whose selection the object
+    /// leaves.
     pub(super) fn truth(&mut self, event: &Event, gone: Option<Event>, at_ns: u64) {
         let object = self.spelled(&event.body).object;
         let kind = records::kind(&event.kind);
         self.records.push(Record::Truth(records::truth(&self.resource, kind, &object, at_ns)));
-        // Its bytes are those of everybody else, too.
+        // Other watches receive the same bytes, so each object is parsed only once.
         for event in [Some(event.clone()), gone].into_iter().flatten() {
             let told = self.event(0, &event, at_ns);
             self.records.push(Record::Event(told));
@@ -70,12 +70,12 @@ impl Evidence {
         self.newest = self.newest.max(event.rv);
     }
 
-    /// What a watch was told so far.
+    /// Records the events that a watch has received so far.
     pub fn watch(&mut self, watch: &Watch) -> Op {
         self.resumed(watch, None)
     }
 
-    /// The same of one that goes on where another one ended.
+    /// Records the events of a watch that continues a previous one.
     pub fn resumed(&mut self, watch: &Watch, resumes: Option<Op>) -> Op {
         let op = self.op();
         self.records.push(Record::Call(CallRecord { op, resumes, ..watch.call.clone() }));
@@ -105,7 +105,7 @@ impl Evidence {
         self
     }
 
-    /// An answer to a LIST, a GET, or a watch that was refused.
+    /// Records the response to a LIST, a GET or a refused watch.
     pub fn answer(&mut self, answer: &Answer) -> Op {
         let op = self.op();
         let (path, query) = answer.path.split_once('?').unwrap_or((&answer.path, ""));
@@ -144,7 +144,7 @@ impl Evidence {
         self
     }
 
-    /// A write that was done by a moment.
+    /// Records a write that was complete at this time.
     pub fn written(&mut self, key: &str, version: u64, at_ns: u64) -> &mut Self {
         self.records.push(Record::Written(WrittenRecord {
             call_ns: at_ns,
@@ -159,14 +159,14 @@ impl Evidence {
         self
     }
 
-    /// Nobody need know any more what happened at a version or before. Without this, each 410 is wrong.
+    /// Allows 410 for versions up to this one. Without this, every 410 is a violation.
     pub fn forgotten(&mut self, version: u64) -> &mut Self {
         let resource = self.resource.clone();
         self.records.push(Record::Window(WindowRecord { resource, version, ..WindowRecord::default() }));
         self
     }
 
-    /// The proxy holds no more than so many changes, and so may have let go of what is before them.
+    /// Records that the proxy keeps only this many changes, so it may have evicted older ones.
     pub fn window(&mut self, changes: u64) -> &mut Self {
         if let Record::Run(run) = &mut self.records[0] {
             run.window_changes = Some(changes);
@@ -174,7 +174,7 @@ impl Evidence {
         self
     }
 
-    /// What has not come by now is late.
+    /// Treats everything that has not arrived by now as late.
     pub fn overdue(&mut self) -> &mut Self {
         if let Record::Run(run) = &mut self.records[0] {
             run.patience_ns = Some(0);
@@ -182,7 +182,7 @@ impl Evidence {
         self
     }
 
-    /// Everybody could know by a moment that there is such a version, of whatever resource.
+    /// Records that this version was observable, for any resource, from this time on.
     pub fn reached(&mut self, to: u64, at_ns: u64) -> &mut Self {
         let (resource, from) = (self.resource.clone(), self.from);
         self.records.push(Record::Known(KnownRecord { resource, from, to, at_ns }));
@@ -190,27 +190,27 @@ impl Evidence {
         self
     }
 
-    /// Something was broken from a moment until now, once.
+    /// Records one fault that lasted from this time until now.
     pub fn broken(&mut self, name: &str, from_ns: u64, waives: &[Promise]) -> &mut Self {
         let (name, to_ns, waives) = (name.to_owned(), now_ns(), waives.to_vec());
         self.records.push(Record::Fault(FaultRecord { name, from_ns, to_ns, hits: 1, waives }));
         self
     }
 
-    /// What proxies asked upstream so far, of their own accord and for clients.
+    /// Records the upstream requests of proxies so far, their own and forwarded ones.
     pub fn asked(&mut self, up: &RunningUpstream) -> &mut Self {
         self.records.extend(up.requests().iter().filter_map(asked).map(Record::Asked));
         self
     }
 
-    /// Fails, with the promise's name, if one is broken, or if one of these was not judged. What was told is compared
-    /// with everything that is known: who still changes things has to say first what happened (`History::upto`).
+    /// Fails with the promise's name if one is broken, or if one of these was not judged. Responses are compared with
+    /// the whole known history, so a test that still writes must record its writes first (`History::upto`).
     #[track_caller]
     pub fn shows(&self, promises: &[Promise]) {
         records::assert_kept(&self.what, &self.all(), promises);
     }
 
-    /// Whether something that must come has not, of what nothing has passed over.
+    /// Whether a required event is still missing and no later event has superseded it.
     pub(super) fn is_awaited(&mut self) -> bool {
         let broken = |evidence: &Self| {
             let judges = Judges::of(evidence.all()).unwrap_or_else(|error| panic!("no history: {error}"));
@@ -239,7 +239,7 @@ impl Evidence {
         EventRecord { digest, bytes, ..record }
     }
 
-    /// Most watches are told the same: it is read once.
+    /// Most watches receive the same bytes, so each object is parsed only once.
     fn spelled(&mut self, body: &Bytes) -> Spelled {
         let read = || {
             let object: Value = serde_json::from_slice(body).expect("an object");
@@ -249,7 +249,7 @@ impl Evidence {
     }
 }
 
-/// A request as it is recorded: what the deprecated form of a path says is said by parameters.
+/// A request as it is recorded. The deprecated form of a path is recorded as query parameters.
 pub(super) fn call(path: &str, accept: &str) -> CallRecord {
     let (path, query) = path.split_once('?').unwrap_or((path, ""));
     let (mut path, mut query) = (path.to_owned(), query.to_owned());
@@ -270,7 +270,7 @@ pub(super) fn call(path: &str, accept: &str) -> CallRecord {
     }
 }
 
-/// What is asked for: a collection, or one object.
+/// The kind of read: a collection or one object.
 fn verb(path: &str, query: &str) -> ReadVerb {
     if Query::parse(query).first("watch").is_some_and(|value| value != "false" && value != "0") {
         return ReadVerb::Watch;
@@ -292,7 +292,7 @@ fn encoding(accept: &str) -> RecordedEncoding {
     }
 }
 
-/// A request of a proxy, which is a client's that passed through unless the proxy says that it is its own.
+/// A request of a proxy. It counts as forwarded for a client unless the proxy marks it as its own.
 fn asked(seen: &ReceivedRequest) -> Option<AskedRecord> {
     let header = |name: &str| seen.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     if !seen.headers.contains_key("kube-fanout-hops") || seen.method != http::Method::GET {

@@ -12,9 +12,9 @@ use super::event::Ended;
 use super::io::Io;
 
 pub enum Frames {
-    /// A response body, in which each line of JSON is a frame.
+    /// A response body in which each line of JSON is a frame.
     Lines { body: Incoming, buffer: BytesMut },
-    /// A WebSocket, in which each message is a frame.
+    /// A WebSocket in which each message is a frame.
     Messages(Box<WebSocketStream<Box<dyn Io>>>),
 }
 
@@ -23,7 +23,7 @@ impl Frames {
         Self::Lines { body, buffer: BytesMut::new() }
     }
 
-    /// The next whole frame, or how the stream ended.
+    /// The next complete frame, or how the stream ended.
     pub async fn next(&mut self) -> Result<Bytes, Ended> {
         match self {
             Self::Lines { body, buffer } => line(body, buffer).await,

@@ -1,4 +1,4 @@
-//! A server of TLS in front of another one, with the certificate and the manners that a test wants.
+//! A TLS server in front of another server, with the certificate and the relay behaviour that a test needs.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -22,14 +22,14 @@ use crate::process::kubeconfig;
 /// A connection that a proxy has opened to a front.
 pub type Near = TlsStream<TcpStream>;
 
-/// A running front, which stops when dropped, and its connections with it.
+/// A running front. Dropping it stops the front and its connections.
 pub struct Front {
     address: SocketAddr,
     shown: Arc<Mutex<Arc<ServerConfig>>>,
     _connections: JoinSet<()>,
 }
 
-/// Who signs what fronts show, and the kubeconfig of those who trust it.
+/// A CA that signs the certificates of fronts, and kubeconfigs that trust it.
 pub struct Signer {
     dir: Dir,
     ca: PathBuf,
@@ -40,7 +40,7 @@ impl Signer {
     pub fn new() -> Self {
         let dir = Dir::new();
         let (key, mut params) = (KeyPair::generate().expect("a key"), CertificateParams::default());
-        // Two of them are told apart by their names as well.
+        // Distinct names, because a client also selects a CA by name.
         params.distinguished_name.push(DnType::CommonName, dir.join("ca").display().to_string());
         params.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
         let certificate = params.self_signed(&key).expect("signed");
@@ -48,7 +48,7 @@ impl Signer {
         Self { dir, ca, issuer: Issuer::new(params, key) }
     }
 
-    /// A certificate for a name, after `change`.
+    /// A certificate for a name, with the parameters modified by `change`.
     pub fn sign(&self, name: &str, change: impl FnOnce(&mut CertificateParams)) -> Pair {
         let (signing_key, mut params) =
             (KeyPair::generate().expect("a key"), CertificateParams::new(vec![name.to_owned()]).expect("a name"));
@@ -56,12 +56,12 @@ impl Signer {
         CertifiedKey { cert: params.signed_by(&signing_key, &self.issuer).expect("signed"), signing_key }
     }
 
-    /// A good one for the loopback address.
+    /// A valid certificate for the loopback address.
     pub fn good(&self) -> Pair {
         self.sign("127.0.0.1", |_| {})
     }
 
-    /// A kubeconfig for a front, which trusts what is signed here.
+    /// A kubeconfig for a front that trusts this CA.
     pub fn kubeconfig(&self, front: &Front) -> PathBuf {
         kubeconfig(&self.dir, &front.url(), &format!("    certificate-authority: {}\n", self.ca.display()))
     }
@@ -80,7 +80,7 @@ fn config(pair: &Pair) -> Arc<ServerConfig> {
 }
 
 impl Front {
-    /// Passes on all bytes.
+    /// Relays all bytes unchanged.
     pub async fn passing(to: SocketAddr, pair: &Pair) -> Self {
         let pass = |mut near: Near, mut far: TcpStream| async move {
             let _ = copy_bidirectional(&mut near, &mut far).await;
@@ -88,7 +88,7 @@ impl Front {
         Self::start(to, pair, pass).await
     }
 
-    /// Has `relay` stand between each connection and one of its own to the server behind.
+    /// Runs `relay` between each connection and a new connection to the server behind the front.
     pub async fn start<F, R>(to: SocketAddr, pair: &Pair, relay: F) -> Self
     where
         F: Fn(Near, TcpStream) -> R + Clone + Send + 'static,
@@ -104,7 +104,7 @@ impl Front {
                 let (acceptor, relay) = (TlsAcceptor::from(showing.lock().clone()), relay.clone());
                 open.spawn(async move {
                     let _ = stream.set_nodelay(true);
-                    // Nobody is behind a handshake that failed.
+                    // A failed handshake has no connection to relay.
                     let Ok(near) = acceptor.accept(stream).await else { return };
                     let Ok(far) = TcpStream::connect(to).await else { return };
                     relay(near, far).await;
@@ -118,7 +118,7 @@ impl Front {
         format!("https://{}", self.address)
     }
 
-    /// Shows another certificate from now on.
+    /// Presents another certificate from now on.
     pub fn show(&self, pair: &Pair) {
         *self.shown.lock() = config(pair);
     }

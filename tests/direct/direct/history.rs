@@ -1,7 +1,7 @@
-//! Upstream's own history of a resource, and the events that a watch must make of it.
+//! Upstream's own history of a resource, and the events that a watch must receive.
 //!
-//! The history is read from upstream without the proxy, with a watch that sees everything. What others must be told of
-//! it, with selectors and without, is for the judges of `fanoutctl verify` to say.
+//! The history is read from upstream without the proxy, by a watch without selectors. The checkers of `fanoutctl
+//! verify` decide which events other watches must receive, with and without selectors.
 
 use std::collections::BTreeMap;
 
@@ -22,25 +22,25 @@ use super::{PATIENCE, straight, until};
 pub struct History {
     client: Client,
     path: String,
-    /// The version of the state that the history starts with.
+    /// The version of the initial state.
     pub from: u64,
     start: BTreeMap<String, Event>,
     changes: Vec<Event>,
-    /// When the state at first was known, and then each change.
+    /// When the initial state was known, and then each change.
     begun_ns: u64,
     learnt_ns: Vec<u64>,
-    /// A watch that goes on, where there is a server that nothing is done to.
+    /// A watch that stays open, on a server that has no faults.
     open: Option<Watch>,
-    /// What is tried, for when that fails.
+    /// Description of the scenario, for failure messages.
     what: String,
 }
 
-/// What a watch that was told a change is judged by.
+/// The promises that apply to a watch that received a change.
 const TOLD: [Promise; 6] =
     [Promise::Ordered, Promise::Unique, Promise::Reliable, Promise::Filtered, Promise::Typed, Promise::TypedBytes];
 
 impl History {
-    /// Begins a history with the present state.
+    /// Starts a history with the current state.
     pub async fn begin(up: &RunningUpstream, path: &str) -> Self {
         let client = straight(up);
         let watch = client.watch(path).initial_events().await;
@@ -64,20 +64,20 @@ impl History {
         }
     }
 
-    /// Begins one that keeps its watch, so that it has what is forgotten later. The server is one that no fault is
-    /// ordered of.
+    /// Starts a history that keeps its watch open, so that it also has changes that upstream forgets later. The server
+    /// must have no faults.
     pub async fn following(witness: &RunningUpstream, path: &str) -> Self {
         let history = Self::begin(witness, path).await;
         let open = history.client.watch(path).from(history.from).await;
         Self { open: Some(open), ..history }
     }
 
-    /// Says what is tried, for when that fails.
+    /// Sets the description of the scenario, for failure messages.
     pub fn amid(&mut self, what: impl Into<String>) {
         self.what = what.into();
     }
 
-    /// Reads on, up to a version that must belong to this resource, because the watch waits for it.
+    /// Reads up to a version. The version must belong to this resource, because the watch waits for it.
     pub async fn upto(&mut self, rv: u64) -> &mut Self {
         let known = self.changes.last().map_or(self.from, |event| event.rv);
         if known < rv
@@ -94,15 +94,15 @@ impl History {
         self
     }
 
-    /// Asserts that these watches are told all that concerns them up to a version, and stay open.
+    /// Asserts that these watches receive all their events up to a version, and stay open.
     pub async fn is_told_to(&mut self, watches: &[Watch], last: u64) {
-        // The last change comes to those who select nothing. Whoever does not get it is judged as well.
+        // The last change reaches watches without selectors. A watch that does not receive it is judged as well.
         join_all(watches.iter().map(|watch| watch.reached_or_ended(last))).await;
-        // Only then is upstream asked: what it is to answer the proxy with is not meant for this.
+        // Upstream is read only afterwards, because its scripted responses are meant for the proxy.
         self.upto(last).await.has_come_to(watches);
     }
 
-    /// The same of watches that select, to which the last change may not come.
+    /// The same for watches with selectors, which may not match the last change.
     pub async fn is_shown_to(&mut self, watches: &[Watch], last: u64) {
         let history = &*self.upto(last).await;
         let all_came = || async { !history.evidence().watches(watches).is_awaited() };
@@ -116,14 +116,14 @@ impl History {
         assert!(watches.iter().all(Watch::is_open), "a watch of the same history has ended");
     }
 
-    /// Asserts that no promise was broken to these watches by what is known, and that these promises were judged. That
-    /// the last change came is for the test to see: nobody knows how long it may take.
+    /// Asserts that the known history shows no broken promise to these watches, and that these promises were judged.
+    /// The test itself must check that the last change arrived, because the history has no time limit for it.
     #[track_caller]
     pub fn judge<'a>(&self, watches: impl IntoIterator<Item = &'a Watch>, promises: &[Promise]) {
         self.evidence().watches(watches).shows(promises);
     }
 
-    /// What is known, for what else was told to be set beside it.
+    /// The known history, to which a test adds other responses.
     pub fn evidence(&self) -> Evidence {
         let mut evidence = Evidence::about(&self.path, self.from, self.begun_ns, &self.what);
         let mut state = self.start.clone();
@@ -142,7 +142,7 @@ impl History {
         self.changes.clone()
     }
 
-    /// The objects at a version, as initial events in the order of their keys.
+    /// The objects at a version, as initial events ordered by key.
     pub fn state_at(&self, rv: u64) -> Vec<Event> {
         self.map_at(rv).into_values().collect()
     }
@@ -162,19 +162,19 @@ fn apply(state: &mut BTreeMap<String, Event>, event: &Event) {
     }
 }
 
-/// The event that an object is gone, or out of a selection.
+/// The event for an object that was deleted or left a selection.
 fn left(event: &Event, rv: u64) -> Event {
     Event { kind: "DELETED".to_owned(), rv, body: restamped(event, rv), ..event.clone() }
 }
 
-/// The last content of an object with the version of its deletion, as a DELETED event has it.
+/// The last content of an object with the version of its deletion, as in a DELETED event.
 fn restamped(event: &Event, rv: u64) -> Bytes {
     let text = std::str::from_utf8(&event.body).expect("JSON is text");
     let old = format!(r#""resourceVersion":"{}""#, event.rv);
     Bytes::from(text.replacen(&old, &format!(r#""resourceVersion":"{rv}""#), 1))
 }
 
-/// Fails unless the events are the same, byte for byte and in order. The message shows where they first differ.
+/// Fails unless the events are the same, byte for byte and in order. The message shows the first difference.
 pub fn assert_same(who: &str, got: &[Event], expected: &[Event]) {
     let parted = got.iter().zip(expected).position(|(got, expected)| got != expected);
     let at = parted.unwrap_or(got.len().min(expected.len()));

@@ -18,22 +18,22 @@ use tokio_rustls::TlsConnector;
 pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
-/// Where to connect to.
+/// An address to connect to.
 #[derive(Clone, Debug)]
 pub enum Place {
     Tcp(SocketAddr),
     Unix(PathBuf),
 }
 
-/// What a TLS client trusts, and the certificate that it shows, if it has one.
+/// Trust roots of a TLS client, and its client certificate, if it has one.
 #[derive(Clone)]
 pub struct Trust(Arc<ClientConfig>);
 
-/// The kernel's receive buffer in bytes for a client that is meant to stall.
+/// Kernel receive buffer in bytes for a client that will stall.
 const NARROW_BYTES: u32 = 4096;
 
 impl Place {
-    /// Reads an address as the application reports it: `http://IP:PORT`, `https://IP:PORT` or `unix:PATH`.
+    /// Parses an address as the application reports it: `http://IP:PORT`, `https://IP:PORT` or `unix:PATH`.
     pub fn parse(url: &str) -> Self {
         match url.strip_prefix("unix:") {
             Some(path) => Self::Unix(path.into()),
@@ -81,19 +81,19 @@ impl Trust {
         Self::of(path, ConfigBuilder::<ClientConfig, _>::with_no_client_auth)
     }
 
-    /// Trusts the certificate in a file, and shows one besides.
+    /// Trusts the certificate in a file, and presents a client certificate.
     pub fn showing(path: &Path, shown: &Pair) -> Self {
         Self::showing_chain(path, shown, &[])
     }
 
-    /// Does the same, and shows the certificates above that one too.
+    /// Does the same, and also presents the certificates above it in the chain.
     pub fn showing_chain(path: &Path, shown: &Pair, above: &[CertificateDer<'static>]) -> Self {
         let key = PrivatePkcs8KeyDer::from(shown.signing_key.serialize_der());
         let chain: Vec<_> = std::iter::once(shown.cert.der()).chain(above).cloned().collect();
         Self::of(path, |builder| builder.with_client_auth_cert(chain, key.into()).expect("a certificate and its key"))
     }
 
-    /// The configuration of rustls, for a test that makes the handshake itself.
+    /// The rustls configuration, for a test that performs the handshake itself.
     pub fn config(&self) -> Arc<ClientConfig> {
         self.0.clone()
     }
@@ -106,10 +106,10 @@ impl Trust {
     }
 }
 
-/// A certificate that signs itself, and its key.
+/// A self-signed certificate and its key.
 pub type Pair = rcgen::CertifiedKey<rcgen::KeyPair>;
 
-/// Makes a new self-signed certificate for the loopback address.
+/// Generates a self-signed certificate for the loopback address.
 pub fn pair() -> Pair {
     rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).expect("a certificate")
 }
@@ -117,13 +117,13 @@ pub fn pair() -> Pair {
 /// A new directory, which is removed when this value is dropped.
 pub struct Dir(PathBuf);
 
-/// How many names are tried for a temporary directory.
+/// Maximum number of names to try for a temporary directory.
 const NAMES_MAX: usize = 100;
 
 impl Dir {
     pub fn new() -> Self {
-        // Two runs in containers may share this directory and have the same process ids: a name that is taken is
-        // another run's.
+        // Two runs in containers may share this directory and have the same process ids. A name that exists belongs to
+        // another run.
         let random = || std::env::temp_dir().join(format!("kube-fanout-direct-{:016x}", fastrand::u64(..)));
         let free = (0..NAMES_MAX).map(|_| random()).find_map(|path| match std::fs::create_dir(&path) {
             Ok(()) => Some(path),
@@ -144,7 +144,7 @@ impl Dir {
         path
     }
 
-    /// Writes a file that can be run, and returns its path.
+    /// Writes an executable file and returns its path.
     pub fn program(&self, name: &str, text: &str) -> PathBuf {
         let path = self.file(name, text);
         std::fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("it is ours");

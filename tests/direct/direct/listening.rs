@@ -1,4 +1,4 @@
-//! The `net` layer alone: a listener whose handler remembers who came.
+//! The `net` layer alone: a listener whose handler records its peers.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use super::{Client, Place};
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
-/// A listener that answers every request. `/leave` closes its connection; the answer to `/stream` stays open and
+/// A listener that answers every request. `/leave` closes its connection; the response to `/stream` stays open and
 /// carries what [`say`](Self::say) sends.
 pub struct Listening {
     address: Address,
@@ -77,13 +77,13 @@ impl Listening {
         self.seen.peers.lock().len()
     }
 
-    /// The peer that asked last for a path.
+    /// The last peer that requested a path.
     pub fn last_peer(&self, path: &str) -> Peer {
         let peers = self.seen.peers.lock();
         peers.iter().rev().find(|(asked, _)| asked == path).map(|(_, peer)| peer.clone()).expect("somebody came")
     }
 
-    /// The certificate of the peer that asked last for a path.
+    /// The certificate of the last peer that requested a path.
     pub fn shown_at(&self, path: &str) -> Option<Vec<u8>> {
         self.last_peer(path).certificates.map(|chain| chain[0].to_vec())
     }

@@ -1,4 +1,5 @@
-//! Objects as the records of `fanoutctl verify`, and what its judges say. Tests on a real control plane use it too.
+//! Objects as the records of `fanoutctl verify`, and the verdicts of its checkers. Tests on a real control plane also
+//! use this.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ use verify::{
 /// Fields that tests select by, besides name and namespace.
 const FIELDS: [&str; 4] = ["spec.nodeName", "spec.restartPolicy", "status.phase", "status.podIP"];
 
-/// Fails, with the names of the promises, if one is broken by these records, or if one of those given was not judged.
+/// Fails with the names of the promises if these records break one, or if one of those given was not judged.
 #[track_caller]
 pub fn assert_kept(what: &str, records: &[Record], promises: &[Promise]) {
     let history = History::of(records.iter().cloned()).unwrap_or_else(|error| panic!("no history: {error}"));
@@ -30,7 +31,7 @@ pub fn assert_kept(what: &str, records: &[Record], promises: &[Promise]) {
     }
 }
 
-/// A change that happened, as a watch without the proxy tells it, or an object that there was at first.
+/// A change as a watch without the proxy reports it, or an object of the initial state.
 pub fn truth(resource: &str, kind: EventKind, object: &Value, at_ns: u64) -> TruthRecord {
     let there = (kind != EventKind::Deleted).then_some(object);
     TruthRecord {
@@ -77,7 +78,7 @@ pub fn kind(name: &str) -> EventKind {
     }
 }
 
-/// The version of an object or a list; 0 where there is none.
+/// The version of an object or a list; 0 if it has none.
 pub fn version(object: &Value) -> u64 {
     object["metadata"]["resourceVersion"].as_str().and_then(|text| text.parse().ok()).unwrap_or(0)
 }

@@ -1,4 +1,4 @@
-//! An upstream that is only a function, for tests of what passes through that decide about the answer themselves.
+//! An upstream that is only a function, for tests of forwarding that script the response.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub struct Stub {
     task: JoinHandle<()>,
 }
 
-/// Another server, for a stub that passes requests on to it.
+/// Another server, to which a stub forwards requests.
 #[derive(Clone)]
 pub struct Behind {
     connections: legacy::Client<HttpConnector, Incoming>,
@@ -69,12 +69,12 @@ impl Stub {
         format!("http://{}", self.address)
     }
 
-    /// The heads of the requests for a path, in the order in which they came.
+    /// The heads of the requests for a path, in order of arrival.
     pub fn seen(&self, path: &str) -> Vec<http::request::Parts> {
         self.heads.lock().iter().filter(|head| head.uri.path() == path).cloned().collect()
     }
 
-    /// Makes a response with a text as its body.
+    /// A response with a text as its body.
     pub fn reply(status: u16, text: impl Into<Bytes>) -> Reply {
         let body = Full::new(text.into()).map_err(|never| match never {}).boxed_unsync();
         Response::builder().status(status).body(body).expect("a response")
@@ -86,7 +86,7 @@ impl Behind {
         Self { connections: legacy::Client::builder(TokioExecutor::new()).build_http(), url: url.to_owned() }
     }
 
-    /// What it answers.
+    /// The response of the other server.
     pub async fn answer(&self, request: Request<Incoming>) -> Result<Reply, Failure> {
         let (mut head, body) = request.into_parts();
         let path = head.uri.path_and_query().map_or("/", |path| path.as_str());

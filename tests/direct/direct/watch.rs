@@ -1,4 +1,4 @@
-//! One watch of a client. It reads in the background, remembers every event, and can be made to stop reading.
+//! One watch of a client. It reads in the background, records every event, and can be made to stop reading.
 
 use std::future::IntoFuture;
 use std::pin::Pin;
@@ -33,13 +33,13 @@ pub struct WatchPlan {
 /// An open watch.
 pub struct Watch {
     pub headers: HeaderMap,
-    /// The moment before it was asked for.
+    /// The moment before the request was sent.
     pub opened: Instant,
-    /// How it was asked for, for the judges.
+    /// The request, for the checkers.
     pub(super) call: CallRecord,
     pub(super) answered_ns: u64,
     log: Arc<Log>,
-    /// How many events are read before it stalls.
+    /// How many events are read before the client stalls.
     limit: watch::Sender<usize>,
     task: JoinHandle<()>,
 }
@@ -51,7 +51,7 @@ struct Log {
     changed: watch::Sender<()>,
 }
 
-/// When something came, for tests and for the judges.
+/// An arrival time, for tests and for the checkers.
 #[derive(Clone, Copy)]
 struct Moment {
     at: Instant,
@@ -91,7 +91,7 @@ impl WatchPlan {
         self.query("allowWatchBookmarks", "true")
     }
 
-    /// Asks for the objects first, and then for a bookmark that ends them.
+    /// Requests the objects first, and then a bookmark that ends them.
     pub fn initial_events(self) -> Self {
         self.query("sendInitialEvents", "true").query("resourceVersionMatch", "NotOlderThan").bookmarks()
     }
@@ -113,13 +113,13 @@ impl WatchPlan {
         Self { limit: events, client: self.client.narrow(), ..self }
     }
 
-    /// Opens the watch, or returns the answer that refused it.
+    /// Opens the watch, or returns the response that refused it.
     pub async fn open(self) -> Result<Watch, Answer> {
         let path = self.path.clone();
         self.try_open().await.unwrap_or_else(|error| panic!("no answer to {path}: {error}"))
     }
 
-    /// The same where there may be no answer, as on a connection that its server has said goodbye to.
+    /// The same if there may be no response, as on a connection that has received GOAWAY.
     pub async fn try_open(self) -> Result<Result<Watch, Answer>, String> {
         let query: Vec<_> = self.query.iter().map(|(name, value)| format!("{name}={}", escaped(value))).collect();
         let joint = if self.path.contains('?') { '&' } else { '?' };
@@ -205,24 +205,24 @@ async fn read(mut frames: Frames, log: Arc<Log>, mut limit: watch::Receiver<usiz
     log.changed.send_replace(());
 }
 
-/// Something and when it was, in nanoseconds.
+/// A value and its time in nanoseconds.
 type At<T> = (T, u64);
 
 impl Watch {
-    /// All events so far, bookmarks and an ERROR included.
+    /// All events so far, including bookmarks and an ERROR.
     pub fn events(&self) -> Vec<Event> {
         self.log.events.lock().iter().map(|(event, _)| event.clone()).collect()
     }
 
-    /// All events with the times at which they came, and how and when it ended.
+    /// All events with their arrival times, and how and when the watch ended.
     pub(super) fn told(&self) -> (Vec<At<Event>>, Option<At<Ended>>) {
-        // First the end: what is read behind it is whole then.
+        // The end is read first, so that the events read after it are complete.
         let ended = self.log.ended.lock().clone().map(|(ended, moment)| (ended, moment.at_ns));
         let events = self.log.events.lock().iter().map(|(event, moment)| (event.clone(), moment.at_ns)).collect();
         (events, ended)
     }
 
-    /// The changes so far, without bookmarks and without an ERROR.
+    /// The changes so far, without bookmarks and ERROR.
     pub fn changes(&self) -> Vec<Event> {
         self.events().into_iter().filter(|event| !event.is_bookmark() && !event.is_error()).collect()
     }
@@ -231,7 +231,7 @@ impl Watch {
         self.events().into_iter().filter(Event::is_bookmark).collect()
     }
 
-    /// When the last event came.
+    /// When the last event arrived.
     pub fn last_came(&self) -> Option<Instant> {
         self.log.events.lock().last().map(|(_, moment)| moment.at)
     }
@@ -246,7 +246,7 @@ impl Watch {
         self.log.ended.lock().as_ref().map(|(_, moment)| moment.at.duration_since(self.opened))
     }
 
-    /// Returns when `wanted` is true of the events so far. If the watch ends before, the test fails.
+    /// Returns when `wanted` is true of the events so far. The test fails if the watch ends first.
     pub async fn until(&self, what: &str, wanted: impl Fn(&[Event]) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         let mut changed = self.log.changed.subscribe();
@@ -265,7 +265,7 @@ impl Watch {
         }
     }
 
-    /// Returns when more than `events` events have come or the watch has ended, however long that takes.
+    /// Returns when more than `events` events have arrived or the watch has ended. There is no time limit.
     pub async fn more_than(&self, events: usize) {
         let mut changed = self.log.changed.subscribe();
         while self.is_open() && self.log.events.lock().len() <= events {
@@ -273,14 +273,13 @@ impl Watch {
         }
     }
 
-    /// Returns when everything up to this version has come: the last event or bookmark is not older.
+    /// Returns when the last event or bookmark has this version or a later one.
     pub async fn reached(&self, rv: u64) {
         let late = |events: &[Event]| events.last().is_some_and(|event| event.rv >= rv);
         self.until(&format!("version {rv}"), late).await;
     }
 
-    /// Returns when everything up to this version has come, when the watch has ended, or when neither is so for longer
-    /// than [`PATIENCE`]: what is to be made of that is for the judges to say.
+    /// Returns when the watch has reached this version or ended, or after [`PATIENCE`]. The checkers judge the result.
     pub async fn reached_or_ended(&self, rv: u64) {
         let is_over = async {
             let mut changed = self.log.changed.subscribe();
@@ -291,13 +290,13 @@ impl Watch {
         let _ = timeout(PATIENCE, is_over).await;
     }
 
-    /// Reads no more, as a client that leaves.
+    /// Stops reading, as a client that disconnects.
     pub async fn leave(&mut self) {
         self.task.abort();
         let _ = (&mut self.task).await;
     }
 
-    /// Returns when at least `changes` changes have come.
+    /// Returns when at least `changes` changes have arrived.
     pub async fn received(&self, changes: usize) {
         let enough = |events: &[Event]| {
             events.iter().filter(|event| !event.is_bookmark() && !event.is_error()).count() >= changes
@@ -305,7 +304,7 @@ impl Watch {
         self.until(&format!("{changes} changes"), enough).await;
     }
 
-    /// Returns when the bookmark that ends the initial events has come.
+    /// Returns when the bookmark that ends the initial events has arrived.
     pub async fn listed(&self) {
         self.until("the initial events", |events| events.iter().any(Event::ends_initial_events)).await;
     }

@@ -1,4 +1,4 @@
-//! Floods of frames that an upstream sends over HTTP/2. The proxy keeps nothing of them and goes on to answer its
+//! Floods of frames that an upstream sends over HTTP/2. The proxy keeps none of them and continues to serve its
 //! clients.
 
 use std::sync::Arc;
@@ -16,13 +16,14 @@ use crate::http2::hpack::block;
 use crate::http2::rows::say;
 use crate::process::Process;
 
-/// How much more memory the process may have for each flood.
+/// Maximum memory growth of the process during each flood.
 const GROWN_MEBIBYTES_MAX: usize = 30;
-/// How often a frame is said.
+/// Number of repetitions of a frame.
 const TIMES: u32 = 10_000;
-/// The same of one whose answer nobody reads: more answers than sockets and the process may hold.
+/// Repetitions of a frame that requires a reply which nothing reads: more replies than sockets and the process may
+/// buffer.
 const ANSWERED_TIMES: u32 = 1_000_000;
-/// A flood that has not got on for so many looks is one that the proxy does not read any more.
+/// If a flood makes no progress for this many polls, the proxy has stopped reading it.
 const LOOKS: usize = 3;
 
 fn floods() -> Vec<Flood> {
@@ -71,7 +72,7 @@ fn field() -> Vec<u8> {
     block(&[("x-long", &"x".repeat(1_000))])
 }
 
-/// Nobody notices a flood, who is served from memory.
+/// A client that is served from the cache does not notice a flood.
 async fn flood_all(process: &Process, manners: &Manners, up: &RunningUpstream) {
     let client = process.client();
     let watch = client.watch(PODS).initial_events().await;
@@ -80,7 +81,7 @@ async fn flood_all(process: &Process, manners: &Manners, up: &RunningUpstream) {
     for flood in floods() {
         let flood = Arc::new(flood);
         direct::followed(up, "pods").await;
-        // It is known who is at the other end.
+        // The release of the upstream server is known.
         eventually(flood.name, || async { client.get(&cached).await.is_cached() }).await;
         let before = process.resident_mebibytes();
         manners.flood(flood.clone());
@@ -97,7 +98,8 @@ async fn flood_all(process: &Process, manners: &Manners, up: &RunningUpstream) {
         }
         say(&format!("{}: {last} sent, done {}, {grown} MiB", flood.name, is_done(&flood)));
         assert!(grown < GROWN_MEBIBYTES_MAX, "{}: {grown} MiB", flood.name);
-        // A server that reads nothing is left in time; here it goes, so that nobody waits for that.
+        // The proxy leaves a server that reads nothing after a timeout; here the server goes away, so that the test
+        // need not wait.
         manners.cut();
         let made = up.create_pod("default", &flood.name.replace([' ', ','], "-"));
         direct::within(flood.name, watch.reached(made)).await;

@@ -1,4 +1,4 @@
-//! A relay that reads the frames of HTTP/2 that pass, and says others in the server's name.
+//! A relay that reads the HTTP/2 frames passing through, and inserts others in the server's name.
 
 use std::io;
 use std::sync::Arc;
@@ -12,31 +12,31 @@ use crate::direct::Near;
 use crate::http2::frames::{ACK, HEADERS, PING, PREFACE, SETTINGS, frame};
 
 const FRAME_HEAD: usize = 9;
-/// Frames of one write.
+/// Frames per write.
 const TOGETHER: u32 = 100;
 
-/// What is said once, what is said again and again, by its number, and how often at most. The stream is that whose
-/// answer began last.
+/// Bytes to send once, a frame to repeat, by its number, and the maximum count. The stream is the one whose response
+/// started last.
 pub struct Flood {
     pub name: &'static str,
     pub first: fn(u32) -> Vec<u8>,
     pub again: fn(u32, u32) -> Vec<u8>,
     pub times: u32,
-    /// Whether what the proxy says to it is read.
+    /// Whether the relay reads frames from the proxy.
     pub is_reading: bool,
     pub sent: AtomicUsize,
     pub is_done: AtomicBool,
 }
 
-/// What a relay does to its connections.
+/// How a relay treats its connections.
 #[derive(Clone)]
 pub struct Manners {
-    /// Stand behind the settings of the server, so that they count.
+    /// Sent after the server's own settings, so that these take effect.
     settings: Vec<(u16, u32)>,
     flood: Arc<watch::Sender<Option<Arc<Flood>>>>,
-    /// How often the connections that there were have been cut.
+    /// How often the open connections have been cut.
     cuts: Arc<watch::Sender<u32>>,
-    /// Connections of HTTP/2 that were made.
+    /// Number of HTTP/2 connections so far.
     pub connections: Arc<AtomicUsize>,
 }
 
@@ -46,12 +46,12 @@ impl Manners {
         Self { settings: settings.to_vec(), flood, cuts, connections: Arc::default() }
     }
 
-    /// Floods the connections that there are.
+    /// Floods the open connections.
     pub fn flood(&self, flood: Arc<Flood>) {
         self.flood.send_replace(Some(flood));
     }
 
-    /// Cuts the connections that there are.
+    /// Cuts the open connections.
     pub fn cut(&self) {
         self.cuts.send_modify(|cuts| *cuts += 1);
     }
@@ -67,7 +67,7 @@ impl Manners {
         let (far_read, far_write) = far.into_split();
         let deaf = watch::Sender::new(false);
         let open = AtomicU32::new(1);
-        // Whichever ends first ends both: the proxy is to be told.
+        // The end of either direction ends both, so that the proxy notices.
         tokio::select! {
             _ = up(near_read, far_write, deaf.subscribe()) => {}
             _ = self.down(far_read, near_write, flood, &deaf, &open) => {}
@@ -75,7 +75,7 @@ impl Manners {
         }
     }
 
-    /// What the server says, with our words among it.
+    /// Frames of the server, with inserted frames among them.
     async fn down(
         &self,
         mut from: impl AsyncReadExt + Unpin,
@@ -122,7 +122,7 @@ impl Manners {
     }
 }
 
-/// The length of the first frame, if all of it is there.
+/// Length of the first frame, if it is complete.
 fn whole(bytes: &[u8]) -> Option<usize> {
     let head = bytes.get(..FRAME_HEAD)?;
     let length = FRAME_HEAD + u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
@@ -139,7 +139,7 @@ async fn pour(to: &mut (impl AsyncWriteExt + Unpin), flood: &Flood, stream: u32)
     to.flush().await
 }
 
-/// What the proxy says, without its answers to our words, which the server would not understand.
+/// Frames of the proxy, without its replies to inserted frames, which the server would not understand.
 async fn up(
     mut from: impl AsyncReadExt + Unpin,
     mut to: impl AsyncWriteExt + Unpin,

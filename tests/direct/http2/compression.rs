@@ -1,5 +1,5 @@
-//! Blocks of fields that are as they should be, and blocks that are not (RFC 7541). What cannot be read ends the
-//! connection, for nothing behind it could be read (RFC 9113 §4.3).
+//! Valid and invalid header blocks (RFC 7541). A block that cannot be decoded ends the connection, because no later
+//! block could be decoded either (RFC 9113 §4.3).
 
 use super::frames::{
     COMPRESSION_ERROR, ENHANCE_YOUR_CALM, FRAME_BYTES, PROTOCOL_ERROR, get, head, head_in_parts, request,
@@ -13,10 +13,10 @@ use super::rows::{
     Row, SMALL, hold, proxy,
 };
 
-/// The first entry of the table that connections fill.
+/// Index of the newest entry of the dynamic table.
 const NEWEST: usize = 62;
 
-/// A request, and these bytes in the block behind it.
+/// A request with these bytes at the end of its block.
 fn behind(more: &[u8]) -> Vec<u8> {
     head(1, &[request("GET", SMALL, &[]), more.to_vec()].concat())
 }
@@ -26,10 +26,10 @@ fn remembered(name: &str, value: &str) -> Vec<u8> {
 }
 
 fn what_can_be_read() -> Vec<Row> {
-    // GET and http by their numbers, the path with the number of its name, the authority in codes.
+    // GET and http by index, the path with an indexed name, the authority Huffman-coded.
     let mixed = [indexed(2), indexed(6), integer(0, 4, 4), coded(SMALL.as_bytes()), integer(0x40, 6, 1)].concat();
     let mixed = [mixed, coded(b"localhost")].concat();
-    // What may stand in a value (RFC 9110 §5.5), without white space, which may not begin or end one.
+    // Octets that a value may contain (RFC 9110 §5.5), without white space, which must not begin or end it.
     let all: Vec<u8> = (33..=126).chain(128..=255).collect();
     let again = [indexed(2), indexed(6), integer(0, 4, 4), text(SMALL.as_bytes()), indexed(NEWEST)].concat();
     let in_codes: Vec<u8> = [(":method", "GET"), (":scheme", "http"), (":authority", "localhost"), (":path", SMALL)]
@@ -51,7 +51,7 @@ fn what_can_be_read() -> Vec<Row> {
             vec![Answered(3, 200)],
         ),
         ("the same size again", head(1, &[resized(TABLE_BYTES), request("GET", SMALL, &[])].concat()), answered()),
-        // Every entry goes for one that has no room itself (RFC 7541 §4.4).
+        // An entry larger than the table evicts every entry (RFC 7541 §4.4).
         ("an entry larger than the table", behind(&remembered("x", &"y".repeat(TABLE_BYTES))), answered()),
         (
             "a number of more bytes than it needs",
@@ -71,7 +71,7 @@ fn what_can_be_read() -> Vec<Row> {
 fn what_cannot() -> Vec<Row> {
     let refused = || vec![Ends(COMPRESSION_ERROR)];
     let value = |bytes: &[u8]| behind(&[&[0, 1, b'x'], bytes].concat());
-    // Eight bits of a symbol's code are "&"; what fills a string is ones, less than a byte of them (RFC 7541 §5.2).
+    // "&" has a code of eight bits. The padding of a string is ones, fewer than eight of them (RFC 7541 §5.2).
     let symbol = code(usize::from(b'&'));
     let zeros = packed(&[code(usize::from(b'a')), vec![0, 0, 0]].concat());
     let end = packed(&code(256));
@@ -95,7 +95,7 @@ fn what_cannot() -> Vec<Row> {
         ("a string that stops within a code", string(&[0xff, 0xfe]), refused()),
         ("a table larger than allowed", updated(resized(TABLE_BYTES + 1)), refused()),
         ("a table of any size", updated(resized(usize::MAX >> 8)), refused()),
-        // RFC 7541 §4.2: at the beginning of a block only.
+        // RFC 7541 §4.2: only at the beginning of a block.
         ("a table's size behind a field", behind(&resized(0)), refused()),
         (
             "an entry that went with the others",
@@ -117,13 +117,13 @@ fn what_cannot() -> Vec<Row> {
     ]
 }
 
-/// A list of more than 64 KiB is refused, and costs neither the connection nor memory.
+/// A header list of more than 64 KiB is refused, and costs neither the connection nor memory.
 fn what_is_too_much() -> Vec<Row> {
     let refused = |stream| vec![Answered(stream, 431), Reset(stream, ENHANCE_YOUR_CALM), Reset(stream, PROTOCOL_ERROR)];
     let long = "y".repeat(8 << 10);
     let many: Vec<_> = (0..10).map(|_| ("x-long", long.as_str())).collect();
     let many = [request("GET", SMALL, &[]), block(&many)].concat();
-    // Four kilobytes of the table, and a byte for each time that they are said again.
+    // A table entry of four kilobytes, and one byte for each reference to it.
     let again = |times| behind(&[remembered("x", &"y".repeat(4_000)), vec![0xbe; times]].concat());
     let huge = [request("GET", SMALL, &[]), block(&[("x-huge", &"z".repeat(1 << 20))])].concat();
     let later = [refused(1), vec![Ends(ENHANCE_YOUR_CALM)]].concat();
@@ -135,10 +135,11 @@ fn what_is_too_much() -> Vec<Row> {
             [head_in_parts(1, &many, FRAME_BYTES), get(3, SMALL)].concat(),
             vec![Answered(3, 200)],
         ),
-        // Whoever goes on far beyond the limit may be hung up on: nobody has to read it all (RFC 9113 §10.5.1).
+        // The server may close the connection far beyond the limit, because it need not read everything (RFC 9113
+        // §10.5.1).
         ("an entry said four thousand times, sixteen MB in one frame", again(4_000), later.clone()),
         ("a MiB in one field", head_in_parts(1, &huge, FRAME_BYTES), later),
-        // What is not a request is nobody's memory either.
+        // An incomplete request must not be buffered without a limit either.
         ("a MiB that never ends", head_in_parts(1, &huge, FRAME_BYTES)[..500_000].to_vec(), vec![Closed]),
     ]
 }

@@ -1,5 +1,5 @@
-//! Far more frames than a client needs, or answers that nobody takes (RFC 9113 §10.5). The server answers them, stops
-//! reading, or ends the connection, as it likes. It keeps nothing of them, and others are answered meanwhile.
+//! Far more frames than a client needs, or responses that the client does not read (RFC 9113 §10.5). The server may
+//! answer, stop reading, or end the connection. It buffers none of them, and serves other connections during the flood.
 
 use std::io;
 use std::sync::Arc;
@@ -16,23 +16,24 @@ use super::rows::say;
 use crate::direct::{Client, Dir, Io, PODS, Protocol};
 use crate::process::Process;
 
-/// How much more memory the process may have for each flood.
+/// Maximum memory growth of the process during each flood.
 const GROWN_MEBIBYTES_MAX: usize = 30;
-/// How often a sender sends its frame.
+/// Number of repetitions of a frame.
 const TIMES: usize = 100_000;
-/// The same of a frame that is answered, by whoever does not read: more answers than sockets and the process may hold.
+/// Repetitions of a frame that requires a reply which the client does not read: more than sockets and the process may
+/// buffer.
 const ANSWERED_TIMES: usize = 4_000_000;
 const REQUESTS: usize = 10_000;
-/// Frames of one write.
+/// Frames per write.
 const TOGETHER: u32 = 100;
-/// How many answers others get between two looks at a flood.
+/// Number of responses on other connections between two polls of a flood.
 const ANSWERS: usize = 5;
-/// A sender that has not got on for so many looks is one that the server does not read any more.
+/// If a sender makes no progress for this many polls, the server has stopped reading it.
 const LOOKS: usize = 4;
 
 const POSTED: &str = "/api/v1/namespaces/default/pods";
 
-/// What is sent once, what is sent again and again, by its number, and how often at most.
+/// Bytes to send once, a frame to repeat, by its number, and the maximum count.
 struct Flood {
     name: &'static str,
     first: Vec<u8>,
@@ -74,14 +75,14 @@ fn floods() -> Vec<Flood> {
     ]
 }
 
-/// What a sender has come to.
+/// Progress of a sender.
 #[derive(Default)]
 struct Progress {
     sent: AtomicUsize,
     is_done: AtomicBool,
 }
 
-/// Sends all of it, or as much as is taken.
+/// Sends everything, or as much as the server reads.
 async fn pour(mut io: impl AsyncWriteExt + Unpin, flood: &Flood, times: usize, progress: &Progress) -> io::Result<()> {
     io.write_all(&[hello(), flood.first.clone()].concat()).await?;
     for first in (0..u32::try_from(times).expect("few enough")).step_by(TOGETHER as usize) {
@@ -92,7 +93,7 @@ async fn pour(mut io: impl AsyncWriteExt + Unpin, flood: &Flood, times: usize, p
     io.flush().await
 }
 
-/// Sends a flood, and reads what comes or does not.
+/// Sends a flood, and reads the replies or not.
 async fn send(io: Box<dyn Io>, flood: Arc<Flood>, progress: Arc<Progress>, is_reading: bool) {
     let (mut reader, writer) = tokio::io::split(io);
     let reading = async {
@@ -104,13 +105,13 @@ async fn send(io: Box<dyn Io>, flood: Arc<Flood>, progress: Arc<Progress>, is_re
         let times = if is_reading { flood.times.min(TIMES) } else { flood.times };
         let _ = pour(writer, &flood, times, &progress).await;
         progress.is_done.store(true, Ordering::Relaxed);
-        // The connection is held, so that what the server keeps for it can be seen.
+        // The connection stays open, so that the memory that the server keeps for it is visible.
         std::future::pending::<()>().await;
     };
     tokio::join!(reading, pouring);
 }
 
-/// Whoever asks on another connection is answered, new ones and an old one.
+/// Requests on new connections and on an old one are answered.
 async fn others_are_answered(old: &Client, new: &Client) {
     for _ in 0..ANSWERS {
         assert_eq!(old.get(PODS).await.status, 200);
@@ -132,7 +133,7 @@ async fn a_flood_costs_no_memory_and_nobody_else_an_answer() {
         for is_reading in [true, false] {
             let before = process.resident_mebibytes();
             let (progress, mut sender) = (Arc::<Progress>::default(), JoinSet::new());
-            // Sockets hold little for whoever does not read.
+            // Small socket buffers for a client that does not read.
             let sending = if is_reading { new.clone() } else { new.clone().narrow() };
             let io = sending.over(Protocol::Http2).connect().await.expect("a connection");
             sender.spawn(send(io, flood.clone(), progress.clone(), is_reading));
@@ -140,7 +141,7 @@ async fn a_flood_costs_no_memory_and_nobody_else_an_answer() {
             while looks < LOOKS {
                 others_are_answered(&old, &new).await;
                 let sent = progress.sent.load(Ordering::Relaxed);
-                // Whoever is done has its last frames still to be read.
+                // The last frames of a sender that is done have yet to be read.
                 looks = if sent == last { looks + 1 } else { 0 };
                 last = sent;
                 grown = grown.max(process.resident_mebibytes().saturating_sub(before));

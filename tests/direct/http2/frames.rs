@@ -1,4 +1,4 @@
-//! The bytes of frames (RFC 9113 §4, RFC 9113 §6).
+//! Bytes of frames (RFC 9113 §4, RFC 9113 §6).
 
 use super::hpack::block;
 
@@ -37,11 +37,11 @@ pub const MAX_CONCURRENT_STREAMS: u16 = 3;
 pub const INITIAL_WINDOW_SIZE: u16 = 4;
 pub const MAX_FRAME_SIZE: u16 = 5;
 
-/// The window of a stream and of a connection before anybody says anything (RFC 9113 §6.9.2).
+/// Initial window of a stream and of a connection (RFC 9113 §6.9.2).
 pub const WINDOW: u32 = 65_535;
 /// The largest window (RFC 9113 §6.9.1).
 pub const WINDOW_MAX: u32 = i32::MAX as u32;
-/// The largest payload that may be sent before anybody says anything (RFC 9113 §4.2).
+/// Initial maximum payload of a frame (RFC 9113 §4.2).
 pub const FRAME_BYTES: usize = 1 << 14;
 
 pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
@@ -54,7 +54,7 @@ pub fn settings(settings: &[(u16, u32)]) -> Vec<u8> {
     frame(SETTINGS, 0, 0, &settings.iter().flat_map(one).collect::<Vec<_>>())
 }
 
-/// The preface, and the settings that belong to it.
+/// The preface with its SETTINGS frame.
 pub fn hello_with(ours: &[(u16, u32)]) -> Vec<u8> {
     [PREFACE, &settings(ours)].concat()
 }
@@ -87,17 +87,17 @@ pub fn priority(stream: u32, on: u32) -> Vec<u8> {
     frame(PRIORITY, 0, stream, &[on.to_be_bytes().as_slice(), &[15]].concat())
 }
 
-/// A whole head; nothing follows it.
+/// A complete head; no body follows.
 pub fn head(stream: u32, block: &[u8]) -> Vec<u8> {
     frame(HEADERS, END_HEADERS | END_STREAM, stream, block)
 }
 
-/// A whole head; a body follows it.
+/// A complete head; a body follows.
 pub fn open_head(stream: u32, block: &[u8]) -> Vec<u8> {
     frame(HEADERS, END_HEADERS, stream, block)
 }
 
-/// A head in as many frames as it takes, each with at most so many bytes of it.
+/// A head in as many frames as necessary, with at most this many bytes each.
 pub fn head_in_parts(stream: u32, block: &[u8], bytes: usize) -> Vec<u8> {
     let last = block.len().div_ceil(bytes) - 1;
     let parts = block.chunks(bytes).enumerate().map(|(at, part)| {
@@ -109,7 +109,7 @@ pub fn head_in_parts(stream: u32, block: &[u8], bytes: usize) -> Vec<u8> {
     parts.collect::<Vec<_>>().concat()
 }
 
-/// The fields of a request, and more of them behind.
+/// The fields of a request, followed by more of them.
 pub fn fields<'a>(method: &'a str, path: &'a str, more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
     let ours = [(":method", method), (":scheme", "http"), (":authority", "localhost"), (":path", path)];
     [ours.as_slice(), more].concat()
@@ -123,7 +123,7 @@ pub fn get(stream: u32, path: &str) -> Vec<u8> {
     head(stream, &request("GET", path, &[]))
 }
 
-/// A request whose body follows.
+/// The head of a request with a body.
 pub fn post(stream: u32, path: &str) -> Vec<u8> {
     open_head(stream, &request("POST", path, &[]))
 }

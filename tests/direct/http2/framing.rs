@@ -1,4 +1,4 @@
-//! Frames that are as they should be, and frames that are not: what a server makes of each (RFC 9113 §4, RFC 9113 §6).
+//! Valid and invalid frames, and the server's reaction to each (RFC 9113 §4, RFC 9113 §6).
 
 use super::frames::{
     ACK, CONTINUATION, DATA, ENABLE_PUSH, END_HEADERS, END_STREAM, ENHANCE_YOUR_CALM, FLOW_CONTROL_ERROR, FRAME_BYTES,
@@ -54,7 +54,7 @@ fn of_windows() -> Vec<Row> {
         ("on the connection", window(0, 1), vec![Ignored]),
         ("on a stream that is open", [get(1, HANG), window(1, 1)].concat(), vec![Ignored]),
         ("of nothing, on the connection", window(0, 0), vec![Ends(PROTOCOL_ERROR)]),
-        // RFC 9113 §6.9: a stream's error; RFC 9113 §5.4 lets it be the connection's.
+        // RFC 9113 §6.9: a stream error; RFC 9113 §5.4 permits a connection error.
         (
             "of nothing, on a stream",
             [get(1, HANG), window(1, 0)].concat(),
@@ -95,19 +95,19 @@ fn of_data() -> Vec<Row> {
         ),
         ("on stream 0", data(0, b"a"), vec![Ends(PROTOCOL_ERROR)]),
         ("on a stream that never was", data(1, b"a"), vec![Ends(PROTOCOL_ERROR)]),
-        // RFC 9113 §5.1, "half-closed (remote)", is for a stream's error; RFC 9113 §5.4 allows the connection's.
+        // RFC 9113 §5.1, "half-closed (remote)", requires a stream error; RFC 9113 §5.4 permits a connection error.
         (
             "behind the end of a stream",
             [get(1, HANG), data(1, b"a")].concat(),
             vec![Reset(1, STREAM_CLOSED), Ends(STREAM_CLOSED)],
         ),
-        // The same.
+        // The same rule.
         (
             "behind a reset by the client",
             [get(1, HANG), reset(1, 8), data(1, b"a")].concat(),
             vec![Reset(1, STREAM_CLOSED), Ends(STREAM_CLOSED)],
         ),
-        // It is open: what is too long may be the stream's fault or the connection's (RFC 9113 §4.2).
+        // The stream is open: the size error may be the stream's or the connection's (RFC 9113 §4.2).
         (
             "longer than a frame may be",
             echo(data(1, &too_long)),
@@ -128,7 +128,7 @@ fn of_heads() -> Vec<Row> {
     vec![
         ("on a stream with an even number", get(2, SMALL), vec![Ends(PROTOCOL_ERROR)]),
         ("on stream 0", get(0, SMALL), vec![Ends(PROTOCOL_ERROR)]),
-        // RFC 9113 §5.1.1: the lower stream was never used, and is closed by the higher one.
+        // RFC 9113 §5.1.1: the lower stream was never used, and the higher one closes it.
         (
             "on a stream below another",
             [get(5, HANG), get(3, SMALL)].concat(),
@@ -138,7 +138,7 @@ fn of_heads() -> Vec<Row> {
         ("padded", frame(HEADERS, whole | PADDED, 1, &padded(9, 9)), vec![Answered(1, 200)]),
         ("more padding than there is", frame(HEADERS, whole | PADDED, 1, &padded(255, 9)), vec![Ends(PROTOCOL_ERROR)]),
         ("with a priority", frame(HEADERS, prioritized, 1, &after(0)), vec![Answered(1, 200)]),
-        // RFC 7540 §5.3.1 had it that this is an error; RFC 9113 §5.3.2 knows no priorities.
+        // RFC 7540 §5.3.1 treated this as an error; RFC 9113 §5.3.2 deprecates priorities.
         (
             "behind itself",
             frame(HEADERS, prioritized, 1, &after(1)),
@@ -175,7 +175,7 @@ fn of_heads_in_parts() -> Vec<Row> {
     vec![
         ("in two parts", [begun(1), rest(1)].concat(), vec![Answered(1, 200)]),
         ("in four parts, one of them empty", [begun(1), empty(1), rest(1)].concat(), vec![Answered(1, 200)]),
-        // A server may have had enough of parts (RFC 9113 §10.5); it must not read them wrongly.
+        // A server may limit the number of parts (RFC 9113 §10.5); it must not decode them wrongly.
         ("a byte a part", head_in_parts(1, &block, 1), vec![Answered(1, 200), Ends(ENHANCE_YOUR_CALM)]),
         (
             "ten thousand empty parts",
@@ -225,7 +225,7 @@ fn of_others() -> Vec<Row> {
             [post(1, ECHO), priority(1, 0), last_data(1, b"a")].concat(),
             vec![Answered(1, 200)],
         ),
-        // RFC 9113 §6.3: a stream's error; RFC 9113 §5.4 lets it be the connection's.
+        // RFC 9113 §6.3: a stream error; RFC 9113 §5.4 permits a connection error.
         (
             "a priority of four bytes",
             [get(1, HANG), frame(PRIORITY, 0, 1, &[0; 4])].concat(),
@@ -241,7 +241,7 @@ fn of_others() -> Vec<Row> {
     ]
 }
 
-/// Stream 1 is over (RFC 9113 §5.1, "closed").
+/// Stream 1 is closed (RFC 9113 §5.1, "closed").
 fn behind_an_answer() -> Vec<Row> {
     let is_closed = || vec![Reset(1, STREAM_CLOSED), Ends(STREAM_CLOSED)];
     vec![
@@ -251,7 +251,7 @@ fn behind_an_answer() -> Vec<Row> {
             [is_closed(), vec![Ends(PROTOCOL_ERROR)]].concat()
         }),
         ("a part of a head", frame(CONTINUATION, END_HEADERS, 1, &[]), vec![Ends(PROTOCOL_ERROR)]),
-        // They may have been on their way.
+        // They may have been sent before the client saw the end.
         ("a window", window(1, 1), vec![Ignored]),
         ("a reset", reset(1, 8), vec![Ignored]),
         ("a priority", priority(1, 0), vec![Ignored]),

@@ -1,4 +1,4 @@
-//! h2spec, the conformance tests that others hold their servers to, in its strict mode: `make h2spec`.
+//! h2spec, the common HTTP/2 conformance suite, in its strict mode: `make h2spec`.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -11,19 +11,19 @@ use tokio::process::Command;
 use super::rows::{roomy, say};
 use crate::direct::{self, App, Stub, stub};
 
-/// What the server fails today, and why. The list is exact.
+/// The cases that the server fails today, and why. The list is exact.
 const FAILED: [(&str, &str); 1] = [(
     "http2/3.5/2",
     "a preface that is wrong is taken for HTTP/1.1, whose 400 is no frame for h2spec; then it is closed",
 )];
 
-/// A question is answered also where its head alone has come: a GET goes upstream without a body. If the client does
-/// not run between that and what is wrong behind it, the answer is over, and so is the stream (RFC 9113 §8.1). So if
-/// this one fails, all are run again.
+/// The server may answer a request after its head alone, because a GET is forwarded without a body. If the client does
+/// not run between the head and the invalid frame after it, the response and the stream are complete (RFC 9113 §8.1).
+/// If this case fails, the whole suite runs again.
 const ANSWERED_SOONER: &str = "http2/6.9.1/3";
 const RUNS_MAX: usize = 20;
 
-/// The binary that `make h2spec` and `make test` build. In CI there has to be one.
+/// The binary that `make h2spec` and `make test` build. CI requires it.
 fn binary() -> Option<PathBuf> {
     let named = std::env::var_os("KUBE_H2SPEC").map(PathBuf::from);
     let built = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("target/testbed/h2spec");
@@ -36,13 +36,13 @@ fn binary() -> Option<PathBuf> {
     None
 }
 
-/// The names of the cases that failed; there have to be many others.
+/// Names of the failed cases. Fails unless many other cases passed.
 async fn run(app: &App, arguments: &[&str]) -> BTreeSet<String> {
     let Some(binary) = binary() else { return BTreeSet::new() };
     let origin = app.origin();
     let (_, port) = origin.rsplit_once(':').expect("a port");
     let mut command = Command::new(binary);
-    // How long each answer may take: it ends a hang.
+    // Timeout of each response; it ends a hang.
     command.args(["-port", port, "-path", "/any", "-timeout", "120s"]).args(arguments);
     let output = command.output().await;
     let output = output.expect("it runs");
@@ -65,7 +65,8 @@ async fn h2spec_finds_what_is_known_and_nothing_else() {
     if binary().is_none() {
         return;
     }
-    // Behind the question, whole or broken off: whoever answers sooner need not look at what is wrong with it.
+    // The response follows the complete or aborted request, because an earlier one would hide the server's reaction to
+    // its errors.
     let answer = async |request: Request<Incoming>| {
         let _ = request.into_body().collect().await;
         Ok(Stub::reply(200, "an answer of some bytes"))

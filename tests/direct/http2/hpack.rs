@@ -1,10 +1,10 @@
-//! Header compression as RFC 7541 has it: blocks written by hand, right ones and wrong ones, and a strict reader of
-//! what the server writes. It shares nothing with the server, so that both cannot be wrong alike.
+//! Header compression (RFC 7541): valid and invalid blocks written by hand, and a strict decoder of the server's
+//! blocks. It shares no code with the server, so that both cannot have the same bug.
 
 use std::collections::VecDeque;
 
-/// The length of each symbol's code, the last one being the end of the string (RFC 7541, appendix B). The codes follow
-/// from the lengths: they count up, from the shortest to the longest, among equals from the lowest symbol.
+/// Code length of each symbol; the last symbol is the end of the string (RFC 7541, appendix B). The codes follow from
+/// the lengths: they count up from the shortest to the longest, and among equal lengths from the lowest symbol.
 #[rustfmt::skip]
 const CODE_BITS: [u8; 257] = [
     13, 23, 28, 28, 28, 28, 28, 28, 28, 24, 30, 28, 28, 30, 28, 28, 28, 28, 28, 28,
@@ -23,7 +23,7 @@ const CODE_BITS: [u8; 257] = [
 ];
 const END_OF_STRING: usize = 256;
 
-/// RFC 7541, appendix A.
+/// The static table (RFC 7541, appendix A).
 const STATIC: [(&str, &str); 61] = [
     (":authority", ""),
     (":method", "GET"),
@@ -88,14 +88,14 @@ const STATIC: [(&str, &str); 61] = [
     ("www-authenticate", ""),
 ];
 
-/// The size of the table that both sides begin with (RFC 9113 §6.5.2).
+/// Initial size of the dynamic table on both sides (RFC 9113 §6.5.2).
 pub const TABLE_BYTES: usize = 4096;
-/// What an entry costs besides its name and value (RFC 7541 §4.1).
+/// Size of an entry in addition to its name and value (RFC 7541 §4.1).
 const ENTRY_BYTES: usize = 32;
 
 pub type Field = (String, String);
 
-/// How a field is written that stands in no table (RFC 7541 §6.2).
+/// Representation of a field that is in no table (RFC 7541 §6.2).
 #[derive(Clone, Copy)]
 pub enum Literal {
     Remembered = 0x40,
@@ -103,7 +103,7 @@ pub enum Literal {
     Never = 0x10,
 }
 
-/// A number behind the flags of its first byte (RFC 7541 §5.1).
+/// An integer after the flags of its first byte (RFC 7541 §5.1).
 pub fn integer(flags: u8, prefix: u32, value: usize) -> Vec<u8> {
     let most = (1_usize << prefix) - 1;
     if value < most {
@@ -122,12 +122,12 @@ fn low(value: usize) -> u8 {
     u8::try_from(value).expect("less than a byte holds")
 }
 
-/// A string as it is.
+/// A string without Huffman coding.
 pub fn text(value: &[u8]) -> Vec<u8> {
     [integer(0, 7, value.len()), value.to_vec()].concat()
 }
 
-/// A string in codes.
+/// A Huffman-coded string.
 pub fn coded(value: &[u8]) -> Vec<u8> {
     let codes = codes();
     let bits = value.iter().flat_map(|symbol| bits(codes[usize::from(*symbol)])).collect::<Vec<_>>();
@@ -135,18 +135,18 @@ pub fn coded(value: &[u8]) -> Vec<u8> {
     [integer(0x80, 7, bytes.len()), bytes].concat()
 }
 
-/// The bits of a symbol's code, of the end's too, as ones and zeros.
+/// Bits of a symbol's code, including the end symbol's, as ones and zeros.
 pub fn code(symbol: usize) -> Vec<u8> {
     bits(codes()[symbol]).collect()
 }
 
-/// Bits as bytes, the last one filled with ones, as is right.
+/// Packs bits into bytes, and pads the last one with ones, as RFC 7541 §5.2 requires.
 pub fn packed(bits: &[u8]) -> Vec<u8> {
     let byte = |part: &[u8]| (0..8).fold(0, |byte, at| byte << 1 | part.get(at).copied().unwrap_or(1));
     bits.chunks(8).map(byte).collect()
 }
 
-/// The code of each symbol and how many bits it has.
+/// The code of each symbol and its number of bits.
 fn codes() -> Vec<(u32, u8)> {
     let mut order: Vec<usize> = (0..CODE_BITS.len()).collect();
     order.sort_by_key(|symbol| CODE_BITS[*symbol]);
@@ -164,7 +164,7 @@ fn bits((code, length): (u32, u8)) -> impl Iterator<Item = u8> {
     (0..length).rev().map(move |at| u8::from(code >> at & 1 == 1))
 }
 
-/// A field of the tables by its number, which counts from 1.
+/// An indexed field; indexes start at 1.
 pub fn indexed(index: usize) -> Vec<u8> {
     integer(0x80, 7, index)
 }
@@ -173,29 +173,29 @@ pub fn resized(bytes: usize) -> Vec<u8> {
     integer(0x20, 5, bytes)
 }
 
-/// A field with its name written out.
+/// A field with a literal name.
 pub fn literal(kind: Literal, name: &[u8], value: &[u8]) -> Vec<u8> {
     [vec![kind as u8], text(name), text(value)].concat()
 }
 
-/// The same in codes.
+/// The same with Huffman coding.
 pub fn coded_literal(kind: Literal, name: &str, value: &str) -> Vec<u8> {
     [vec![kind as u8], coded(name.as_bytes()), coded(value.as_bytes())].concat()
 }
 
-/// Fields that no table remembers.
+/// Fields that are not added to the table.
 pub fn block(fields: &[(&str, &str)]) -> Vec<u8> {
     fields.iter().flat_map(|(name, value)| literal(Literal::Plain, name.as_bytes(), value.as_bytes())).collect()
 }
 
-/// Reads what the server writes, and fails whatever is not as it must be.
+/// Decodes the server's blocks, and fails on any violation of the RFC.
 pub struct Reader {
     entries: VecDeque<Field>,
-    /// What the server says that it uses.
+    /// The table size that the server has announced.
     size: usize,
-    /// What the server may use, by the settings that it has acknowledged.
+    /// The maximum table size from the settings that the server has acknowledged.
     size_max: usize,
-    /// The table became smaller: the next block has to begin with that (RFC 7541 §4.2).
+    /// The table became smaller, so the next block has to begin with a size update (RFC 7541 §4.2).
     owes_resize: bool,
 }
 
@@ -212,7 +212,7 @@ impl Reader {
         self.owes_resize |= bytes < self.size;
     }
 
-    /// The bytes that the table has in it.
+    /// Size of the entries in the table, in bytes.
     fn held(&self) -> usize {
         self.entries.iter().map(cost).sum()
     }
@@ -319,7 +319,7 @@ fn decoded(bytes: &[u8]) -> Vec<u8> {
     symbols
 }
 
-/// The examples of RFC 7541, appendix C: what reads and writes the tests' blocks is right itself.
+/// The examples of RFC 7541, appendix C, check the tests' own encoder and decoder.
 #[test]
 fn the_examples_of_the_rfc_are_read_and_written() {
     assert_eq!(integer(0, 5, 1337), [31, 154, 10]);

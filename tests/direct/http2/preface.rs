@@ -1,4 +1,4 @@
-//! How a connection begins (RFC 9113 §3.4), and what its settings come to.
+//! The start of a connection (RFC 9113 §3.4), and the effect of its settings.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use super::rows::{
 use super::wire::{Heard, Wire};
 use crate::direct::{self, Protocol};
 
-/// The connection ends, and nobody upstream hears of it.
+/// The connection ends, and nothing reaches upstream.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_that_does_not_begin_as_it_must_ends() {
     let (upstream, app) = proxy().await;
@@ -33,7 +33,7 @@ async fn a_connection_that_does_not_begin_as_it_must_ends() {
         let mut wire = Wire::to(&app.over(Protocol::Http2)).await;
         wire.is_read = false;
         wire.write(&sent).await;
-        // What is not HTTP/2 may be answered as HTTP/1.1 that is wrong.
+        // Input other than HTTP/2 may be answered as malformed HTTP/1.1.
         wire.until(name, |heard| heard.is_over).await;
     }
     assert!(upstream.seen(SMALL).is_empty());
@@ -71,7 +71,7 @@ async fn half_a_preface_and_then_nothing_is_the_end() {
     assert!(wire.heard.streams.is_empty());
 }
 
-/// However the bytes come, they mean the same.
+/// The result does not depend on how the bytes are split.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_may_come_one_by_one() {
     let (_upstream, app) = proxy().await;
@@ -100,17 +100,17 @@ async fn settings_and_pings_are_answered_once_and_in_order() {
     assert_eq!(wire.heard.pongs, (1..=20).collect::<Vec<_>>());
     wire.settle().await;
     assert_eq!(wire.heard.settings_acks, 21);
-    // An acknowledgement more than there were settings is nobody's request.
+    // An acknowledgement in excess of the settings is harmless.
     wire.send(&[frame(SETTINGS, ACK, 0, &[]), get(1, SMALL)].concat()).await;
     wire.until("an answer", |heard| heard.answer(1).is_some()).await;
 }
 
-/// The server says how many streams there may be, and holds to what it says of everything else.
+/// The server announces its stream limit, and its other settings are valid.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_servers_settings_are_allowed() {
     let (_upstream, app) = proxy().await;
     let mut wire = Wire::to(&app).await;
-    // Whoever begins need not wait for them.
+    // The client may send requests before the server's settings arrive.
     wire.send(&[hello(), get(1, SMALL)].concat()).await;
     wire.wait("an answer", |heard| heard.answer(1) == Some(200)).await;
     let said: BTreeMap<_, _> = wire.heard.settings.iter().map(|(id, value)| (*id, *value)).collect();
@@ -124,8 +124,8 @@ async fn the_servers_settings_are_allowed() {
     assert!(said.iter().all(is_allowed), "{said:?}");
 }
 
-/// The client's table of fields becomes smaller and larger: the server holds to it, and says so (RFC 7541 §4.2), or the
-/// reader of its blocks fails.
+/// The client shrinks and grows its header table. The server must follow and announce it (RFC 7541 §4.2), or the
+/// decoder of its blocks fails.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_table_of_answers_is_as_large_as_the_client_says() {
     let (_upstream, app) = proxy().await;
@@ -146,7 +146,7 @@ async fn the_table_of_answers_is_as_large_as_the_client_says() {
                 stream += 2;
             }
         }
-        // Two at once: the smallest one of them counts, too.
+        // Two updates at once: the smallest size counts as well.
         let acks = wire.heard.settings_acks;
         let (none, all) = (settings(&[(HEADER_TABLE_SIZE, 0)]), settings(&[(HEADER_TABLE_SIZE, 4_096)]));
         wire.send(&[none, all, get(stream, SMALL), get(stream + 2, SMALL)].concat()).await;
@@ -157,7 +157,7 @@ async fn the_table_of_answers_is_as_large_as_the_client_says() {
     }
 }
 
-/// Over TLS it is the same server.
+/// The same server answers over TLS.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_is_the_same_behind_tls() {
     let upstream = demo::upstream().run().await;

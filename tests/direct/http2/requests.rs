@@ -1,4 +1,4 @@
-//! Heads that are requests, and heads that are malformed: nobody upstream hears of those (RFC 9113 §8).
+//! Valid and malformed request heads; malformed ones do not reach upstream (RFC 9113 §8).
 
 use super::frames::{
     CANCEL, END_HEADERS, END_STREAM, HEADERS, PROTOCOL_ERROR, data, fields, frame, head, last_data, open_head, request,
@@ -10,13 +10,13 @@ use super::rows::{
     Row, SMALL, hold, proxy,
 };
 
-/// A stream's error, or an answer that says so (RFC 9113 §8.1.1).
+/// A stream error, or a response that reports it (RFC 9113 §8.1.1).
 fn malformed() -> Vec<Outcome> {
     vec![Reset(1, PROTOCOL_ERROR), Answered(1, 400)]
 }
 
-/// The same where the h2 crate, which cannot tell what is malformed from what is not readable, ends the connection, as
-/// RFC 9113 §5.4 allows.
+/// The same for heads at which the h2 crate ends the connection, as RFC 9113 §5.4 permits. It cannot distinguish
+/// malformed fields from undecodable ones.
 fn unreadable() -> Vec<Outcome> {
     [malformed(), vec![Ends(PROTOCOL_ERROR)]].concat()
 }
@@ -105,8 +105,8 @@ fn lengths() -> Vec<Row> {
     };
     let ends_at_once = |length: &str| head(1, &request("POST", ECHO, &[("content-length", length)]));
     let two = open_head(1, &request("POST", ECHO, &[("content-length", "5"), ("content-length", "6")]));
-    // The head may have gone upstream before: whatever comes back, it is not an answer to a whole request. A server may
-    // also have answered that upstream failed, or reset what it no longer wants.
+    // The head may have been forwarded before, so any response is not to a complete request. The server may also report
+    // that upstream failed, or reset the stream.
     let refused = || [malformed(), vec![Reset(1, CANCEL)]].concat();
     vec![
         ("the right one", post("5", last_data(1, b"hello")), vec![Answered(1, 200)]),

@@ -1,5 +1,5 @@
-//! A row of a table is what a client sends and what may come of it. All rows of a table run at once, each on a
-//! connection of its own, and all that fail are told.
+//! A table row: the bytes that a client sends, and the permitted outcomes. All rows of a table run at once, each on a
+//! connection of its own, and all failures are reported.
 
 use std::io::Write as _;
 
@@ -15,49 +15,49 @@ use crate::direct::{self, App, Client, PATIENCE, Plan, Stub, stub};
 
 /// Answers with a short text.
 pub const SMALL: &str = "/small";
-/// Answers with the body of the request; the header `trailers` says how many of those came.
+/// Answers with the body of the request; the header `trailers` has the number of its trailers.
 pub const ECHO: &str = "/echo";
-/// Never answers, nor reads.
+/// Neither answers nor reads.
 pub const HANG: &str = "/hang";
-/// Must never be asked for.
+/// Must never be requested.
 pub const MALFORMED: &str = "/malformed";
-/// The request behind each row, which shows that the connection holds.
+/// Stream of the request after each row, which shows that the connection is still usable.
 pub const LAST: u32 = 100_001;
 const PROBE: u64 = 0xdead_beef;
 const AT_ONCE: usize = 16;
 
-/// What may come of a row. Where the RFC lets a server choose, a row has several.
+/// A permitted outcome of a row. If the RFC lets a server choose, a row has several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Nothing, and the connection goes on.
+    /// No reaction; the connection continues.
     Ignored,
-    /// A whole answer with this status on this stream, and the connection goes on.
+    /// A complete response with this status on this stream; the connection continues.
     Answered(u32, u16),
-    /// This stream is reset with this code, and the connection goes on.
+    /// A reset of this stream with this code; the connection continues.
     Reset(u32, u32),
     /// The connection ends with this code.
     Ends(u32),
-    /// The connection ends, with a code or without.
+    /// The connection ends, with or without a code.
     Closed,
 }
 
 use Outcome::{Answered, Closed, Ends, Ignored, Reset};
 
-/// The row's name, what is sent behind the preface, and what may come of it.
+/// Name of the row, the bytes after the preface, and the permitted outcomes.
 pub type Row = (&'static str, Vec<u8>, Vec<Outcome>);
 
-/// In what state the connection is before a row.
+/// State of the connection before a row.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Before {
     /// The row begins with the preface.
     Nothing,
-    /// There were only settings.
+    /// Only settings were exchanged.
     Hello,
     /// Stream 1 has been answered.
     Answer,
 }
 
-/// An upstream that has all of these paths, and a proxy before it with room for many requests at once.
+/// An upstream with all of these paths, and a proxy in front of it with high concurrency limits.
 pub async fn proxy() -> (Stub, App) {
     let upstream = stub(|request: Request<Incoming>| async move {
         if request.uri().path() == HANG {
@@ -84,7 +84,7 @@ pub fn roomy(plan: Plan) -> Plan {
     })
 }
 
-/// Runs the rows of each table, and fails with all that came out otherwise.
+/// Runs the rows of each table, and fails with all unexpected outcomes.
 pub async fn hold(client: &Client, tables: Vec<(&'static str, Before, Vec<Row>)>) {
     let rows = tables.into_iter().flat_map(|(table, before, rows)| rows.into_iter().map(move |it| (table, before, it)));
     let run = stream::iter(rows).map(async |(table, before, (name, sent, allowed))| {
@@ -97,7 +97,7 @@ pub async fn hold(client: &Client, tables: Vec<(&'static str, Before, Vec<Row>)>
     assert!(failed.is_empty(), "\n  {}\n", failed.join("\n  "));
 }
 
-/// What came of it, if that may not be.
+/// Returns the outcome if it is not permitted.
 async fn row(client: &Client, before: Before, sent: &[u8], allowed: &[Outcome]) -> Option<String> {
     let mut wire = Wire::to(client).await;
     let first = if before == Before::Hello { hello() } else { Vec::new() };
@@ -138,7 +138,7 @@ fn is(outcome: Outcome, heard: &Heard) -> bool {
     }
 }
 
-/// Writes a line to stderr, which is seen also if the test passes.
+/// Writes a line to stderr, which is visible even if the test passes.
 pub fn say(line: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{line}");
 }

@@ -1,4 +1,4 @@
-//! The first requests of a connection, before anybody is known on it.
+//! The first requests of a connection, before any caller on it is authenticated.
 
 use demo::{self, RunningUpstream};
 use kube_fanout::auth::AuthMode;
@@ -7,7 +7,7 @@ use super::frames::{REFUSED_STREAM, head, hello, request, window};
 use super::wire::{Heard, Wire};
 use crate::direct::{self, App, PODS};
 
-/// How many requests come in one write.
+/// Number of requests in one write.
 const REQUESTS: u32 = 100;
 
 async fn delegated(up: &RunningUpstream) -> App {
@@ -16,13 +16,13 @@ async fn delegated(up: &RunningUpstream) -> App {
     direct::app(up).with(|config| config.auth = AuthMode::Delegated).run().await
 }
 
-/// Requests that come in one write, and the tokens that they bear.
+/// Requests in one write, with their bearer tokens.
 fn requests(token: impl Fn(u32) -> String) -> Vec<u8> {
     let ask = |at: u32| {
         let bearer = format!("Bearer {}", token(at));
         head(2 * at + 1, &request("GET", PODS, &[("authorization", &bearer)]))
     };
-    // There is room for all answers.
+    // The window has room for all responses.
     [hello(), window(0, 1 << 24), (0..REQUESTS).flat_map(ask).collect()].concat()
 }
 
@@ -41,7 +41,7 @@ async fn guesses_in_one_write_cost_one_review() {
     assert_eq!(up.reviews().asked().tokens - before, 1);
 }
 
-/// As client-go does: it multiplexes its first requests, before any of them is answered.
+/// client-go multiplexes its first requests before any of them is answered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn first_requests_of_a_known_caller_wait_and_all_succeed() {
     let up = demo::upstream().pods(3).run().await;

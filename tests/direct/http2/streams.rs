@@ -1,5 +1,5 @@
-//! The life of streams and of connections: how many, how they end, and that others go on (RFC 9113 §5.1,
-//! RFC 9113 §6.4, RFC 9113 §6.8).
+//! Lifecycle of streams and connections: their number, their end, and the effect on others (RFC 9113 §5.1, RFC 9113
+//! §6.4, RFC 9113 §6.8).
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use super::rows::{ECHO, SMALL, proxy};
 use super::wire::{Heard, Wire};
 use crate::direct::{self, App, PODS, eventually, within};
 
-/// Streams beyond what the server allows are refused so that they may be asked again (RFC 9113 §5.1.2), and as soon as
-/// another one is over they are answered.
+/// Streams above the server's limit are refused such that the client may retry (RFC 9113 §5.1.2). Once another stream
+/// ends, a retry is answered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn more_streams_than_allowed_are_refused_and_may_be_asked_again() {
     const BEYOND: u32 = 5;
@@ -32,13 +32,13 @@ async fn more_streams_than_allowed_are_refused_and_may_be_asked_again() {
     let refused = |heard: &Heard| (most..most + BEYOND).all(|at| heard.reset(number(at)) == Some(REFUSED_STREAM));
     wire.wait("they are refused", refused).await;
     assert!(upstream.seen(SMALL).is_empty(), "nobody looked at them");
-    // The first one ends, and the next one is let in; the others are as before.
+    // The first stream ends, and the next one is accepted; the others are unchanged.
     wire.send(&last_data(1, b"done")).await;
     wire.wait("the first answer", |heard| heard.answer(1) == Some(200)).await;
     let again = number(most + BEYOND);
     wire.send(&get(again, SMALL)).await;
     wire.wait("it is let in", |heard| heard.answer(again) == Some(200)).await;
-    // A reset gives a place, too.
+    // A reset frees a stream slot, too.
     wire.send(&reset(3, CANCEL)).await;
     wire.settle().await;
     wire.send(&[get(again + 2, SMALL), last_data(5, b"done")].concat()).await;
@@ -54,7 +54,7 @@ fn told(heard: &Heard, stream: u32, name: &str) -> bool {
     heard.streams.get(&stream).is_some_and(|stream| String::from_utf8_lossy(&stream.body).contains(name))
 }
 
-/// Returns when the proxy has so many watches.
+/// Returns when the proxy has this many watches.
 async fn until_watches(app: &App, count: u64) {
     app.until_feed("pods", &format!("{count} watches"), |feed| feed["readers"] == count).await;
 }
@@ -74,12 +74,12 @@ async fn a_watch_that_is_reset_ends_and_others_go_on() {
     up.create_pod("default", "later");
     wire.wait("the others", |heard| told(heard, 1, "later") && told(heard, 5, "later")).await;
     assert!(!told(&wire.heard, 3, "later"));
-    // Windows of a stream that is no more mean nothing, and no other stream has them.
+    // Window updates of a closed stream are ignored, and no other stream receives them.
     wire.send(&[super::frames::window(3, 100), get(7, PODS)].concat()).await;
     wire.wait("an answer", |heard| heard.answer(7) == Some(200)).await;
 }
 
-/// A client that goes away by GOAWAY sends no new requests; the old ones are answered (RFC 9113 §6.8).
+/// A client that sends GOAWAY opens no new streams; its open requests are answered (RFC 9113 §6.8).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_asked_before_the_clients_goodbye_is_answered() {
     let (_upstream, app) = proxy().await;
@@ -91,7 +91,7 @@ async fn what_was_asked_before_the_clients_goodbye_is_answered() {
     assert_eq!(wire.heard.streams[&1].body, b"hello");
 }
 
-/// Whoever closes its side can answer nothing any more: the connection ends, whatever ran on it.
+/// A client that closes its sending side cannot acknowledge anything, so the connection ends with all its streams.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_whose_client_has_finished_ends() {
     let up = demo::upstream().pods(2).run().await;
@@ -105,11 +105,11 @@ async fn a_connection_whose_client_has_finished_ends() {
     assert_eq!(app.get(PODS).await.status, 200);
 }
 
-/// RFC 9113 §6.8: a server that goes says which streams it still answers, and does.
+/// RFC 9113 §6.8: a server that closes announces the last stream that it answers, and answers it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_drains_answers_what_it_has_taken() {
     let upstream = demo::upstream().pods(30).run().await;
-    // Long enough for all of this. Its connections are told within the first tenth.
+    // Long enough for the whole test. Its connections receive GOAWAY within the first tenth.
     let mut app = direct::app(&upstream).drain(Duration::from_secs(75)).run().await;
     let mut wire = Wire::to(&app).await;
     let list = format!("{PODS}?resourceVersion=0");
@@ -118,11 +118,11 @@ async fn a_server_that_drains_answers_what_it_has_taken() {
     wire.wait("two answers begin", begun).await;
     app.begin_stop();
     wire.wait("a goodbye", |heard| !heard.goodbyes.is_empty()).await;
-    // The first one may be a warning that names every stream, and another one follows when the client has seen it.
+    // The first GOAWAY may be a notice that names every stream. Another one follows when the client has seen it.
     let is_last = |heard: &Heard| heard.goodbyes.last().is_some_and(|(last, _)| *last < u32::MAX >> 1);
     wire.wait("the last goodbye", is_last).await;
     assert!(wire.heard.goodbyes.iter().all(|(last, code)| *last >= 3 && *code == NO_ERROR));
-    // Behind it: nobody answers, and nothing breaks.
+    // A stream after GOAWAY is not answered, and breaks nothing.
     wire.send(&head(5, &request("GET", &list, &[]))).await;
     wire.settle().await;
     assert!(wire.heard.answer(5).is_none());
@@ -135,8 +135,8 @@ async fn a_server_that_drains_answers_what_it_has_taken() {
     within("the proxy's end", app.stop()).await;
 }
 
-/// A field of cookies may come in crumbs, which are one field for whoever speaks HTTP/1.1 (RFC 9113 §8.2.3). Today's
-/// server leaves joining them to upstream: nothing is lost, nor in another order.
+/// A cookie field may be split into crumbs, which are one field in HTTP/1.1 (RFC 9113 §8.2.3). The current server lets
+/// upstream join them, so none may be lost or reordered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn crumbs_of_cookies_lose_nothing() {
     let (upstream, app) = proxy().await;

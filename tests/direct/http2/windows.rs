@@ -1,4 +1,4 @@
-//! Flow control: every byte within a window, and every window used (RFC 9113 §5.2, RFC 9113 §6.9).
+//! Flow control: no byte exceeds a window, and every window is used (RFC 9113 §5.2, RFC 9113 §6.9).
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::rows::{ECHO, HANG, SMALL, proxy, roomy};
 use super::wire::{Heard, Wire};
 use crate::direct::{self, App, PODS, eventually, within};
 
-/// What the server answers over HTTP/1.1.
+/// The response over HTTP/1.1.
 async fn whole(app: &App, path: &str) -> Vec<u8> {
     let answer = app.get(path).await;
     assert_eq!(answer.status, 200);
@@ -24,7 +24,7 @@ fn patterned(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|at| u8::try_from(at * 31 % 251).expect("a byte")).collect()
 }
 
-/// A list comes whole and in order through a window of any size, which is given back as fast as it is used.
+/// A list arrives completely and in order through a window of any size that is replenished as fast as it is used.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_list_comes_through_a_window_of_any_size() {
     let up = demo::upstream().pods(5).run().await;
@@ -39,7 +39,7 @@ async fn a_list_comes_through_a_window_of_any_size() {
         while wire.heard.answer(1).is_none() {
             let used = |heard: &Heard| heard.streams[&1].body.len() == given || heard.answer(1).is_some();
             wire.wait("the window is used", used).await;
-            // Many small ones at once, and sometimes one by one.
+            // Many small updates at once, and sometimes one by one.
             let times = if given.is_multiple_of(5) { 1 } else { 50 };
             wire.send(&window(1, more).repeat(times)).await;
             given += times * more as usize;
@@ -49,7 +49,7 @@ async fn a_list_comes_through_a_window_of_any_size() {
     }
 }
 
-/// A watch that is opened byte by byte is told all of it, and whoever reads beside it is held up by nothing.
+/// A watch with a window that opens byte by byte receives everything, and does not delay other readers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_watch_comes_through_a_window_of_a_byte() {
     let up = demo::upstream().pods(5).run().await;
@@ -62,7 +62,7 @@ async fn a_watch_comes_through_a_window_of_a_byte() {
         let mut wire = Wire::to(&app).await;
         wire.send(&[hello_with(&[(INITIAL_WINDOW_SIZE, 0)]), get(1, &path)].concat()).await;
         wire.wait("a head", |heard| heard.streams.get(&1).is_some_and(|stream| !stream.heads.is_empty())).await;
-        // It has taken no byte of the state yet, when this comes.
+        // The client has not read a byte of the state when this event arrives.
         let made = up.create_pod("default", &format!("made-{}", up.revision()));
         beside.reached(made).await;
         let wanted = format!("\"resourceVersion\":\"{made}\"");
@@ -81,7 +81,7 @@ async fn a_watch_comes_through_a_window_of_a_byte() {
     }
 }
 
-/// The connection's window holds for all streams together, and whoever has it gets on.
+/// The connection's window applies to all streams together, and a stream that has window makes progress.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn streams_share_the_connections_window() {
     let up = demo::upstream().pods(300).run().await;
@@ -96,7 +96,7 @@ async fn streams_share_the_connections_window() {
     wire.wait("all of the window", |heard| received(heard) == 65_535).await;
     wire.settle().await;
     assert_eq!(received(&wire.heard), 65_535);
-    // A request that needs none of it is answered meanwhile.
+    // A response without a body needs no window, so it arrives in between.
     wire.send(&head(5, &request("HEAD", &list, &[]))).await;
     wire.wait("an answer without a body", |heard| heard.answer(5).is_some()).await;
     wire.send(&window(0, 1)).await;
@@ -106,7 +106,7 @@ async fn streams_share_the_connections_window() {
     assert!([1, 3].iter().all(|stream| wire.heard.streams[stream].body == expected));
 }
 
-/// RFC 9113 §6.9.2: a window may become less than nothing, and counts from there.
+/// RFC 9113 §6.9.2: a window may become negative, and counts from there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_window_below_nothing_holds_until_it_is_above() {
     let up = demo::upstream().pods(50).run().await;
@@ -118,13 +118,13 @@ async fn a_window_below_nothing_holds_until_it_is_above() {
     let received =
         |bytes: usize| move |heard: &Heard| heard.streams.get(&1).is_some_and(|stream| stream.body.len() == bytes);
     wire.wait("the first window", received(1_000)).await;
-    // 1,000 below nothing, and up again to nothing: no byte may come.
+    // At -1,000, then back to zero: no byte may arrive.
     wire.send(&[settings(&[(INITIAL_WINDOW_SIZE, 0)]), window(1, 1_000)].concat()).await;
     wire.settle().await;
     assert!(received(1_000)(&wire.heard));
     wire.send(&window(1, 1)).await;
     wire.wait("a byte", received(1_001)).await;
-    // By settings, too.
+    // A change by settings counts, too.
     wire.send(&settings(&[(INITIAL_WINDOW_SIZE, 10)])).await;
     wire.wait("ten bytes more", received(1_011)).await;
     wire.send(&[settings(&[(INITIAL_WINDOW_SIZE, 0)]), settings(&[(INITIAL_WINDOW_SIZE, 65_535)])].concat()).await;
@@ -133,10 +133,10 @@ async fn a_window_below_nothing_holds_until_it_is_above() {
     assert!(wire.heard.streams[&1].body == expected);
 }
 
-/// Makes a frame of a part of a body, which may be the last one.
+/// Encodes a part of a body, which may be the last one, as frames.
 type Frames<'a> = &'a dyn Fn(&[u8], bool) -> Vec<u8>;
 
-/// A body comes back as it was sent, however large, for the server gives back what it has passed on. Padding counts.
+/// A body of any size is echoed unchanged, because the server returns the window for forwarded bytes. Padding counts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_server_gives_windows_back() {
     let (_upstream, app) = proxy().await;
@@ -162,7 +162,7 @@ async fn the_server_gives_windows_back() {
     }
 }
 
-/// The window of the connection is given back for streams that are over, too: or it would be used up some time.
+/// The connection's window is also returned for closed streams, because it would be exhausted otherwise.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_reset_gives_its_window_back() {
     const EACH: i64 = 4 * 16_384;
@@ -175,7 +175,7 @@ async fn what_is_reset_gives_its_window_back() {
         wire.wait("room on the connection", |heard| sent + EACH <= heard.window(0)).await;
         wire.send(&[post(stream, HANG), data(stream, &[b'a'; 16_384]).repeat(4)].concat()).await;
         (sent, stream) = (sent + EACH, stream + 2);
-        // Whoever resets what nobody has looked at yet is a flood.
+        // A reset before the request reaches upstream would count as a flood.
         let asked = usize::try_from(stream / 2).expect("few");
         eventually("it is asked upstream", || async { upstream.seen(HANG).len() == asked }).await;
         wire.send(&reset(stream - 2, CANCEL)).await;
@@ -184,7 +184,7 @@ async fn what_is_reset_gives_its_window_back() {
     wire.wait("an answer", |heard| heard.answer(stream) == Some(200)).await;
 }
 
-/// A proxy whose upstream takes no more connections: nobody reads the bodies that clients send.
+/// A proxy whose upstream accepts no more connections, so the bodies of clients are not read.
 struct Unreading {
     app: App,
     _upstream: std::net::TcpListener,
@@ -196,8 +196,8 @@ async fn unreading() -> Unreading {
     socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a free port");
     let upstream = socket.listen(1).expect("it listens").into_std().expect("nobody accepts");
     let address = upstream.local_addr().expect("it is bound");
-    // A backlog of one has room for two, however long they take to connect. Others end in a time-out, but for systems
-    // that let in some more.
+    // A backlog of one has room for two connections, however long they take. Further ones time out, except on systems
+    // that accept a few more.
     let mut waiting = Vec::new();
     for _ in 0..2 {
         let stream = within("it waits to be accepted", TcpStream::connect(address)).await;
@@ -220,11 +220,11 @@ async fn more_than_the_window_of_a_stream_is_refused() {
     wire.write(&[post(1, ECHO), bodies(1, most), data(1, b"a")].concat()).await;
     let code = |heard: &Heard| heard.reset(1).or_else(|| heard.goodbyes.last().map(|(_, code)| *code));
     wire.wait("it is refused", |heard| code(heard).is_some()).await;
-    // RFC 9113 §6.9.1: of the stream, or of the connection.
+    // RFC 9113 §6.9.1: an error of the stream or of the connection.
     assert_eq!(code(&wire.heard), Some(FLOW_CONTROL_ERROR));
 }
 
-/// Each stream within its own window, and all of them beyond the connection's.
+/// Each stream is within its own window, and all of them together exceed the connection's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn more_than_the_window_of_the_connection_is_refused() {
     let proxy = unreading().await;
@@ -241,12 +241,12 @@ async fn more_than_the_window_of_the_connection_is_refused() {
     assert_eq!(wire.heard.goodbyes.last().map(|(_, code)| *code), Some(FLOW_CONTROL_ERROR));
 }
 
-/// Makes so many bytes of a body, which does not end.
+/// This many bytes of a body that does not end.
 fn bodies(stream: u32, bytes: usize) -> Vec<u8> {
     vec![b'a'; bytes].chunks(FRAME_BYTES).flat_map(|part| data(stream, part)).collect()
 }
 
-/// Nothing follows the head of an answer to HEAD, in whatever frames it ends.
+/// No data follows the head of a response to HEAD, whichever frame ends it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn head_has_no_body() {
     let up = demo::upstream().pods(5).run().await;

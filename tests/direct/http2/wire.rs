@@ -1,5 +1,5 @@
-//! A client that sends any bytes, and holds the server to what it may answer: frames in order, header blocks that can
-//! be read, no byte beyond a window.
+//! A client that sends arbitrary bytes and checks the server: frames in order, decodable header blocks, no byte beyond
+//! a window.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -15,34 +15,34 @@ use crate::direct::{Client, Io, within};
 
 const FRAME_HEAD: usize = 9;
 
-/// What has come on one stream.
+/// Everything received on one stream.
 #[derive(Default)]
 pub struct Stream {
     pub heads: Vec<Vec<Field>>,
     pub body: Vec<u8>,
-    /// How long the payload of each DATA frame was.
+    /// Payload length of each DATA frame.
     pub frames: Vec<usize>,
     pub is_ended: bool,
     pub reset: Option<u32>,
-    /// What the server gave for the stream's body.
+    /// Window that the server gave for the stream's body.
     given: i64,
 }
 
-/// All that has come on a connection.
+/// Everything received on a connection.
 #[derive(Default)]
 pub struct Heard {
     pub streams: BTreeMap<u32, Stream>,
     pub settings: HashMap<u16, u32>,
     pub settings_acks: usize,
     pub pongs: Vec<u64>,
-    /// The last stream and the code of each.
+    /// Last stream and code of each GOAWAY.
     pub goodbyes: Vec<(u32, u32)>,
-    /// Nothing more can come.
+    /// Nothing more can arrive.
     pub is_over: bool,
     given: i64,
 }
 
-/// A frame as it is in the bytes.
+/// A frame, borrowed from the received bytes.
 struct Frame<'a> {
     kind: u8,
     flags: u8,
@@ -56,17 +56,17 @@ pub struct Wire {
     unread: Vec<u8>,
     pub heard: Heard,
     fields: Reader,
-    /// The block of a head that is not complete: its stream, whether the stream ends with it, and what has come of it.
+    /// An incomplete header block: its stream, whether it ends the stream, and its bytes so far.
     head: Option<(u32, bool, Vec<u8>)>,
-    /// What the client said and the server has not acknowledged, and what it has.
+    /// Settings that the server has not acknowledged yet, and those that it has.
     said: VecDeque<HashMap<u16, u32>>,
     agreed: HashMap<u16, u32>,
-    /// What the client gave for the bodies of streams, and, with the number 0, for the connection.
+    /// Window that the client gave for the bodies of streams and, under number 0, for the connection.
     windows: HashMap<u32, i64>,
     received: i64,
-    /// Whether settings and pings of the server are answered.
+    /// Whether the server's settings and pings are acknowledged.
     pub is_polite: bool,
-    /// Whether what comes is frames.
+    /// Whether received bytes are parsed as frames.
     pub is_read: bool,
 }
 
@@ -87,7 +87,7 @@ impl Heard {
         self.streams.get(&stream).is_some_and(Stream::is_settled)
     }
 
-    /// The status of a whole answer.
+    /// Status of a complete response.
     pub fn answer(&self, stream: u32) -> Option<u16> {
         let stream = self.streams.get(&stream)?;
         if stream.is_ended { stream.status() } else { None }
@@ -101,7 +101,7 @@ impl Heard {
         self.is_over || self.goodbyes.iter().any(|(_, code)| *code != NO_ERROR)
     }
 
-    /// How much may be sent on a stream, or, with the number 0, on the connection, from its beginning on.
+    /// Total window of a stream or, with number 0, of the connection, from its beginning.
     pub fn window(&self, stream: u32) -> i64 {
         if stream == 0 {
             return i64::from(WINDOW) + self.given;
@@ -112,7 +112,7 @@ impl Heard {
 }
 
 impl Wire {
-    /// Connects, and says nothing.
+    /// Connects and sends nothing.
     pub async fn to(client: &Client) -> Self {
         Self {
             io: client.connect().await.expect("a connection"),
@@ -129,24 +129,24 @@ impl Wire {
         }
     }
 
-    /// Sends bytes, and remembers what they mean for what the server may send. An error shows when reading.
+    /// Sends bytes, and records their effect on the server's limits. An error shows when reading.
     pub async fn send(&mut self, bytes: &[u8]) {
         self.note(bytes);
         self.write(bytes).await;
     }
 
-    /// Sends bytes that are no whole frames.
+    /// Sends bytes that are not complete frames.
     pub async fn write(&mut self, bytes: &[u8]) {
         let _ = self.io.write_all(bytes).await;
         let _ = self.io.flush().await;
     }
 
-    /// Says that nothing more will be sent.
+    /// Closes the sending side.
     pub async fn finish(&mut self) {
         let _ = self.io.shutdown().await;
     }
 
-    /// Remembers what bytes mean that are sent in pieces.
+    /// Records the effect of bytes that are sent in pieces.
     pub fn note(&mut self, bytes: &[u8]) {
         let mut rest = bytes.strip_prefix(PREFACE).unwrap_or(bytes);
         while let Some((frame, after)) = Frame::split(rest) {
@@ -160,29 +160,30 @@ impl Wire {
         }
     }
 
-    /// Reads until it has come, or until nothing more can.
+    /// Reads until the condition holds or nothing more can arrive.
     pub async fn until(&mut self, what: &str, is_there: impl Fn(&Heard) -> bool) {
         while !is_there(&self.heard) && !self.heard.is_over {
             within(what, self.read()).await;
         }
     }
 
-    /// Reads until it has come, which it has to.
+    /// Reads until the condition holds. Fails if the connection ends first.
     pub async fn wait(&mut self, what: &str, is_there: impl Fn(&Heard) -> bool) {
         self.until(what, &is_there).await;
         assert!(is_there(&self.heard), "{what}: the connection ended before: {:?}", self.heard.goodbyes);
     }
 
-    /// Waits until the server has dealt with whatever was sent before.
+    /// Waits until the server has processed everything that was sent before.
     pub async fn settle(&mut self) {
         let mark = 0x5e77 << 32 | self.heard.pongs.len() as u64;
         self.send(&frame(PING, 0, 0, &mark.to_be_bytes())).await;
         self.wait("a ping is answered", |heard| heard.pongs.contains(&mark)).await;
     }
 
-    /// Sends a body within the windows, in frames that `frame` makes of at most so many bytes of it.
+    /// Sends a body within the windows, in frames that `frame` makes of at most `bytes` bytes each.
     pub async fn upload(&mut self, stream: u32, body: &[u8], bytes: usize, frame: impl Fn(&[u8], bool) -> Vec<u8>) {
-        // Of the connection's window, others may have used some before: the test has one body, or counts itself.
+        // Other streams may have used the connection's window before. So the test sends a single body, or does its own
+        // accounting.
         let (mut sent, mut rest) = (0, body);
         while !rest.is_empty() {
             let (part, after) = rest.split_at(rest.len().min(bytes));
@@ -217,13 +218,13 @@ impl Wire {
         }
     }
 
-    /// The most that the server may take a setting for: it may not have seen the newest ones.
+    /// The largest value of a setting that the server may assume, because it may not have seen the newest settings.
     fn allowed(&self, id: u16, default: u32) -> u32 {
         let agreed = self.agreed.get(&id).copied().unwrap_or(default);
         self.said.iter().filter_map(|said| said.get(&id).copied()).fold(agreed, u32::max)
     }
 
-    /// What has come, and the reply to it.
+    /// Processes a frame, and returns the reply to it.
     fn take_in(&mut self, &Frame { kind, flags, stream, payload }: &Frame<'_>) -> Vec<u8> {
         let is_first = self.heard.settings.is_empty() && self.heard.settings_acks == 0;
         assert!(!is_first || kind == SETTINGS || kind == GOAWAY, "the server begins with its settings: {kind}");
@@ -308,7 +309,7 @@ impl Wire {
 }
 
 impl<'a> Frame<'a> {
-    /// The first frame of some bytes, if it is whole, and what is behind it.
+    /// The first frame, if it is complete, and the bytes after it.
     fn split(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
         let (head, rest) = bytes.split_at_checked(FRAME_HEAD)?;
         let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;

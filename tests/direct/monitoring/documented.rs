@@ -1,4 +1,4 @@
-//! The metrics of docs/METRICS.md, as its tables and the paragraphs below them have them.
+//! The metrics of docs/METRICS.md, parsed from its tables and the paragraphs below them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,13 +18,13 @@ pub enum MetricType {
 pub struct Metric {
     pub of_type: MetricType,
     pub labels: Labels,
-    /// The values of its labels that the document names, where it names them.
+    /// Label values that the document lists, by label.
     values: BTreeMap<String, Labels>,
-    /// The section that it is in: what stands below the table there is about it too.
+    /// Section of the metric. Text below the section's table applies to it as well.
     section: usize,
 }
 
-/// What paragraphs say of a label: in which section, of which metric if of one alone, and its values.
+/// A paragraph about a label: its section, its metric if it concerns only one, and the label's values.
 struct Paragraph {
     section: usize,
     of_metric: Option<String>,
@@ -34,7 +34,7 @@ struct Paragraph {
 
 const MONITOR: &str = include_str!("../../../deploy/kustomize/components/service-monitor/metrics.yaml");
 const DOCUMENT: &str = include_str!("../../../docs/METRICS.md");
-/// What Prometheus puts on whatever it scrapes.
+/// Labels that Prometheus adds to every scraped series.
 const SCRAPED: [&str; 2] = ["job", "instance"];
 const OF_FEEDS: [&str; 4] = ["resource", "namespace", "selector", "form"];
 
@@ -71,8 +71,8 @@ impl Metric {
     }
 }
 
-/// The job of the targets of our `ServiceMonitor`: Prometheus' operator takes it from the Service's label that
-/// `jobLabel` names, and otherwise it is the Service's own name.
+/// The job of the targets of the `ServiceMonitor`. The Prometheus operator takes it from the Service label that
+/// `jobLabel` names; without that label it is the Service's name.
 pub fn job() -> String {
     let documents: Vec<Value> =
         MONITOR.split("\n---\n").map(|text| serde_saphyr::from_str(text).expect("YAML")).collect();
@@ -82,7 +82,7 @@ pub fn job() -> String {
     label.or(service["name"].as_str()).expect("a name").to_owned()
 }
 
-/// Every documented metric, and `up`, which Prometheus makes.
+/// Every documented metric, and `up`, which Prometheus adds.
 pub fn metrics() -> Metrics {
     let mut found = BTreeMap::from([("up".to_owned(), Metric::scraped(MetricType::Gauge, []))]);
     let (mut section, mut of_feeds, mut in_reasons, mut reasons) = (0, false, false, Labels::new());
@@ -115,7 +115,7 @@ pub fn metrics() -> Metrics {
     found
 }
 
-/// The metrics by the names that they are queried by: of a histogram those of its parts.
+/// The metrics by the names that queries use: a histogram by the names of its parts.
 pub fn series() -> Metrics {
     let mut found = BTreeMap::new();
     for (name, metric) in metrics() {
@@ -134,7 +134,8 @@ pub fn series() -> Metrics {
     found
 }
 
-/// The labels of a cell, and the values in brackets behind them: `` `what`, `outcome` (`replaced`, `failed`) ``.
+/// The labels of a table cell, and the values in parentheses after them: `` `what`, `outcome` (`replaced`, `failed`)
+/// ``.
 fn labels_of(cell: &str) -> (Labels, BTreeMap<String, Labels>) {
     let (mut labels, mut values) = (Labels::new(), BTreeMap::<String, Labels>::new());
     let mut last = String::new();
@@ -151,7 +152,7 @@ fn labels_of(cell: &str) -> (Labels, BTreeMap<String, Labels>) {
     (labels, values)
 }
 
-/// Paragraphs that begin with a label, and then name its values: `` `kind`: `objects` with … · `events` what … ``.
+/// Paragraphs that begin with a label and then list its values: `` `kind`: `objects` with … · `events` what … ``.
 fn paragraphs() -> Vec<Paragraph> {
     let mut found = Vec::new();
     let mut section = 0;
@@ -186,24 +187,24 @@ fn labels_and_their_values_are_read_from_tables_and_paragraphs() {
     for (name, label, value) in [
         ("kube_fanout_reloads_total", "outcome", "failed"),
         ("kube_fanout_reloads_total", "what", "client_ca"),
-        ("kube_fanout_connections_failed_total", "reason", "displaced"),
-        ("kube_fanout_upstream_failures_total", "reason", "silent"),
-        ("kube_fanout_upstream_requests_total", "cause", "passed_through"),
-        ("kube_fanout_prehistory_reads_total", "outcome", "joined"),
+        ("kube_fanout_connections_failed_total", "reason", "evicted"),
+        ("kube_fanout_upstream_failures_total", "reason", "idle_timeout"),
+        ("kube_fanout_upstream_requests_total", "cause", "forwarded"),
+        ("kube_fanout_history_backfills_total", "outcome", "extended"),
         ("kube_fanout_history_gaps_total", "outcome", "rewound"),
         ("kube_fanout_feed_state", "state", "syncing"),
-        ("kube_fanout_memory_held_bytes", "kind", "staged"),
-        ("kube_fanout_memory_made_room_total", "by", "feed"),
-        ("kube_fanout_representation_mode", "mode", "wanted"),
+        ("kube_fanout_memory_used_bytes", "kind", "staged"),
+        ("kube_fanout_memory_evictions_total", "what", "feed"),
+        ("kube_fanout_representation_mode", "mode", "pending"),
         ("kube_fanout_representation_mode", "mode", "not_comparable"),
         ("kube_fanout_watches_ended_total", "reason", "expired"),
         ("kube_fanout_watches_open", "protocol", "websocket"),
         ("kube_fanout_forwarded_total", "reason", "no_proof"),
-        ("kube_fanout_auth_refused_total", "reason", "disowned"),
+        ("kube_fanout_auth_refused_total", "reason", "reviews_forbidden"),
         ("kube_fanout_refused_total", "code", "429"),
     ] {
         assert!(all[name].has(label, value), "{name} {label} {value}: {:?}", all[name].values);
         assert!(!all[name].has(label, "nothing"), "{name} {label}");
     }
-    assert!(!all["kube_fanout_history_gaps_total"].has("outcome", "joined"), "it is another metric's");
+    assert!(!all["kube_fanout_history_gaps_total"].has("outcome", "extended"), "it is another metric's");
 }

@@ -1,12 +1,12 @@
-//! A strict reader of the part of Prometheus' query language that deploy/monitoring speaks. It knows what every metric
-//! is and which labels it has, so it finds what a server takes and then answers with nothing: a label or a value that
-//! there never is, two sides that no labels join, a rate of a gauge.
+//! A strict parser of the subset of `PromQL` that deploy/monitoring uses. It knows the type and the labels of every
+//! metric. So it finds queries that a server accepts but never answers: an impossible label or value, two sides that no
+//! labels join, a rate of a gauge.
 
 use std::collections::BTreeSet;
 
 use super::documented::{Labels, MetricType, Metrics};
 
-/// What a query comes to.
+/// Type of a query's result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
     Scalar,
@@ -34,7 +34,7 @@ struct Parser<'a> {
     names: BTreeSet<String>,
 }
 
-/// How the series of two sides find each other.
+/// How the series of two sides are matched.
 struct Matching {
     on: Option<Labels>,
     group: Option<(Side, Labels)>,
@@ -54,10 +54,10 @@ const SIGNS: [&str; 21] =
 const COMPARISONS: [&str; 6] = ["==", "!=", ">=", "<=", ">", "<"];
 const AGGREGATIONS: [&str; 6] = ["sum", "min", "max", "count", "avg", "topk"];
 
-/// What the query comes to, and the names of the metrics in it.
+/// Type of the query's result, and the metrics that it names.
 ///
 /// # Errors
-/// If it is not of the part of the language that is known here, or can never be answered.
+/// The query is outside of the known subset, or can never have a result.
 pub fn check(query: &str, metrics: &Metrics) -> Parsed<(Answer, BTreeSet<String>)> {
     let mut parser = Parser { tokens: tokens(query)?, at: 0, metrics, names: BTreeSet::new() };
     let answer = parser.alternatives()?;
@@ -263,7 +263,7 @@ impl Parser<'_> {
         }
     }
 
-    /// A metric, with what its labels must be, for how long, and when.
+    /// A metric with its matchers, range and offset.
     fn selector(&mut self, name: &str) -> Parsed<Answer> {
         let metric = self.metrics.get(name).ok_or_else(|| format!("{name} is no metric"))?;
         self.names.insert(name.to_owned());
@@ -274,7 +274,7 @@ impl Parser<'_> {
                 let Token::Text(text) = self.next()? else { return Err(format!("{label} is compared with a text")) };
                 has_all(&metric.labels, &Labels::from([label.clone()]))?;
                 let values: Vec<_> = if sign.contains('~') { text.split('|').collect() } else { vec![text.as_str()] };
-                // A variable has what the data source has.
+                // A variable has any value of the data source.
                 let is_open = text.starts_with('$');
                 if let Some(value) = values.iter().find(|value| !is_open && !metric.has(&label, value)) {
                     return Err(format!("{name} has no {label} {value:?}"));
@@ -339,7 +339,7 @@ fn same_labels(sign: &str, left: &Answer, right: &Answer) -> Parsed<Answer> {
     Err(format!("{of_left:?} {sign} {of_right:?} never meet"))
 }
 
-/// What arithmetic or a comparison comes to.
+/// Type of the result of an arithmetic operation or a comparison.
 fn joined(sign: &str, left: &Answer, right: &Answer, matching: Matching) -> Parsed<Answer> {
     let (of_left, of_right) = match (left, right) {
         (Answer::Scalar, other) | (other, Answer::Scalar) if matching.on.is_none() && matching.group.is_none() => {

@@ -1,5 +1,4 @@
-//! One address for several replicas, as a Service is one: whole connections, in turn, to those that say that they are
-//! ready.
+//! One address for several replicas, like a Service: it assigns whole connections in turn to ready replicas.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,7 +13,7 @@ use tokio::task::JoinHandle;
 
 use crate::direct::{App, Client};
 
-/// A running balancer, which ends when it is dropped.
+/// A running balancer, which stops when dropped.
 pub struct Balancer {
     pub address: SocketAddr,
     shared: Arc<Shared>,
@@ -24,7 +23,7 @@ pub struct Balancer {
 #[derive(Default)]
 struct Shared {
     replicas: Mutex<Vec<Replica>>,
-    /// Connections that a replica which was taken for ready did not accept, or that found none ready.
+    /// Connections that a replica considered ready did not accept, or for which no replica was ready.
     refused: Mutex<Vec<String>>,
 }
 
@@ -33,12 +32,12 @@ struct Replica {
     address: SocketAddr,
     admin: Client,
     is_ready: bool,
-    /// Connections that it was given, those included that others had been given when it was new.
+    /// Connections assigned to this replica. A new replica's count starts at the others' counts.
     given: u64,
 }
 
 impl Balancer {
-    /// Begins without replicas. Each is asked whether it is ready once in a `period`.
+    /// Starts without replicas. Probes the readiness of each once in a `period`.
     pub async fn begin(period: Duration) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("a bound port");
@@ -70,12 +69,12 @@ impl Balancer {
         self.shared.replicas.lock()[replica].is_ready
     }
 
-    /// How many connections the replica of this number was given so far.
+    /// Number of connections assigned to the replica of this number so far.
     pub fn given(&self, replica: usize) -> u64 {
         self.shared.replicas.lock()[replica].given
     }
 
-    /// Connections that came to nothing, and why.
+    /// Failed connections with their reasons.
     pub fn refused(&self) -> Vec<String> {
         self.shared.refused.lock().clone()
     }
@@ -94,8 +93,8 @@ impl Shared {
         }
     }
 
-    /// The ready replica that was given least: where all were there from the beginning, that is each in turn. A new one
-    /// is not given everything that comes: it begins where the others are.
+    /// The ready replica with the fewest connections, which is each in turn if all were there from the beginning. A new
+    /// one starts at the others' count, so that it does not get every new connection.
     fn next(&self) -> Option<SocketAddr> {
         let mut replicas = self.replicas.lock();
         let most = replicas.iter().filter(|replica| replica.is_ready).map(|replica| replica.given).max()?;

@@ -1,5 +1,5 @@
-//! Clients that behave as client-go's informers do: some watches on one connection, each of which goes on where it was
-//! when it ends, on a new connection once the server has said goodbye to the old one.
+//! Clients that behave like client-go's informers. Each has several watches on one connection. An ended watch resumes
+//! at its last version, on a new connection if the server has sent GOAWAY on the old one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,43 +10,43 @@ use tokio::time::{Instant, sleep};
 
 use crate::direct::{CONFIGMAPS, Client, Ended, Watch};
 
-/// What all members do.
+/// Settings of all members.
 #[derive(Clone)]
 pub struct Habits {
-    /// The balancer's.
+    /// A client of the balancer.
     pub client: Client,
-    /// The version that all watches begin with.
+    /// The version from which all watches start.
     pub from: u64,
-    /// How long a watch lasts, in seconds: at least and at most.
+    /// Duration of a watch in seconds: minimum and maximum.
     pub lives: (u32, u32),
-    /// Their first watches begin within this time.
+    /// The first watches start within this time.
     pub begin_within: Duration,
-    /// How many watches have begun.
+    /// Number of watches so far.
     pub begun: Arc<AtomicUsize>,
-    /// Set to the version at which they leave.
+    /// Set to the version at which the members leave.
     pub until: watch::Receiver<Option<u64>>,
 }
 
-/// One client, with the connection that it has at the moment.
+/// One client with its current connection.
 struct Member {
     client: Client,
     dialled: Mutex<(u32, Client)>,
 }
 
-/// The watches of one informer, each of which went on where the one before it ended.
+/// The watches of one informer, each of which resumed the one before it.
 #[derive(Default)]
 pub struct Chain {
     pub watches: Vec<Watch>,
-    /// When one of them was opened on another connection than the one before it.
+    /// When a watch was opened on another connection than the one before it.
     pub moved: Vec<Instant>,
-    /// What an informer would have complained about; then it went no further.
+    /// An error that an informer would report; the chain ends there.
     pub failure: Option<String>,
 }
 
-/// The number of watches in a chain at most.
+/// Maximum number of watches in a chain.
 const WATCHES_MAX: usize = 10_000;
 
-/// How often a watch is asked for: on a slow machine the next connection may be old as well.
+/// Number of attempts to open a watch, because on a slow machine the next connection may have reached its age as well.
 const ATTEMPTS_MAX: u32 = 8;
 
 /// Runs a member with this many watches.
@@ -94,7 +94,8 @@ impl Member {
         Chain { failure: Some("too many watches".to_owned()), ..chain }
     }
 
-    /// Opens a watch, and says on which connection. What one does not take because it is going is asked on another.
+    /// Opens a watch, and returns the number of its connection. If a closing connection does not accept it, another one
+    /// is opened.
     async fn watch(&self, from: u64, seconds: u32) -> Result<(u32, Watch), String> {
         let mut failed = String::new();
         for _ in 0..ATTEMPTS_MAX {
@@ -114,7 +115,7 @@ impl Member {
     }
 }
 
-/// Completes when a watch has come to the version at which all leave.
+/// Completes when a watch has reached the version at which all members leave.
 async fn reaches(watch: &Watch, mut until: watch::Receiver<Option<u64>>) {
     let until = until.wait_for(Option::is_some).await.ok().and_then(|until| *until);
     watch.reached_or_ended(until.unwrap_or(u64::MAX)).await;

@@ -1,4 +1,4 @@
-//! Objects in protobuf, and what is derived of them.
+//! Objects in protobuf, and their derived forms.
 
 use bytes::Bytes;
 use kube_fanout::wire::{MetadataRenderer, Transcoder};
@@ -17,7 +17,7 @@ const KINDS: [(&str, &str); 8] = [
     ("apiextensions.k8s.io/v1", "CustomResourceDefinition"),
 ];
 
-/// What is derived is JSON, and what is refused leaves nothing behind.
+/// Derived output is valid JSON, and a refused object leaves no partial output.
 pub fn bodies(input: &[u8]) {
     let (first, body) = choice(input);
     let (api_version, kind) = KINDS[first % KINDS.len()];
@@ -28,7 +28,7 @@ pub fn bodies(input: &[u8]) {
     check(|out| transcoder.bookmark_json(&body, out).is_ok());
     check(|out| metadata.json(&body, out).is_ok());
     let _ = metadata.protobuf(&body);
-    // The same bytes taken for a custom resource in JSON.
+    // The same bytes as a custom resource in JSON.
     if let Ok(derived) = metadata.protobuf_from_json(&body) {
         check(|out| metadata.json(&derived, out).is_ok());
     }
@@ -44,7 +44,7 @@ fn check(write: impl Fn(&mut Vec<u8>) -> bool) {
     }
 }
 
-/// Deeper than `serde_json` goes is another matter.
+/// Nesting beyond the limit of `serde_json` counts as valid.
 fn is_json(text: &[u8]) -> bool {
     match serde_json::from_slice::<IgnoredAny>(text) {
         Ok(_) => true,

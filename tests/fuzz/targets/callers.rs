@@ -1,4 +1,4 @@
-//! What says who somebody is, and what they may.
+//! Identity and permissions of callers.
 
 use std::sync::LazyLock;
 use std::time::{Duration, SystemTime};
@@ -20,7 +20,7 @@ use serde_json::Value;
 
 use super::{choice, head};
 
-/// Lines of a head, or the claims of a token, which then is in the head in both of the ways there are.
+/// Header lines, or the claims of a token, which is then passed in both possible headers.
 pub fn credentials(input: &[u8]) {
     let (first, rest) = choice(input);
     let mut headers = head(rest.split(|byte| *byte == b'\n'));
@@ -59,7 +59,7 @@ fn shown(token: &str, is_plain: bool) -> HeaderMap {
     headers
 }
 
-/// Whether a handshake is one, no token is among the protocols that are chosen, or that go on.
+/// Whether or not the handshake is valid, no token is among the selected protocols or the forwarded ones.
 fn sockets(mut headers: HeaderMap) {
     let _ = websocket::is_upgrade(&headers);
     match websocket::handshake(&headers) {
@@ -84,18 +84,19 @@ fn assert_is_somebody(user: &User) {
     assert!(!user.name.is_empty() && (user.is_anonymous() || user.groups.iter().any(is_told)), "{user:?}");
 }
 
-/// An authority of the test bed, and a moment when it is valid.
+/// A CA of the test bed, and a time at which it is valid.
 static TRUSTED: LazyLock<(Authorities, SystemTime)> = LazyLock::new(|| {
     let authorities = Authorities::from_pem(include_bytes!("../corpus/authorities/ca")).expect("an authority");
     let begins = authorities.next_start(&Vec::new().into(), SystemTime::UNIX_EPOCH).expect("after 1970");
     (authorities, begins + Duration::from_secs(3600))
 });
 
-/// Chains that the authority has signed.
+/// Chains that the CA has signed.
 const SIGNED: [&[u8]; 2] =
     [include_bytes!("../corpus/certificates/admin"), include_bytes!("../corpus/certificates/node")];
 
-/// Certificates in DER, two bytes of length before each. Nobody is taken for whom the authority has not named.
+/// Certificates in DER, each after two bytes with its length. Only certificates that the CA has signed identify a
+/// caller.
 pub fn certificates(input: &[u8]) {
     let (authorities, now) = &*TRUSTED;
     let chain = chain(input);
@@ -124,10 +125,10 @@ fn chain(mut input: &[u8]) -> Vec<CertificateDer<'static>> {
     chain
 }
 
-/// Answers about tokens and accesses. Only a plain yes is one.
+/// Token and access reviews. Only an unambiguous allow counts as one.
 pub fn reviews(input: &[u8]) {
     let (token, access) = (TokenVerdict::read(input), AccessVerdict::read(input));
-    // What is not asked for need not be UTF-8.
+    // Ignored fields need not be UTF-8.
     let Ok(answer) = serde_json::from_slice::<Value>(input) else { return };
     let status = &answer["status"];
     if let Some(TokenVerdict { user: Some(user), .. }) = token {
@@ -140,7 +141,7 @@ pub fn reviews(input: &[u8]) {
     }
 }
 
-/// Events of RBAC, a line each. Whoever is bound is touched.
+/// RBAC events, one per line. Every bound subject is affected.
 pub fn policies(input: &[u8]) {
     let (first, rest) = choice(input);
     let mut policy = Policy::default();
@@ -156,7 +157,7 @@ pub fn policies(input: &[u8]) {
         let (once, again) = (all(&once), all(&again));
         assert!(again.iter().all(|subject| once.contains(subject)), "{again:?} are in {once:?}");
         if matches!(kind, PolicyKind::RoleBinding | PolicyKind::ClusterRoleBinding) {
-            // What is not asked for need not be UTF-8.
+            // Ignored fields need not be UTF-8.
             let Ok(event) = serde_json::from_slice::<Value>(line) else { continue };
             for subject in event["object"]["subjects"].as_array().into_iter().flatten() {
                 let name = subject["name"].as_str().expect("it was read");

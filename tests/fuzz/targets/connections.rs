@@ -1,4 +1,4 @@
-//! Bytes as they come from a socket.
+//! Bytes from a socket.
 
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use tokio::runtime::Runtime;
 use tokio::time::timeout;
 use tokio_tungstenite::tungstenite::protocol::{Message, Role, WebSocket};
 
-/// A socket from which some bytes come and then no more.
+/// A socket that yields some bytes and then ends.
 struct Ended<'a> {
     comes: &'a [u8],
     went: Vec<u8>,
@@ -41,11 +41,11 @@ impl Write for Ended<'_> {
     }
 }
 
-/// The longest message that is read, and what a frame, a close and the end of a connection may cost besides.
+/// The longest accepted message, and the overhead of a frame, a close and the end of a connection.
 const MESSAGE_BYTES_MAX: usize = 4 << 10;
 const ANSWER_BYTES_MAX: usize = 256;
 
-/// Frames of a WebSocket: none is longer than what may be, and what is answered is no longer than what came.
+/// WebSocket frames: no message exceeds the limit, and the replies are no longer than the input.
 pub fn messages(input: &[u8]) {
     let socket = Ended { comes: input, went: Vec::new() };
     let mut socket = WebSocket::from_raw_socket(socket, Role::Server, Some(websocket::limits()));
@@ -61,10 +61,10 @@ pub fn messages(input: &[u8]) {
     assert!(went.len() <= input.len() + ANSWER_BYTES_MAX, "{} bytes are answered", went.len());
 }
 
-/// What was asked on a connection: the target, the version, and whether nothing may follow it.
+/// Requests on a connection: the target, the version, and whether none may follow.
 type Asked = Arc<Mutex<Vec<(String, Version, bool)>>>;
 
-/// A server of ours, which this thread drives.
+/// A server of kube-fanout, driven by this thread.
 struct Server {
     runtime: Runtime,
     path: PathBuf,
@@ -83,7 +83,7 @@ impl Server {
         let (asked, (drain, watch)) = (Asked::default(), DrainTrigger::new());
         let noted = asked.clone();
         let handle = move |peer: Peer, request: Request<RequestBody>| {
-            // Whoever reads a body knows the caller: until then requests come one at a time.
+            // A body is read only for a known caller; before that, requests are handled one at a time.
             peer.connection.found_known(None);
             let (head, body) = request.into_parts();
             let is_last = head.headers.contains_key(TRANSFER_ENCODING) || head.headers.contains_key(UPGRADE);
@@ -101,14 +101,14 @@ impl Server {
         Self { runtime, path, asked, _drain: drain }
     }
 
-    /// Sends these bytes and no more; what comes back, and what was asked for.
+    /// Sends these bytes and no more. Returns the reply and the requests.
     fn say(&self, input: &[u8]) -> (Vec<u8>, Vec<(String, Version, bool)>) {
         self.asked.lock().expect("no panic").clear();
         let heard = self.runtime.block_on(async {
             let talk = async {
                 let mut socket = UnixStream::connect(&self.path).await.expect("it accepts");
                 let mut heard = Vec::new();
-                // It may close before it has read everything.
+                // The server may close before it has read everything.
                 if socket.write_all(input).await.is_ok() && socket.shutdown().await.is_ok() {
                     let _ = socket.read_to_end(&mut heard).await;
                 }
@@ -121,7 +121,7 @@ impl Server {
     }
 }
 
-/// A connection of HTTP/1.1 or HTTP/2. Nothing is a request behind what may have been meant as something else.
+/// A connection of HTTP/1.1 or HTTP/2. Nothing after ambiguous bytes is handled as a request.
 pub fn connections(input: &[u8]) {
     std::thread_local! {
         static SERVER: Server = Server::start();

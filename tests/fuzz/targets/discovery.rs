@@ -1,4 +1,4 @@
-//! What upstream says that it is and serves.
+//! Upstream's version and discovery documents.
 
 use kube_fanout::upstream::{Build, DeclaringResource, DiscoveryDocuments, ResourceOrigin};
 use kube_fanout::wire::{Encoding, JsonLayout, ObjectReader};
@@ -6,14 +6,14 @@ use kubeapi::FieldSelector;
 
 use super::choice;
 
-/// An object whose fields paths lead to.
+/// An object in which field paths resolve.
 const SAMPLE: &str = concat!(
     r#"{"apiVersion":"g/v1","kind":"K","metadata":{"name":"n","namespace":"a","resourceVersion":"5"},"#,
     r#""spec":{"color":"red","size":1.5,"is":true,"none":null,"list":[1,{"x":"y"}],"deep":{"er":{"x":"y"}}}}"#,
 );
 
-/// Documents, a line each: `/api`, `/apis`, the definitions, the APIServices, `/version`, and group versions. What is
-/// custom or another server's is never taken for the server's own.
+/// Documents, one per line: `/api`, `/apis`, the definitions, the APIServices, `/version`, and group versions. Custom
+/// or aggregated resources never count as the server's own.
 pub fn discovery(input: &[u8]) {
     let (first, rest) = choice(input);
     let mut lines = rest.split(|byte| *byte == b'\n');
@@ -37,7 +37,7 @@ pub fn discovery(input: &[u8]) {
         let is_builtin = resource.origin == ResourceOrigin::BuiltIn;
         assert!(is_builtin || resource.encoding == Encoding::Json, "{resource:?}");
         assert!(resource.origin == ResourceOrigin::Custom || resource.edition.is_none(), "{resource:?}");
-        // Paths of fields come from definitions, and lead through objects.
+        // Field paths come from definitions, and resolve inside objects.
         let reader = ObjectReader::new(Encoding::Json, JsonLayout::Custom, resource.fields.clone());
         let object = reader.object(SAMPLE.as_bytes()).expect("an object");
         let Ok(selector) = FieldSelector::parse("metadata.name=n") else { unreachable!("it is one") };

@@ -1,4 +1,4 @@
-//! Documents that stand by themselves.
+//! Stand-alone documents.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use kubeapi::{ContinueToken, PageStore, Status};
 
 use super::text;
 
-/// A Status that is read is written so that it is read as the same, in both encodings.
+/// A parsed Status is encoded so that it parses as the same, in both encodings.
 pub fn statuses(input: &[u8]) {
     refusal(input);
     for status in [Status::from_json(input), Status::from_protobuf(input)].into_iter().flatten() {
@@ -34,7 +34,7 @@ fn refusal(body: &[u8]) {
     assert!(status.retry_after_seconds().is_some(), "{status:?}");
 }
 
-/// A continue token that is read is written so that it is read as the same, by servers of every release.
+/// A parsed continue token is encoded so that it parses as the same, for servers of every release.
 pub fn tokens(input: &[u8]) {
     let text = text(input);
     let legible = ContinueToken::is_legible(&text);
@@ -47,7 +47,7 @@ pub fn tokens(input: &[u8]) {
     assert_eq!(token.at_latest().start, token.start);
 }
 
-/// A bundle of certificates is one, or is refused in words.
+/// A certificate bundle is valid, or is refused with a message.
 pub fn authorities(input: &[u8]) {
     match Authorities::from_pem(input) {
         Ok(authorities) => assert!(authorities.shares_with(&authorities), "it has keys"),
@@ -55,7 +55,7 @@ pub fn authorities(input: &[u8]) {
     }
 }
 
-/// A configuration is one, or each of its problems is a line; the same text has the same ones.
+/// A configuration is valid, or each of its problems is one line; the same text has the same problems.
 pub fn configurations(input: &[u8]) {
     std::thread_local! {
         static CHECK: (PathBuf, Box<ServeArguments>) = check();
@@ -74,7 +74,8 @@ pub fn configurations(input: &[u8]) {
     });
 }
 
-/// A file, and the command that checks it: what is read of the command line is as large as what is read of a file.
+/// A file, and the command that checks it. The command line is parsed once, because that costs as much as parsing a
+/// file.
 fn check() -> (PathBuf, Box<ServeArguments>) {
     let (process, thread) = (std::process::id(), std::thread::current().id());
     let file = std::env::temp_dir().join(format!("kube-fanout-fuzz-{process}-{thread:?}.yaml"));

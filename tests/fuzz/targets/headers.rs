@@ -1,4 +1,4 @@
-//! What is read of a request's headers about who sends it, and what crosses of them.
+//! Headers that identify the sender of a request, and headers that are forwarded.
 
 use http::header::{CONNECTION, HeaderName, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, Uri};
@@ -7,14 +7,14 @@ use kube_fanout::upstream::{inspect, is_impersonation, strip_hop_by_hop};
 
 use super::{head, text};
 
-/// Lines of a head, `NAME: VALUE` each; the first one is the request's target.
+/// Header lines, `NAME: VALUE` each; the first line is the request's target.
 pub fn headers(input: &[u8]) {
     let mut lines = input.split(|byte| *byte == b'\n');
     let target = text(lines.next().unwrap_or_default()).parse().unwrap_or(Uri::from_static("/"));
     let mut headers = head(lines);
     let named = headers.keys().any(is_impersonation);
     match Impersonation::of(&headers) {
-        // Nobody is taken for somebody by a header that is not there.
+        // A request without impersonation headers does not impersonate.
         Ok(somebody) => assert!(somebody.is_none() || named, "{headers:?}"),
         Err(_) => assert!(named, "{headers:?}"),
     }
@@ -31,7 +31,7 @@ pub fn headers(input: &[u8]) {
     }
 }
 
-/// The names that `Connection` lists.
+/// The header names that `Connection` lists.
 fn listed(headers: &HeaderMap) -> Vec<HeaderName> {
     let values = headers.get_all(CONNECTION).into_iter().filter_map(|value| value.to_str().ok());
     let names = values.flat_map(|value| value.split(',')).filter_map(|name| name.trim().parse().ok());

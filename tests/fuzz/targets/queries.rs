@@ -1,4 +1,4 @@
-//! Requests, as clients send them.
+//! Requests as clients send them.
 
 #[path = "../../../crates/kubeapi/src/labels/tests/one_by_one.rs"]
 mod one_by_one;
@@ -13,12 +13,12 @@ use kube_fanout::serve::without_tokens;
 use super::{choice, text};
 use one_by_one::one_by_one;
 
-/// A selector that is read is written so that it is read as the same, and matches what its terms do one by one.
+/// A parsed selector is written so that it parses as the same, and matches like its terms one by one.
 pub fn selectors(input: &[u8]) {
     let text = text(input);
     if let Ok(selector) = LabelSelector::parse(&text) {
         let canonical = selector.to_string();
-        // Sorting may make it longer than what may be asked.
+        // The canonical form may exceed the length limit.
         if let Ok(again) = LabelSelector::parse(&canonical) {
             assert_eq!(again, selector, "{canonical:?}");
             assert_eq!(again.to_string(), canonical);
@@ -48,7 +48,7 @@ pub fn selectors(input: &[u8]) {
     }
 }
 
-/// Objects that have what a selector asks for, or not quite.
+/// Objects that match a selector, or almost do.
 fn objects(selector: &LabelSelector) -> Vec<Attributes> {
     let mut keys: Vec<&str> = selector.requirements().iter().map(Requirement::key).collect();
     keys.sort_unstable();
@@ -68,7 +68,7 @@ fn objects(selector: &LabelSelector) -> Vec<Attributes> {
 
 const METHODS: [&str; 8] = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "BREW"];
 
-/// A request line, `PATH?QUERY`, and behind a line break an `Accept` header.
+/// A request line, `PATH?QUERY`, and an `Accept` header after a line break.
 pub fn requests(input: &[u8]) {
     let (first, rest) = choice(input);
     let rest = text(rest);
@@ -96,7 +96,7 @@ pub fn requests(input: &[u8]) {
     }
 }
 
-/// What is recorded of a target has no value of a parameter that is named like a token.
+/// The recorded form of a target has no value of a parameter that is named like a token.
 fn hidden(target: &str) {
     let recorded = without_tokens(target);
     assert!(recorded.split('?').next() == target.split('?').next(), "{recorded}");
@@ -116,6 +116,7 @@ fn options(query: &Query) {
     if is_refused {
         return;
     }
-    // What is valid has a meaning, but for tokens and versions, which only their readers know.
+    // Valid options have a defined meaning, except for continue tokens and versions, which only their own parsers
+    // check.
     let _ = (options.is_watch_list(), options.continue_from(), plan, start);
 }

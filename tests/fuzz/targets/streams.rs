@@ -1,4 +1,4 @@
-//! Watches and lists, as upstream sends them.
+//! Watches and lists as upstream sends them.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use kubeapi::{FieldTable, Gvr, MetaVersion, ResourceVersion};
 
 use super::choice;
 
-/// Every encoding and layout that a feed can have.
+/// Every encoding and layout of a feed.
 const FEEDS: [(Encoding, JsonLayout); 5] = [
     (Encoding::Json, JsonLayout::BuiltIn),
     (Encoding::Json, JsonLayout::Custom),
@@ -22,7 +22,7 @@ const FEEDS: [(Encoding, JsonLayout); 5] = [
 
 const FRAME_MAX: usize = 1 << 16;
 
-/// One feed: how it is read, and written.
+/// Decoder and encoder of one feed.
 struct Feed {
     reader: ObjectReader,
     envelope: Envelope,
@@ -43,7 +43,7 @@ impl Feed {
     }
 }
 
-/// Frames of a stream, and how it was left: whole, in the middle of a frame, or with one that is too large.
+/// Frames of a stream, and how it ended: complete, in the middle of a frame, or with one that is too large.
 fn split<'a>(encoding: Encoding, max: usize, chunks: impl Iterator<Item = &'a [u8]>) -> (Vec<Bytes>, &'static str) {
     let (mut splitter, mut frames) = (FrameSplitter::new(encoding, max), Vec::new());
     for chunk in chunks {
@@ -59,7 +59,7 @@ fn split<'a>(encoding: Encoding, max: usize, chunks: impl Iterator<Item = &'a [u
     (frames, if splitter.finish().is_ok() { "whole" } else { "torn" })
 }
 
-/// A stream that comes in any pieces has the same frames, whose bytes are the stream's.
+/// A stream has the same frames in any chunks, and their bytes are the stream's.
 pub fn frames(input: &[u8]) {
     let (first, stream) = choice(input);
     let encoding = [Encoding::Json, Encoding::Protobuf][first % 2];
@@ -72,7 +72,7 @@ pub fn frames(input: &[u8]) {
     assert_eq!(split(encoding, max, stream.chunks(size)), expected, "in pieces of {size}");
 }
 
-/// A frame that is read is one that we would write; an object of it has another version when it is given one.
+/// A parsed frame equals the one that kube-fanout would write. Its object has another version when it is given one.
 pub fn events(input: &[u8]) {
     let (first, frame) = choice(input);
     let Feed { reader, envelope } = Feed::of(first);
@@ -111,7 +111,7 @@ pub fn events(input: &[u8]) {
     }
 }
 
-/// What is derived of an object is an object of the same key and version, in its own encoding.
+/// A derived form of an object has the same key and version, in its own encoding.
 fn derived(envelope: &Envelope, object: &Object) {
     for representation in Representation::ALL {
         let Some(renderer) = Renderer::derived(representation, envelope, 37) else { continue };
@@ -134,7 +134,7 @@ fn derived(envelope: &Envelope, object: &Object) {
         let document = renderer.envelope().object(&body);
         let read = match reader.object(&document) {
             Ok(read) => read,
-            // JSON within protobuf, as of managed fields, goes on as Go writes it, which is not asked for UTF-8.
+            // JSON within protobuf, such as managed fields, is copied as Go writes it, without a check for UTF-8.
             Err(WireError::NotUtf8) if envelope.encoding() == Encoding::Protobuf => continue,
             Err(error) => panic!("{representation:?}: {error}: {}", document.escape_ascii()),
         };
@@ -143,7 +143,7 @@ fn derived(envelope: &Envelope, object: &Object) {
     }
 }
 
-/// A page that is read has items of which the same page can be written.
+/// The items of a parsed page can be written as the same page.
 pub fn pages(input: &[u8]) {
     let (first, page) = choice(input);
     let Feed { reader, envelope } = Feed::of(first);

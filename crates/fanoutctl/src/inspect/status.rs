@@ -80,7 +80,7 @@ impl ProxyStatus {
             version: metrics.label("kube_fanout_build_info", "version").unwrap_or_default().to_owned(),
             watches: metrics.sum("kube_fanout_watches_open"),
             streams: metrics.sum("kube_fanout_upstream_streams_open"),
-            held_bytes: metrics.sum("kube_fanout_memory_held_bytes"),
+            held_bytes: metrics.sum("kube_fanout_memory_used_bytes"),
             budget_bytes: metrics.sum("kube_fanout_memory_budget_bytes"),
             resident_bytes: metrics.sum("process_resident_memory_bytes"),
             restart: restart.map(str::to_owned).collect(),

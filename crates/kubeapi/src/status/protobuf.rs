@@ -86,7 +86,7 @@ fn put_varint(into: &mut Vec<u8>, mut number: u64) {
 type Decoded<T> = Result<T, &'static str>;
 
 pub(super) fn decode(document: &[u8]) -> Decoded<Status> {
-    let mut unknown = Message(document.strip_prefix(MAGIC).ok_or("the magic is missing")?);
+    let mut unknown = Message(document.strip_prefix(MAGIC).ok_or("missing magic prefix k8s\\0")?);
     let mut status = Status::default();
     let (mut kind, mut api_version) = (String::new(), String::new());
     while let Some((field, value)) = unknown.next_field()? {
@@ -190,11 +190,11 @@ impl<'a> Message<'a> {
             0 => Value::Varint(self.varint()?),
             1 => self.take(8).map(|_| Value::Fixed)?,
             2 => {
-                let length = usize::try_from(self.varint()?).map_err(|_| "a length is beyond the document")?;
+                let length = usize::try_from(self.varint()?).map_err(|_| "a length exceeds the document")?;
                 Value::Bytes(self.take(length)?)
             }
             5 => self.take(4).map(|_| Value::Fixed)?,
-            _ => return Err("an unknown wire type"),
+            _ => return Err("unknown wire type"),
         };
         Ok(Some((tag >> 3, value)))
     }
@@ -208,11 +208,11 @@ impl<'a> Message<'a> {
                 return Ok(number);
             }
         }
-        Err("a number is too long")
+        Err("varint too long")
     }
 
     fn take(&mut self, length: usize) -> Decoded<&'a [u8]> {
-        let (taken, rest) = self.0.split_at_checked(length).ok_or("the document ends early")?;
+        let (taken, rest) = self.0.split_at_checked(length).ok_or("truncated document")?;
         self.0 = rest;
         Ok(taken)
     }
@@ -222,7 +222,7 @@ impl<'a> Value<'a> {
     fn bytes(&self) -> Decoded<&'a [u8]> {
         match *self {
             Self::Bytes(bytes) => Ok(bytes),
-            _ => Err("a number where bytes belong"),
+            _ => Err("expected bytes, found a number"),
         }
     }
 
@@ -233,11 +233,11 @@ impl<'a> Value<'a> {
     fn int64(&self) -> Decoded<i64> {
         match *self {
             Self::Varint(number) => Ok(number.cast_signed()),
-            _ => Err("bytes where a number belongs"),
+            _ => Err("expected a number, found bytes"),
         }
     }
 
     fn int32(&self) -> Decoded<i32> {
-        i32::try_from(self.int64()?).map_err(|_| "a number is out of range")
+        i32::try_from(self.int64()?).map_err(|_| "number out of range")
     }
 }

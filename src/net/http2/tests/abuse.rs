@@ -168,7 +168,7 @@ async fn unfinished_header_block_without_room_ends_the_connection() {
     assert_eq!(client.reason().await, Reason::EnhanceYourCalm as u32);
     drop(client.io);
     let ended = client.ended.await.expect("no panic").expect_err("it breaks a rule");
-    assert!(ended.contains("too many unfinished header blocks"), "{ended}");
+    assert!(ended.contains("too many incomplete header blocks"), "{ended}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -61,7 +61,7 @@ fn custom_resources_are_json() {
     }
 }
 
-/// The metadata client requests a PartialObjectMetadataList for a list, and PartialObjectMetadata for an object or a
+/// The metadata client requests a `PartialObjectMetadataList` for a list, and PartialObjectMetadata for an object or a
 /// watch.
 #[test]
 fn metadata_is_derived_from_what_is_cached() {

@@ -54,7 +54,7 @@ fn reads_of_events_that_storage_answers_in_its_own_way() {
         "/api/v1/events?resourceVersion=0&limit=5",
         "/apis/events.k8s.io/v1/namespaces/a/events?resourceVersion=0&limit=5",
     ] {
-        assert_reason(ForwardReason::Parameter, [get(uri)]);
+        assert_reason(ForwardReason::UnsupportedParameter, [get(uri)]);
     }
 }
 
@@ -99,14 +99,14 @@ fn paths_that_no_client_library_writes() {
         "/api/v1/namespaces/a/pods/..?resourceVersion=0",
         "/api/v1/namespaces/a_b/pods?resourceVersion=0",
     ];
-    assert_reason(ForwardReason::Spelling, uris.map(get));
+    assert_reason(ForwardReason::AmbiguousUrl, uris.map(get));
 }
 
 /// Go keeps bytes that are not UTF-8; here they could not even be compared.
 #[test]
 fn queries_that_are_not_text() {
     let uris = ["/api/v1/pods?labelSelector=%ff&resourceVersion=0", "/api/v1/pods?%fe=1"];
-    assert_reason(ForwardReason::Spelling, uris.map(get));
+    assert_reason(ForwardReason::AmbiguousUrl, uris.map(get));
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn a_namespaced_object_without_its_namespace_and_a_cluster_object_inside_of_one(
         "/api/v1/namespaces/a/namespaces/b?resourceVersion=0",
         "/api/v1/namespaces/a/namespaces/a?resourceVersion=0",
     ];
-    assert_reason(ForwardReason::Spelling, uris.map(get));
+    assert_reason(ForwardReason::AmbiguousUrl, uris.map(get));
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn parameters_that_are_not_ours_to_interpret() {
         "/api/v1/pods?watch=1&shardSelector=x&resourceVersion=5",
         "/api/v1/namespaces/a/pods/p?shardSelector=&resourceVersion=0",
     ];
-    assert_reason(ForwardReason::Parameter, uris.map(get));
+    assert_reason(ForwardReason::UnsupportedParameter, uris.map(get));
 }
 
 /// Only upstream can decide whether a caller may impersonate a user.
@@ -190,7 +190,7 @@ fn selector_on_an_unknown_field_passes_through() {
         "/api/v1/watch/namespaces/a/pods/p?fieldSelector=foo%3Dbar",
         "/api/v1/nodes?watch=1&fieldSelector=metadata.namespace%3Da",
     ];
-    assert_reason(ForwardReason::Parameter, unknown.map(get));
+    assert_reason(ForwardReason::UnsupportedParameter, unknown.map(get));
     for (selector, expected) in [
         ("", "list json * any"),
         ("&labelSelector=app", "list json *[app] any"),
@@ -206,10 +206,13 @@ fn selector_beyond_its_limit_passes_through() {
     let text = |bytes| "a".repeat(bytes);
     for parameter in ["labelSelector=", "watch=1&labelSelector=", "fieldSelector=metadata.name%3D"] {
         let uri = |bytes: usize| format!("/api/v1/pods?resourceVersion=0&{parameter}{}", text(bytes));
-        assert_reason(ForwardReason::DearSelector, [get(uri(SELECTOR_BYTES_MAX + 1))]);
+        assert_reason(ForwardReason::ExpensiveSelector, [get(uri(SELECTOR_BYTES_MAX + 1))]);
     }
-    // Upstream's own errors come first.
-    assert_reason(ForwardReason::DearSelector, [get(format!("/api/v1/pods?limit=x&labelSelector={}", text(17 << 10)))]);
+    // In upstream's words, which come first.
+    assert_reason(
+        ForwardReason::ExpensiveSelector,
+        [get(format!("/api/v1/pods?limit=x&labelSelector={}", text(17 << 10)))],
+    );
     let part = get(format!("/api/v1/pods?labelSelector={}", text(17 << 10))).readable();
     assert_eq!(part.said(), "400 BadRequest: the labelSelector is too long: 17408 bytes, at most 16384 are allowed");
     let longest =
@@ -233,7 +236,7 @@ fn a_list_that_goes_on_at_whatever_is_current() {
 fn resources_that_are_not_held() {
     let pods = Coverage { resources: vec!["pods".to_owned()], ..Coverage::default() };
     let uris = ["/api/v1/configmaps?watch=1", "/api/v1/nodes/n?resourceVersion=0", "/apis/apps/v1/deployments?limit=x"];
-    assert_reason(ForwardReason::NotChosen, uris.map(|uri| get(uri).covered_by(&pods)));
+    assert_reason(ForwardReason::NotInResources, uris.map(|uri| get(uri).covered_by(&pods)));
     assert_eq!(get("/api/v1/pods?resourceVersion=0").covered_by(&pods).said(), "list json * any");
 }
 
@@ -291,11 +294,11 @@ fn of_two_reasons_the_first_in_the_order_of_checks_counts() {
         (get("/api/v1/namespaces/A/pods").method("POST"), ForwardReason::Verb),
         (get("/api/v1/namespaces/a/pods").method("POST").impersonating(), ForwardReason::Verb),
         (get("/api/v1/namespaces/A/pods").impersonating(), ForwardReason::Impersonation),
-        (get("/api/v1/namespaces/A/pods/p/log"), ForwardReason::Spelling),
+        (get("/api/v1/namespaces/A/pods/p/log"), ForwardReason::AmbiguousUrl),
         (get("/api/v1/namespaces/a/foos/f/log"), ForwardReason::Subresource),
         (get("/api/v1/componentstatuses?shardSelector=x"), ForwardReason::NotWatchable),
-        (get("/api/v1/namespaces/a/nodes?shardSelector=x"), ForwardReason::Spelling),
-        (get("/api/v1/pods?shardSelector=x").accept("text/plain"), ForwardReason::Parameter),
+        (get("/api/v1/namespaces/a/nodes?shardSelector=x"), ForwardReason::AmbiguousUrl),
+        (get("/api/v1/pods?shardSelector=x").accept("text/plain"), ForwardReason::UnsupportedParameter),
         (get("/api/v1/namespaces/a/pods/p").accept("application/yaml"), ForwardReason::Representation),
     ] {
         assert_eq!(ask.reason(), reason, "{ask:?}");
@@ -308,21 +311,21 @@ fn every_reason_has_a_word_of_its_own() {
         ForwardReason::NonResource,
         ForwardReason::Verb,
         ForwardReason::Subresource,
-        ForwardReason::Spelling,
+        ForwardReason::AmbiguousUrl,
         ForwardReason::Impersonation,
         ForwardReason::Unknown,
         ForwardReason::Aggregated,
         ForwardReason::NotWatchable,
         ForwardReason::Representation,
         ForwardReason::NotAcceptable,
-        ForwardReason::Parameter,
+        ForwardReason::UnsupportedParameter,
         ForwardReason::ConsistentGet,
         ForwardReason::ExactVersion,
         ForwardReason::Continue,
         ForwardReason::NotCached,
         ForwardReason::Syncing,
         ForwardReason::Forbidden,
-        ForwardReason::NotChosen,
+        ForwardReason::NotInResources,
         ForwardReason::Sensitive,
         ForwardReason::OutOfScope,
         ForwardReason::Unavailable,

@@ -294,9 +294,11 @@ fn every_end_is_counted_once() {
             runtime.block_on(pass(80));
             assert_eq!(client.told(), ["BOOKMARK 20", "over"]);
         }),
-        ("closed", 100, |_, _stage, mut client| assert_eq!(client.told(), NOTHING)),
-        // The client disconnected before it took the error.
-        ("closed", 100, |_, _stage, mut client| client.session.end_with(&Status::too_old(1, 10), WatchEnd::Expired)),
+        ("client_closed", 100, |_, _stage, mut client| assert_eq!(client.told(), NOTHING)),
+        // The client went away before it took the error.
+        ("client_closed", 100, |_, _stage, mut client| {
+            client.session.end_with(&Status::too_old(1, 10), WatchEnd::Expired);
+        }),
     ];
     for (reason, seconds, end) in endings {
         let recorder = PrometheusBuilder::new().build_recorder();

@@ -122,5 +122,5 @@ async fn memory_that_is_needed_is_given_back_by_those_who_began_first() {
     stage.put("p", "x", 12);
     assert!(stage.feeds.pins().bytes() > 0);
     assert!(stage.feeds.pins().free(1) > 0);
-    assert_eq!((old.cut.why(), young.cut.why()), (Some("memory"), None));
+    assert_eq!((old.cut.why(), young.cut.why()), (Some("memory_pressure"), None));
 }

@@ -130,9 +130,9 @@ fn releases_outside_the_table_have_no_transcoder() {
 fn a_refusal_names_the_field_and_leaves_the_output_alone() {
     let rows: [(&[u8], &str, RefusalReason); 10] = [
         (b"\x9a\x06\x00", "", RefusalReason::UnknownField(99)),
-        (b"\x12\x02\xa2\x06", "spec", RefusalReason::Malformed("it ends inside a field")),
+        (b"\x12\x02\xa2\x06", "spec", RefusalReason::Malformed("truncated field")),
         (b"\x0a\x00\x0a\x00", "metadata", RefusalReason::Malformed("a singular field twice")),
-        (b"\x0a\x02\x0a\x05", "metadata", RefusalReason::Malformed("it ends inside a field")),
+        (b"\x0a\x02\x0a\x05", "metadata", RefusalReason::Malformed("truncated field")),
         (b"\x08\x00", "metadata", RefusalReason::Malformed("wire type differs from the API's")),
         (b"\x12\x05\x12\x03\xa2\x06\x00", "spec.containers", RefusalReason::UnknownField(100)),
         (b"\x0a\x04\x42\x02\x18\x00", "metadata.creationTimestamp", RefusalReason::UnknownField(3)),

@@ -23,7 +23,7 @@ const MEDIA: [&str; 16] = [
     "nonsense",
 ];
 
-/// What clients of all kinds send.
+/// Accept values of common clients.
 const WHOLE: [&str; 14] = [
     "application/json",
     "application/json",
@@ -131,7 +131,7 @@ impl Grammar<'_> {
         others[self.random.usize(..others.len())]
     }
 
-    /// A representation that there is.
+    /// A supported representation.
     fn careful_accept(&mut self, watch: bool, list: bool) -> String {
         let kind = if list && !watch { "PartialObjectMetadataList" } else { "PartialObjectMetadata" };
         let version = self.pick(&["v1", "v1", "v1beta1"]);
@@ -177,7 +177,7 @@ impl Grammar<'_> {
         clause
     }
 
-    /// What else a WebSocket's handshake has, mostly as it should.
+    /// Draws the other headers of a WebSocket handshake, mostly valid ones.
     pub(super) fn handshake(&mut self, headers: &mut Headers) {
         headers.retain(|(name, _)| *name != "origin");
         if !self.one_in(20) {

@@ -7,7 +7,7 @@ use super::super::probe::Parameter;
 use super::super::world::Served;
 use super::{About, Grammar};
 
-/// What may stand in a query and is not spelled as a parameter, or is one that nobody reads.
+/// Query pieces that are not well-formed parameters, and parameters that no server reads.
 const RAW: [&str; 14] = [
     "",
     "&",
@@ -30,7 +30,7 @@ fn put(query: &mut Vec<Parameter>, name: &'static str, value: impl Into<String>)
 }
 
 impl Grammar<'_> {
-    /// Whether it is a watch.
+    /// Draws whether the request is a watch.
     pub(super) fn watch(&mut self, query: &mut Vec<Parameter>, about: About) -> bool {
         let asked = self.one_in(3);
         if asked {
@@ -66,10 +66,10 @@ impl Grammar<'_> {
             0..=23 => {}
             24..=37 => put(query, "resourceVersion", "0"),
             38..=57 => put(query, "resourceVersion", known.to_string()),
-            // Not for watches: a window begins with the first list, here and there (see `expired.rs`).
+            // Not for watches, because the proxy's history begins with its first list (see `expired.rs`).
             58 if !watch => put(query, "resourceVersion", "1"),
             58 => put(query, "resourceVersion", ""),
-            // The future makes everybody wait for it.
+            // A future version blocks both servers until their timeout.
             59 if watch || self.one_in(4) => put(query, "resourceVersion", (known + 10_000_000).to_string()),
             _ => put(
                 query,
@@ -99,7 +99,7 @@ impl Grammar<'_> {
         }
     }
 
-    /// The rest of it, as it makes sense together.
+    /// Draws parameters that are valid together.
     fn careful_versions(&mut self, query: &mut Vec<Parameter>, watch: bool, known: u64, resource: &Served) {
         if watch {
             return;
@@ -122,7 +122,7 @@ impl Grammar<'_> {
         }
     }
 
-    /// A continue token: in a version that is known, in the most recent one, in one that never was, and no token.
+    /// A continue token: for a known version, the latest one or a version that never existed, or an invalid token.
     fn token(&mut self, version: u64, resource: &Served) -> String {
         let (namespace, name) = match resource.objects.as_slice() {
             [] => ("world".to_owned(), "a".to_owned()),
@@ -167,7 +167,7 @@ impl Grammar<'_> {
         if self.one_in(100) {
             put(query, "dryRun", "All");
         }
-        // Given twice, the first counts.
+        // If a parameter is repeated, the first value counts.
         if !self.careful && self.one_in(30) {
             put(query, "limit", "2");
         }

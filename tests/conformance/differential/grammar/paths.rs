@@ -1,10 +1,10 @@
-//! Draws paths of collections and objects, deprecated ones and misspelled ones.
+//! Draws paths of collections and objects, including deprecated and misspelled ones.
 
 use super::super::probe::path_segment;
 use super::super::world::{NAMESPACES, Served};
 use super::{About, Grammar};
 
-/// What is no resource. `/metrics` and `/debug` change from one answer to the next.
+/// Paths that are not resources. `/metrics` and `/debug` are excluded, because they differ between any two answers.
 const ELSEWHERE: [&str; 36] = [
     "/",
     "/api",
@@ -49,7 +49,7 @@ impl<'a> Grammar<'a> {
         self.pick(&ELSEWHERE).to_owned()
     }
 
-    /// A namespace: mostly one with something in it.
+    /// Draws a namespace, mostly one with objects.
     fn namespace(&mut self) -> &'static str {
         match self.random.u32(..12) {
             0..=6 => NAMESPACES[0],
@@ -60,7 +60,7 @@ impl<'a> Grammar<'a> {
         }
     }
 
-    /// The namespace and name of an object, or of none, as they stand in a path.
+    /// The namespace and name of an object that may not exist, escaped for a path.
     pub(super) fn object(&mut self, resource: &'a Served) -> (String, String) {
         if resource.objects.is_empty() || self.one_in(if self.careful { 20 } else { 8 }) {
             let name = self.pick(&["missing", "p1", "UPPER", "a.b-c", "-", "system:node", "x%3Ay", "a%20b"]);
@@ -85,7 +85,7 @@ impl<'a> Grammar<'a> {
     }
 
     fn subresource(&mut self, resource: &Served) -> String {
-        // Nobody is there to be dialled: these would wait for it.
+        // These subresources would wait for a connection to a kubelet or pod that does not exist.
         let dialled = ["proxy", "log", "exec", "attach", "portforward"];
         let mut own: Vec<_> = resource.subresources.iter().map(String::as_str).collect();
         own.retain(|name| !dialled.contains(name));
@@ -125,7 +125,7 @@ impl<'a> Grammar<'a> {
     }
 }
 
-/// The deprecated form, which makes a watch of whatever follows.
+/// The deprecated form of a path, which is always a watch.
 fn watch_path(path: &str) -> String {
     let parts: Vec<_> = path.split('/').collect();
     let after = if path.starts_with("/api/") { 3 } else { 4 };

@@ -1,4 +1,4 @@
-//! Draws selectors: of labels by their grammar, of fields by what each resource supports.
+//! Draws label selectors by their grammar, and field selectors by what each resource supports.
 
 use super::super::probe::Parameter;
 use super::super::world::Served;
@@ -20,7 +20,7 @@ const KEYS: [&str; 12] = [
 ];
 const VALUES: [&str; 12] = ["x", "x", "y", "prod", "1", "yes", "", "-bad", "with.dots-and_more", "yes", "a b", "world"];
 
-/// As they are easily got wrong.
+/// Label selectors with common mistakes.
 const LABELS: [&str; 22] = [
     "a in",
     "a=b c",
@@ -46,7 +46,7 @@ const LABELS: [&str; 22] = [
     "app=x\u{e9}",
 ];
 
-/// Fields of any resource, whether it has them or not.
+/// Field selectors for any resource, supported or not.
 const FIELDS: [&str; 44] = [
     "metadata.name=p1",
     "metadata.name==p1",
@@ -137,7 +137,7 @@ impl Grammar<'_> {
     }
 
     fn requirement(&mut self) -> String {
-        // The first of both are well-formed.
+        // The first entries of both arrays are well-formed.
         let (keys, values) = if self.careful { (&KEYS[..7], &VALUES[..7]) } else { (&KEYS[..], &VALUES[..]) };
         let (key, value) = (self.pick(keys), self.pick(values));
         match self.random.u32(..12) {
@@ -175,7 +175,7 @@ impl Grammar<'_> {
         terms.join(",")
     }
 
-    /// A selector by the resource's own fields.
+    /// A selector for fields that the resource supports.
     fn careful_fields(&mut self, resource: &Served, own: &str) -> String {
         let more: &[&str] = match resource.name.as_str() {
             "pods" => &FIELDS[8..22],

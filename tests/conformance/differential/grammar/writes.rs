@@ -26,7 +26,7 @@ impl<'a> Grammar<'a> {
         let collection = resource.collection(&within);
         let object = format!("{collection}/{name}");
         let (method, path, content, body) = match self.random.u32(..16) {
-            // What addresses a new Service would get is a throw of the apiserver's dice.
+            // Services are excluded, because the apiserver gives a new Service random addresses.
             0..=3 if resource.name != "services" => ("POST", collection, self.content(), self.new_object(resource)),
             4..=6 => ("PUT", object, self.content(), self.replacement(resource)),
             11..=12 => ("DELETE", object, "application/json", self.deletion()),
@@ -64,7 +64,7 @@ impl<'a> Grammar<'a> {
         if self.one_in(6) { self.pick(&kinds) } else { "application/json" }
     }
 
-    /// Mostly one that could be made.
+    /// A new object, mostly a valid one.
     fn new_object(&mut self, resource: &Served) -> String {
         let Some(example) = resource.example.as_ref().filter(|_| !self.one_in(4)) else {
             return self.pick(&BODIES).to_owned();
@@ -91,7 +91,7 @@ impl<'a> Grammar<'a> {
         self.dented(object)
     }
 
-    /// With something in it that does not belong there, now and then.
+    /// Sometimes adds an invalid or unknown field to an object.
     fn dented(&mut self, mut object: Value) -> String {
         match self.random.u32(..10) {
             0 => object["spec"] = json!("no spec"),
@@ -102,7 +102,7 @@ impl<'a> Grammar<'a> {
         object.to_string()
     }
 
-    /// Options of a deletion take the place of the parameters, and so say themselves that nothing shall happen.
+    /// Options in the body replace the query parameters, so the dry run must be in them.
     fn deletion(&mut self) -> String {
         let grace = self.pick(&["0", "30", "-1"]);
         format!(r#"{{"kind":"DeleteOptions","apiVersion":"v1","dryRun":["All"],"gracePeriodSeconds":{grace}}}"#)
