@@ -124,7 +124,6 @@ impl Reflector {
                 Err(next) => return next,
             }
             silence = self.settles_by_silence();
-            if silence.is_some() {}
         }
     }
 
