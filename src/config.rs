@@ -57,20 +57,19 @@ pub struct Serve {
     pub endpoints: EndpointsConfig,
     pub listen: Vec<Address>,
     pub admin: Option<Address>,
-    /// Where `/healthz`, `/livez` and `/readyz` are for everybody who reaches it.
+    /// The address of `/healthz`, `/livez` and `/readyz`, without authentication.
     pub healthz: Option<SocketAddr>,
-    /// Where `/metrics` is for other machines.
+    /// The address of `/metrics` for other machines.
     pub metrics: Option<SocketAddr>,
-    /// The certificate of that address; without it that of the listeners, where who scrapes is asked about.
+    /// The certificate of that address. Without it, an address with `scrapes` uses that of the listeners.
     pub metrics_tls: Option<TlsSource>,
-    /// How upstream is asked about who scrapes; without it nobody is asked about.
+    /// How scrapes are authenticated and authorized; `None` accepts all.
     pub scrapes: Option<AuthConfig>,
     pub tls: Option<TlsSource>,
     pub auth: AuthMode,
     pub delegated: DelegatedKeys,
     pub allowed_hosts: Vec<String>,
-    /// The origins of web pages that may send requests where such requests cannot be told from the proxy's own or its
-    /// callers'.
+    /// The origins of web pages that may send requests to a listener without authentication.
     pub allowed_origins: Vec<PageOrigin>,
     pub preload: Vec<String>,
     /// How long a preloaded feed may be without its stream before the process says that it is not ready; for ever
@@ -78,7 +77,7 @@ pub struct Serve {
     pub ready_stale_max: Option<Duration>,
     pub serve: serve::ServeConfig,
     pub cache: cache::CacheConfig,
-    /// Where the feeds' budget comes from; not known where nobody asked.
+    /// The source of the feeds' budget; `None` if it was not determined.
     pub memory: Option<MemoryLimit>,
     pub reflect: reflect::ReflectConfig,
     pub connections: ConnectionLimits,

@@ -187,7 +187,7 @@ fn the_tokenizer_knows_strings_from_code() {
     let text =
         r##"fn a<'x>(c: char) { let t = r#"fn b() { "#; let q = '"'; let e = '\''; } /* fn c() { /* */ } */ fn d();"##;
     let source = Source::parse("src/a.rs", text);
-    let names: Vec<_> = source.functions().into_iter().map(|function| function.name).collect();
+    let names = source.functions();
     assert_eq!(names, ["a"]);
     let texts: Vec<_> =
         source.tokens.iter().filter(|token| token.kind == Kind::Text).map(|t| t.text.as_str()).collect();
@@ -195,16 +195,6 @@ fn the_tokenizer_knows_strings_from_code() {
     let tests = Source::parse("src/a.rs", "fn a() {}\n#[cfg(test)]\nmod tests { fn b() {} }\nfn c() {}");
     let test: Vec<_> = tests.tokens.iter().filter(|token| is(token, "fn")).map(|token| token.test).collect();
     assert_eq!(test, [false, true, false]);
-}
-
-#[test]
-fn long_functions_are_measured_from_their_first_line_to_their_last() {
-    let source = Source::parse(
-        "src/a.rs",
-        "impl A {\n    fn long(\n        self,\n    ) -> [u8; 2] {\n        todo\n    }\n}\n",
-    );
-    let function = source.functions().pop().expect("there is one");
-    assert_eq!((function.name.as_str(), function.line, function.lines), ("long", 2, 5));
 }
 
 #[test]

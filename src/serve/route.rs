@@ -37,7 +37,7 @@ pub(super) enum ForwardReason {
     Subresource,
     /// It is spelled in a way that only upstream should interpret.
     AmbiguousUrl,
-    /// The caller asks to be taken for somebody else. Upstream decides whether it may, and what that user may read.
+    /// The caller impersonates another user. Upstream decides whether it may, and what that user may read.
     Impersonation,
     /// The caller has no credential, and so only the permissions of anonymous users.
     Anonymous,

@@ -13,7 +13,7 @@ pub(super) enum WatchEnd {
     NotDerivable,
     /// Its client may not read any more: 403 or 401.
     Revoked,
-    /// A proxy has to be told that another build of the apiserver writes what it is told from now on.
+    /// Another build of the apiserver writes later events, which a downstream proxy must know.
     UpstreamUpgraded,
     /// The proxy is going away.
     Drained,

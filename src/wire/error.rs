@@ -29,7 +29,7 @@ pub enum WireError {
     /// The object has no `metadata`.
     #[error("the object has no metadata")]
     NoMetadata,
-    /// `metadata.name` is missing or empty, or name or namespace contains `/` (it could not be told from a key).
+    /// `metadata.name` is missing or empty, or name or namespace contains `/` (it would be ambiguous as a key).
     #[error("the object has no valid name or namespace")]
     BadName,
     /// A resourceVersion is missing, empty, `0`, not a canonical decimal `u64`, or not where it can be re-stamped.

@@ -27,14 +27,6 @@ pub(crate) struct Source {
     pub(crate) comments: Vec<(usize, String)>,
 }
 
-/// A function and its lines, from `fn` to its last brace.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Function {
-    pub(crate) name: String,
-    pub(crate) line: usize,
-    pub(crate) lines: usize,
-}
-
 impl Source {
     /// Tokenizes `text`. `file` determines what is a test as a whole: `tests.rs`, and everything below a folder
     /// `tests`.
@@ -88,8 +80,8 @@ impl Source {
         attributes.map(|at| at..past_item(&self.tokens, at + 9)).collect()
     }
 
-    /// Every function with a body.
-    pub(crate) fn functions(&self) -> Vec<Function> {
+    /// The names of all functions with a body.
+    pub(crate) fn functions(&self) -> Vec<String> {
         let mut found = Vec::new();
         for (at, token) in self.tokens.iter().enumerate() {
             let name = self.tokens.get(at + 1).filter(|name| name.kind == Kind::Word);
@@ -97,8 +89,7 @@ impl Source {
                 && let Some(end) = item_end(&self.tokens, at)
                 && is(&self.tokens[end], "}")
             {
-                let lines = self.tokens[end].line - token.line + 1;
-                found.push(Function { name: name.text.clone(), line: token.line, lines });
+                found.push(name.text.clone());
             }
         }
         found

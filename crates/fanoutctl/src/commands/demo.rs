@@ -59,7 +59,7 @@ struct Scene {
 /// See [`DemoError`].
 ///
 /// # Panics
-/// If the demo upstream's own address is no URL, or the proxy has no address although it was told to listen.
+/// If the demo upstream's own address is no URL, or the proxy has no address although a listener is configured.
 #[inline(never)]
 pub fn run(options: Options, shutdown: BoxFuture<'static, ()>) -> LocalBoxFuture<'static, Result<(), DemoError>> {
     Box::pin(run_until(options, shutdown))

@@ -171,7 +171,7 @@ impl Truths {
     }
 }
 
-/// Events per second that each client must be told at least, for the verdict of a run to count.
+/// The minimum events per second and client for a verdict; below it the run is inconclusive.
 const EVENTS_PER_CLIENT_AND_SECOND: f64 = 3.0;
 
 fn order(arguments: VerifyArguments, command: Vec<String>) -> Result<VerifyOrder, Vec<String>> {

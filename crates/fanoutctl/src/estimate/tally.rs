@@ -23,7 +23,7 @@ pub struct EstimateRow {
 #[derive(Debug, Default)]
 pub(super) struct LogTally {
     rows: HashMap<(String, String), Counts>,
-    /// Resources that somebody lists or watches, and the last second in which one of them had to be proven current.
+    /// Resources that clients list or watch, and the last second in which one of them had to be proven current.
     resources: HashMap<String, Option<i64>>,
     questions: u64,
     first: Option<f64>,
@@ -44,7 +44,7 @@ struct Counts {
     lists: u64,
     gets: u64,
     rest: u64,
-    /// A watch is told of when it begins and when it ends, or once of both.
+    /// An audit log has two records of a watch, one when it begins and one when it ends, or one for both.
     watches_begun: u64,
     watches_ended: u64,
 }

@@ -32,7 +32,7 @@ pub struct Forward {
     _tasks: Tasks,
 }
 
-/// The kubectl that forwards; `None` once nobody needs one.
+/// The kubectl process that forwards; `None` once the forward is closed.
 type RunningKubectl = Arc<Mutex<Option<Child>>>;
 
 /// What kubectl writes: a line for each connection, and nothing goes on unless that is read.
@@ -112,7 +112,7 @@ impl PodsOrder {
         Ok((child, KubectlOutput(stdout, stderr), port))
     }
 
-    /// Starts a kubectl whenever one has ended, until nobody needs it: ever more rarely, if they end soon.
+    /// Restarts kubectl whenever it ends, until the forward is closed. Backs off if it ends soon.
     async fn go_on(self, pod: String, port: u16, mut output: KubectlOutput, running: RunningKubectl) {
         let mut retries = Backoff::default();
         loop {

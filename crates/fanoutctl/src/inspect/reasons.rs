@@ -1,7 +1,7 @@
 /// What a reason means, and what to do about it.
 pub(super) fn meaning(reason: &str) -> &'static str {
     let found = MEANINGS.iter().find(|(known, _)| *known == reason);
-    found.map_or("see docs/METRICS.md and docs/CLIENTS.md", |(_, meaning)| meaning)
+    found.map_or("see docs/METRICS.md", |(_, meaning)| meaning)
 }
 
 const MEANINGS: [(&str, &str); 41] = [
@@ -54,7 +54,7 @@ const MEANINGS: [(&str, &str); 41] = [
     ("over_budget", "this resource does not fit into feeds.memoryMebibytes"),
     ("no_proof", "it could not be proven in time that what is held is current: is upstream slow, or the stream gone?"),
     ("expensive_selector", "its selectors compare too much"),
-    // Where more than one reason of a client is told at once.
+    // Several reasons of one client, shown as one.
     ("none", "no reason was given"),
     ("unauthenticated", "its credentials were rejected"),
 ];

@@ -17,8 +17,8 @@ use super::writers::number_of;
 use base::{Tasks, random};
 use probe::{self, Ask, Frames, Framing, OpenedLink, PendingAnswer, Sender, Target, WatchProtocol, Windows};
 
-/// Many informers of one collection: each keeps what it is told, goes on from where it was when its stream is over, and
-/// asks for the whole state when it has to.
+/// Many informers of one collection. Each stores the events that it receives, resumes when its stream ends, and relists
+/// when it must.
 pub struct InformerCrowd {
     shared: Arc<CrowdState>,
     tasks: Tasks,
@@ -41,9 +41,9 @@ pub struct CrowdCounts {
     pub delivered: u64,
     pub lost: u64,
     pub wrong: u64,
-    /// Whole states that were told beyond the first of each.
+    /// Relists: initial states after the first of each informer.
     pub relists: u64,
-    /// How many have not heard of the newest version.
+    /// The number of informers that have not reached the newest version.
     pub behind: u64,
 }
 
@@ -83,7 +83,7 @@ impl InformerCrowd {
         self.counts(ledger.newest())
     }
 
-    /// Judges them at the end: what they have not been told by now is lost.
+    /// Judges the informers at the end: a change that has not arrived by now is lost.
     pub fn judge_all(&self, ledger: &WriteLedger) -> CrowdCounts {
         self.shared.seen.iter().for_each(|seen| seen.lock().judge_all(ledger));
         self.counts(ledger.newest())

@@ -16,7 +16,7 @@ impl PressedKeys {
     /// Begins to listen; `None` where the input is no terminal.
     ///
     /// # Errors
-    /// The terminal does not do as it is told.
+    /// The terminal cannot be switched to single keys.
     pub fn listen() -> std::io::Result<Option<Self>> {
         let input = std::io::stdin();
         if !input.is_terminal() {

@@ -21,7 +21,7 @@ struct Books {
     written: u64,
 }
 
-/// Changes that are kept; then nothing is written until somebody has been judged by them.
+/// The maximum number of changes kept. At this limit, writers wait until informers were judged by them.
 const VERSIONS_MAX: usize = 1_000_000;
 
 impl WriteLedger {

@@ -2,14 +2,14 @@ use std::collections::VecDeque;
 
 use super::ledger::WriteLedger;
 
-/// What one informer holds, and what it was told of changes since it has been judged last.
+/// The objects of one informer, and the changes that it received since it was last judged.
 #[derive(Debug)]
 pub(super) struct Seen {
     /// The version of each object that is held; 0 is none.
     held: Vec<u64>,
-    /// The state that is being told.
+    /// The initial state that is arriving.
     staged: Option<Vec<u64>>,
-    /// The version from where it goes on; `None` when it has to begin anew.
+    /// The version to resume from; `None` if it must relist.
     at: Option<u64>,
     told: VecDeque<u64>,
     judged_to: u64,
@@ -21,9 +21,9 @@ pub(super) struct Seen {
 pub(super) struct SeenCounts {
     pub(super) delivered: u64,
     pub(super) lost: u64,
-    /// Changes that nobody has made, or that were told before.
+    /// Changes that were never written, or that arrived twice.
     pub(super) wrong: u64,
-    /// How many times it was told a whole state.
+    /// The number of initial states received.
     pub(super) states: u64,
 }
 
@@ -38,12 +38,12 @@ impl Seen {
         self.at
     }
 
-    /// A stream begins, which tells the state first if there is none to go on from.
+    /// Starts a stream. It begins with the state if there is no version to resume from.
     pub(super) fn begins(&mut self) {
         self.staged = self.at.is_none().then(|| vec![0; self.held.len()]);
     }
 
-    /// Takes a change, or an object of the state that is being told. A version of 0 says that the object is gone.
+    /// Takes a change, or an object of the arriving initial state. Version 0 means that the object was deleted.
     pub(super) fn takes(&mut self, object: usize, version: u64, is_gone: bool) {
         let held = if is_gone { 0 } else { version };
         if let Some(staged) = &mut self.staged {
@@ -65,10 +65,10 @@ impl Seen {
         self.at = Some(version);
     }
 
-    /// Takes a version up to which everything was told.
+    /// Takes a version up to which all events have arrived.
     pub(super) fn reaches(&mut self, version: u64, ends_state: bool) {
         if let Some(staged) = self.staged.take_if(|_| ends_state) {
-            // What was told before is in the state, or was overtaken by it.
+            // Earlier events are contained in the state.
             (self.held, self.judged_to) = (staged, version);
             self.told.clear();
             self.counts.states += 1;
@@ -78,18 +78,18 @@ impl Seen {
         }
     }
 
-    /// Its place is lost: it has to be told the state again.
+    /// Forgets the position, so that the informer relists.
     pub(super) fn expires(&mut self) {
         self.at = None;
     }
 
-    /// Compares what it was told with what was written, as far as both are known.
+    /// Compares the received changes with the written ones, as far as both are known.
     pub(super) fn judge(&mut self, ledger: &WriteLedger) {
         let to = ledger.whole_to().min(self.at.unwrap_or_default());
         self.judge_to(ledger, to);
     }
 
-    /// The same at the end: what it was not told by now is lost.
+    /// The same at the end: a change that has not arrived by now is lost.
     pub(super) fn judge_all(&mut self, ledger: &WriteLedger) {
         self.judge_to(ledger, ledger.newest());
         let differs = |(held, latest): (&u64, &u64)| held != latest;

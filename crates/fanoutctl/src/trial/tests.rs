@@ -22,7 +22,7 @@ async fn eventually<F: Future<Output = bool>>(what: &str, look: impl Fn() -> F) 
     timeout(PATIENCE, until).await.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"));
 }
 
-/// Informers of the upstream itself, which is told what to do wrong.
+/// Runs informers against the demo upstream, whose faults `amid` injects.
 async fn judged(up: &RunningUpstream, amid: impl AsyncFnOnce(&InformerCrowd, &Writers)) -> CrowdCounts {
     let target = TargetCredentials::default().target(&up.url()).await.expect("a URL");
     let writers = Writers::create(&target, PODS).await.expect("pods are created");

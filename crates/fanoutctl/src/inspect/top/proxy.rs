@@ -32,7 +32,7 @@ pub(super) struct NoAnswer {
 const RATES_MAX: usize = 300;
 
 impl SeenProxy {
-    /// A proxy that nobody has looked at; looks follow each other by `every`.
+    /// A proxy that was not polled yet. It is polled at intervals of `every`.
     pub(super) fn new(name: String, every: Duration) -> Self {
         let (delivered, between) = (VecDeque::new(), every / 2);
         Self { name, look: None, rates: None, delivered, silence: None, base: None, between }

@@ -8,7 +8,7 @@ use super::proxy::SeenProxy;
 use super::view::{FEED_ORDERS, TableView, WATCH_ORDERS};
 use crate::inspect::InspectError;
 
-/// All that a screen shows: what is known of the proxies, and what somebody wants to see of it.
+/// The state of the screen: the data of the proxies, and the selected view of it.
 pub(super) struct Screen {
     pub(super) proxies: Vec<SeenProxy>,
     /// The proxy whose feeds and watches are shown.

@@ -16,10 +16,10 @@ use super::look::Look;
 use super::screen::Screen;
 use crate::inspect::{AskedProxy, InspectError};
 
-/// The terminal while its whole screen is ours. It is as it was when this is dropped, and before a panic is told.
+/// The terminal in its alternate screen. Dropping it restores the terminal, which also happens before a panic is printed.
 struct OwnScreen(DefaultTerminal);
 
-/// Looks that are under way, each with the place of its proxy.
+/// Polls in progress, each with the index of its proxy.
 type Looks<'a> = FuturesUnordered<LocalBoxFuture<'a, (usize, Result<Look, InspectError>)>>;
 
 /// Who is looked at, and who is next.
@@ -37,7 +37,7 @@ struct EndSignals(Vec<Signal>);
 /// A shorter time would leave no time for anything else.
 const EVERY_MIN: Duration = Duration::from_millis(10);
 
-/// Shows the proxies until somebody quits, or the process is told to end.
+/// Shows the proxies until the user quits or a signal ends the process.
 ///
 /// # Errors
 /// None of them answers at first, or the terminal cannot be used.

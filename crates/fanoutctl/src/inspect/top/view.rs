@@ -15,7 +15,7 @@ pub(super) struct RowOrder {
 /// What a row is put in order by.
 type RowKey = (u64, u64, String);
 
-/// How somebody wants to see a table.
+/// The sort order, filter and scroll position of a table.
 pub(super) struct TableView {
     orders: &'static [RowOrder],
     /// Which of the orders.

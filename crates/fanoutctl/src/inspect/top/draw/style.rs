@@ -44,7 +44,7 @@ impl Palette {
     }
 }
 
-/// A text that may be somebody else's, as a terminal may have it.
+/// Text from a proxy or a client, made safe for a terminal.
 pub(super) fn clean(text: &str) -> Cow<'_, str> {
     printable(text)
 }
