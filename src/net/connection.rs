@@ -24,7 +24,7 @@ struct Shared {
     untaken: AtomicU32,
     /// When the client last read part of such a response, in milliseconds after `born`.
     taken_at: AtomicU64,
-    /// When the last request ended, in milliseconds after `born`.
+    /// When the last request or step of the TLS handshake ended, in milliseconds after `born`.
     idle_since: AtomicU64,
     has_asked: AtomicBool,
     /// Whether an HTTP/2 request has arrived on the connection.
@@ -188,6 +188,11 @@ impl Connection {
 
     pub(super) fn is_multiplexed(&self) -> bool {
         self.0.is_multiplexed.load(Ordering::Relaxed)
+    }
+
+    /// Records a step of the TLS handshake. The connection counts as idle only from its last step.
+    pub(super) fn has_stepped(&self) {
+        self.0.idle_since.fetch_max(self.millis(), Ordering::SeqCst);
     }
 
     /// The time since which no request has been running; `None` if one is.

@@ -19,14 +19,17 @@ use base::{Reloadable, descriptor_wanted, want_descriptor};
 
 /// The limit on open connections of one listener, as places.
 ///
-/// If all places are taken, each new connection closes an idle one: the oldest of the source with the most. A new
-/// connection therefore has time to send a request until as many others have arrived as were idle before it. If
-/// connections arrive too fast for that, each place that a busy connection frees adds to this time, until it suffices.
+/// If all places are taken, each new connection closes one that has been idle for a moment: the oldest of the source with
+/// the most.
 ///
-/// If none is idle, a few connections beyond the limit are accepted so that they can authenticate. When the caller of
-/// one is known, one connection closes: the youngest of the owner with the most, or the new one itself if its owner has
-/// no fewer (`Owners`). A new connection closes at most one other, and none before its caller is known. Further
-/// connections wait until those few have authenticated.
+/// If there is none, some connections beyond the limit are accepted so that they can authenticate. When the caller of one
+/// is known, one connection of the owner with the most closes: its oldest idle one, else its youngest. If no owner has
+/// more than the caller (`Owners`), that is its own oldest idle one, else the new one itself. A new connection closes at
+/// most one other, and no busy one before its caller is known.
+///
+/// If those are too many as well, each further connection closes an idle one that has just arrived, or waits if there is
+/// none. A connection then has time to authenticate until as many others have arrived. Before that, connections of one
+/// source cannot be told apart: those of a flood close each other, and a newcomer among them. Other sources lose none.
 #[derive(Debug)]
 pub(super) struct ConnectionLimiter {
     limits: Reloadable<ConnectionLimits>,
@@ -98,7 +101,9 @@ const LEAVING_MAX: usize = 256;
 const DESCRIPTORS_PER_LEAVING: usize = 16;
 /// How many connections may be accepted beyond the limit so that they can authenticate: one for this many places, and
 /// no more than may be closing at a time.
-const PLACES_PER_UNKNOWN: usize = 16;
+const PLACES_PER_UNKNOWN: usize = 4;
+/// How many of an owner's connections are checked for idleness, the oldest first.
+const LOOKED_AT_MAX: usize = 64;
 const WARN_EVERY: Duration = Duration::from_secs(1);
 /// The time between two scans of a full listener while no connection is known to be idle. A scan of 20,000 connections
 /// takes a millisecond or two.
@@ -278,19 +283,15 @@ impl Taken {
         self.leaving += 1;
     }
 
-    /// Makes room for a new connection while all places are taken, if it can. If few connections are idle, most of
-    /// these have just been accepted and get time to authenticate.
+    /// Makes room for a new connection while all places are taken, if it can: closes an idle connection, or has the new
+    /// one authenticate beyond the limit.
     fn make_way(&mut self, places: usize, unknown_max: usize) -> Option<()> {
         let asked = Instant::now().checked_sub(NEWCOMER_ASKS_WITHIN);
         if asked.is_some() && self.displace(asked, Passing::No).is_some() {
             return Some(());
         }
         let has_room = self.here.len().checked_sub(places).is_some_and(|extra| extra < unknown_max);
-        if has_room && self.idle.len() < unknown_max {
-            return Some(());
-        }
-        // Some connections in the list may have sent a request since the scan.
-        self.displace(None, Passing::No).or_else(|| has_room.then_some(()))
+        if has_room { Some(()) } else { self.displace(None, Passing::No) }
     }
 
     /// Counts a connection for its caller. Returns its owner; `None` if it is closing.
@@ -310,9 +311,14 @@ impl Taken {
         if asked.is_some() && self.displace(asked, Passing::No).is_some() {
             return true;
         }
-        match self.owners.making_room_for(owner) {
-            Some(at) => self.close(at, ConnectionFailure::OverShare),
-            None => {
+        let giver = self.owners.giver_for(owner);
+        let is_idle = |at: &usize| self.here[*at].connection.silent_since().is_some();
+        let idle = self.owners.of(giver).take(LOOKED_AT_MAX).find(is_idle);
+        let youngest = self.owners.of(giver).next_back().filter(|_| giver != owner);
+        match (idle, youngest) {
+            (Some(at), _) => self.close(at, ConnectionFailure::Displaced),
+            (None, Some(at)) => self.close(at, ConnectionFailure::OverShare),
+            (None, None) => {
                 ConnectionFailure::NoShare.count();
                 return false;
             }

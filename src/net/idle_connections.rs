@@ -32,8 +32,6 @@ pub(super) struct IdleConnections<C> {
     /// The sources, the one with the most connections first, and among equals the one with the oldest. An entry that no
     /// longer fits its queue has a newer entry beside it.
     order: BinaryHeap<Rank>,
-    /// The number of connections.
-    len: usize,
 }
 
 type Rank = (usize, Reverse<Instant>, ConnectionSource);
@@ -50,11 +48,8 @@ impl ConnectionSource {
 
 impl<C> IdleConnections<C> {
     pub(super) fn of(silent: impl Iterator<Item = IdleConnection<C>>) -> Self {
-        let (mut queues, mut len) = (HashMap::<_, Vec<_>>::new(), 0);
-        silent.for_each(|silent| {
-            queues.entry(silent.source).or_default().push(silent);
-            len += 1;
-        });
+        let mut queues = HashMap::<_, Vec<_>>::new();
+        silent.for_each(|silent| queues.entry(silent.source).or_default().push(silent));
         let queues: HashMap<_, VecDeque<_>> = queues
             .into_iter()
             .map(|(source, mut queue)| {
@@ -63,7 +58,7 @@ impl<C> IdleConnections<C> {
             })
             .collect();
         let order = queues.iter().filter_map(|(source, queue)| rank(*source, queue)).collect();
-        Self { queues, order, len }
+        Self { queues, order }
     }
 
     /// Adds a connection that has been idle for less time than the others.
@@ -71,12 +66,7 @@ impl<C> IdleConnections<C> {
         let source = silent.source;
         let queue = self.queues.entry(source).or_default();
         queue.push_back(silent);
-        self.len += 1;
         self.order.extend(rank(source, queue));
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.len
     }
 
     /// Removes the next connection to close; `None` if none is left, or if it became idle after `latest`.
@@ -116,7 +106,6 @@ impl<C> IdleConnections<C> {
         self.order.pop();
         let queue = self.queues.get_mut(&best.2)?;
         let first = queue.pop_front();
-        self.len -= usize::from(first.is_some());
         self.order.extend(rank(best.2, queue));
         first
     }
@@ -128,7 +117,7 @@ fn silent_since(rank: &Rank) -> Instant {
 
 impl<C> Default for IdleConnections<C> {
     fn default() -> Self {
-        Self { queues: HashMap::new(), order: BinaryHeap::new(), len: 0 }
+        Self { queues: HashMap::new(), order: BinaryHeap::new() }
     }
 }
 

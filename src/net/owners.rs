@@ -30,14 +30,15 @@ impl Owners {
         }
     }
 
-    /// The place of the connection to close so that this owner's newest can stay; `None` if the newest must close.
-    ///
-    /// It is the youngest connection of the owner with the most. Older connections carry more established watches. If a
-    /// client reconnects in a loop, the same place changes hands each time.
-    pub(super) fn making_room_for(&self, newcomer: Owner) -> Option<usize> {
+    /// The owner that gives a place so that this owner's newest connection can stay: the one with the most, or itself.
+    pub(super) fn giver_for(&self, newcomer: Owner) -> Owner {
         let counts = self.connections.iter().map(|(owner, connections)| (*owner, connections.len()));
-        let giver = gives_way(counts, newcomer)?;
-        self.connections.get(&giver)?.last().map(|(_, at)| *at)
+        gives_way(counts, newcomer).unwrap_or(newcomer)
+    }
+
+    /// The places of an owner's connections, the oldest first.
+    pub(super) fn of(&self, owner: Owner) -> impl DoubleEndedIterator<Item = usize> {
+        self.connections.get(&owner).into_iter().flatten().map(|(_, at)| *at)
     }
 }
 
@@ -89,17 +90,19 @@ mod tests {
     }
 
     #[test]
-    fn youngest_connection_is_closed() {
+    fn connections_of_an_owner_are_in_order_of_arrival() {
         let mut owners = Owners::default();
         for (order, at) in [(1, 7), (2, 3), (3, 5)] {
             owners.add(A, order, at);
         }
         owners.add(B, 4, 1);
-        assert_eq!(owners.making_room_for(B), Some(5));
+        assert_eq!((owners.giver_for(B), owners.giver_for(A)), (A, A));
+        assert_eq!(owners.of(A).collect::<Vec<_>>(), [7, 3, 5]);
         owners.remove(A, 3, 5);
-        assert_eq!(owners.making_room_for(B), Some(3));
         owners.remove(A, 2, 3);
-        assert_eq!(owners.making_room_for(B), None, "both have one");
+        assert_eq!((owners.giver_for(B), owners.of(A).next_back()), (B, Some(7)), "both have one");
+        owners.remove(A, 1, 7);
+        assert_eq!(owners.of(A).next(), None);
     }
 
     proptest! {

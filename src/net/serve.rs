@@ -1,8 +1,10 @@
+use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use http::{Request, Response};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::sleep_until;
@@ -139,7 +141,14 @@ where
         return http(stream, peer, (turns, heads), limits, drain, handle).await;
     };
     let (this, source) = (peer.connection.clone(), ConnectionSource::of(peer.address));
-    let shaking = handshakes.shake(source, tls.acceptor().accept(Records::of(stream)));
+    let mut accepting = tls.acceptor().accept(Records::of(stream));
+    let shaking = handshakes.shake(
+        source,
+        poll_fn(|cx| {
+            this.has_stepped();
+            accepting.poll_unpin(cx)
+        }),
+    );
     let mut closing = drain.clone();
     let stream = tokio::select! {
         biased;

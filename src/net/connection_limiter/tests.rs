@@ -1,5 +1,6 @@
 //! Tests of which connections are accepted and which are closed for them, on a paused clock.
 
+use std::collections::VecDeque;
 use std::net::Ipv4Addr;
 
 use super::*;
@@ -125,6 +126,24 @@ async fn newcomer_of_another_caller_closes_one_connection_of_the_caller_with_mos
     assert!(other.is_here());
 }
 
+/// All of them have sent a request a moment ago.
+#[tokio::test(start_paused = true)]
+async fn idle_connection_of_the_caller_with_most_closes_before_a_busy_one() {
+    let places = places(MANY, LEAVING_MAX);
+    let mut here = taken_by(&places, MANY, 1);
+    let idle: Vec<_> = here.drain(1..3).map(|Busy { connection, _place, .. }| (connection, _place)).collect();
+    let gone = || idle.iter().map(|(connection, _)| connection.is(ConnectionState::Cut)).collect::<Vec<_>>();
+    let other = Busy::come(&places, 1);
+    assert!(other.connection.found_known(Some(2)));
+    assert_eq!(gone(), [true, false], "the oldest");
+    let own = Busy::come(&places, 1);
+    assert!(own.connection.found_known(Some(1)));
+    assert_eq!(gone(), [true, true]);
+    let refused = Busy::come(&places, 1);
+    assert!(!refused.connection.found_known(Some(1)));
+    assert!(here.iter().all(Busy::is_here) && other.is_here() && own.is_here());
+}
+
 #[tokio::test(start_paused = true)]
 async fn two_callers_that_come_back_again_and_again_settle_at_half_of_the_places() {
     let places = places(MANY, LEAVING_MAX);
@@ -161,6 +180,40 @@ async fn strangers_close_no_busy_connection() {
         assert!(strangers.len() <= MANY / PLACES_PER_UNKNOWN);
     }
     assert!(here.iter().all(Busy::is_here));
+}
+
+/// A caller has all places and opens a new connection whenever one closes. A connection of another caller from the same
+/// source arrives among them.
+#[tokio::test(start_paused = true)]
+async fn newcomer_of_the_source_of_a_flood_has_time_to_authenticate() {
+    const HANDSHAKE: Duration = Duration::from_secs(2);
+    const PLACES: usize = 64;
+    let places = places(PLACES, LEAVING_MAX);
+    let here = taken_by(&places, PLACES, 1);
+    let mut shaking = VecDeque::new();
+    let newcomer = Busy::come(&places, 1);
+    drop(newcomer.request);
+    let began = Instant::now();
+    for round in 1.. {
+        while shaking.len() < PLACES / PLACES_PER_UNKNOWN / 2 {
+            let connection = Connection::default();
+            let place = places.enter(&connection, source(1)).await;
+            shaking.push_back((connection, place));
+        }
+        tokio::time::advance(Duration::from_millis(10)).await;
+        if began.elapsed() >= HANDSHAKE {
+            break;
+        }
+        // The newcomer takes its steps among those of the flood.
+        newcomer.connection.has_stepped();
+        shaking.iter().for_each(|(connection, _)| connection.has_stepped());
+        let (known, place) = shaking.pop_front().expect("it is there");
+        assert!(!known.found_known(Some(1)), "round {round}: its caller has most");
+        drop(place);
+    }
+    assert!(newcomer.connection.found_known(Some(2)));
+    assert!(!newcomer.connection.is(ConnectionState::Closing));
+    assert_eq!(here.iter().filter(|busy| busy.is_here()).count(), PLACES - 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -211,7 +264,7 @@ async fn who_floods_displaces_itself() {
         flood.retain(|(connection, _)| !connection.is(ConnectionState::Cut));
     }
     assert!(!other.is(ConnectionState::Cut));
-    assert_eq!(flood.len(), 19);
+    assert_eq!(flood.len(), 19 + 20 / PLACES_PER_UNKNOWN);
 }
 
 /// The rest is for upstream, for files and for health checks: about fifteen before any client connects.
@@ -348,17 +401,18 @@ async fn a_newcomer_does_not_go_before_who_has_been_silent_for_longer() {
     let first = come().await;
     tokio::time::advance(LOOK_EVERY).await;
     drop(request);
-    let [second, third] = [come().await, come().await];
+    let [second, third, fourth] = [come().await, come().await, come().await];
     assert!(silent.iter().chain([&first]).all(is_cut) && !is_cut(&busy), "the oldest each time");
-    let fourth = come().await;
-    assert!(is_cut(&busy) && [second, third, fourth].iter().all(|newcomer| !is_cut(newcomer)));
+    let fifth = come().await;
+    assert!(is_cut(&busy) && [second, third, fourth, fifth].iter().all(|newcomer| !is_cut(newcomer)));
 }
 
 #[tokio::test(start_paused = true)]
 async fn those_that_do_not_go_hold_up_the_next() {
     let places = places(1, LEAVING_MAX);
     let mut slow = Vec::new();
-    for _ in 0..=LEAVING_MAX {
+    // One has the place, one authenticates beyond the limit, and the others have been closed.
+    for _ in 0..LEAVING_MAX + 2 {
         let connection = Connection::default();
         let place = places.enter(&connection, source(1)).await;
         slow.push((connection, place));

@@ -2,8 +2,8 @@
 
 use serde_json::json;
 
-use super::attacks::{Attack, after_hello, question, withstand};
-use super::handshakes::FLOOD;
+use super::attacks::{Attack, after_hello, question, withstand, withstand_all};
+use super::handshakes::{FLOOD, OTHER};
 use super::{ATTACKERS, Field};
 use crate::bed::{Authority, Identity, unique};
 use crate::hostile::streams::{frame, head};
@@ -15,9 +15,9 @@ const STREAMS: u32 = 250;
 const FUTURE: &str = "resourceVersion=999999999";
 /// SETTINGS with an initial window of zero bytes for each stream.
 const NO_WINDOW: [u8; 6] = [0, 4, 0, 0, 0, 0];
-/// A listener with a low connection limit, which one account reaches.
+/// A listener with a low connection limit, which one account reaches, or all together.
 const FEW_PLACES: &str = "limits: {connections: 256}";
-const MORE_THAN_PLACES: usize = 300;
+const MORE_THAN_PLACES: usize = 304;
 /// An empty masked WebSocket frame (RFC 6455 §5.2).
 const EMPTY_MESSAGE: [u8; 6] = [0x82, 0x80, 0, 0, 0, 0];
 /// Nearly the longest accepted head.
@@ -100,20 +100,33 @@ async fn attacks_of_one_account_slow_no_other_client() {
     withstand(&mut field, "", &by, FLOOD, attacks).await;
 }
 
+/// Each account opens a new connection whenever the proxy closes one.
+///
+/// Newcomers have the address of the accounts if no more connections wait there than the proxy authenticates at once, a
+/// quarter of the limit. Beyond that, connections of one address close each other before their caller is known, so
+/// newcomers have another address.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn newcomer_gets_in_while_accounts_hold_every_connection() {
     let Some(mut field) = Field::lay("").await else { return };
-    let held = |name, settings: &[u8], path: String| Attack {
-        name,
-        connections: MORE_THAN_PLACES,
-        opening: after_hello([frame(SETTINGS, 0, 0, settings), head(1, &question("GET", &path, &[]), true)]),
-        promised: &["200", "429", "goaway 0", "reset 2", "reset 7", "reset 8"],
-        ..Attack::http2()
-    };
-    let attacks = vec![
-        held("unread lists on all connections", &NO_WINDOW, format!("{}?resourceVersion=0", field.pods)),
-        held("watches on all connections", &[], format!("{}?watch=true&resourceVersion=0", field.pods)),
-    ];
     let by = accounts(&field);
-    withstand(&mut field, FEW_PLACES, &by, FLOOD, attacks).await;
+    for (name, settings, query) in [
+        ("unread lists on all connections", &NO_WINDOW[..], "resourceVersion=0"),
+        ("watches on all connections", &[], "watch=true&resourceVersion=0"),
+    ] {
+        let path = format!("{}?{query}", field.pods);
+        for (accounts, connections, newcomer) in [
+            (1, MORE_THAN_PLACES, FLOOD),
+            (ATTACKERS, MORE_THAN_PLACES / ATTACKERS, FLOOD),
+            (ATTACKERS, MORE_THAN_PLACES, OTHER),
+        ] {
+            let held = Attack {
+                name,
+                connections,
+                opening: after_hello([frame(SETTINGS, 0, 0, settings), head(1, &question("GET", &path, &[]), true)]),
+                promised: &["200", "429", "goaway 0", "reset 2", "reset 7", "reset 8"],
+                ..Attack::http2()
+            };
+            withstand_all(&mut field, FEW_PLACES, &by[..accounts], newcomer, &held).await;
+        }
+    }
 }
