@@ -1,3 +1,4 @@
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -6,7 +7,7 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::sync::mpsc;
 
-use crate::cache::FeedEnd;
+use crate::cache::{FeedEnd, FeedState};
 use crate::feeds::{Demand, Feed, Feeds};
 use crate::upstream::Client;
 use crate::wire::ObjectReader;
@@ -103,6 +104,7 @@ impl Supervisor {
                 renewer.run().map(|never| match never {}).boxed(),
                 backfiller.run().map(|never| match never {}).boxed(),
                 checker.run().map(|never| match never {}).boxed(),
+                prove_beginning(&feed).map(|never| match never {}).boxed(),
                 idle(&feeds, &feed, &config).map(|()| FeedEnd::Idle).boxed(),
                 feed.retired().map(|()| FeedEnd::Outdated).boxed(),
                 feed.reader.outgrown().map(|()| FeedEnd::OverBudget).boxed(),
@@ -136,6 +138,17 @@ impl Drop for Leaving<'_> {
     }
 }
 
+/// Requests a proof for a feed that began with the state of a client's version.
+///
+/// Until then, the age of its state is unknown, so a gap could not be mended if the apiserver restarts. On a quiet
+/// resource, upstream's first bookmark may be a minute away.
+async fn prove_beginning(feed: &Feed) -> Infallible {
+    if feed.reader.watch_state().wait_for(|state| *state == FeedState::Live).await.is_ok() {
+        feed.caught_up().await;
+    }
+    std::future::pending().await
+}
+
 async fn idle(feeds: &Feeds, feed: &Arc<Feed>, config: &Reloadable<ReflectConfig>) {
     loop {
         tokio::time::sleep(IDLE_CHECK.min(config.get().idle_max)).await;
@@ -148,7 +161,7 @@ async fn idle(feeds: &Feeds, feed: &Arc<Feed>, config: &Reloadable<ReflectConfig
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::{CacheConfig, FeedState};
+    use crate::cache::CacheConfig;
     use crate::feeds::{FeedKey, FeedSpec, Scope};
     use crate::wire::Encoding;
     use kubeapi::Gvr;

@@ -53,7 +53,15 @@ impl Scene {
     }
 
     fn configured(up: RunningUpstream, config: CacheConfig, reflect: ReflectConfig) -> Self {
-        Self::following(&spec(), up, config, reflect)
+        Self::following(&spec(), up, config, reflect, None)
+    }
+
+    /// A live feed that begins at the version from which a client resumes, as after a restart of the proxy.
+    async fn resumed(up: RunningUpstream, from: u64) -> Self {
+        let reflect = ReflectConfig { self_check: None, ..ReflectConfig::default() };
+        let scene = Self::following(&spec(), up, CacheConfig::default(), reflect, Some(ResourceVersion(from)));
+        scene.until_state("live", |state| state == FeedState::Live).await;
+        scene
     }
 
     /// A live feed of `events` Events.
@@ -65,17 +73,23 @@ impl Scene {
         let key = FeedKey { gvr: Gvr::new("", "v1", "events"), ..spec().key };
         let spec = FeedSpec { kind: "Event".into(), list_kind: "EventList".into(), ..FeedSpec::like_pods(key) };
         let reflect = ReflectConfig { self_check: None, ..ReflectConfig::default() };
-        Self::following(&spec, up, CacheConfig::default(), reflect).serving().await
+        Self::following(&spec, up, CacheConfig::default(), reflect, None).serving().await
     }
 
-    fn following(spec: &FeedSpec, up: RunningUpstream, config: CacheConfig, reflect: ReflectConfig) -> Self {
+    fn following(
+        spec: &FeedSpec,
+        up: RunningUpstream,
+        config: CacheConfig,
+        reflect: ReflectConfig,
+        resume: Option<ResourceVersion>,
+    ) -> Self {
         // Seeds the random duration of the upstream's watches, half an hour to an hour.
         fastrand::seed(1);
         let (feeds, demands) = Feeds::new(config);
         let (client, tasks) = (Client::in_memory(up.connector()), Tasks::new());
         let supervisor = Supervisor::new(client.clone(), feeds.clone(), reflect, tasks.clone());
         tasks.spawn("supervisor", supervisor.run(demands));
-        let feed = feeds.handle(spec, None).expect("there is room");
+        let feed = feeds.handle(spec, resume).expect("there is room");
         Self { up, feeds, feed, client, _tasks: tasks }
     }
 

@@ -124,13 +124,14 @@ impl Reflector {
         }
     }
 
-    /// Applies the recovered changes up to `until`. Returns whether the gap is mended.
+    /// Applies the recovered changes up to `until`, and has readers send a bookmark, because upstream's next one may be a
+    /// minute away. Returns whether the gap is mended.
     fn mend(&mut self, recovered: Recovered, until: ResourceVersion) -> Result<bool, StepFailure> {
         let Recovered::Changes(changes) = recovered else { return Ok(false) };
         for change in changes {
             self.writer.take(change).map_err(BrokenStream::OutOfOrder)?;
         }
-        self.writer.advance(until, false);
+        self.writer.advance(until, true);
         Ok(true)
     }
 

@@ -118,6 +118,19 @@ async fn a_storage_that_went_back_is_found_out_by_a_list() {
     assert_eq!((scene.said("rewound"), scene.said("mended")), (1, 0));
 }
 
+#[tokio::test(start_paused = true)]
+async fn mended_gap_is_announced_by_a_bookmark() {
+    let scene = Scene::of(upstream().pods(3)).await;
+    let before = scene.feed.reader.progress();
+    restarts(&scene, seconds(5), |_| {
+        scene.elsewhere(1);
+    })
+    .await;
+    let after = scene.feed.reader.progress();
+    assert_eq!(scene.said("mended"), 1);
+    assert_eq!((after.rv, after.bookmarks), (ResourceVersion(scene.up.revision()), before.bookmarks + 1));
+}
+
 /// The second restart is not attributed to the list after the first one, although no item came in between.
 #[tokio::test(start_paused = true)]
 async fn two_restarts_close_together_end_no_quiet_watch() {
@@ -135,6 +148,38 @@ async fn two_restarts_close_together_end_no_quiet_watch() {
         assert!(scene.is_true(), "{between}");
         assert_eq!((scene.said("mended"), scene.said("new_history")), (2, 0), "{between}");
         assert_eq!(scene.feed.reader.history(), history, "{between}");
+    }
+}
+
+/// After a restart of the proxy, the feed begins at a client's version, whose age is unknown. Upstream's next bookmark
+/// is a minute away.
+#[tokio::test(start_paused = true)]
+async fn apiserver_restarts_soon_after_a_proxy_restart_end_no_watch() {
+    for (between, is_busy, restarted) in
+        [1, 5, 30, 55].into_iter().flat_map(|between| [(between, false, 1), (between, true, 1), (between, false, 3)])
+    {
+        let up = upstream().pods(3).in_memory();
+        let from = up.revision();
+        up.put("configmaps", serde_json::json!({"metadata": {"name": "before", "namespace": "t1"}}));
+        if is_busy {
+            up.create_pod("t1", "before");
+        }
+        let scene = Scene::resumed(up, from).await;
+        let history = scene.feed.reader.history();
+        for number in 0..restarted {
+            sleep(seconds(between)).await;
+            restarts(&scene, seconds(5), |up| {
+                scene.elsewhere(number);
+                if is_busy {
+                    up.create_pod("t1", "meanwhile");
+                }
+            })
+            .await;
+        }
+        let what = format!("{between} s, busy: {is_busy}, {restarted} times");
+        assert!(scene.is_true(), "{what}");
+        let gaps = (scene.said("mended"), scene.said("new_history"));
+        assert_eq!((gaps, scene.feed.reader.history()), ((u64::from(restarted), 0), history), "{what}");
     }
 }
 
@@ -182,6 +227,19 @@ async fn outage(scene: &Scene, outage: Outage, away: Duration, name: &str, is_bu
     }
 }
 
+/// A feed that has run for a while, or one that begins at a client's version, as after a restart of the proxy.
+async fn drawn_scene() -> Scene {
+    if random::u32(..2) == 0 {
+        return Scene::of(upstream().pods(3)).await;
+    }
+    let up = upstream().pods(3).in_memory();
+    let from = up.revision();
+    up.put("configmaps", serde_json::json!({"metadata": {"name": "before", "namespace": "t1"}}));
+    let scene = Scene::resumed(up, from).await;
+    sleep(seconds(random::u64(1..30))).await;
+    scene
+}
+
 /// For any sequence of outages: upstream's storage has the whole history, so no watch ends.
 #[tokio::test(start_paused = true)]
 async fn no_sequence_of_outages_ends_a_watch() {
@@ -189,7 +247,7 @@ async fn no_sequence_of_outages_ends_a_watch() {
     for seed in 0..60 {
         random::seed(seed);
         let is_busy = random::u32(..2) == 0;
-        let scene = Scene::of(upstream().pods(3)).await;
+        let scene = drawn_scene().await;
         let history = scene.feed.reader.history();
         let mut drawn = Vec::new();
         for number in 0..random::u32(2..=3) {
