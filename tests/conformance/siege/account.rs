@@ -94,7 +94,7 @@ async fn attacks(field: &Field) -> Vec<Attack> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn attacks_of_one_account_slow_no_other_client() {
+async fn attacks_by_authenticated_accounts_slow_no_other_client() {
     let Some(mut field) = Field::lay("").await else { return };
     let (by, attacks) = (accounts(&field), attacks(&field).await);
     withstand(&mut field, "", &by, FLOOD, attacks).await;
@@ -106,7 +106,7 @@ async fn attacks_of_one_account_slow_no_other_client() {
 /// quarter of the limit. Beyond that, connections of one address close each other before their caller is known, so
 /// newcomers have another address.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn newcomer_gets_in_while_accounts_hold_every_connection() {
+async fn new_client_connects_while_accounts_use_all_connections() {
     let Some(mut field) = Field::lay("").await else { return };
     let by = accounts(&field);
     for (name, settings, query) in [
