@@ -17,9 +17,7 @@ mod connection_limiter;
 mod connection_limits;
 mod failures;
 mod handshakes;
-mod head_budget;
 mod http1;
-mod http2;
 mod idle_connections;
 mod inherited;
 mod lifetime;
@@ -29,7 +27,6 @@ mod listener;
 mod memory;
 mod metrics;
 mod owners;
-mod parkable_body;
 mod peer;
 #[cfg(not(target_os = "linux"))]
 mod portable;
@@ -41,7 +38,8 @@ mod serve;
 mod tls;
 mod tls_stream;
 mod validity;
-mod wake_set;
+
+pub use http2::ParkableBody;
 
 pub use address::{Address, AddressError, is_loopback};
 pub use client_certificates::CERTIFICATES_MAX as CHAIN_CERTIFICATES_MAX;
@@ -51,7 +49,6 @@ pub use inherited::Inherited;
 pub use listener::{Listener, bind_tcp_beside_peers, bind_unix};
 pub use memory::MemoryConnector;
 pub use metrics::describe;
-pub use parkable_body::ParkableBody;
 pub use peer::{Peer, PeerAddress};
 pub use request_body::{RequestBody, RequestBodyError};
 pub use serve::serve;

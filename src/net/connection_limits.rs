@@ -25,6 +25,17 @@ pub struct ConnectionLimits {
     pub ping_after: Duration,
 }
 
+impl From<&ConnectionLimits> for http2::Limits {
+    fn from(limits: &ConnectionLimits) -> Self {
+        Self {
+            streams_max: limits.streams_max as usize,
+            header_bytes_max: limits.header_bytes_max as usize,
+            header_max: limits.header_max,
+            ping_after: limits.ping_after,
+        }
+    }
+}
+
 impl Default for ConnectionLimits {
     fn default() -> Self {
         Self {

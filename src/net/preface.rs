@@ -4,7 +4,7 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 
-use super::http2::PREFACE;
+use http2::PREFACE;
 
 /// A byte stream whose beginning was read to detect the protocol, and is read again.
 #[derive(Debug)]

@@ -3,10 +3,10 @@ use std::pin::Pin;
 use futures_util::FutureExt as _;
 use http::header::{CONNECTION, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
+use http2::ParkableBody;
 
 use super::Peer;
 use super::connection::{ConnectionState, RequestUnderWay};
-use super::parkable_body::ParkableBody;
 use super::request_body::RequestBody;
 use super::running_body::RunningBody;
 use base::{Cut, DrainWatch, UnderWay};
@@ -59,6 +59,24 @@ where
     fn running(&self) -> Option<Running> {
         let running = self.peer.connection.request(self.late_max)?;
         Some((running, self.leaving.as_ref().map(DrainWatch::under_way)))
+    }
+}
+
+impl<S, F, B> http2::Service for Requests<S>
+where
+    S: Fn(Peer, Request<RequestBody>) -> F,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: ParkableBody + Unpin,
+{
+    type Body = RunningBody<B>;
+    type Answer = Answering<B>;
+
+    fn call(&mut self, request: Request<http2::ReceivedBody>) -> Option<(Answering<B>, Cut)> {
+        self.http2(request.map(RequestBody::from))
+    }
+
+    fn is_caller_unknown(&self) -> bool {
+        self.peer.connection.is_of_stranger()
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Request, Response};
+use http2::{ConnectionHeads, HeadBudget, ParkableBody};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::sleep_until;
 
@@ -12,14 +13,11 @@ use super::connection::ConnectionState;
 use super::connection_driver::{ConnectionDriver, Failure, First, until};
 use super::connection_limiter::{ConnectionLimiter, ConnectionPlace};
 use super::handshakes::Handshakes;
-use super::head_budget::{ConnectionHeads, HeadBudget};
 use super::http1::Http1;
-use super::http2::Http2;
 use super::idle_connections::ConnectionSource;
 use super::lifetime::{ConnectionOver, NEWCOMER_MAX, ending, is_cut};
 use super::listener::Stream;
 use super::metrics::OpenConnection;
-use super::parkable_body::ParkableBody;
 use super::preface::{DetectedProtocol, spoken};
 use super::request_body::RequestBody;
 use super::requests::Requests;
@@ -190,8 +188,7 @@ where
             lead(&mut conversation, turns, ending, &this, || is_cut(&this, &cut, limits)).await
         }
         DetectedProtocol::Http2(io) => {
-            let known = (this.clone(), heads);
-            let mut conversation = Http2::new(io, limits.into(), known, move |request| requests.http2(request));
+            let mut conversation = http2::ServerConnection::new(io, limits.into(), heads, requests);
             lead(&mut conversation, turns, ending, &this, || is_cut(&this, &cut, limits)).await
         }
     }

@@ -6,22 +6,21 @@ use std::task::{Context, Poll};
 
 use bytes::{Buf as _, Bytes};
 use futures_util::task::waker_ref;
-use http::{HeaderMap, Request, Response};
-use hyper::body::{Body, Frame};
+use http::{HeaderMap, Response};
+use http_body::{Body, Frame};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 
 use super::answer;
-use super::connection::Http2;
+use super::connection::ServerConnection;
 use super::exchange::{Exchange, Phase};
 use super::fault::{Fault, Reason};
 use super::frame::{END_STREAM, FrameKind};
 use super::hpack;
 use super::output::{DIRECT_BYTES_MAX, LIGHT_BYTES_MAX};
+use super::parkable_body::ParkableBody as _;
+use super::service::Service;
 use super::windows::UPLOAD_BYTES_MAX;
-use crate::net::parkable_body::ParkableBody;
-use crate::net::request_body::RequestBody;
-use base::Cut;
 
 /// The bytes of a response that go out before other streams have their turn: one write.
 const TURN_BYTES: usize = DIRECT_BYTES_MAX;
@@ -31,16 +30,10 @@ enum Piece {
     Data,
     /// The end, with or without trailers.
     End(Option<HeaderMap>),
-    Broken,
+    ConnectionError,
 }
 
-impl<I, S, F, B> Http2<I, S, F, B>
-where
-    I: AsyncRead + AsyncWrite + Unpin,
-    S: FnMut(Request<RequestBody>) -> Option<(F, Cut)>,
-    F: Future<Output = Response<B>> + Unpin,
-    B: ParkableBody + Unpin,
-{
+impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
     /// Polls a woken stream. If `is_alone`, nothing else goes out in this turn.
     pub(super) fn poll_stream(&mut self, key: usize, is_alone: bool) {
         // The wake-up may be for a closed stream. If another one has its key, that one is polled without need.
@@ -66,7 +59,7 @@ where
 
     /// Keeps an answer until there is room for its head. A stream whose answer does not fit into the budget of heads is
     /// reset.
-    fn delay_answer(&mut self, key: usize, answer: Response<B>) {
+    fn delay_answer(&mut self, key: usize, answer: Response<S::Body>) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         let Phase::Asked { head, .. } = replace(&mut stream.phase, Phase::Changing) else { return };
         let Some(head) = head.replace_with(head_bytes(&answer)) else {
@@ -87,7 +80,7 @@ where
         self.begin_answer(key, *answer);
     }
 
-    fn begin_answer(&mut self, key: usize, answer: Response<B>) {
+    fn begin_answer(&mut self, key: usize, answer: Response<S::Body>) {
         let (mut head, body) = answer.into_parts();
         let ends = body.is_end_stream();
         let mut block = self.begun_block();
@@ -141,7 +134,7 @@ where
                     }
                     Poll::Ready(Piece::End(None)) => stream.is_last = true,
                     Poll::Ready(Piece::End(Some(trailers))) => return self.send_trailers(key, &trailers),
-                    Poll::Ready(Piece::Broken) => return self.reset(key, Reason::Internal),
+                    Poll::Ready(Piece::ConnectionError) => return self.reset(key, Reason::Internal),
                 }
             }
             if left == 0 {
@@ -299,7 +292,7 @@ fn head_bytes<B>(answer: &Response<B>) -> usize {
 fn next<B: Body<Data = Bytes> + Unpin>(body: &mut B, cx: &mut Context<'_>, chunk: &mut Bytes) -> Poll<Piece> {
     Pin::new(body).poll_frame(cx).map(|frame| match frame.map(|frame| frame.map(Frame::into_data)) {
         None => Piece::End(None),
-        Some(Err(_)) => Piece::Broken,
+        Some(Err(_)) => Piece::ConnectionError,
         Some(Ok(Ok(data))) => {
             *chunk = data;
             Piece::Data

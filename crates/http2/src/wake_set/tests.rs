@@ -13,10 +13,9 @@ use http::Response;
 use http_body_util::Empty;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::super::Connection;
-use super::super::connection_driver::ConnectionDriver;
+use super::super::connection::{Limits, ServerConnection};
 use super::super::head_budget::HeadBudget;
-use super::super::http2::{Http2, Http2Limits};
+use super::super::tests::known;
 use super::*;
 use base::Cut;
 
@@ -131,12 +130,9 @@ impl AsyncWrite for Socket {
 fn run(plan: Vec<(usize, usize)>) -> World {
     let world = Shared::new(Mutex::new(World { plan, ..World::default() }));
     let hour = Duration::from_secs(3_600);
-    let limits = Http2Limits { streams_max: 2, header_bytes_max: 1_000, header_max: hour, ping_after: hour };
-    let connection = Connection::default();
-    connection.found_known(None);
-    let known = (connection, Arc::<HeadBudget>::default().connection());
+    let limits = Limits { streams_max: 2, header_bytes_max: 1_000, header_max: hour, ping_after: hour };
     let (asked, mut stream) = (world.clone(), 0);
-    let mut connection = Http2::new(Socket(world.clone(), ASKED), limits, known, move |_| {
+    let service = known(move |_| {
         let (world, this) = (asked.clone(), stream);
         stream += 1;
         let answer = poll_fn(move |cx| {
@@ -145,6 +141,8 @@ fn run(plan: Vec<(usize, usize)>) -> World {
         });
         Some((answer, Cut::default()))
     });
+    let heads = Arc::<HeadBudget>::default().connection();
+    let mut connection = ServerConnection::new(Socket(world.clone(), ASKED), limits, heads, service);
     let flag = Arc::new(TaskFlag::default());
     let waker = Waker::from(flag.clone());
     flag.0.store(true, Ordering::SeqCst);

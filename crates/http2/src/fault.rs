@@ -27,7 +27,7 @@ pub(super) enum Fault {
 
 /// Why a connection has ended early.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Broken {
+pub enum ConnectionError {
     #[error("HTTP/2 protocol error: {0}")]
     Rule(&'static str),
     #[error("the client did not acknowledge a PING")]

@@ -13,7 +13,7 @@ use base::{now_ns, ns_at};
 /// Only woken parts are polled, not every part whenever the task runs. A connection with a watch writes far more than
 /// it reads, and parts that were not woken do not slow the others down.
 #[derive(Debug, Default)]
-pub(super) struct WakeSet {
+pub struct WakeSet {
     task: AtomicWaker,
     /// Whether the task is polling its parts, so that a wake-up need not wake it. Codec and streams wake each other
     /// constantly.
@@ -36,7 +36,7 @@ const NEVER: u64 = u64::MAX;
 
 /// A part of a connection, besides its streams.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum WakePart {
+pub enum WakePart {
     /// The codec: hyper's, or in HTTP/2 all work besides the streams.
     Codec,
     /// The codec, because the socket can be read.
@@ -64,24 +64,24 @@ pub(super) struct StreamWaker {
 
 impl WakeSet {
     /// Creates a set with all parts, because none has been polled yet.
-    pub(super) fn shared() -> Arc<Self> {
+    pub fn shared() -> Arc<Self> {
         let wake_set = Arc::new(Self { turn_ends_ns: AtomicU64::new(NEVER), ..Self::default() });
         [WakePart::Codec, WakePart::Reader, WakePart::Aside].into_iter().for_each(|part| wake_set.put(part));
         wake_set
     }
 
-    pub(super) fn waker(self: &Arc<Self>, part: WakePart) -> Waker {
+    pub fn waker(self: &Arc<Self>, part: WakePart) -> Waker {
         Arc::new(PartWaker { wake_set: self.clone(), part }).into()
     }
 
     /// Adds a part without waking the task.
-    pub(super) fn put(&self, part: WakePart) {
+    pub fn put(&self, part: WakePart) {
         // A swap, not a store: the task that takes the part then sees the writes of all tasks that added it.
         self.flag(part).swap(true, Ordering::SeqCst);
     }
 
     /// Removes the part. Returns whether it was in the set.
-    pub(super) fn take(&self, part: WakePart) -> bool {
+    pub fn take(&self, part: WakePart) -> bool {
         let flag = self.flag(part);
         flag.load(Ordering::SeqCst) && flag.swap(false, Ordering::SeqCst)
     }
@@ -111,23 +111,27 @@ impl WakeSet {
     }
 
     /// Registers the task to be woken by parts that are added from now on, while the parts wait to be polled.
-    pub(super) fn wait(&self, cx: &Context<'_>) {
+    pub fn wait(&self, cx: &Context<'_>) {
         self.task.register(cx.waker());
     }
 
     /// Begins a round of polls. From now on, a wake-up only adds to the set.
-    pub(super) fn begin_polling(&self, cx: &Context<'_>) {
+    pub fn begin_polling(&self, cx: &Context<'_>) {
         self.wait(cx);
         self.is_polling.store(true, Ordering::SeqCst);
     }
 
-    pub(super) fn end_polling(&self) {
+    /// Ends a round of polls. If a part was woken in it and not polled, the task is woken.
+    pub fn end_polling(&self, cx: &Context<'_>) {
         self.is_polling.store(false, Ordering::SeqCst);
         self.turn_ends_ns.store(NEVER, Ordering::Relaxed);
+        if !self.is_quiet() {
+            cx.waker().wake_by_ref();
+        }
     }
 
     /// Sets the time at which the slice of the next poll ends.
-    pub(super) fn limit_turn(&self, ends: Option<Instant>) {
+    pub fn limit_turn(&self, ends: Option<Instant>) {
         if let Some(ends) = ends {
             self.turn_ends_ns.store(ns_at(ends), Ordering::Relaxed);
             self.has_asked.store(false, Ordering::Relaxed);
@@ -141,7 +145,7 @@ impl WakeSet {
 
     /// Whether the slice of the running poll has ended, so that it should leave the rest to the next poll. The first
     /// call in a poll returns false, so that each poll makes progress.
-    pub(super) fn is_turn_over(&self) -> bool {
+    pub fn is_turn_over(&self) -> bool {
         let ends = self.turn_ends_ns.load(Ordering::Relaxed);
         if ends == NEVER {
             return false;
@@ -154,7 +158,7 @@ impl WakeSet {
     }
 
     /// Whether neither the codec nor a stream has been woken.
-    pub(super) fn is_quiet(&self) -> bool {
+    pub fn is_quiet(&self) -> bool {
         !self.codec.load(Ordering::SeqCst) && !self.has_streams.load(Ordering::SeqCst)
     }
 

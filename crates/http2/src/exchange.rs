@@ -6,10 +6,10 @@ use http::Response;
 use slab::Slab;
 use tokio::time::Instant;
 
+use super::head_budget::HeadCharge;
+use super::received_body::Inbox;
+use super::wake_set::StreamWaker;
 use super::windows::grow;
-use crate::net::head_budget::HeadCharge;
-use crate::net::request_body::Inbox;
-use crate::net::wake_set::StreamWaker;
 use base::Cut;
 
 /// A request and its response. `F` is the future that creates the response, and `B` the response body.

@@ -3,9 +3,8 @@
 use std::task::{Context, Waker};
 
 use super::*;
-use crate::net::connection_driver::ConnectionDriver as _;
-use crate::net::http2::connection::BEGUN_MAX;
-use crate::net::http2::output::Output;
+use crate::connection::BEGUN_MAX;
+use crate::output::Output;
 
 const STREAMS: u32 = 4;
 
@@ -22,14 +21,12 @@ fn asked(streams: u32) -> Vec<u8> {
 async fn requests_begin_a_few_at_a_time() {
     const MANY: u32 = 100;
     let (mut near, far) = tokio::io::duplex(1 << 16);
-    let connection = Connection::default();
-    connection.found_known(None);
-    let known = (connection, Arc::<HeadBudget>::default().connection());
+    let heads = Arc::<HeadBudget>::default().connection();
     // The number of requests begun, the most that had begun and were not polled, and the number polled.
     let counts = Arc::new(Mutex::new((0, 0, 0)));
     let counted = counts.clone();
-    let limits = Http2Limits { streams_max: MANY as usize, ..LIMITS };
-    let mut http2 = Http2::new(far, limits, known, move |_| {
+    let limits = Limits { streams_max: MANY as usize, ..LIMITS };
+    let service = known(move |_| {
         let (polled, mut counts) = (counted.clone(), counted.lock());
         counts.0 += 1;
         counts.1 = counts.1.max(counts.0 - counts.2);
@@ -39,6 +36,7 @@ async fn requests_begin_a_few_at_a_time() {
         });
         Some((answer, Cut::default()))
     });
+    let mut http2 = ServerConnection::new(far, limits, heads, service);
     near.write_all(&asked(MANY)).await.expect("open");
     while !http2.wake_set().is_quiet() {
         assert!(http2.poll(&mut Context::from_waker(Waker::noop())).is_pending());
@@ -49,8 +47,13 @@ async fn requests_begin_a_few_at_a_time() {
 #[tokio::test]
 async fn connection_that_waits_for_a_turn_holds_no_buffer_of_its_thread() {
     let mut waiting = [(); 2].map(|()| {
-        let known = (Connection::default(), Arc::<HeadBudget>::default().connection());
-        Http2::new(tokio::io::empty(), LIMITS, known, |request| Some(Server::default().answer(request)))
+        let heads = Arc::<HeadBudget>::default().connection();
+        ServerConnection::new(
+            tokio::io::empty(),
+            LIMITS,
+            heads,
+            known(|request| Some(Server::default().answer(request))),
+        )
     });
     for connection in &mut waiting {
         assert!((1..100).contains(&connection.output.held_bytes()), "its settings");
@@ -67,10 +70,9 @@ async fn connection_that_waits_for_a_turn_holds_no_buffer_of_its_thread() {
 async fn polls(is_over: bool) -> Vec<(usize, usize)> {
     let (near, far) = tokio::io::duplex(1 << 16);
     let (mut from, mut to) = tokio::io::split(near);
-    let (connection, server) = (Connection::default(), Server::default());
-    connection.found_known(None);
-    let (known, answering) = ((connection, Arc::<HeadBudget>::default().connection()), server.clone());
-    let mut http2 = Http2::new(far, LIMITS, known, move |request| Some(answering.answer(request)));
+    let server = Server::default();
+    let (heads, answering) = (Arc::<HeadBudget>::default().connection(), server.clone());
+    let mut http2 = ServerConnection::new(far, LIMITS, heads, known(move |request| Some(answering.answer(request))));
     to.write_all(&asked(STREAMS)).await.expect("open");
     let (mut seen, mut sent) = (Vec::new(), 0);
     for piece in 0.. {

@@ -7,38 +7,33 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
-use http::{Request, Response};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::coop::unconstrained;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::abuse_budget::{AbuseBudget, Heartbeat, HeartbeatStep, RecentResets};
 use super::exchange::{Exchange, Phase, Streams};
-use super::fault::{Broken, Fault, Reason};
+use super::fault::{ConnectionError, Fault, Reason};
 use super::frame::HIGHEST;
+use super::head_budget::ConnectionHeads;
 use super::hpack::Decoder;
 use super::input::{FrameReceiver, Heard, Input};
 use super::output::Output;
+use super::service::Service;
+use super::wake_set::{WakePart, WakeSet};
 use super::windows::{ReceiveWindow, SendLimits};
-use crate::net::connection_driver::{ConnectionDriver, Failure};
-use crate::net::head_budget::ConnectionHeads;
-use crate::net::parkable_body::ParkableBody;
-use crate::net::request_body::RequestBody;
-use crate::net::wake_set::{WakePart, WakeSet};
-use crate::net::{Connection, ConnectionLimits};
-use base::Cut;
 
 /// The server's end of an HTTP/2 connection and all its streams, as one task. So an event for a hundred streams wakes
 /// one task, and their frames go out in a few large writes.
 ///
-/// `S` takes requests, `F` creates the response, and `B` is the response body.
+/// `I` is the byte stream, and `S` answers the requests. Poll it with [`poll`](Self::poll) until it is ready.
 ///
 /// The fields that an event needs come first and stay together. With a thousand connections, each one's memory is cold
 /// when its turn comes, and every cache line costs a wait. This order also drops the streams before the socket.
 #[repr(C)]
-pub(in crate::net) struct Http2<I, S, F, B> {
+pub struct ServerConnection<I, S: Service> {
     pub(super) wake_set: Arc<WakeSet>,
-    pub(super) streams: Streams<F, B>,
+    pub(super) streams: Streams<S::Answer, S::Body>,
     pub(super) output: Output,
     pub(super) writer: Waker,
     pub(super) send: SendLimits,
@@ -57,7 +52,7 @@ pub(in crate::net) struct Http2<I, S, F, B> {
     reads_paused: bool,
     pub(super) io: I,
     pub(super) service: S,
-    pub(super) limits: Http2Limits,
+    pub(super) limits: Limits,
     pub(super) input: Input,
     pub(super) decoder: Decoder,
     pub(super) receive: ReceiveWindow,
@@ -69,8 +64,6 @@ pub(in crate::net) struct Http2<I, S, F, B> {
     pub(super) last_stream: u32,
     pub(super) lately_reset: RecentResets,
     pub(super) abuse_budget: AbuseBudget,
-    /// Knows whether a caller has been authenticated on the connection.
-    connection: Connection,
     /// Charges the heads of requests, and those of answers that wait.
     pub(super) heads: Arc<ConnectionHeads>,
     /// How many heads of answers wait for room in the output.
@@ -85,7 +78,7 @@ pub(in crate::net) struct Http2<I, S, F, B> {
 }
 
 /// The result of a connection.
-type Ended = Result<(), Broken>;
+type Ended = Result<(), ConnectionError>;
 
 #[derive(Debug)]
 struct Over {
@@ -96,14 +89,14 @@ struct Over {
 
 /// The limits of one connection.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::net) struct Http2Limits {
-    pub(in crate::net) streams_max: usize,
-    pub(in crate::net) header_bytes_max: usize,
+pub struct Limits {
+    pub streams_max: usize,
+    pub header_bytes_max: usize,
     /// The longest time that a header block may be unfinished.
-    pub(in crate::net) header_max: Duration,
+    pub header_max: Duration,
     /// How long a client may be silent before it is pinged. The connection ends if no reply arrives within the same
     /// time.
-    pub(in crate::net) ping_after: Duration,
+    pub ping_after: Duration,
 }
 
 /// The stages of a graceful shutdown (RFC 9113 §6.8).
@@ -158,20 +151,9 @@ thread_local! {
     static WOKEN: Cell<Vec<usize>> = const { Cell::new(Vec::new()) };
 }
 
-impl<I, S, F, B> Http2<I, S, F, B>
-where
-    I: AsyncRead + AsyncWrite + Unpin,
-    S: FnMut(Request<RequestBody>) -> Option<(F, Cut)>,
-    F: Future<Output = Response<B>> + Unpin,
-    B: ParkableBody + Unpin,
-{
+impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
     /// Creates a connection after the preface has been read.
-    pub(in crate::net) fn new(
-        io: I,
-        limits: Http2Limits,
-        (connection, heads): (Connection, Arc<ConnectionHeads>),
-        service: S,
-    ) -> Self {
+    pub fn new(io: I, limits: Limits, heads: Arc<ConnectionHeads>, service: S) -> Self {
         let wake_set = WakeSet::shared();
         wake_set.put(WakePart::Clock);
         let (writer, reader) = (wake_set.waker(WakePart::Codec), wake_set.waker(WakePart::Reader));
@@ -195,7 +177,6 @@ where
             last_stream: 0,
             lately_reset: RecentResets::default(),
             abuse_budget: AbuseBudget::new(),
-            connection,
             heads,
             waiting_heads: 0,
             begun: 0,
@@ -213,6 +194,36 @@ where
             writer,
             reader,
         }
+    }
+
+    /// Polls the parts that were woken, without losing a wake-up, although the parts may wake each other meanwhile.
+    ///
+    /// Ready when the connection is over. An error of the client is answered with GOAWAY before.
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ConnectionError>> {
+        self.wake_set.begin_polling(cx);
+        // Tokio's budget is per task, and the last of this task's many streams would get nothing of it. Turns are
+        // counted instead.
+        let ended = pin!(unconstrained(poll_fn(|_| self.poll_turns()))).poll(cx);
+        self.wake_set.end_polling(cx);
+        ended
+    }
+
+    /// Asks the client to send no more requests. Running requests continue, and so do those that the client sent before
+    /// it learned this.
+    pub fn begin_goaway(&mut self) {
+        if self.goaway == GoAwayState::Unsaid {
+            self.goaway = GoAwayState::Announced;
+            self.output.put_goaway(HIGHEST, Reason::No);
+            self.output.put_ping(GOODBYE);
+            // It may wait for its turn.
+            self.output.give_spare();
+            self.wake_set.put(WakePart::Codec);
+        }
+    }
+
+    /// The parts that have been woken.
+    pub fn wake_set(&self) -> &Arc<WakeSet> {
+        &self.wake_set
     }
 
     fn poll_turns(&mut self) -> Poll<Ended> {
@@ -278,7 +289,7 @@ where
             self.end(Ok(()));
         }
         let Some(over) = &self.over else { return Poll::Pending };
-        if !matches!(over.how, Err(Broken::Dead | Broken::Io(_))) {
+        if !matches!(over.how, Err(ConnectionError::Dead | ConnectionError::Io(_))) {
             ready!(flushed);
             ready!(self.poll_close());
         }
@@ -335,10 +346,9 @@ where
         }
     }
 
-    /// Whether another request may begin. Until a caller is authenticated on the connection, requests begin one at a
-    /// time. This keeps a hundred guessed tokens in one write from causing a hundred reviews.
+    /// Whether another request may begin. While the caller is unknown, requests begin one at a time.
     fn takes_requests(&self) -> bool {
-        self.streams.is_empty() || !self.connection.is_of_stranger()
+        self.streams.is_empty() || !self.service.is_caller_unknown()
     }
 
     fn read(&mut self) {
@@ -390,7 +400,7 @@ where
         };
         if let Err(Fault::Connection(reason, what)) = heard {
             self.output.put_goaway(self.last_stream, reason);
-            self.end(Err(Broken::Rule(what)));
+            self.end(Err(ConnectionError::Rule(what)));
         } else if let Some(since) = self.input.unfinished_since() {
             self.look_until(since + self.limits.header_max);
         }
@@ -410,14 +420,14 @@ where
             match self.heartbeat.beat(now) {
                 HeartbeatStep::Nothing => {}
                 HeartbeatStep::Ping => self.output.put_ping([0; 8]),
-                HeartbeatStep::Dead => return self.end(Err(Broken::Dead)),
+                HeartbeatStep::Dead => return self.end(Err(ConnectionError::Dead)),
             }
             let mut next = self.heartbeat.next();
             if let Some(since) = self.input.unfinished_since() {
                 let until = since + self.limits.header_max;
                 if until <= now {
                     self.output.put_goaway(self.last_stream, Reason::EnhanceYourCalm);
-                    return self.end(Err(Broken::Rule("header block not completed in time")));
+                    return self.end(Err(ConnectionError::Rule("header block not completed in time")));
                 }
                 next = next.min(until);
             }
@@ -441,13 +451,7 @@ where
     }
 }
 
-impl<I, S, F, B> FrameReceiver for Http2<I, S, F, B>
-where
-    I: AsyncRead + AsyncWrite + Unpin,
-    S: FnMut(Request<RequestBody>) -> Option<(F, Cut)>,
-    F: Future<Output = Response<B>> + Unpin,
-    B: ParkableBody + Unpin,
-{
+impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> FrameReceiver for ServerConnection<I, S> {
     fn may_begin(&self, stream: u32) -> bool {
         (stream <= self.highest_stream || self.takes_requests())
             && self.begun < BEGUN_MAX
@@ -458,46 +462,6 @@ where
         match heard.and_then(|heard| self.receive_frame(heard)) {
             Err(Fault::Stream(stream, reason)) => self.reset_for(stream, reason),
             received => received,
-        }
-    }
-}
-
-impl<I, S, F, B> ConnectionDriver for Http2<I, S, F, B>
-where
-    I: AsyncRead + AsyncWrite + Unpin,
-    S: FnMut(Request<RequestBody>) -> Option<(F, Cut)>,
-    F: Future<Output = Response<B>> + Unpin,
-    B: ParkableBody + Unpin,
-{
-    fn go_on(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
-        // Tokio's budget is per task, and the last of this task's many streams would get nothing of it. Turns are
-        // counted instead.
-        pin!(unconstrained(poll_fn(|_| self.poll_turns()))).poll(cx).map_err(Into::into)
-    }
-
-    fn begin_goaway(&mut self) {
-        if self.goaway == GoAwayState::Unsaid {
-            self.goaway = GoAwayState::Announced;
-            self.output.put_goaway(HIGHEST, Reason::No);
-            self.output.put_ping(GOODBYE);
-            // It may wait for its turn.
-            self.output.give_spare();
-            self.wake_set.put(WakePart::Codec);
-        }
-    }
-
-    fn wake_set(&self) -> &Arc<WakeSet> {
-        &self.wake_set
-    }
-}
-
-impl From<&ConnectionLimits> for Http2Limits {
-    fn from(limits: &ConnectionLimits) -> Self {
-        Self {
-            streams_max: limits.streams_max as usize,
-            header_bytes_max: limits.header_bytes_max as usize,
-            header_max: limits.header_max,
-            ping_after: limits.ping_after,
         }
     }
 }

@@ -1,7 +1,7 @@
 use bytes::Bytes;
+use http_body::Body;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{Empty, Full};
-use hyper::body::Body;
 
 /// A response body that can report that it has no more data for now.
 pub trait ParkableBody: Body<Data = Bytes> {

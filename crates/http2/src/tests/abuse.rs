@@ -1,9 +1,9 @@
 //! Clients that break rules, exceed limits, or send useless frames.
 
 use super::*;
-use crate::net::head_budget::HEADS_BYTES_MAX;
-use crate::net::http2::output::GATHERED_BYTES_MAX;
-use crate::net::http2::windows::UPLOAD_BYTES_MAX;
+use crate::head_budget::HEADS_BYTES_MAX;
+use crate::output::GATHERED_BYTES_MAX;
+use crate::windows::UPLOAD_BYTES_MAX;
 
 /// More useless frames than a client may send at once.
 const TOO_MANY: usize = 1_100;
@@ -159,8 +159,8 @@ async fn unfinished_header_block_ends_the_connection_after_its_time() {
 
 #[tokio::test(start_paused = true)]
 async fn unfinished_header_block_without_room_ends_the_connection() {
-    let limits = Http2Limits { header_bytes_max: 64 << 10, ..LIMITS };
-    let mut client = Client::limited(limits, Connection::default(), 1 << 16).await;
+    let limits = Limits { header_bytes_max: 64 << 10, ..LIMITS };
+    let mut client = Client::limited(limits, false, 1 << 16).await;
     let others = client.budget.connection();
     assert!(others.hold_unfinished((16 << 20) + (16 << 10)));
     client.put(FrameKind::Headers, END_STREAM, 1, &[0; 1 << 14]).await;
@@ -173,7 +173,7 @@ async fn unfinished_header_block_without_room_ends_the_connection() {
 
 #[tokio::test(start_paused = true)]
 async fn requests_on_a_connection_of_a_stranger_begin_one_at_a_time() {
-    let mut client = Client::on(Connection::default(), 1 << 16).await;
+    let mut client = Client::limited(LIMITS, false, 1 << 16).await;
     client.write(&[get(1), get(3), get(5), bytes(FrameKind::Ping, 0, 0, &[1; 8])]).await;
     assert_eq!(client.next().await.0.stream, 1);
     // Other frames wait as well.
@@ -185,7 +185,7 @@ async fn requests_on_a_connection_of_a_stranger_begin_one_at_a_time() {
     assert_eq!(client.next().await.0.flags, END_STREAM);
     assert_eq!((client.next().await.0.stream, client.server.asked()), (3, 1));
     // All of them begin once the caller is known.
-    client.connection.found_known(None);
+    client.is_known.store(true, Ordering::Relaxed);
     client.server.send(0, &b"event"[..]);
     let kinds = [client.next().await.0, client.next().await.0, client.next().await.0, client.next().await.0];
     assert_eq!(kinds.map(|head| head.kind), [FrameKind::Data, FrameKind::Ping, FrameKind::Ping, FrameKind::Headers]);

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// The bytes of heads that are in memory on one listener. A head counts as HTTP/2 counts it: the bytes of its
 /// names and values, and 32 for each field (RFC 9113 §6.5.2). Values that several heads share count for each of them.
 #[derive(Debug, Default)]
-pub(super) struct HeadBudget {
+pub struct HeadBudget {
     charged: AtomicUsize,
     /// The bytes of unfinished heads beyond the guaranteed size of each connection.
     unfinished: AtomicUsize,
@@ -15,7 +15,7 @@ pub(super) struct HeadBudget {
 
 /// One connection's part of the budget.
 #[derive(Debug)]
-pub(super) struct ConnectionHeads {
+pub struct ConnectionHeads {
     all: Arc<HeadBudget>,
     charged: AtomicUsize,
     unfinished: AtomicUsize,
@@ -23,7 +23,7 @@ pub(super) struct ConnectionHeads {
 
 /// The charge of one head, until it is dropped.
 #[derive(Debug)]
-pub(super) struct HeadCharge {
+pub struct HeadCharge {
     heads: Arc<ConnectionHeads>,
     bytes: usize,
 }
@@ -43,14 +43,14 @@ const UNFINISHED_BYTES_MAX: usize = 16 << 20;
 
 impl HeadBudget {
     /// Creates the part of a new connection.
-    pub(super) fn connection(self: &Arc<Self>) -> Arc<ConnectionHeads> {
+    pub fn connection(self: &Arc<Self>) -> Arc<ConnectionHeads> {
         Arc::new(ConnectionHeads { all: self.clone(), charged: AtomicUsize::new(0), unfinished: AtomicUsize::new(0) })
     }
 }
 
 impl ConnectionHeads {
     /// Charges a head of that size; `None` if it does not fit.
-    pub(super) fn charge(self: &Arc<Self>, bytes: usize) -> Option<HeadCharge> {
+    pub fn charge(self: &Arc<Self>, bytes: usize) -> Option<HeadCharge> {
         let charged = self.charged.load(Ordering::Relaxed);
         let free = HEADS_BYTES_MAX.saturating_sub(self.all.charged.load(Ordering::Relaxed));
         let max = if charged == 0 {
@@ -70,7 +70,7 @@ impl ConnectionHeads {
     ///
     /// Returns whether they fit; if not, the connection must end. Heads up to the guaranteed size touch no shared
     /// counter.
-    pub(super) fn hold_unfinished(&self, bytes: usize) -> bool {
+    pub fn hold_unfinished(&self, bytes: usize) -> bool {
         let excess = bytes.saturating_sub(ONLY_HEAD_BYTES_MAX);
         if excess == self.unfinished.load(Ordering::Relaxed) {
             return true;

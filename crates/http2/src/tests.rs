@@ -3,27 +3,28 @@
 mod abuse;
 mod slices;
 
+use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{Request, Response};
+use http_body::Frame as BodyFrame;
 use http_body_util::{BodyExt as _, StreamBody, combinators::UnsyncBoxBody};
-use hyper::body::Frame as BodyFrame;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 use tokio::sync::mpsc;
 use tokio::time::{Duration, Instant, timeout};
 
-use super::connection::{Http2, Http2Limits, SENT_BYTES_MAX};
+use super::connection::{Limits, SENT_BYTES_MAX, ServerConnection};
 use super::fault::Reason;
 use super::frame::{ACK, END_HEADERS, END_STREAM, FrameHead, FrameKind, HEAD_BYTES, HIGHEST};
+use super::head_budget::HeadBudget;
 use super::output::DIRECT_BYTES_MAX;
-use crate::net::connection_driver::{First, until};
-use crate::net::head_budget::HeadBudget;
-use crate::net::request_body::RequestBody;
-use crate::net::{Connection, caller_turns::CallerTurns, idle_connections::ConnectionSource};
+use super::parkable_body::ParkableBody;
+use super::received_body::ReceivedBody;
+use super::service::Service;
 use base::Cut;
 
 type Body = UnsyncBoxBody<Bytes, std::io::Error>;
@@ -33,10 +34,36 @@ type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 #[derive(Clone, Default)]
 struct Server(Arc<Mutex<Vec<Asked>>>, Arc<AtomicUsize>);
 
-type Asked = (Request<RequestBody>, mpsc::UnboundedSender<Bytes>, Cut);
+type Asked = (Request<ReceivedBody>, mpsc::UnboundedSender<Bytes>, Cut);
+
+/// A service that is a closure, and whether its caller is known.
+pub(crate) struct Answering<A>(A, Arc<AtomicBool>);
+
+impl<A, F, B> Service for Answering<A>
+where
+    A: FnMut(Request<ReceivedBody>) -> Option<(F, Cut)>,
+    F: Future<Output = Response<B>> + Unpin,
+    B: ParkableBody + Unpin,
+{
+    type Body = B;
+    type Answer = F;
+
+    fn call(&mut self, request: Request<ReceivedBody>) -> Option<(F, Cut)> {
+        (self.0)(request)
+    }
+
+    fn is_caller_unknown(&self) -> bool {
+        !self.1.load(Ordering::Relaxed)
+    }
+}
+
+/// A service whose caller is known.
+pub(crate) fn known<A>(answering: A) -> Answering<A> {
+    Answering(answering, Arc::new(true.into()))
+}
 
 impl Server {
-    fn answer(&self, request: Request<RequestBody>) -> (BoxFuture<'static, Response<Body>>, Cut) {
+    fn answer(&self, request: Request<ReceivedBody>) -> (BoxFuture<'static, Response<Body>>, Cut) {
         let ((pieces, mut taken), cut) = (mpsc::unbounded_channel(), Cut::default());
         self.0.lock().push((request, pieces, cut.clone()));
         let body = async_stream(move |cx| taken.poll_recv(cx));
@@ -68,15 +95,15 @@ fn async_stream(
 struct Client {
     io: DuplexStream,
     server: Server,
-    /// The connection, on which a caller has been authenticated.
-    connection: Connection,
+    /// Whether a caller has been authenticated on the connection.
+    is_known: Arc<AtomicBool>,
     budget: Arc<HeadBudget>,
     ended: tokio::task::JoinHandle<Result<(), String>>,
     /// Starts the graceful shutdown when it is dropped.
     leave: Option<tokio::sync::oneshot::Sender<()>>,
 }
 
-const LIMITS: Http2Limits = Http2Limits {
+const LIMITS: Limits = Limits {
     streams_max: 4,
     header_bytes_max: 1_000,
     header_max: Duration::from_secs(10),
@@ -89,35 +116,33 @@ const POST: &[u8] = &[0x83, 0x86, 0x84];
 
 impl Client {
     async fn new(buffer: usize) -> Self {
-        let connection = Connection::default();
-        connection.found_known(None);
-        Self::on(connection, buffer).await
+        Self::limited(LIMITS, true, buffer).await
     }
 
-    async fn on(connection: Connection, buffer: usize) -> Self {
-        Self::limited(LIMITS, connection, buffer).await
-    }
-
-    async fn limited(limits: Http2Limits, connection: Connection, buffer: usize) -> Self {
+    async fn limited(limits: Limits, is_known: bool, buffer: usize) -> Self {
         let budget = Arc::<HeadBudget>::default();
-        let known = (connection.clone(), budget.connection());
+        let (heads, is_known) = (budget.connection(), Arc::new(AtomicBool::new(is_known)));
         let (near, far) = tokio::io::duplex(buffer);
         let server = Server::default();
-        let answering = server.clone();
+        let (answering, known) = (server.clone(), is_known.clone());
         let (leave, left) = tokio::sync::oneshot::channel::<()>();
         let ended = tokio::spawn(async move {
-            let mut connection = Http2::new(far, limits, known, move |request| Some(answering.answer(request)));
-            let mut turns = CallerTurns::shared().of(&Connection::default(), ConnectionSource::Unix);
-            let mut left = Box::pin(left);
-            if let First::Ended(ended) = until(&mut connection, &mut turns, left.as_mut()).await {
-                return ended.map_err(|error| error.to_string());
-            }
-            crate::net::connection_driver::ConnectionDriver::begin_goaway(&mut connection);
-            let over = until(&mut connection, &mut turns, Box::pin(std::future::pending::<()>()).as_mut()).await;
-            let First::Ended(ended) = over else { unreachable!("it is never ready") };
+            let service = Answering(move |request| Some(answering.answer(request)), known);
+            let mut connection = ServerConnection::new(far, limits, heads, service);
+            let ended = tokio::select! {
+                biased;
+                ended = poll_fn(|cx| connection.poll(cx)) => Some(ended),
+                _ = left => None,
+            };
+            let ended = if let Some(ended) = ended {
+                ended
+            } else {
+                connection.begin_goaway();
+                poll_fn(|cx| connection.poll(cx)).await
+            };
             ended.map_err(|error| error.to_string())
         });
-        let mut this = Self { io: near, server, connection, budget, ended, leave: Some(leave) };
+        let mut this = Self { io: near, server, is_known, budget, ended, leave: Some(leave) };
         this.put(FrameKind::Settings, 0, 0, &[]).await;
         assert_eq!(this.next().await.0.kind, FrameKind::Settings);
         assert_eq!(this.next().await.0.kind, FrameKind::WindowUpdate);

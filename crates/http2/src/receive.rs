@@ -5,36 +5,29 @@ use std::task::Context;
 
 use bytes::Bytes;
 use futures_util::task::{self, waker_ref};
-use http::{HeaderMap, Request, Response};
+use http::{HeaderMap, Request};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::answer;
-use super::connection::{GOODBYE, GoAwayState, HEADER_BLOCKS, Http2};
+use super::connection::{GOODBYE, GoAwayState, HEADER_BLOCKS, ServerConnection};
 use super::exchange::{Exchange, Phase, Upload};
 use super::fault::{Fault, Reason};
 use super::frame::Frame;
+use super::head_budget::HeadCharge;
 use super::hpack::UnreadBlock;
 use super::input::Heard;
+use super::received_body::{Inbox, ReceivedBody, WrongLength};
 use super::request_head::{NoRequest, RequestHead};
+use super::service::Service;
+use super::wake_set::StreamWaker;
 use super::windows::{UPLOAD_BYTES_MAX, grow};
-use crate::net::head_budget::HeadCharge;
-use crate::net::parkable_body::ParkableBody;
-use crate::net::request_body::{Inbox, RequestBody, WrongLength};
-use crate::net::wake_set::StreamWaker;
-use base::Cut;
 
 /// The status of the only response that the codec creates itself (RFC 6585 §5).
 const FIELDS_TOO_LARGE: u16 = 431;
 
 const TOO_LARGE: Fault = Fault::Connection(Reason::FlowControl, "flow-control window overflow");
 
-impl<I, S, F, B> Http2<I, S, F, B>
-where
-    I: AsyncRead + AsyncWrite + Unpin,
-    S: FnMut(Request<RequestBody>) -> Option<(F, Cut)>,
-    F: Future<Output = Response<B>> + Unpin,
-    B: ParkableBody + Unpin,
-{
+impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
     pub(super) fn receive_frame(&mut self, heard: Heard<'_>) -> Result<(), Fault> {
         if !self.has_settings {
             let Heard::Other(Frame::Settings(_)) = heard else {
@@ -128,14 +121,13 @@ where
         self.begun += 1;
         let waker = Arc::new(StreamWaker::new(self.wake_set.clone(), self.streams.next_key()));
         let (upload, body) = if ends {
-            (None, RequestBody::empty())
+            (None, ReceivedBody::empty())
         } else {
             let (inbox, body) = Inbox::new(length, task::waker(waker.clone()));
             let upload = Upload { inbox, window: UPLOAD_BYTES_MAX, untold: 0, has_ended: false, trailers: None };
             (Some(Box::new(upload)), body)
         };
-        let Some((future, cut)) = (self.service)(request.map(|()| body)) else {
-            // The client may retry elsewhere, because the request was not processed (RFC 9113 §8.7).
+        let Some((future, cut)) = self.service.call(request.map(|()| body)) else {
             self.output.put_reset(id, Reason::Refused);
             self.lately_reset.note(id, body_window(ends));
             return;
