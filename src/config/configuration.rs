@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::fields::{Number, OneOrList, Period, address_or_off, one_or_list};
-use super::words::{ApiVersion, AuthWord, ConsistencyWord, Kind, LogFormat, SensitiveWord};
+use super::words::{ApiVersion, AuthWord, CodecWord, ConsistencyWord, Kind, LogFormat, SensitiveWord};
 use crate::{auth, cache, net, reflect, serve};
 
 /// A bounded period for permissions: the minimum protects upstream from constant reviews, the maximum limits how long a
@@ -100,6 +100,8 @@ pub(super) struct Configuration {
     pub(super) feeds: FeedsSection,
     /// Limits on concurrent work; a request above a limit gets 429
     pub(super) limits: LimitsSection,
+    /// HTTP/2 on all listeners
+    pub(super) http2: Http2Section,
     /// Audit log of requests that the proxy answers
     pub(super) audit: AuditSection,
     /// Log lines of the process
@@ -331,6 +333,17 @@ pub(super) struct AuditSection {
     pub(super) path: Option<String>,
 }
 
+/// HTTP/2 on all listeners.
+#[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(deny_unknown_fields)]
+pub(super) struct Http2Section {
+    /// Implementation that serves HTTP/2: the proxy's own, or hyper's, which has fewer limits
+    /// ([SECURITY.md](SECURITY.md#http2-by-hyper)). It is a fallback, should the own one have a bug
+    #[schemars(extend("x-type" = "word", "x-bounds" = "`own`, `hyper`"))]
+    pub(super) codec: CodecWord,
+}
+
 /// Log lines of the process.
 #[derive(Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
@@ -370,6 +383,7 @@ impl Default for Configuration {
             window: WindowSection::default(),
             feeds: FeedsSection::default(),
             limits: LimitsSection::default(),
+            http2: Http2Section::default(),
             audit: AuditSection::default(),
             log: LogSection::default(),
         }

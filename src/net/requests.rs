@@ -47,13 +47,12 @@ where
         })))
     }
 
-    /// Handles an HTTP/2 request. Also returns the handle that cuts its stream; `None` if the request is refused.
-    pub(super) fn http2(&self, request: Request<RequestBody>) -> Option<(Answering<B>, Cut)> {
+    /// Handles an HTTP/2 request, whose stream `cut` ends; `None` if the request is refused.
+    pub(super) fn http2(&self, request: Request<RequestBody>, cut: Cut) -> Option<Answering<B>> {
         let running = self.running()?;
         self.peer.connection.found_multiplexed();
-        let cut = Cut::default();
-        let answer = (self.handle)(Peer { cut: cut.clone(), ..self.peer.clone() }, request);
-        Some((Box::pin(answer.map(|answer| answer.map(|body| RunningBody::new(body, running)))), cut))
+        let answer = (self.handle)(Peer { cut, ..self.peer.clone() }, request);
+        Some(Box::pin(answer.map(|answer| answer.map(|body| RunningBody::new(body, running)))))
     }
 
     fn running(&self) -> Option<Running> {
@@ -72,7 +71,8 @@ where
     type Answer = Answering<B>;
 
     fn call(&mut self, request: Request<http2::ReceivedBody>) -> Option<(Answering<B>, Cut)> {
-        self.http2(request.map(RequestBody::from))
+        let cut = Cut::default();
+        Some((self.http2(request.map(RequestBody::from), cut.clone())?, cut))
     }
 
     fn is_caller_unknown(&self) -> bool {

@@ -14,6 +14,7 @@ use super::connection_driver::{ConnectionDriver, Failure, First, until};
 use super::connection_limiter::{ConnectionLimiter, ConnectionPlace};
 use super::handshakes::Handshakes;
 use super::http1::Http1;
+use super::hyper_http2::HyperHttp2;
 use super::idle_connections::ConnectionSource;
 use super::lifetime::{ConnectionOver, NEWCOMER_MAX, ending, is_cut};
 use super::listener::Stream;
@@ -22,7 +23,7 @@ use super::preface::{DetectedProtocol, spoken};
 use super::request_body::RequestBody;
 use super::requests::Requests;
 use super::tls_stream::{Records, TlsStream};
-use super::{Connection, ConnectionLimits, Listener, Peer, PeerAddress, Tls};
+use super::{Connection, ConnectionLimits, Http2Codec, Listener, Peer, PeerAddress, Tls};
 use base::{Cut, DrainWatch, Reloadable, Tasks, lacks_descriptor};
 
 /// The TLS configuration and the queue of handshakes.
@@ -188,6 +189,10 @@ where
             lead(&mut conversation, turns, ending, &this, || is_cut(&this, &cut, limits)).await
         }
         DetectedProtocol::Http2(io) => {
+            if limits.http2_codec == Http2Codec::Hyper {
+                let mut conversation = HyperHttp2::new(io, limits, heads, requests);
+                return lead(&mut conversation, turns, ending, &this, || is_cut(&this, &cut, limits)).await;
+            }
             let mut conversation = http2::ServerConnection::new(io, limits.into(), heads, requests);
             lead(&mut conversation, turns, ending, &this, || is_cut(&this, &cut, limits)).await
         }
