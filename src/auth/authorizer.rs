@@ -168,8 +168,7 @@ impl Authorizer {
         grant
     }
 
-    /// Whether a downstream proxy may send a request that is not for cached content: reviews of its callers, and
-    /// upstream's descriptions of itself.
+    /// Whether a downstream proxy may create this review of one of its callers.
     pub async fn lets_proxy(&self, caller: &Caller, info: &RequestInfo) -> bool {
         let Some(shared) = &self.delegated else { return true };
         match shared.known(caller) {

@@ -307,7 +307,7 @@ pub(super) struct LimitsSection {
     /// for one user
     #[schemars(extend("x-default" = "an eighth of available memory, 16 to 1024"))]
     pub(super) list_mebibytes: Option<Number<1, 1_048_576>>,
-    /// Forwarded requests that are not streams, and reviews and discovery for proxies below
+    /// Forwarded requests that are not streams, discovery fetches, reviews for proxies below
     pub(super) forwards: Number<1, 1_000_000>,
     /// Forwarded requests of one user
     pub(super) forwards_per_caller: Number<1, 1_000_000>,

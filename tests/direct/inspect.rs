@@ -70,10 +70,10 @@ async fn status_top_and_explain_show_a_slow_client() {
     }
     slow.resume();
     assert_eq!(slow.ended().await, Ended::Expired);
-    app.get("/version").await;
+    app.get("/healthz").await;
     let explained = asked(&["explain", "--address", &admin]).await.stdout;
     for part in
-        ["WATCH pods.v1: expired: its position left the history (410)", "GET /version: non_resource: ", "caught up"]
+        ["WATCH pods.v1: expired: its position left the history (410)", "GET /healthz: non_resource: ", "caught up"]
     {
         assert!(explained.contains(part), "{part}: {explained}");
     }
