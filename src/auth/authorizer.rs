@@ -35,7 +35,7 @@ struct Shared {
     /// The limit on concurrent namespace reviews of one user.
     slots: Shares<FlowDistinguisher>,
     /// The namespaces that open watches depend on.
-    quota: Arc<NamespaceQuota>,
+    quota: NamespaceQuota,
     changes: Arc<Changes>,
     tasks: Tasks,
     client: Client,
@@ -106,7 +106,7 @@ impl Authorizer {
         let authenticator = Arc::new(Authenticator::new(reviews, &config, client_authorities, front_proxy, clock));
         let policy_watch = Arc::new(PolicyWatchState::new());
         let (leases, slots) = (Arc::new(Leases::new(policy_watch.clone())), Shares::new(IN_FLIGHT_MAX));
-        let (changes, quota) = (Arc::new(Changes::new()), Arc::new(quota(&config)));
+        let (changes, quota) = (Arc::new(Changes::new()), quota(&config));
         let ourselves = moka::future::Cache::builder().max_capacity(1).time_to_live(OURSELVES_FOR).build();
         let release = moka::future::Cache::builder().max_capacity(1).time_to_live(RELEASE_FOR).build();
         tasks.spawn_needed("policy", follow(changes.clone(), authenticator.clone(), leases.clone()));
@@ -344,7 +344,7 @@ impl Shared {
             self.slots.of(&payer),
         );
         let verdicts = Arc::new(match info.verb {
-            Verb::Watch => verdicts.of_watch(self.quota.share(payer), self.config.recheck),
+            Verb::Watch => verdicts.of_watch(self.quota.share(&payer), self.config.recheck),
             _ => verdicts,
         });
         let lease = self.lease(&known, info, &access, Some(verdicts.clone()));
