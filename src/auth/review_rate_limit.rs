@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn turns_come_at_once_and_then_one_by_one() {
+    async fn rate_limit_allows_a_burst_then_paces_each_holder() {
         let (patient, began) = (limit(ReviewRate::new(10, 3), LATE), Instant::now());
         let turn = |number| patient.turn(payer(number)).map(|turn| turn.at - began);
         let milliseconds = |count| Some(Duration::from_millis(count));
