@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_watch_is_held_as_long_as_it_would_last_and_not_longer_than_the_bound() {
+    fn watch_waits_for_proof_at_most_its_timeout_or_the_limit() {
         let max = Duration::from_secs(8);
         for (asked, held) in
             [(None, max), (Some(0), max), (Some(-1), max), (Some(2), Duration::from_secs(2)), (Some(i64::MAX), max)]

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_comes_from_before_the_history_of_a_feed_that_is_over_is_routed_again() {
+    async fn resume_on_ended_feed_is_routed_again() {
         for encoding in [Encoding::Json, Encoding::Table] {
             let (feeds, feed, mut writer) = feed(encoding);
             let (_trigger, drain) = DrainTrigger::new();
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_watch_from_before_the_history_is_held_until_something_is_known_and_not_for_long() {
+    async fn resume_before_history_waits_for_backfill_up_to_limit() {
         for (event, comes_to, held) in [
             (Event::Nothing, "too old", HELD_MAX),
             (Event::HistoryBeginsEarlier, "opened", Duration::from_secs(1)),
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_can_be_answered_at_once_is_not_held() {
+    async fn resume_within_history_or_of_table_does_not_wait() {
         for (encoding, version, comes_to) in [
             (Encoding::Json, 100, "opened"),
             (Encoding::Json, 120, "opened"),
