@@ -249,5 +249,5 @@ impl Feeds {
 /// Returns the latest version that a live feed of the resource has reached.
 fn shown(key: &FeedKey, feeds: &BTreeMap<FeedKey, Arc<Feed>>) -> ResourceVersion {
     let others = feeds.values().filter(|feed| feed.spec.key.gvr == key.gvr && feed.reader.state() == FeedState::Live);
-    others.map(|feed| feed.reader.newest().max(feed.reader.shown_at())).max().unwrap_or_default()
+    others.map(|feed| feed.reader.shown_at()).max().unwrap_or_default()
 }

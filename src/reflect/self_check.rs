@@ -141,7 +141,6 @@ impl SelfChecker {
                 }
             }
             let Some(every) = config.self_check else { continue };
-            feed.reader.settled().await;
             let mark = feed.reader.state_mark();
             let is_due = known.compared.proven != mark || known.compared.sweep.is_some();
             if is_due && feed.was_read_within(every.mul_f64(1.5)) && feed.reader.state() == FeedState::Live {

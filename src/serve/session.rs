@@ -19,7 +19,6 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 pub(super) use self::opening::{Opening, WatchTerms};
 
 use self::clock::Clock;
-use self::end::AwaitedVersion;
 use self::initial_events::InitialEvents;
 use self::partial_view::PartialView;
 use self::portion::Portion;
@@ -71,8 +70,6 @@ pub(super) struct WatchSession {
     /// Set for a downstream proxy: how often the build that writes the feed's bodies had changed when the watch
     /// started.
     changes: Option<u32>,
-    /// The version that the end of the watch waits for: the rest of a transaction, or the newest version.
-    rest: Option<AwaitedVersion>,
     _place: ConcurrencyPermit,
 }
 
@@ -149,7 +146,6 @@ impl WatchSession {
             metrics,
             partial,
             scan_budget,
-            rest: None,
             _place: place,
         };
         // From here on, timers take effect even if the watch is never polled.
@@ -229,8 +225,7 @@ impl WatchSession {
                 // More events remain to be scanned after other tasks had their turn.
                 continue;
             }
-            let waits = self.fired(cx).is_none() || self.is_resting();
-            if matches!(self.phase, Phase::Live) && waits {
+            if matches!(self.phase, Phase::Live) && self.fired(cx).is_none() {
                 self.is_parked = true;
                 return Poll::Pending;
             }
@@ -321,7 +316,7 @@ impl WatchSession {
             let places = (room, self.scan_budget.left());
             if let Portion::Last(end) = partial.tell(&self.cursor, &self.feed.reader, places, batch)? {
                 self.last_sent_rv = self.last_sent_rv.max(end.at);
-                if self.bookmarks && end.told_older && !self.feed.reader.is_open(self.last_sent_rv) {
+                if self.bookmarks && end.told_older {
                     batch.push(self.feed.reader.bookmark(self.last_sent_rv, false, self.cursor.renderer())?);
                 }
             }
@@ -350,7 +345,6 @@ impl WatchSession {
                 // Changes of permissions and bookmarks are checked only when no events are pending.
                 self.is_parked = self.partial.is_none()
                     && !self.has_another_writer()
-                    && self.rest.is_none()
                     && !self.is_bookmark_due
                     && caught_up.is_some_and(|progress| progress.bookmarks == self.seen_bookmarks);
             }
@@ -403,7 +397,7 @@ impl WatchSession {
     }
 
     /// Ends the watch if its timeout has expired or the proxy drains. Returns whether it has ended.
-    fn over(&mut self, cx: &mut Context<'_>) -> bool {
+    fn over(&mut self, cx: &Context<'_>) -> bool {
         // A renderer is disproven before it is revoked, so this order of loads never misses a disproof.
         let is_revoked = self.cursor.renderer().is_revoked();
         let end = if self.cursor.renderer().is_disproven() {
@@ -419,7 +413,7 @@ impl WatchSession {
                 None => return false,
             }
         };
-        if end != WatchEnd::Revoked && self.is_amid(end, cx) {
+        if end != WatchEnd::Revoked && self.is_amid() {
             return false;
         }
         match self.last_bookmark(end) {

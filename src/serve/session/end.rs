@@ -1,70 +1,22 @@
-use std::pin::Pin;
-use std::task::Context;
-use std::time::Duration;
-
 use bytes::Bytes;
-use tokio::time::{Sleep, sleep};
 
 use super::super::response_context::FeedStatus;
 use super::super::sources::Sources;
 use super::super::watch_end::WatchEnd;
 use super::{Phase, WatchSession};
-use crate::cache::{Pull, Settling};
+use crate::cache::Pull;
 use crate::feeds::FeedHandle;
 use kubeapi::{ResourceVersion, Status};
 
-/// How long the end of a watch waits for the rest of a transaction.
-const REST_MAX: Duration = Duration::from_secs(3);
-
-/// A version that the end of the watch waits for, until it is complete or a timeout expires.
-pub(super) struct AwaitedVersion {
-    of: ResourceVersion,
-    max: Pin<Box<Sleep>>,
-}
-
 impl WatchSession {
-    /// Whether only a part of a transaction was sent, and the rest is pending or may still arrive. If the watch ended
-    /// here, its client would resume after the whole transaction and miss the rest. In a drain with bookmarks, the
-    /// watch also waits until the newest version is complete.
-    pub(super) fn is_amid(&mut self, end: WatchEnd, cx: &mut Context<'_>) -> bool {
-        if !self.cursor.skips(self.last_sent_rv) {
-            // A partial view waits for authorization decisions, which may not arrive. Its events are filtered, and are
-            // sent again when a permission is granted.
-            if self.partial.is_none() && self.cursor.is_next_at(self.last_sent_rv) {
-                return true;
-            }
-            let settling = self.feed.reader.waits_for_whole(self.last_sent_rv);
-            if settling == Settling::WhenToldSo {
-                self.feed.freshness.want_version(self.last_sent_rv);
-            }
-            if settling != Settling::Already {
-                return self.rests(self.last_sent_rv, cx);
-            }
-        }
-        if end == WatchEnd::Drained && self.bookmarks {
-            // Keeps the newest version of the first call, because on a busy feed there is always a newer one.
-            let newest = self.rest.as_ref().map_or_else(|| self.feed.reader.newest(), |rest| rest.of);
-            if self.feed.reader.waits_for_whole(newest) == Settling::Soon {
-                return self.rests(newest, cx);
-            }
-        }
-        self.rest = None;
-        false
+    /// Whether only a part of the events of a version was sent. If the watch ended here, its client would resume after
+    /// all of them. A partial view may wait for authorization decisions that never arrive, so it does not continue:
+    /// it sends filtered events again when a permission is granted.
+    pub(super) fn is_amid(&mut self) -> bool {
+        self.partial.is_none() && !self.cursor.skips(self.last_sent_rv) && self.cursor.is_next_at(self.last_sent_rv)
     }
 
-    /// Whether the end still waits for that version.
-    fn rests(&mut self, of: ResourceVersion, cx: &mut Context<'_>) -> bool {
-        let rest = self.rest.get_or_insert_with(|| AwaitedVersion { of, max: Box::pin(sleep(REST_MAX)) });
-        rest.of = of;
-        rest.max.as_mut().poll(cx).is_pending()
-    }
-
-    /// Whether the end of the watch waits for an incomplete version.
-    pub(super) fn is_resting(&self) -> bool {
-        self.rest.as_ref().is_some_and(|rest| self.feed.reader.is_open(rest.of))
-    }
-
-    /// Ends the watch with an ERROR event, regardless of the version that the end was waiting for.
+    /// Ends the watch with an ERROR event.
     pub(in super::super) fn end_with(&mut self, status: &Status, end: WatchEnd) {
         if matches!(self.phase, Phase::Ended) {
             return;
@@ -109,8 +61,7 @@ impl WatchSession {
     /// Ends a downstream proxy's watch that has sent everything up to this version, if another build has taken over.
     /// All bodies after that version are written by that build.
     pub(super) fn ends_for_another_writer(&mut self, reached: ResourceVersion) -> bool {
-        let is_whole = || matches!(self.feed.reader.waits_for_whole(self.last_sent_rv), Settling::Already);
-        if !self.has_another_writer() || !self.is_settled() || !is_whole() {
+        if !self.has_another_writer() || !self.is_settled() {
             return false;
         }
         match self.bookmark(reached) {
