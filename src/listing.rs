@@ -28,7 +28,7 @@ pub(crate) use cpu_slices::CpuSlices;
 #[cfg(test)]
 pub(crate) use cpu_slices::Slice;
 pub(crate) use gzip::GzipList;
-pub(crate) use list_body::ListBody;
+pub(crate) use list_body::{ListBody, PLAIN_BYTES_MAX};
 pub(crate) use list_read::ListRead;
 pub(crate) use over_limit::OverLimit;
 pub(crate) use page_chunks::PageChunks;

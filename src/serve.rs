@@ -1,9 +1,11 @@
 //! The HTTP side of the proxy: routes requests, answers them from the cache or forwards them, and runs watch streams.
 //!
 //! ```text
-//! request ─► route (pure) ─► Forward(reason) ─► upstream, with the caller's bytes
-//!                         ├► Refuse(Status)
-//!                         └► Get | List | Watch ─► feed ready? fresh enough? ─► snapshot or cursor ─► body
+//! request ─► frontend ─► route (pure) ─► forward  to upstream, with the caller's bytes and a reason
+//!                                     ├► response (Status)
+//!                                     ├► read     feed ready? fresh enough? ─► snapshot ─► body
+//!                                     └► watch    the same, then a cursor ─► session ─► body or WebSocket
+//!            peers: documents and reviews for proxies below   audit · activity · limits: beside every request
 //! ```
 //!
 //! **Invariants.**
@@ -13,55 +15,28 @@
 //! - A stream advances only when its client has room.
 //! - Status codes are chosen in this module, never in the modules below it.
 
-mod active_watches;
-mod answered;
+mod activity;
 mod audit;
-mod body;
-mod body_error;
-mod bounded_body;
-mod coalesce;
-mod concurrency;
-mod coverage;
-mod documents;
-mod event_chunks;
-mod first_rows;
-mod forwarding;
+mod forward;
 mod frontend;
-mod hold;
-mod metrics;
-mod object_answers;
-mod read_request;
-mod readable;
-mod reader;
-mod refusals;
-mod remembered;
-mod response_context;
-mod returning;
-mod reviews;
+mod limits;
+mod peers;
+mod read;
+mod response;
 mod route;
-mod scrapes;
 mod serve_config;
-mod session;
-mod slow_readers;
-mod sources;
-mod statuses;
-mod timer_queue;
 mod watch;
-mod watch_end;
-mod watch_transport;
-pub mod websocket;
 
 #[cfg(test)]
 mod tests;
 
-pub use active_watches::ActiveWatches;
+pub use activity::ActiveWatches;
+pub use activity::metrics::describe;
 pub use audit::{Audit, AuditWriter, Destination as AuditDestination, source_ips, without_tokens};
-pub use body::ReplyBody;
-pub use concurrency::ConcurrencyConfig;
-pub use coverage::{Coverage, OutsideCoverage, Sensitive};
-pub use frontend::{Frontend, Parts};
-pub use metrics::describe;
-pub use scrapes::ScrapeAuthorizer;
+pub use frontend::{Frontend, Parts, ScrapeAuthorizer};
+pub use limits::{ConcurrencyConfig, Unread};
+pub use read::spec as feed_spec;
+pub use response::ReplyBody;
+pub use route::{Coverage, OutsideCoverage, Sensitive};
 pub use serve_config::{Consistency, ServeConfig};
-pub use slow_readers::Unread;
-pub use sources::spec as feed_spec;
+pub use watch::websocket;

@@ -21,9 +21,6 @@ use self::deflate::{deflated, piece, pieces};
 use self::member::Member;
 use self::text::Text;
 
-/// Length above which responses are compressed; the apiserver's own bound.
-pub(crate) const PLAIN_BYTES_MAX: usize = 128 << 10;
-
 /// Returns whether the value of `Accept-Encoding` names gzip as the apiserver parses it: the bare token, without a
 /// quality.
 pub(crate) fn is_asked_for(accept_encoding: &str) -> bool {

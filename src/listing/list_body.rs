@@ -4,12 +4,14 @@ use bytes::Bytes;
 
 use super::chunk_writer::{ChunkWriter, Piece};
 use super::cpu_slices::Slice;
-use super::gzip::PLAIN_BYTES_MAX;
 use super::joined::Joined;
 use super::page_chunks::{Batch, PageChunks};
 use super::scan_pace::{Rest, ScanBudget};
 use crate::cache::{DeflatedChunk, PlainChunk};
 use crate::wire::{ListFrame, Refused};
+
+/// Length above which responses are compressed; the apiserver's own bound.
+pub(crate) const PLAIN_BYTES_MAX: usize = 128 << 10;
 
 /// A LIST response that is being sent. It holds only the current piece, which is shared.
 #[derive(Debug)]

@@ -2,8 +2,8 @@ use std::future::poll_fn;
 use std::sync::Arc;
 
 use super::chunk_writer::ChunkWriter;
-use super::gzip::PLAIN_BYTES_MAX;
 use super::list_body::ListBody;
+use super::list_body::PLAIN_BYTES_MAX;
 use super::list_read::ListRead;
 use super::look;
 use super::page_chunks::PageChunks;

@@ -26,4 +26,4 @@ pub use queue::Audit;
 pub use record::{source_ips, without_tokens};
 pub use writer::{AuditWriter, Destination};
 
-pub(super) use record::{AuditRecord, Decision, ServedLocally};
+pub(crate) use record::{AuditRecord, Decision, ServedLocally};

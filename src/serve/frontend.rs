@@ -1,3 +1,7 @@
+mod scrapes;
+
+pub use self::scrapes::ScrapeAuthorizer;
+
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -5,31 +9,24 @@ use std::time::Duration;
 use http::header::{HeaderValue, STRICT_TRANSPORT_SECURITY, USER_AGENT};
 use http::{Method, Request, Response, Version};
 
-use super::active_watches::{ActiveWatches, Who};
-use super::answered;
-use super::audit::{Audit, AuditRecord, Decision};
-use super::body::ReplyBody;
-use super::bounded_body::BodyTimes;
-use super::concurrency::ConcurrencyLimits;
-use super::coverage::Coverage;
-use super::documents::{ServerDocuments, health};
-use super::forwarding::Forwarding;
-use super::metrics;
-use super::read_request::{NewRequest, ReadRequest};
-use super::readable::Extent;
-use super::reader::Reader;
-use super::refusals::{expects_the_impossible, forbid, turned_away};
-use super::response_context::{
-    AUDIT_ID, REASON, REFUSED_BY, ResponseContext, expectation_failed, malformed, new_audit_id,
-};
-use super::reviews::PeerReviews;
-use super::route::{ForwardReason, Route, RouteInput, WatchRead, check_kind, route};
-use super::serve_config::ServeConfig;
-use super::sources::NotServable;
-use super::statuses::{LIST_RETRY_SECONDS, too_many, too_many_wait, unavailable};
 use crate::auth::{Authorizer, BrowserGuard, Caller, NotGranted, Permit, RequestSender};
 use crate::feeds::Feeds;
 use crate::net::{Peer, PeerAddress, RequestBody};
+use crate::serve::activity::{ActiveWatches, Who, metrics};
+use crate::serve::audit::{Audit, AuditRecord, Decision};
+use crate::serve::forward::Forwarding;
+use crate::serve::limits::{BodyTimes, ConcurrencyLimits};
+use crate::serve::peers::{PeerReviews, ServerDocuments, health};
+use crate::serve::read::{NewRequest, NotServable, ReadRequest, Reader, Scans, Sources};
+use crate::serve::response::{
+    AUDIT_ID, LIST_RETRY_SECONDS, REASON, REFUSED_BY, ReplyBody, ResponseContext, expectation_failed,
+    expects_the_impossible, forbid, malformed, new_audit_id, outcome, too_many, too_many_wait, turned_away,
+    unavailable,
+};
+use crate::serve::route::readable::Extent;
+use crate::serve::route::{Coverage, ForwardReason, Route, RouteInput, WatchRead, check_kind, route};
+use crate::serve::serve_config::ServeConfig;
+use crate::serve::watch::WatchOpener;
 use crate::upstream::{Catalog, Client, Forwarder, Resource, SERVED, inspect, is_impersonation};
 use crate::wire::Representation;
 use base::{DrainWatch, Ready, Reloadable, Tasks};
@@ -39,6 +36,7 @@ use kubeapi::{FlowDistinguisher, Gvr, RequestInfo, RequestInfoError, Status, rea
 #[derive(Debug)]
 pub struct Frontend {
     reader: Reader,
+    watches: WatchOpener,
     forwarding: Forwarding,
     documents: ServerDocuments,
     reviews: PeerReviews,
@@ -96,22 +94,26 @@ impl Frontend {
             drain,
             ready,
         } = parts;
-        let (concurrency, ends) = (Arc::new(ConcurrencyLimits::new(&config.limits)), (tasks.clone(), drain.clone()));
+        let concurrency = Arc::new(ConcurrencyLimits::new(&config.limits));
         let times = BodyTimes::new(config.body_max, &tasks);
         let known = (catalog.clone(), feeds.clone());
         let documents = ServerDocuments::new(client.clone(), known, concurrency.clone(), times.clone(), config.lag_max);
         let reviews = PeerReviews::new(client.clone(), authorizer.clone(), concurrency.clone(), &config);
         let config = Reloadable::new(config);
+        tasks.spawn_needed("pinned states", feeds.pins().clone().keep());
+        let sources = Arc::new(Sources::new(config.clone(), feeds, drain.clone()));
+        let scans = Scans::new();
         Self {
             documents,
             reviews,
             ready,
-            reader: Reader::new(
-                &config,
-                (feeds, active_watches.clone()),
+            reader: Reader::new(sources.clone(), scans.clone(), (concurrency.clone(), times.clone())),
+            watches: WatchOpener::new(
+                (sources, scans),
                 client.clone(),
-                (concurrency.clone(), times.clone()),
-                ends,
+                (concurrency.clone(), config.get().unread),
+                active_watches.clone(),
+                (tasks.clone(), drain.clone()),
             ),
             forwarding: Forwarding::new(
                 client.clone(),
@@ -160,7 +162,7 @@ impl Frontend {
         let mut record = info.as_ref().ok().and_then(|info| self.record(&peer, &mut request, info));
         if let Some(response) = self.unauthenticated(&peer, &request, info.as_deref().ok()) {
             request.context.record = record.map(Arc::from);
-            return finish(answered::record(&request.context, response));
+            return finish(outcome::record(&request.context, response));
         }
         let caller = Box::pin(self.authenticate(&peer, &request.http)).await;
         if let (Some(record), Ok(caller)) = (&mut record, &caller) {
@@ -188,7 +190,7 @@ impl Frontend {
             (Ok(info), Err(refused)) => turned_away(&request.context, "", &info, &request.query, &refused),
         };
         let mut response = match recording {
-            Some(context) => answered::record(&context, response),
+            Some(context) => outcome::record(&context, response),
             None => response,
         };
         if let Some(id) = response.headers_mut().get_mut(AUDIT_ID) {
@@ -199,7 +201,7 @@ impl Frontend {
         let (code, took) = (response.status().as_u16(), received.elapsed());
         let cached = response.headers().contains_key(SERVED);
         tracing::debug!(target: "access", %method, path, code, cached, ?took, "request");
-        answered::show(&self.active_watches, &response, &who, (method.as_str(), &path));
+        outcome::show(&self.active_watches, &response, &who, (method.as_str(), &path));
         finish(response)
     }
 
@@ -220,7 +222,7 @@ impl Frontend {
     /// Completes a response. Responses of the proxy itself get upstream's `Strict-Transport-Security`, and its errors
     /// get a header that names the origin of the refusal.
     fn finished(&self, mut response: Response<ReplyBody>, without_body: bool) -> Response<ReplyBody> {
-        answered::count(&response);
+        outcome::count(&response);
         let is_ours = !response.headers().contains_key(REASON);
         if let Some(said) = self.client.strict_transport_security().filter(|_| is_ours) {
             response.headers_mut().insert(STRICT_TRANSPORT_SECURITY, said);
@@ -351,7 +353,7 @@ impl Frontend {
             Route::Watch(WatchRead { representation: Representation::Table(_), .. }) if permit.part().is_some() => {
                 Err(NotServable::Forward(ForwardReason::Table))
             }
-            Route::Watch(read) => Box::pin(self.reader.watch(&mut request, permit, resource, read)).await,
+            Route::Watch(read) => Box::pin(self.watches.open(&mut request, permit, resource, read)).await,
         };
         let mut response = match answered {
             Ok(response) => response,

@@ -1,11 +1,15 @@
 //! Routing: a pure function from a request and its resource to a route. The tables in its tests are its specification.
 
+mod coverage;
+pub(crate) mod readable;
 #[cfg(test)]
 mod tests;
 
 use http::Method;
 
-use super::coverage::{Coverage, OutsideCoverage, covers};
+pub use self::coverage::{Coverage, OutsideCoverage, Sensitive};
+
+use self::coverage::covers;
 use crate::cache::View;
 use crate::feeds::Scope;
 use crate::listing::ListRead;
@@ -19,7 +23,7 @@ use kubeapi::{
 
 /// The response that the proxy gives, if the caller may read.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Route {
+pub(crate) enum Route {
     Refuse(Box<Status>),
     Get(GetRead),
     List(ListRead),
@@ -28,7 +32,7 @@ pub(super) enum Route {
 
 /// Why a request is forwarded to upstream. Every variant is a metric label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum ForwardReason {
+pub(crate) enum ForwardReason {
     /// It is not for a resource: discovery, health, version, OpenAPI.
     NonResource,
     /// It is not a read.
@@ -91,27 +95,27 @@ pub(super) enum ForwardReason {
 
 /// A read of one object.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct GetRead {
-    pub(super) representation: Representation,
-    pub(super) key: ObjectKey,
-    pub(super) version: VersionMatch,
+pub(crate) struct GetRead {
+    pub(crate) representation: Representation,
+    pub(crate) key: ObjectKey,
+    pub(crate) version: VersionMatch,
 }
 
 impl GetRead {
-    pub(super) fn namespace(&self) -> Option<&str> {
+    pub(crate) fn namespace(&self) -> Option<&str> {
         Some(self.key.namespace()).filter(|namespace| !namespace.is_empty())
     }
 }
 
 /// A watch.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct WatchRead {
-    pub(super) representation: Representation,
-    pub(super) view: View,
-    pub(super) start: WatchStart,
-    pub(super) bookmarks: bool,
+pub(crate) struct WatchRead {
+    pub(crate) representation: Representation,
+    pub(crate) view: View,
+    pub(crate) start: WatchStart,
+    pub(crate) bookmarks: bool,
     /// The timeout as requested: see `WatchTimeout`.
-    pub(super) timeout_seconds: Option<i64>,
+    pub(crate) timeout_seconds: Option<i64>,
 }
 
 /// Why a read cannot be answered from the cache.
@@ -122,18 +126,18 @@ enum Unread {
 
 /// The parts of a request that determine its route.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct RouteInput<'a> {
-    pub(super) method: &'a Method,
-    pub(super) info: &'a RequestInfo,
-    pub(super) query: &'a Query,
-    pub(super) accept: Option<&'a str>,
-    pub(super) user_agent: Option<&'a str>,
+pub(crate) struct RouteInput<'a> {
+    pub(crate) method: &'a Method,
+    pub(crate) info: &'a RequestInfo,
+    pub(crate) query: &'a Query,
+    pub(crate) accept: Option<&'a str>,
+    pub(crate) user_agent: Option<&'a str>,
     /// Whether the caller impersonates another user.
-    pub(super) impersonates: bool,
+    pub(crate) impersonates: bool,
     /// Whether another proxy sends the request to fill its own feed.
-    pub(super) fills_a_feed: bool,
+    pub(crate) fills_a_feed: bool,
     /// Whether the caller requests the readable part of a collection.
-    pub(super) readable: bool,
+    pub(crate) readable: bool,
 }
 
 /// Returns the route of a request and its resource. `resource` is the entry that discovery has for the request's group,
@@ -141,7 +145,7 @@ pub(super) struct RouteInput<'a> {
 ///
 /// # Errors
 /// The request must be forwarded, for the returned reason.
-pub(super) fn route<'a>(
+pub(crate) fn route<'a>(
     asked: &RouteInput<'_>,
     resource: Option<&'a Resource>,
     coverage: &Coverage,
@@ -159,7 +163,7 @@ pub(super) fn route<'a>(
 ///
 /// # Errors
 /// The request must be forwarded, for the returned reason.
-pub(super) fn check_kind(asked: &RouteInput<'_>) -> Result<(), ForwardReason> {
+pub(crate) fn check_kind(asked: &RouteInput<'_>) -> Result<(), ForwardReason> {
     let info = asked.info;
     if !info.is_resource {
         return Err(ForwardReason::NonResource);
@@ -402,7 +406,7 @@ impl From<OutsideCoverage> for ForwardReason {
 }
 
 impl ForwardReason {
-    pub(super) fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::NonResource => "non_resource",
             Self::Verb => "verb",

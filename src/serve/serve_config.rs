@@ -1,9 +1,8 @@
 use std::time::Duration;
 
-use super::concurrency::ConcurrencyConfig;
-use super::coverage::Coverage;
-use super::slow_readers::Unread;
 use crate::feeds::WantedVersions;
+use crate::serve::limits::{ConcurrencyConfig, Unread};
+use crate::serve::route::Coverage;
 
 /// The settings for answering requests.
 #[derive(Debug, Clone, PartialEq, Eq)]

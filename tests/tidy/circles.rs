@@ -1,6 +1,7 @@
-//! Imports among the files of one module have no cycles, so that the files can be read in order.
+//! Imports have no cycles, so that files and folders can be read in order.
 //!
-//! Imports between a file and the files of its folder are not checked, because the file is the folder's interface.
+//! A file `foo.rs` and its folder `foo/` are one node among their siblings. Imports between the two are not checked,
+//! because the file is the folder's interface.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +15,7 @@ const KNOTS: [&[&str]; 1] = [&["wire"]];
 /// The names that a facade re-exports, each with the file that defines it.
 type Faces = BTreeMap<String, BTreeMap<String, String>>;
 
-/// A file's path as a module: `src/serve/session.rs` is `serve/session`, `crates/demo/src/store.rs` is
+/// A file's path as a module: `src/serve/watch/session.rs` is `serve/session`, `crates/demo/src/store.rs` is
 /// `crates/demo/store`.
 fn module(file: &File) -> Option<String> {
     let (folder, path) = file.module()?;
@@ -110,13 +111,34 @@ fn below<'a>(from: &'a str, edges: &'a BTreeMap<String, BTreeSet<String>>) -> BT
     seen
 }
 
-/// The cycles, each once, as the files that import each other directly or indirectly.
+/// The edge between siblings that an import means: the first components in which the two paths differ. `None` if one
+/// contains the other.
+fn between_siblings(from: &str, to: &str) -> Option<(String, String)> {
+    let (from, to): (Vec<_>, Vec<_>) = (from.split('/').collect(), to.split('/').collect());
+    let common = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
+    let node = |path: &[&str]| (path.len() > common).then(|| path[..=common].join("/"));
+    Some((node(&from)?, node(&to)?))
+}
+
+/// The imports of files, and those that they mean for the folders that contain the files.
+fn with_folders(files: &BTreeMap<String, BTreeSet<String>>) -> BTreeMap<String, BTreeSet<String>> {
+    let mut edges = files.clone();
+    for (from, imported) in files {
+        for (from, to) in imported.iter().filter_map(|to| between_siblings(from, to)) {
+            edges.entry(from).or_default().insert(to);
+        }
+    }
+    edges
+}
+
+/// The cycles, each once, as the files and folders that import each other directly or indirectly.
 fn circles<'a>(files: impl IntoIterator<Item = &'a File>) -> Vec<String> {
     let named = files.into_iter().filter_map(|file| Some((module(file)?, Source::parse(&file.name, &file.text))));
     let sources: BTreeMap<String, Source> = named.collect();
     let faces = faces(&sources);
-    let edges: BTreeMap<String, BTreeSet<String>> =
+    let edges: BTreeMap<_, _> =
         sources.iter().map(|(name, source)| (name.clone(), imports(name, source, &sources, &faces))).collect();
+    let edges = with_folders(&edges);
     let reach: BTreeMap<&str, BTreeSet<&str>> = edges.keys().map(|name| (name.as_str(), below(name, &edges))).collect();
     let mut found = BTreeSet::new();
     for (name, seen) in reach.iter().filter(|(name, seen)| seen.contains(**name)) {
@@ -163,6 +185,16 @@ fn a_circle_is_found_however_it_is_written() {
         file("crates/x/src/b.rs", "use crate::A;"),
     ];
     assert_eq!(circles(&files), ["crates/x/a <-> crates/x/b"]);
+    let folders = [
+        file("src/serve.rs", "mod a; mod b;"),
+        file("src/serve/b.rs", "mod v; mod w;"),
+        file("src/serve/a.rs", "mod x; mod y;"),
+        file("src/serve/a/x.rs", "use crate::serve::b::v::V;"),
+        file("src/serve/a/y.rs", ""),
+        file("src/serve/b/v.rs", ""),
+        file("src/serve/b/w.rs", "use crate::serve::a::y::Y;"),
+    ];
+    assert_eq!(circles(&folders), ["serve/a <-> serve/b"]);
     let fine = [
         file("src/serve.rs", "mod a; mod b; pub use a::A; use b::B;"),
         file("src/serve/a.rs", "use super::b::B; use super::Mode; mod own; use self::own::Own;"),

@@ -80,7 +80,7 @@ fn a_status_that_is_made_below_is_found() {
             "// Status\nfn f() { \"Status\" } #[cfg(test)] mod tests { use kubeapi::Status; }",
             0,
         ),
-        ("src/serve/refusals.rs", "fn f() { Status::forbidden(why) }", 0),
+        ("src/serve/response/refusals.rs", "fn f() { Status::forbidden(why) }", 0),
     ] {
         assert_eq!(violations(file, text).len(), count, "{file}: {text}");
     }

@@ -32,6 +32,7 @@ mod request_info;
 mod selector;
 mod selector_error;
 mod status;
+mod status_constructors;
 mod timeout;
 mod user;
 mod version;

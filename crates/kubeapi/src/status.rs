@@ -1,4 +1,3 @@
-mod constructors;
 mod protobuf;
 #[cfg(test)]
 mod tests;

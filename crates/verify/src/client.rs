@@ -11,11 +11,7 @@
 mod asking;
 mod behaviour;
 mod connection;
-mod decode;
 mod following;
-mod frames_once;
-mod links;
-mod protobuf;
 mod query;
 mod reading;
 
@@ -25,9 +21,6 @@ use std::time::Duration;
 pub(super) use behaviour::Behaviour;
 use behaviour::Role;
 pub(super) use connection::ClientConnection;
-pub(super) use decode::{accept, encoding_of, key_and_version, status};
-pub(super) use frames_once::FramesOnce;
-pub(super) use links::SharedLinks;
 pub(super) use query::QueryText;
 use reading::ClientReads;
 

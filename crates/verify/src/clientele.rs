@@ -9,7 +9,9 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::Digest;
-use super::client::{self, FramesOnce, SharedLinks};
+use super::client;
+use super::frames_once::FramesOnce;
+use super::links::SharedLinks;
 use super::record::{EventKind, KnownRecord, Record, RecordedEncoding, RunRecord, Transport, TruthRecord, TruthSource};
 use super::recorder::Recorder;
 use super::scene::{Notes, Scene};

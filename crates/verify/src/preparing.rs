@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::VerifyError;
-use super::client::{ClientConnection, QueryText, accept, encoding_of, status};
+use super::client::{ClientConnection, QueryText};
+use super::decode::{accept, encoding_of, status};
 use super::record::{RecordedEncoding, Transport};
 use super::scene::Notes;
 use super::world::{OWN_GROUP, VerifiedResource, World};

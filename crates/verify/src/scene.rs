@@ -4,8 +4,8 @@ use parking_lot::Mutex;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use super::client::FramesOnce;
-use super::client::SharedLinks;
+use super::frames_once::FramesOnce;
+use super::links::SharedLinks;
 use super::record::{AskedServer, RecordedEncoding, Transport};
 use super::recorder::Recorder;
 use super::world::World;

@@ -8,9 +8,10 @@ use futures_util::future::{join, join_all};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::client::{FramesOnce, SharedLinks};
 use super::faults::{self, FaultPlan};
+use super::frames_once::FramesOnce;
 use super::learning::{Direct, Etcd, LearnError, Learnt, keep_windows};
+use super::links::SharedLinks;
 use super::order::{EtcdOrder, VerifyOrder};
 use super::record::{AskedServer, Record, RunRecord, TruthSource};
 use super::recorder::{RecordCounts, Recorder};

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use super::client::status;
+use super::decode::status;
 use super::record::{Record, Transport, WriteVerb, WrittenRecord};
 use super::scene::{Draws, Scene};
 use super::world::{FENCE, World};

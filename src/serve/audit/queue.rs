@@ -5,7 +5,7 @@ use tokio::sync::{Semaphore, mpsc};
 
 use super::line::Line;
 use super::writer::{AuditWriter, Destination};
-use crate::serve::metrics;
+use crate::serve::activity::metrics;
 
 /// The audit log, which may be off. Clones share the same queue.
 #[derive(Debug, Clone, Default)]
@@ -52,7 +52,7 @@ impl Audit {
     }
 
     /// Whether requests are recorded.
-    pub(in crate::serve) fn is_on(&self) -> bool {
+    pub(crate) fn is_on(&self) -> bool {
         self.queue.is_some()
     }
 

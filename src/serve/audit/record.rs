@@ -10,11 +10,11 @@ use super::event::{AuditEvent, AuditOutcome, AuditUser, Reference, Stage};
 use super::queue::{Full, Queue};
 use crate::auth::Caller;
 use crate::net::{Peer, PeerAddress};
-use crate::serve::coverage::Sensitive;
+use crate::serve::route::Sensitive;
 use kubeapi::{RequestInfo, Status, User};
 
 /// The audit record of one request. Dropping the last clone records the end of a watch.
-pub(in crate::serve) struct AuditRecord {
+pub(crate) struct AuditRecord {
     queue: Queue,
     audit_id: HeaderValue,
     uri: String,
@@ -24,31 +24,31 @@ pub(in crate::serve) struct AuditRecord {
     source_ips: Vec<IpAddr>,
     user_agent: String,
     received: Timestamp,
-    begun: OnceLock<Answered>,
+    begun: OnceLock<RecordedResponse>,
 }
 
 /// A response extension that marks responses of the proxy itself. Responses without it are recorded by upstream's audit
 /// log.
 #[derive(Debug, Clone, Default)]
-pub(in crate::serve) struct ServedLocally {
+pub(crate) struct ServedLocally {
     /// The Status, if the response is an error.
-    pub(in crate::serve) status: Option<Status>,
+    pub(crate) status: Option<Status>,
     /// Whether the response is a stream that continues after it has started.
-    pub(in crate::serve) is_watch: bool,
+    pub(crate) is_watch: bool,
     /// Whether the response shows cached data.
-    pub(in crate::serve) is_served: bool,
+    pub(crate) is_served: bool,
 }
 
 /// A response extension with the authorization decision and its reason.
 #[derive(Debug, Clone)]
-pub(in crate::serve) enum Decision {
+pub(crate) enum Decision {
     Allowed(Arc<str>),
     Denied(Arc<str>),
 }
 
 /// The recorded properties of the response.
 #[derive(Debug, Clone)]
-struct Answered {
+struct RecordedResponse {
     code: u16,
     status: Option<Status>,
     decision: Option<Decision>,
@@ -65,7 +65,7 @@ const REASON: &str = "authorization.k8s.io/reason";
 
 impl AuditRecord {
     /// Creates the record of a request, or returns `None` if the log is off.
-    pub(in crate::serve) fn new(
+    pub(crate) fn new(
         audit: &Audit,
         peer: &Peer,
         (uri, headers): (&Uri, &HeaderMap),
@@ -89,7 +89,7 @@ impl AuditRecord {
     }
 
     /// Sets the caller.
-    pub(in crate::serve) fn put_caller(&mut self, caller: &Caller) {
+    pub(crate) fn put_caller(&mut self, caller: &Caller) {
         self.user = match caller {
             Caller::Ourselves => None,
             Caller::Anonymous => Some(anonymous()),
@@ -100,12 +100,12 @@ impl AuditRecord {
 
     /// Records the response, unless upstream generated it. Returns false if the response requires a record and the
     /// queue is full. In that case the caller must not send the response.
-    pub(in crate::serve) fn answered<B>(&self, response: &Response<B>) -> bool {
+    pub(crate) fn answered<B>(&self, response: &Response<B>) -> bool {
         let Some(ServedLocally { status, is_watch, is_served }) = response.extensions().get::<ServedLocally>() else {
             return true;
         };
         let decision = response.extensions().get::<Decision>().cloned();
-        let answered = Answered { code: response.status().as_u16(), status: status.clone(), decision };
+        let answered = RecordedResponse { code: response.status().as_u16(), status: status.clone(), decision };
         let stage = if *is_watch { Stage::ResponseStarted } else { Stage::ResponseComplete };
         if self.put(stage, &answered).is_err() && *is_served && self.is_sensitive() {
             return false;
@@ -120,7 +120,7 @@ impl AuditRecord {
         self.info.group.is_empty() && self.info.resource == Sensitive::Secrets.as_str()
     }
 
-    fn put(&self, stage: Stage, answered: &Answered) -> Result<(), Full> {
+    fn put(&self, stage: Stage, answered: &RecordedResponse) -> Result<(), Full> {
         let event = self.event(stage, now(), answered);
         let line = event.to_line();
         if line.len() <= STRANGER_RECORD_BYTES_MAX || !self.is_of_stranger() {
@@ -144,7 +144,7 @@ impl AuditRecord {
         !self.is_ourselves && self.user.as_ref().is_none_or(User::is_anonymous)
     }
 
-    fn event<'a>(&'a self, stage: Stage, at: Timestamp, answered: &'a Answered) -> AuditEvent<'a> {
+    fn event<'a>(&'a self, stage: Stage, at: Timestamp, answered: &'a RecordedResponse) -> AuditEvent<'a> {
         AuditEvent {
             kind: "Event",
             api_version: "audit.k8s.io/v1",

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use super::line::Line;
-use crate::serve::metrics;
+use crate::serve::activity::metrics;
 
 /// The destination of audit records.
 #[derive(Debug, Clone, PartialEq, Eq)]

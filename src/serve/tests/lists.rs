@@ -21,9 +21,8 @@ use crate::listing::ListRead;
 use crate::listing::ScanPace;
 use crate::listing::ScanQueue;
 use crate::listing::page::page;
-use crate::serve::bounded_body::{List, ListEncoding};
-use crate::serve::concurrency::{ConcurrencyConfig, ConcurrencyLimits};
 use crate::serve::feed_spec;
+use crate::serve::limits::{ConcurrencyConfig, ConcurrencyLimits, List, ListEncoding};
 use crate::upstream::{Resource, ResourceOrigin};
 use crate::wire::{Encoding, JsonLayout, ListMeta, Object, ObjectReader, Renderer, Representation, WatchItem};
 use base::Cut;
@@ -100,7 +99,7 @@ async fn listed(feed: &FeedHandle, read: &ListRead, renderer: &Renderer) -> Vec<
     }
     assert!(list.is_over());
     let list = written().await;
-    assert_eq!(list.is_worth_compressing(), plain.len() > crate::listing::gzip::PLAIN_BYTES_MAX);
+    assert_eq!(list.is_worth_compressing(), plain.len() > crate::listing::PLAIN_BYTES_MAX);
     let mut list = GzipList::new(list);
     while let Some(chunk) = poll_fn(|cx| list.poll_chunk(cx)).await {
         deflated.extend_from_slice(&chunk.expect("it was written before"));

@@ -3,8 +3,7 @@
 use crate::auth::Permit;
 use crate::listing::ListRead;
 use crate::serve::frontend::Frontend;
-use crate::serve::read_request::ReadRequest;
-use crate::serve::reader::Reader;
+use crate::serve::read::{ReadRequest, Reader};
 use crate::upstream::Resource;
 
 fn bytes_of_answer<A, B, C, F>(_: impl FnOnce(A, B, C) -> F) -> usize {

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use super::links::SharedLink;
+use crate::links::SharedLink;
 use crate::record::Transport;
 use base::Tasks;
 use probe::{self, Ask, LinkError, OpenedLink, PendingAnswer, Sender, Target, WatchProtocol, Windows};

@@ -6,8 +6,8 @@ use tokio::time::{Instant, sleep_until};
 
 use super::behaviour::{Behaviour, WatchLength};
 use super::connection::ClientConnection;
-use super::decode::{self, DecodedEvent};
 use super::query::QueryText;
+use crate::decode::{self, DecodedEvent};
 use crate::record::{
     AskedServer, CallRecord, EndRecord, Ending, EventKind, EventRecord, Op, ReadVerb, Record, RecordedEncoding,
     RecordedStatus, ReturnRecord, Transport,

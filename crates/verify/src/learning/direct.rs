@@ -3,7 +3,8 @@ use std::sync::Arc;
 use tokio::time::{sleep, timeout};
 
 use super::{LearnError, Learnt, Living, RETRY};
-use crate::client::{ClientConnection, QueryText, accept, key_and_version, status};
+use crate::client::{ClientConnection, QueryText};
+use crate::decode::{accept, key_and_version, status};
 use crate::record::{EventKind, RecordedEncoding, Transport};
 use base::Tasks;
 use probe::{AnswerBody, Frames, Framing, PendingAnswer, Target};

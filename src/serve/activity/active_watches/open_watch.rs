@@ -1,0 +1,200 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::time::Instant;
+
+use super::order::{SortBy, WatchRank};
+use super::who::Who;
+use crate::cache::{Cursor, EventsWaiting, Follower};
+use crate::serve::activity::watch_transport::WatchTransport;
+use crate::serve::route::WatchRead;
+use crate::wire::Representation;
+
+/// The properties of a watch that are fixed when it opens.
+pub(crate) struct WatchDescription {
+    who: Who,
+    follower: Follower,
+    representation: Representation,
+    protocol: WatchTransport,
+}
+
+/// An open watch with the counters shown on the debug pages.
+pub(crate) struct SeenWatch {
+    what: WatchDescription,
+    /// When the watch opened, in microseconds since the registry was created.
+    opened: u64,
+    told: AtomicU64,
+    next: AtomicU64,
+    bytes: AtomicU64,
+    /// When the client last polled for frames, in microseconds since the registry was created, shifted left by one bit.
+    /// The lowest bit is set if the watch was idle then.
+    asked: AtomicU64,
+}
+
+/// One row of `/debug/watches`.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct WatchRow {
+    user: Option<String>,
+    user_agent: Option<String>,
+    resource: String,
+    namespace: Option<String>,
+    /// `none`, `labels`, `fields` or `labels and fields`.
+    selectors: &'static str,
+    representation: &'static str,
+    protocol: &'static str,
+    open_seconds: u64,
+    bytes_sent: u64,
+    /// The last version sent to the client.
+    resource_version: String,
+    /// The version that the feed has reached.
+    feed_resource_version: String,
+    /// Events that match the watch and were not sent yet. If the cursor's position has expired, all events in the
+    /// history.
+    events_behind: usize,
+    /// Whether `events_behind` is a lower bound, because an exact count would read the whole history.
+    events_behind_at_least: bool,
+    /// `idle`: no event is waiting. `sending`: events are waiting, and the client has read within the last second.
+    /// `stalled`: events are waiting, and the client does not read.
+    state: &'static str,
+    /// How long the watch has been idle, or its client has not read.
+    state_seconds: u64,
+}
+
+/// A watch with pending events is reported as stalled if its client took no data for longer than this.
+const SENDING_MAX: Duration = Duration::from_secs(1);
+
+impl WatchDescription {
+    pub(crate) fn new(who: Who, cursor: &Cursor, read: &WatchRead, protocol: WatchTransport) -> Self {
+        Self { who, follower: cursor.follower(), representation: read.representation, protocol }
+    }
+
+    /// Returns which kinds of selector the watch uses, but not their values.
+    fn selectors(&self) -> &'static str {
+        let selector = self.follower.view().selector();
+        match (selector.labels.is_empty(), selector.fields.is_empty()) {
+            (true, true) => "none",
+            (false, true) => "labels",
+            (true, false) => "fields",
+            (false, false) => "labels and fields",
+        }
+    }
+}
+
+impl SeenWatch {
+    /// Creates an entry for a watch that opens at `at`, relative to the creation of the registry.
+    pub(super) fn new(what: WatchDescription, at: Duration) -> Self {
+        let [told, next, bytes, asked] = std::array::from_fn(|_| AtomicU64::new(0));
+        Self { what, opened: micros(at), told, next, bytes, asked }
+    }
+
+    pub(super) fn who(&self) -> &Who {
+        &self.what.who
+    }
+
+    /// Returns the watched resource and, if there is one, its namespace.
+    pub(super) fn place(&self) -> String {
+        let resource = self.what.follower.resource();
+        match self.what.follower.view().namespace() {
+            Some(namespace) => format!("{resource} in {namespace}"),
+            None => resource,
+        }
+    }
+
+    pub(super) fn told(&self, rv: u64, next: u64, at: Duration, is_parked: bool) {
+        self.told.store(rv, Ordering::Relaxed);
+        self.next.store(next, Ordering::Relaxed);
+        self.asked.store((micros(at) << 1) | u64::from(is_parked), Ordering::Relaxed);
+    }
+
+    /// Adds to the bytes sent. Only the watch's own [`ActiveWatch`](super::ActiveWatch) may call this, because
+    /// concurrent calls would lose updates.
+    pub(super) fn sent(&self, bytes: u64) {
+        self.bytes.store(self.bytes.load(Ordering::Relaxed) + bytes, Ordering::Relaxed);
+    }
+
+    /// Returns the sort key of the watch. With [`SortBy::Behind`], ties are sorted by the time since the last poll.
+    pub(super) fn rank(&self, by: SortBy, began: Instant, now: Instant) -> WatchRank {
+        let silent = u64::MAX - (self.asked.load(Ordering::Relaxed) >> 1);
+        let (user, agent) = self.who().names();
+        let text = |text: Option<&str>| WatchRank::Text(text.unwrap_or_default().to_owned());
+        match by {
+            SortBy::Behind => {
+                let (EventsWaiting::Exactly(events) | EventsWaiting::AtLeast(events) | EventsWaiting::Lost(events)) =
+                    self.waiting();
+                WatchRank::Number(events as u64, silent)
+            }
+            SortBy::Since => WatchRank::Number(silent, 0),
+            SortBy::Sent => WatchRank::Number(self.bytes.load(Ordering::Relaxed), 0),
+            SortBy::Open => WatchRank::Number(self.open_for(began, now).as_secs(), 0),
+            SortBy::Agent => text(agent),
+            SortBy::User => text(user),
+            SortBy::Resource => WatchRank::Text(self.place()),
+        }
+    }
+
+    fn open_for(&self, began: Instant, now: Instant) -> Duration {
+        now.saturating_duration_since(began + Duration::from_micros(self.opened))
+    }
+
+    fn waiting(&self) -> EventsWaiting {
+        self.what.follower.waiting(self.next.load(Ordering::Relaxed))
+    }
+
+    /// Builds the row as of `now`. `began` is when the registry was created.
+    pub(super) fn row(&self, began: Instant, now: Instant) -> WatchRow {
+        let (what, asked) = (&self.what, self.asked.load(Ordering::Relaxed));
+        let (events_behind, events_behind_at_least) = match self.waiting() {
+            EventsWaiting::Exactly(events) => (events, false),
+            EventsWaiting::AtLeast(events) | EventsWaiting::Lost(events) => (events, true),
+        };
+        let since = now.saturating_duration_since(began + Duration::from_micros(asked >> 1));
+        let state = if asked & 1 == 1 && events_behind == 0 {
+            "idle"
+        } else if since <= SENDING_MAX {
+            "sending"
+        } else {
+            "stalled"
+        };
+        WatchRow {
+            user: what.who.user_name(),
+            user_agent: what.who.agent.as_deref().map(str::to_owned),
+            resource: what.follower.resource(),
+            namespace: what.follower.view().namespace().map(str::to_owned),
+            selectors: what.selectors(),
+            representation: what.representation.as_str(),
+            protocol: what.protocol.as_str(),
+            open_seconds: self.open_for(began, now).as_secs(),
+            bytes_sent: self.bytes.load(Ordering::Relaxed),
+            resource_version: self.told.load(Ordering::Relaxed).to_string(),
+            feed_resource_version: what.follower.progress().rv.to_string(),
+            events_behind,
+            events_behind_at_least,
+            state,
+            state_seconds: since.as_secs(),
+        }
+    }
+}
+
+fn micros(at: Duration) -> u64 {
+    u64::try_from(at.as_micros()).unwrap_or(u64::MAX >> 1)
+}
+
+impl std::fmt::Debug for SeenWatch {
+    /// Omits the user, because only authorized operators may see it.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SeenWatch").field("opened", &self.opened).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each open watch has one entry.
+    #[test]
+    fn what_is_seen_of_a_watch_is_small() {
+        assert!(size_of::<SeenWatch>() <= 96, "{} bytes", size_of::<SeenWatch>());
+    }
+}

@@ -1,0 +1,218 @@
+//! The metrics of serving.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use metrics::{Counter, Gauge, Histogram, Label, Unit, counter, describe_counter, describe_gauge, describe_histogram};
+use metrics::{gauge, histogram};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::feeds::FeedKey;
+use crate::serve::activity::active_watches::ActiveWatch;
+use crate::serve::activity::watch_end::WatchEnd;
+use crate::serve::activity::watch_transport::WatchTransport;
+use crate::serve::route::ForwardReason;
+use crate::wire::Representation;
+use kubeapi::{Gvr, ResourceVersion};
+
+/// Metric handles of watches, shared by all watches with the same labels, because ten thousand watches would each look
+/// up and hold the same handles. A sharded map gains nothing, because there are few kinds and each watch looks up once:
+/// a lookup takes 50 ns with one lock and 49 ns sharded.
+#[derive(Debug, Default)]
+pub(crate) struct Watches(Mutex<HashMap<Kind, Arc<Handles>>>);
+
+/// The labels of a watch.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Kind {
+    gvr: Gvr,
+    representation: Representation,
+    protocol: WatchTransport,
+}
+
+struct Handles {
+    resource: String,
+    labels: Vec<Label>,
+    open: Gauge,
+    events: Counter,
+    bytes: Counter,
+    delay: Histogram,
+}
+
+/// The metrics of one watch. The caller must report its end with [`ended`](Self::ended).
+pub(crate) struct WatchMetrics {
+    of: Arc<Handles>,
+    opened: Instant,
+    /// The entry of the watch on the debug pages.
+    active_watch: Option<ActiveWatch>,
+}
+
+impl Watches {
+    /// Counts a watch as open.
+    pub(crate) fn open(&self, key: &FeedKey, representation: Representation, protocol: WatchTransport) -> WatchMetrics {
+        let kind = Kind { gvr: key.gvr.clone(), representation, protocol };
+        let of = self.0.lock().entry(kind).or_insert_with_key(|kind| Arc::new(Handles::of(kind))).clone();
+        of.open.increment(1.0);
+        WatchMetrics { of, opened: Instant::now(), active_watch: None }
+    }
+}
+
+impl Handles {
+    fn of(kind: &Kind) -> Self {
+        let resource = kind.gvr.to_string();
+        let representation = Label::new("representation", kind.representation.as_str());
+        let labels = vec![Label::new("resource", resource.clone()), representation];
+        let mut with_protocol = labels.clone();
+        with_protocol.push(Label::new("protocol", kind.protocol.as_str()));
+        Self {
+            open: gauge!("kube_fanout_watches_open", with_protocol),
+            events: counter!("kube_fanout_watch_events_total", labels.clone()),
+            bytes: counter!("kube_fanout_watch_bytes_total", labels.clone()),
+            delay: histogram!("kube_fanout_watch_delivery_seconds", labels.clone()),
+            resource,
+            labels,
+        }
+    }
+}
+
+impl fmt::Debug for Handles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handles").field("resource", &self.resource).finish_non_exhaustive()
+    }
+}
+
+impl WatchMetrics {
+    /// Adds the entry of the watch on the debug pages.
+    pub(crate) fn seen(self, active_watch: ActiveWatch) -> Self {
+        Self { active_watch: Some(active_watch), ..self }
+    }
+
+    /// Counts frames that are sent in these pieces.
+    pub(crate) fn sent(&self, frames: usize, pieces: &[Bytes]) {
+        let bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
+        self.of.events.increment(frames as u64);
+        self.of.bytes.increment(bytes);
+        if let Some(active_watch) = &self.active_watch {
+            active_watch.sent(bytes);
+        }
+    }
+
+    /// Records the last version sent, the position of the next event, and whether the watch is idle.
+    pub(crate) fn told(&self, rv: ResourceVersion, next: u64, is_parked: bool) {
+        if let Some(active_watch) = &self.active_watch {
+            active_watch.told(rv.0, next, is_parked);
+        }
+    }
+
+    /// Records that events were handed to the sink. The first of them was applied at `applied`.
+    pub(crate) fn delivered(&self, applied: Instant) {
+        self.of.delay.record(applied.elapsed().as_secs_f64());
+    }
+
+    /// Records the end of the watch in the metrics, the access log and the debug pages.
+    pub(crate) fn ended(&self, end: WatchEnd) {
+        let (resource, reason, lasted) = (&*self.of.resource, end.as_str(), self.opened.elapsed());
+        tracing::debug!(target: "access", resource, reason, ?lasted, "watch ended");
+        self.of.open.decrement(1.0);
+        if let Some(active_watch) = &self.active_watch {
+            active_watch.ended(reason);
+        }
+        let mut labels = self.of.labels.clone();
+        labels.push(Label::new("reason", end.as_str()));
+        counter!("kube_fanout_watches_ended_total", labels).increment(1);
+    }
+}
+
+/// Counts a watch that is held until its state is proven. Dropping it ends the count.
+pub(crate) struct HeldWatch(Gauge);
+
+impl HeldWatch {
+    pub(crate) fn new() -> Self {
+        let held = gauge!("kube_fanout_watches_waiting");
+        held.increment(1.0);
+        Self(held)
+    }
+}
+
+impl Drop for HeldWatch {
+    fn drop(&mut self) {
+        self.0.decrement(1.0);
+    }
+}
+
+/// Counts a request that was answered from the cache.
+pub(crate) fn served(verb: &'static str, key: &FeedKey, representation: Representation) {
+    let labels = [
+        ("verb", verb.to_owned()),
+        ("resource", key.gvr.to_string()),
+        ("representation", representation.as_str().to_owned()),
+    ];
+    counter!("kube_fanout_served_total", &labels).increment(1);
+}
+
+pub(crate) fn forwarded(reason: ForwardReason) {
+    counter!("kube_fanout_forwarded_total", "reason" => reason.as_str()).increment(1);
+}
+
+/// The origin of a response to another proxy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AnsweredFrom {
+    Memory,
+    /// A request to upstream, which other callers may share.
+    Upstream,
+}
+
+/// Counts a request of a downstream proxy that this one answers in the place of the apiserver.
+pub(crate) fn answered_proxy(kind: &'static str, source: AnsweredFrom) {
+    let source = if source == AnsweredFrom::Memory { "memory" } else { "upstream" };
+    counter!("kube_fanout_downstream_proxy_requests_total", "kind" => kind, "source" => source).increment(1);
+}
+
+/// Counts an error response that the proxy generated.
+pub(crate) fn refused(code: u16) {
+    counter!("kube_fanout_refused_total", "code" => code.to_string()).increment(1);
+}
+
+/// Counts audit records by outcome.
+pub(crate) fn records(outcome: &'static str, records: usize) {
+    counter!("kube_fanout_audit_records_total", "outcome" => outcome).increment(records as u64);
+}
+
+/// Sets whether writing the audit log fails.
+pub(crate) fn audit_failing(is_failing: bool) {
+    gauge!("kube_fanout_audit_failing").set(if is_failing { 1.0 } else { 0.0 });
+}
+
+/// Counts GETs and LISTs that share an upstream response.
+pub(crate) fn coalesced(requests: usize) {
+    counter!("kube_fanout_coalesced_requests_total").increment(requests as u64);
+}
+
+/// Registers the descriptions of this module's metrics; docs/METRICS.md lists all metrics.
+pub fn describe() {
+    describe_gauge!("kube_fanout_watches_open", "watches served from the cache");
+    describe_gauge!("kube_fanout_watches_waiting", "watches that wait for their initial state");
+    describe_counter!("kube_fanout_watch_events_total", "watch frames sent to clients, bookmarks included");
+    describe_counter!("kube_fanout_watch_bytes_total", Unit::Bytes, "bytes of watch frames sent to clients");
+    describe_histogram!(
+        "kube_fanout_watch_delivery_seconds",
+        Unit::Seconds,
+        "time from the arrival of an event to its delivery"
+    );
+    describe_counter!("kube_fanout_watches_ended_total", "watches that ended, by reason");
+    describe_counter!("kube_fanout_served_total", "requests answered from the cache");
+    describe_counter!("kube_fanout_forwarded_total", "requests forwarded to upstream, by reason");
+    describe_counter!(
+        "kube_fanout_downstream_proxy_requests_total",
+        "requests of downstream proxies answered in place of the apiserver"
+    );
+    describe_counter!(
+        "kube_fanout_refused_total",
+        "requests that the proxy answered with an error of its own, by code"
+    );
+    describe_counter!("kube_fanout_audit_records_total", "audit records, by outcome");
+    describe_gauge!("kube_fanout_audit_failing", "1 while the audit log cannot be written");
+    describe_counter!("kube_fanout_coalesced_requests_total", "requests whose upstream response can be shared");
+}

@@ -1,0 +1,84 @@
+//! The responses to clients when upstream gave no response, with one row per failure.
+
+use super::*;
+use crate::serve::limits::ConcurrencyConfig;
+use crate::upstream::Unsendable;
+use crate::wire::WireError;
+use kubeapi::EventType;
+
+/// Returns the code, reason, retry delay and message.
+fn told(status: &Status) -> (i32, &str, Option<u32>, &str) {
+    (status.code, &status.reason, status.retry_after_seconds(), &status.message)
+}
+
+/// Checks the code and message of each failure, and that only a 503 has a retry delay.
+fn assert_told(failures: Vec<(Error, i32, &str)>) {
+    for (error, code, message) in failures {
+        let reason = match code {
+            403 => "Forbidden",
+            503 => "ServiceUnavailable",
+            504 => "Timeout",
+            _ => "Unknown",
+        };
+        assert_eq!(told(&unreachable(&error)), (code, reason, (code == 503).then_some(1), message));
+        // A write that may have been applied has no retry delay.
+        assert_eq!(told(&unknown(&error)), (502, "Unknown", None, message));
+    }
+}
+
+#[tokio::test]
+async fn upstream_failure_returns_gateway_error() {
+    let broken = Error::Broken(Error::broken_off().await);
+    let broken_off = broken.to_string();
+    assert_told(vec![
+        (Error::Unreachable("refused".into()), 503, "upstream cannot be reached: refused"),
+        (Error::Timeout(PATIENCE), 504, "upstream did not respond within 5s"),
+        (broken, 502, &broken_off),
+        // Its reason is for the log.
+        (Error::Credentials("/a/path".to_owned()), 503, "the proxy cannot load its upstream credentials"),
+    ]);
+}
+
+#[test]
+fn unsendable_request_is_refused_by_the_proxy() {
+    let no_impersonator = "requests with client certificates cannot be forwarded: set delegated.impersonator";
+    let nested = "the proxy's own credentials already impersonate a user, and impersonation cannot be nested";
+    let unencodable = "the user's name or groups cannot be sent in a header";
+    assert_told(vec![
+        (Error::Unsendable(Unsendable::Nested), 403, nested),
+        (Error::Unsendable(Unsendable::NoImpersonator), 403, no_impersonator),
+        (Error::Unsendable(Unsendable::UnencodableUser), 403, unencodable),
+        (Error::Unaskable("a b: no".to_owned()), 502, "cannot build the upstream request: a b: no"),
+    ]);
+}
+
+#[test]
+fn unusable_upstream_response_returns_502() {
+    let version = Error::OtherDocument("/version".to_owned());
+    let representation = Error::OtherRepresentation { asked: "json".to_owned(), answered: None };
+    assert_told(vec![
+        (version, 502, "upstream returned an unexpected document for /version"),
+        (representation, 502, "upstream returned an unknown content type, not json"),
+        (Error::NotInitial(EventType::Deleted), 502, "upstream sent DELETED among the initial events"),
+        (Error::EndlessPages, 502, "upstream's paginated list does not end"),
+        (Error::HiddenDefinitions, 502, "the proxy may no longer list customresourcedefinitions (RBAC)"),
+        (Error::TooLarge(7), 502, "upstream's response is larger than 7 bytes"),
+        (Error::OverBudget, 502, "the memory budget is used up (feeds.memoryMebibytes)"),
+        (Error::Wire(WireError::NoMetadata), 502, "cannot decode upstream's response: the object has no metadata"),
+    ]);
+}
+
+#[test]
+fn what_upstream_refuses_it_refuses_in_its_own_words() {
+    let refused = Status::too_many_requests("later", 7);
+    assert_eq!(unreachable(&Error::Refused(Box::new(refused.clone()))), refused);
+}
+
+#[test]
+fn who_has_no_room_for_a_shared_answer_asks_alone() {
+    let concurrency =
+        ConcurrencyLimits::new(&ConcurrencyConfig { lists_bytes_max: 2 << 10, ..ConcurrencyConfig::default() });
+    let answer = |bytes: usize| Response::new(Bytes::from(vec![0; bytes]));
+    assert!(in_place(answer(1 << 10), &concurrency, None).is_ok());
+    assert!(matches!(in_place(answer(64 << 10), &concurrency, None), Err(Unshared::TooLarge)));
+}

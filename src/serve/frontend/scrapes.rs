@@ -1,0 +1,42 @@
+//! Authorizes reads of the proxy's own metrics.
+
+use http::HeaderMap;
+
+use crate::auth::{Authorizer, BrowserGuard, NotGranted, RequestSender};
+use crate::serve::response::not_granted;
+use base::Reloadable;
+use kubeapi::{Access, Query, RequestInfo, Status};
+
+/// Allows callers to read metrics if upstream allows them to `get` the path `/metrics`.
+#[derive(Clone)]
+pub struct ScrapeAuthorizer {
+    authorizer: Authorizer,
+    browsers: Reloadable<BrowserGuard>,
+}
+
+const PATH: &str = "/metrics";
+
+impl ScrapeAuthorizer {
+    /// Creates the authorizer. `browsers` checks senders with client certificates, because a browser sends the
+    /// certificate for any page.
+    pub fn new(authorizer: Authorizer, browsers: Reloadable<BrowserGuard>) -> Self {
+        Self { authorizer, browsers }
+    }
+
+    /// Checks whether the sender of a request may read the metrics.
+    ///
+    /// # Errors
+    /// The sender is not authorized, or upstream cannot be asked.
+    pub async fn admit(self, sender: RequestSender, headers: HeaderMap) -> Result<(), Status> {
+        let info = RequestInfo::parse("GET", PATH, &Query::default());
+        let info = info.map_err(|error| Status::bad_request(error.to_string()))?;
+        let refused = |why: &NotGranted, user: &str| not_granted(why, user, &Access::of(&info));
+        let caller = self.authorizer.authenticate(sender, &headers).await.map_err(|why| refused(&why, ""))?;
+        if caller.shows_certificate() {
+            let site = self.browsers.get().check_site(&headers);
+            site.map_err(|foreign| Status::from_code(403, &foreign.to_string()))?;
+        }
+        let granted = self.authorizer.grant(&caller, &info).await;
+        granted.map(drop).map_err(|why| refused(&why, caller.name()))
+    }
+}

@@ -1,0 +1,349 @@
+use std::mem::take;
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::body::{Body, Frame, SizeHint};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::cache;
+use crate::listing::{GzipList, ListBody};
+use crate::serve::limits::body_error::BodyError;
+use crate::serve::limits::concurrency::ConcurrencyPermit;
+use base::{Cut, Deadline, Deadlines, Tasks};
+
+/// A body that ends at its deadline, even if the client does not read it.
+///
+/// A slow reader keeps resources alive: a snapshot, a permit, a connection to upstream. It may do so for as long as the
+/// apiserver lets a request last. At the deadline, everything the body holds is released, even if the peer does not
+/// read and the body is never polled. A later poll returns an error, so a cut body never looks complete.
+#[derive(Debug)]
+pub(crate) struct BoundedBody<B> {
+    going: Arc<Going<B>>,
+    /// `None` for a body that is empty or already complete.
+    _time: Option<BodyTime>,
+}
+
+#[derive(Debug)]
+struct Going<B> {
+    body: Mutex<Taken<B>>,
+    /// Resets the stream of the response.
+    answer: Cut,
+}
+
+#[derive(Debug)]
+struct Taken<B> {
+    /// `None` once the body was cut.
+    body: Option<B>,
+    /// The task that waits for more data.
+    waker: Option<Waker>,
+}
+
+/// The time limit for bodies, and the deadlines of the current ones. Clones share the deadlines.
+#[derive(Debug, Clone)]
+pub(crate) struct BodyTimes {
+    max: Duration,
+    under_way: Arc<Deadlines<dyn Slow>>,
+}
+
+/// The deadline of one body. Dropping it cancels the deadline.
+#[derive(Debug)]
+struct BodyTime {
+    under_way: Arc<Deadlines<dyn Slow>>,
+    deadline: Deadline,
+}
+
+/// A body that can be cut because it is too slow.
+trait Slow: Send + Sync {
+    fn cut(&self);
+}
+
+/// The reason given for a cut body.
+pub(crate) const TOO_SLOW: &str = "too_slow";
+
+/// The error of a body that was not read, or not sent, before its deadline.
+#[derive(Debug, thiserror::Error)]
+#[error("the body was not sent or read in time")]
+pub(crate) struct TooSlow;
+
+impl BodyTimes {
+    /// Creates the limit, and spawns the task that cuts bodies that take longer than `max`.
+    pub(crate) fn new(max: Duration, tasks: &Tasks) -> Self {
+        let times = Self { max, under_way: Arc::new(Deadlines::default()) };
+        tasks.spawn_needed("slow bodies", times.clone().keep());
+        times
+    }
+
+    /// Returns the time limit for a body.
+    pub(crate) fn max(&self) -> Duration {
+        self.max
+    }
+
+    async fn keep(self) {
+        loop {
+            self.under_way.due().await.iter().for_each(|slow| slow.cut());
+        }
+    }
+
+    fn begin(&self, body: Weak<dyn Slow>) -> BodyTime {
+        let deadline = self.under_way.put(Instant::now() + self.max, body);
+        BodyTime { under_way: self.under_way.clone(), deadline }
+    }
+}
+
+impl Drop for BodyTime {
+    fn drop(&mut self) {
+        self.under_way.remove(self.deadline);
+    }
+}
+
+impl<B: Body + Send + 'static> BoundedBody<B> {
+    /// Wraps a body and starts its deadline.
+    ///
+    /// At the deadline, `answer` resets the stream of the response, because a codec never polls the body while the
+    /// flow-control window is closed. For the body of a request, `answer` does nothing.
+    pub(crate) fn new(body: B, times: &BodyTimes, answer: Cut) -> Self {
+        // Most bodies are complete or empty, and need no deadline.
+        let is_over = body.is_end_stream();
+        let going = Arc::new(Going { body: Mutex::new(Taken { body: Some(body), waker: None }), answer });
+        if is_over {
+            return Self { going, _time: None };
+        }
+        let slow: Arc<dyn Slow> = going.clone();
+        Self { going, _time: Some(times.begin(Arc::downgrade(&slow))) }
+    }
+}
+
+impl<B: Send> Slow for Going<B> {
+    fn cut(&self) {
+        let (body, waker) = {
+            let mut taken = self.body.lock();
+            (taken.body.take(), taken.waker.take())
+        };
+        if body.is_some() {
+            tracing::debug!("request or response body timed out");
+        }
+        drop(body);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        self.answer.cut(TOO_SLOW);
+    }
+}
+
+impl<B: Body<Data = Bytes, Error: Into<BodyError>> + Unpin> Body for BoundedBody<B> {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let mut taken = self.going.body.lock();
+        let Some(body) = &mut taken.body else { return Poll::Ready(Some(Err(TooSlow.into()))) };
+        let polled = Pin::new(body).poll_frame(cx).map(|frame| frame.map(|frame| frame.map_err(Into::into)));
+        if polled.is_pending() && !taken.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+            taken.waker = Some(cx.waker().clone());
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.going.body.lock().body.as_ref().is_some_and(Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.going.body.lock().body.as_ref().map(Body::size_hint).unwrap_or_default()
+    }
+}
+
+/// A LIST that is encoded as the client reads it. It holds a permit. The pin on its snapshot enforces the deadline.
+#[derive(Debug)]
+pub(crate) struct List {
+    written: ListEncoding,
+    _place: ConcurrencyPermit,
+    pin: cache::Pin,
+}
+
+impl List {
+    /// Returns the terms of the pin on the snapshot of a LIST.
+    pub(crate) fn terms(max: Duration) -> cache::PinTerms {
+        cache::PinTerms { until: Some((Instant::now() + max, TOO_SLOW)), idle_max: None }
+    }
+
+    pub(crate) fn new(written: ListEncoding, place: ConcurrencyPermit, pin: cache::Pin) -> Self {
+        Self { written, _place: place, pin }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) enum ListEncoding {
+    Plain(Box<ListBody>),
+    Gzip(Box<GzipList>),
+}
+
+impl Body for List {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let list = self.get_mut();
+        list.pin.told();
+        let chunk = match &mut list.written {
+            ListEncoding::Plain(list) => ready!(list.poll_chunk(cx)),
+            ListEncoding::Gzip(list) => ready!(list.poll_chunk(cx)),
+        };
+        Poll::Ready(chunk.map(|chunk| chunk.map(Frame::data).map_err(Into::into)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(&self.written, ListEncoding::Plain(list) if list.is_over())
+    }
+}
+
+/// A complete body that is sent in pieces. The connection holds the pieces that were taken. The permits are released
+/// with the last piece.
+#[derive(Debug)]
+pub(crate) struct Whole {
+    /// The remaining parts, in this order. They are never joined, so that the codec cannot take a final part of a few
+    /// bytes before the large part has found room.
+    left: [Bytes; 3],
+    _places: Vec<Arc<ConcurrencyPermit>>,
+}
+
+impl Whole {
+    pub(crate) fn new(left: [Bytes; 3], places: Vec<Arc<ConcurrencyPermit>>) -> Self {
+        Self { left, _places: places }
+    }
+
+    /// Creates a body from one buffer.
+    pub(crate) fn of(mut bytes: Bytes, places: Vec<Arc<ConcurrencyPermit>>) -> Self {
+        // Copies the last byte. Otherwise a codec that has taken but cannot send it would keep the whole buffer alive
+        // without a permit.
+        let end = Bytes::copy_from_slice(&bytes.split_off(bytes.len().saturating_sub(1)));
+        Self::new([Bytes::new(), bytes, end], places)
+    }
+}
+
+/// The size of a TLS record, and the default size of an HTTP/2 frame.
+pub(crate) const PIECE_BYTES_MAX: usize = 16 << 10;
+
+impl Body for Whole {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let left = self.get_mut().left.iter_mut().find(|left| !left.is_empty());
+        Poll::Ready(left.map(|left| {
+            let len = left.len();
+            // Takes a whole part out, so that no empty slice keeps the buffer alive.
+            let piece = if len > PIECE_BYTES_MAX { left.split_to(PIECE_BYTES_MAX) } else { take(left) };
+            Ok(Frame::data(piece))
+        }))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.left.iter().all(Bytes::is_empty)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.left.iter().map(|left| left.len() as u64).sum())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use futures_util::FutureExt;
+    use http_body_util::BodyExt;
+    use tokio::time::sleep;
+
+    use super::*;
+    use crate::serve::limits::concurrency::{ConcurrencyConfig, ConcurrencyLimits};
+
+    /// A body that never yields and holds a permit.
+    struct Silent(#[expect(dead_code, reason = "it is held")] ConcurrencyPermit);
+
+    impl Body for Silent {
+        type Data = Bytes;
+        type Error = BodyError;
+
+        fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+            Poll::Pending
+        }
+    }
+
+    const MAX: Duration = Duration::from_secs(60);
+
+    fn one_place() -> (BodyTimes, ConcurrencyLimits) {
+        let concurrency =
+            ConcurrencyLimits::new(&ConcurrencyConfig { forwards_max: 1, ..ConcurrencyConfig::default() });
+        (BodyTimes::new(MAX, &Tasks::new()), concurrency)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_nobody_polls_gives_back_what_it_holds() {
+        let (times, concurrency) = one_place();
+        let body = BoundedBody::new(Silent(concurrency.forward(None).expect("a place")), &times, Cut::default());
+        sleep(Duration::from_secs(59)).await;
+        assert!(concurrency.forward(None).is_err());
+        sleep(Duration::from_secs(2)).await;
+        assert!(concurrency.forward(None).is_ok(), "although the body is still there");
+        let mut body = body;
+        assert!(body.frame().await.expect("an error, not the end").is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_waits_for_more_of_it_hears_that_it_was_cut() {
+        let (times, concurrency) = one_place();
+        let mut body = BoundedBody::new(Silent(concurrency.forward(None).expect("a place")), &times, Cut::default());
+        assert!(body.frame().await.expect("an error, not the end").is_err());
+        assert!(!body.is_end_stream());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_was_read_whole_keeps_its_place_until_it_is_taken() {
+        let (times, concurrency) = one_place();
+        let place = Arc::new(concurrency.forward(None).expect("a place"));
+        let text = Bytes::from(vec![b'a'; 3 * PIECE_BYTES_MAX + 1]);
+        let mut body = BoundedBody::new(Whole::of(text.clone(), vec![place]), &times, Cut::default());
+        assert_eq!(body.size_hint().exact(), Some(text.len() as u64));
+        let first = body.frame().now_or_never().expect("at once").expect("some").expect("sound");
+        assert_eq!(first.into_data().expect("data").len(), PIECE_BYTES_MAX);
+        assert!(concurrency.forward(None).is_err());
+        let rest = body.collect().await.expect("whole").to_bytes();
+        assert_eq!(rest.len(), text.len() - PIECE_BYTES_MAX);
+        assert!(concurrency.forward(None).is_ok());
+    }
+
+    #[tokio::test]
+    async fn what_is_large_is_shared_and_the_end_of_an_answer_comes_by_itself() {
+        let (head, tail) = (Bytes::from_static(b"{"), Bytes::from_static(b"\n"));
+        let body = Bytes::from(vec![b'a'; PIECE_BYTES_MAX + 1]);
+        let mut whole = Whole::new([head, body.clone(), tail], Vec::new());
+        assert_eq!(whole.size_hint().exact(), Some(body.len() as u64 + 2));
+        let mut pieces = Vec::new();
+        while let Some(piece) = whole.frame().await {
+            pieces.push(piece.expect("sound").into_data().expect("data"));
+        }
+        assert_eq!(pieces.iter().map(Bytes::len).collect::<Vec<_>>(), [1, PIECE_BYTES_MAX, 1, 1]);
+        assert_eq!(pieces[1].as_ptr(), body.as_ptr(), "it is not copied");
+        assert!(whole.is_end_stream());
+        // A last piece that the codec has taken but cannot send keeps nothing else alive.
+        let mut read_whole = Whole::of(body.clone(), Vec::new());
+        let all = read_whole.frame().await.expect("some").expect("sound").into_data().expect("data");
+        let end = read_whole.frame().await.expect("some").expect("sound").into_data().expect("data");
+        assert!(all.len() == PIECE_BYTES_MAX && end.len() == 1 && read_whole.is_end_stream());
+        assert!(!body.as_ptr_range().contains(&end.as_ptr()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_over_at_once_has_no_timer() {
+        let (times, concurrency) = one_place();
+        let place = Arc::new(concurrency.forward(None).expect("a place"));
+        let mut body = BoundedBody::new(Whole::of(Bytes::new(), vec![place]), &times, Cut::default());
+        assert!(poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await.is_none());
+        assert_eq!(Arc::weak_count(&body.going), 0);
+    }
+}

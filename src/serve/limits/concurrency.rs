@@ -1,0 +1,384 @@
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::listing::OverLimit;
+use base::Shares;
+use kubeapi::FlowDistinguisher;
+
+/// The concurrency limits. Requests beyond a limit are rejected immediately; nothing queues.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConcurrencyConfig {
+    /// The maximum number of watches served from the cache, in total and per user.
+    pub watches_max: usize,
+    pub watches_per_caller_max: usize,
+    /// The maximum size in bytes of the responses in flight. A LIST is charged its length, up to 256 KiB. Large objects
+    /// and shared responses from upstream are charged their whole length. One user may have half of it. The value also
+    /// bounds the number of waiting requests: one per [`WAITING_BYTES`], up to [`WAITING_MAX`].
+    pub lists_bytes_max: usize,
+    /// The maximum number of short forwarded requests, in total and per user.
+    pub forwards_max: usize,
+    pub forwards_per_caller_max: usize,
+    /// The maximum number of forwarded streams and tunnels, in total and per user.
+    pub streams_max: usize,
+    pub streams_per_caller_max: usize,
+    /// The maximum number of reads that are forwarded because their feed is not ready.
+    pub unready_forwards_max: usize,
+    /// The maximum number of forwarded requests without a credential.
+    pub anonymous_forwards_max: usize,
+}
+
+impl Default for ConcurrencyConfig {
+    fn default() -> Self {
+        Self {
+            watches_max: 100_000,
+            watches_per_caller_max: 10_000,
+            lists_bytes_max: 1 << 30,
+            forwards_max: 600,
+            forwards_per_caller_max: 200,
+            streams_max: 2_000,
+            streams_per_caller_max: 500,
+            unready_forwards_max: 16,
+            anonymous_forwards_max: 32,
+        }
+    }
+}
+
+/// The counters of what is in flight.
+#[derive(Debug)]
+pub(crate) struct ConcurrencyLimits {
+    watches: Room,
+    /// One permit per KiB.
+    lists: Room,
+    forwards: Room,
+    streams: Room,
+    unready: Room,
+    anonymous: Room,
+    waiting: Room,
+    /// Requests that are being authenticated.
+    unknown: Room,
+}
+
+/// A pool of permits that limits each user to a share, regardless of how many credentials the user has.
+///
+/// The semaphores only count. The limits can change while permits are held, and held permits stay valid.
+#[derive(Debug)]
+struct Room {
+    what: &'static str,
+    all: Arc<Semaphore>,
+    places_max: AtomicUsize,
+    each: Shares<FlowDistinguisher>,
+    each_max: AtomicUsize,
+    few: usize,
+}
+
+/// One or more permits, which are released on drop.
+#[derive(Debug)]
+pub(crate) struct ConcurrencyPermit {
+    _all: OwnedSemaphorePermit,
+    _own: Option<OwnedSemaphorePermit>,
+}
+
+/// The maximum charge for a LIST: one chunk that HTTP/2 has taken but not sent, and the next one.
+const LIST_BYTES_MAX: usize = 256 << 10;
+/// One in `RESERVE` permits, the last ones, is reserved for users that hold only a few.
+const RESERVE: usize = 8;
+/// The number of permits that counts as a few, in pools where each request takes one.
+const FEW: usize = 4;
+/// The memory of a waiting request: about 5 KB, and up to four times its head.
+const WAITING_BYTES: usize = 16 << 10;
+/// The maximum number of waiting requests; one user may have half of them. A read of a future version waits for three
+/// seconds and costs its sender only about fifty bytes.
+const WAITING_MAX: usize = 8_192;
+/// The selector memory that a watch's first permit covers. Each further `WATCH_SELECTOR_BYTES` take another permit.
+const WATCH_SELECTOR_BYTES: usize = 2 << 10;
+
+impl ConcurrencyLimits {
+    pub(crate) fn new(limits: &ConcurrencyConfig) -> Self {
+        let concurrency = Self {
+            watches: Room::new("watches", FEW),
+            lists: Room::new("lists", LIST_BYTES_MAX >> 10),
+            forwards: Room::new("requests", FEW),
+            streams: Room::new("streams", FEW),
+            unready: Room::new("reads of resources that are not synced", FEW),
+            anonymous: Room::new("requests without a credential", FEW),
+            waiting: Room::new("waiting requests", FEW),
+            unknown: Room::new("unauthenticated requests", FEW),
+        };
+        concurrency.tune(limits);
+        concurrency
+    }
+
+    /// Applies new limits to later requests. Requests in flight continue even if they exceed the new limits.
+    pub(crate) fn tune(&self, limits: &ConcurrencyConfig) {
+        let (unready, anonymous) = (limits.unready_forwards_max, limits.anonymous_forwards_max);
+        self.watches.resize(limits.watches_max, limits.watches_per_caller_max);
+        self.lists.resize(limits.lists_bytes_max >> 10, limits.lists_bytes_max >> 11);
+        self.forwards.resize(limits.forwards_max, limits.forwards_per_caller_max);
+        self.streams.resize(limits.streams_max, limits.streams_per_caller_max);
+        self.unready.resize(unready, unready.div_ceil(2));
+        self.anonymous.resize(anonymous, anonymous);
+        let waiting = (limits.lists_bytes_max / WAITING_BYTES).clamp(1, WAITING_MAX);
+        self.waiting.resize(waiting, waiting.div_ceil(2));
+        self.unknown.resize(waiting, waiting);
+    }
+
+    /// Takes a permit for a watch, and more for a long selector. `payer` is the user that is charged; `None` if all
+    /// callers share one identity.
+    pub(crate) fn watch(
+        &self,
+        payer: Option<&FlowDistinguisher>,
+        selector_bytes: usize,
+    ) -> Result<ConcurrencyPermit, OverLimit> {
+        self.watches.take_many(payer, 1 + selector_bytes / WATCH_SELECTOR_BYTES)
+    }
+
+    /// Takes permits for a LIST of `bytes` bytes.
+    pub(crate) fn list(&self, payer: Option<&FlowDistinguisher>, bytes: usize) -> Result<ConcurrencyPermit, OverLimit> {
+        self.lists.take_many(payer, bytes.min(LIST_BYTES_MAX).div_ceil(1 << 10))
+    }
+
+    /// Takes permits from the LIST pool for a complete response. It is charged its whole length, because it may be the
+    /// last to keep its bytes alive.
+    pub(crate) fn whole(
+        &self,
+        payer: Option<&FlowDistinguisher>,
+        bytes: usize,
+    ) -> Result<ConcurrencyPermit, OverLimit> {
+        self.lists.take_many(payer, bytes.div_ceil(1 << 10)).map_err(|_| OverLimit("large responses"))
+    }
+
+    pub(crate) fn forward(&self, payer: Option<&FlowDistinguisher>) -> Result<ConcurrencyPermit, OverLimit> {
+        self.forwards.take(payer)
+    }
+
+    pub(crate) fn stream(&self, payer: Option<&FlowDistinguisher>) -> Result<ConcurrencyPermit, OverLimit> {
+        self.streams.take(payer)
+    }
+
+    pub(crate) fn unready(&self, payer: Option<&FlowDistinguisher>) -> Result<ConcurrencyPermit, OverLimit> {
+        self.unready.take(payer)
+    }
+
+    pub(crate) fn anonymous(&self) -> Result<ConcurrencyPermit, OverLimit> {
+        self.anonymous.take(None)
+    }
+
+    /// Awaits what a request needs before it gets a permit of its own: an authorization decision, a feed, a version, a
+    /// proof. A request holds a waiting permit while it waits. If the future is ready immediately, no permit is taken.
+    ///
+    /// # Errors
+    ///
+    /// All waiting permits are taken. The future is not awaited then.
+    pub(crate) async fn while_waiting<T>(
+        &self,
+        payer: Option<&FlowDistinguisher>,
+        needed: Pin<&mut impl Future<Output = T>>,
+    ) -> Result<T, OverLimit> {
+        self.waiting.while_waiting(payer, needed).await
+    }
+
+    /// Awaits authentication, with the same limits per process but not per user.
+    pub(crate) async fn while_unknown<T>(&self, needed: Pin<&mut impl Future<Output = T>>) -> Result<T, OverLimit> {
+        self.unknown.while_waiting(None, needed).await
+    }
+}
+
+impl Room {
+    /// Creates a pool without permits. Any user can take up to `few` permits while any are left.
+    fn new(what: &'static str, few: usize) -> Self {
+        let all = Arc::new(Semaphore::new(Semaphore::MAX_PERMITS));
+        let each = Shares::new(Semaphore::MAX_PERMITS);
+        Self { what, all, places_max: AtomicUsize::new(0), each, each_max: AtomicUsize::new(0), few }
+    }
+
+    fn resize(&self, places: usize, each: usize) {
+        self.places_max.store(places, Ordering::Relaxed);
+        self.each_max.store(each, Ordering::Relaxed);
+    }
+
+    fn take(&self, payer: Option<&FlowDistinguisher>) -> Result<ConcurrencyPermit, OverLimit> {
+        self.take_many(payer, 1)
+    }
+
+    async fn while_waiting<T>(
+        &self,
+        payer: Option<&FlowDistinguisher>,
+        mut needed: Pin<&mut impl Future<Output = T>>,
+    ) -> Result<T, OverLimit> {
+        let first = poll_fn(|cx| Poll::Ready(needed.as_mut().poll(cx))).await;
+        if let Poll::Ready(done) = first {
+            return Ok(done);
+        }
+        let _place = self.take(payer)?;
+        Ok(needed.await)
+    }
+
+    /// Takes the permits before it checks the limits, so that concurrent callers never exceed them.
+    fn take_many(&self, payer: Option<&FlowDistinguisher>, places: usize) -> Result<ConcurrencyPermit, OverLimit> {
+        let (places_max, each_max) = (self.places_max.load(Ordering::Relaxed), self.each_max.load(Ordering::Relaxed));
+        let count = u32::try_from(places).unwrap_or(u32::MAX);
+        let shed = |_| OverLimit(self.what);
+        let own = match payer {
+            Some(payer) => {
+                let share = self.each.of(payer);
+                let own = share.clone().try_acquire_many_owned(count).map_err(shed)?;
+                Some((own, taken(&share)))
+            }
+            None => None,
+        };
+        let all = self.all.clone().try_acquire_many_owned(count).map_err(shed)?;
+        let (held, of_all) = (own.as_ref().map_or(0, |(_, held)| *held), taken(&self.all));
+        // The reserve keeps permits for others when a handful of users fill their shares.
+        let reserve = if held > self.few { places_max / RESERVE } else { 0 };
+        if held > each_max || of_all.saturating_add(reserve) > places_max {
+            return Err(OverLimit(self.what));
+        }
+        Ok(ConcurrencyPermit { _all: all, _own: own.map(|(own, _)| own) })
+    }
+}
+
+/// Returns how many permits of a semaphore that started with [`Semaphore::MAX_PERMITS`] are held.
+fn taken(of: &Semaphore) -> usize {
+    Semaphore::MAX_PERMITS - of.available_permits()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+    use std::pin::pin;
+
+    use futures_util::FutureExt as _;
+
+    use super::*;
+    use kubeapi::User;
+
+    fn payer(name: &str) -> FlowDistinguisher {
+        FlowDistinguisher::of(&User { name: name.to_owned(), ..User::default() })
+    }
+
+    fn room(places: usize, each: usize) -> Room {
+        let room = Room::new("places", FEW);
+        room.resize(places, each);
+        room
+    }
+
+    /// Held permits stay valid and count toward the new limits.
+    #[test]
+    fn limits_may_change_while_places_are_taken() {
+        let (room, ada) = (room(100, 10), payer("ada"));
+        let mut held: Vec<_> = std::iter::from_fn(|| room.take(Some(&ada)).ok()).collect();
+        room.resize(100, 12);
+        held.extend(std::iter::from_fn(|| room.take(Some(&ada)).ok()));
+        assert_eq!(held.len(), 12);
+        room.resize(4, 2);
+        assert_eq!(room.take(None).err(), Some(OverLimit("places")));
+        held.truncate(3);
+        assert!(room.take(None).is_ok() && room.take(Some(&ada)).is_err(), "one is left, and not for her");
+    }
+
+    /// R-LIMIT-1: one user leaves room for the others.
+    #[test]
+    fn nobody_takes_more_than_a_share() {
+        let (ada, bob) = (payer("ada"), payer("bob"));
+        let room = room(5, 3);
+        let adas: Vec<_> = std::iter::from_fn(|| room.take(Some(&ada)).ok()).collect();
+        assert_eq!(adas.len(), 3);
+        let bobs: Vec<_> = std::iter::from_fn(|| room.take(Some(&bob)).ok()).collect();
+        assert_eq!((bobs.len(), room.take(None).err()), (2, Some(OverLimit("places"))));
+        drop(adas);
+        assert!(room.take(Some(&ada)).is_ok() && room.take(None).is_ok());
+    }
+
+    /// Other users find permits even if a handful of users hold as many as they can.
+    #[test]
+    fn a_handful_of_users_who_fill_their_shares_leave_something_to_everybody_else() {
+        let room = room(600, 200);
+        let greedy: Vec<_> = ["a", "b", "c", "d", "e"].map(payer).into();
+        let held: Vec<_> = greedy.iter().flat_map(|of| std::iter::from_fn(|| room.take(Some(of)).ok())).collect();
+        assert!(held.len() <= 600 - 600 / RESERVE + greedy.len() * FEW, "{}", held.len());
+        let mut others = Vec::new();
+        for name in 0..10 {
+            let other = payer(&name.to_string());
+            others.extend((0..FEW).map(|_| room.take(Some(&other)).expect("there is a place for a few")));
+            assert_eq!(room.take(Some(&other)).err(), Some(OverLimit("places")), "and for no more");
+        }
+        drop(held);
+        let other = payer("0");
+        assert!((0..100).all(|_| room.take(Some(&other)).map(|place| others.push(place)).is_ok()));
+    }
+
+    /// Ten thousand watches of one caller hold no more memory with long selectors than with none.
+    #[test]
+    fn a_watch_is_charged_for_what_its_selector_holds() {
+        let concurrency = ConcurrencyLimits::new(&ConcurrencyConfig {
+            watches_max: 100,
+            watches_per_caller_max: 50,
+            ..ConcurrencyConfig::default()
+        });
+        let ada = payer("ada");
+        let ada = Some(&ada);
+        let open = |payer, bytes| std::iter::from_fn(|| concurrency.watch(payer, bytes).ok()).collect::<Vec<_>>();
+        let plain = open(ada, WATCH_SELECTOR_BYTES - 1);
+        assert_eq!(plain.len(), 50, "an ordinary one has room in its own place");
+        drop(plain);
+        let dear = open(ada, 16 << 10);
+        assert_eq!(dear.len(), 50 / 9);
+        assert_eq!(concurrency.watch(ada, 16 << 10).err(), Some(OverLimit("watches")));
+        assert_eq!(open(None, 0).len(), 100 - 5 * 9, "the others have the rest");
+        drop(dear);
+        assert_eq!(open(ada, 0).len(), 50);
+    }
+
+    /// A user's waiting requests are limited before they wait; a ready request is never rejected.
+    #[test]
+    fn waiting_request_takes_a_place_and_ready_one_takes_none() {
+        let limits = ConcurrencyConfig { lists_bytes_max: 16 * WAITING_BYTES, ..ConcurrencyConfig::default() };
+        let (concurrency, ada, bob) = (ConcurrencyLimits::new(&limits), payer("ada"), payer("bob"));
+        let concurrency = &concurrency;
+        let wait = |payer| Box::pin(async move { concurrency.while_waiting(Some(payer), pin!(pending::<()>())).await });
+        let mut waiting: Vec<_> = (0..8).map(|_| wait(&ada)).collect();
+        assert!(waiting.iter_mut().all(|wait| wait.now_or_never().is_none()));
+        assert_eq!(wait(&ada).now_or_never(), Some(Err(OverLimit("waiting requests"))), "half of them are one user's");
+        let there = Box::pin(async { concurrency.while_waiting(Some(&ada), pin!(ready(1))).await });
+        assert_eq!(there.now_or_never(), Some(Ok(1)));
+        let mut bobs: Vec<_> = (0..FEW).map(|_| wait(&bob)).collect();
+        assert!(bobs.iter_mut().all(|wait| wait.now_or_never().is_none()));
+        drop(waiting.pop());
+        assert!(wait(&ada).now_or_never().is_none(), "a place that is given back");
+    }
+
+    /// A list of any length is charged only for the bytes in flight.
+    #[test]
+    fn lists_are_charged_what_they_hold() {
+        let concurrency =
+            ConcurrencyLimits::new(&ConcurrencyConfig { lists_bytes_max: 2 << 20, ..ConcurrencyConfig::default() });
+        let ada = payer("ada");
+        let large: Vec<_> = std::iter::from_fn(|| concurrency.list(Some(&ada), usize::MAX).ok()).collect();
+        assert_eq!(large.len(), 4, "half of it is one user's share");
+        assert_eq!(concurrency.list(Some(&ada), 1).err(), Some(OverLimit("lists")));
+        let small: Vec<_> = std::iter::from_fn(|| concurrency.list(None, 100).ok()).collect();
+        assert_eq!(small.len(), 1 << 10);
+        drop(large);
+        assert!(concurrency.list(Some(&ada), 1 << 20).is_ok());
+        assert!(concurrency.list(Some(&ada), 0).is_ok(), "an empty list holds nothing");
+    }
+
+    /// A permit covers all bytes that a complete response keeps alive.
+    #[test]
+    fn an_answer_that_is_all_there_is_charged_its_length() {
+        let concurrency =
+            ConcurrencyLimits::new(&ConcurrencyConfig { lists_bytes_max: 8 << 20, ..ConcurrencyConfig::default() });
+        let (ada, bob) = (payer("ada"), payer("bob"));
+        let held: Vec<_> = std::iter::from_fn(|| concurrency.whole(Some(&ada), 1 << 20).ok()).collect();
+        assert_eq!(held.len(), 4, "half of it is one user's share");
+        assert_eq!(concurrency.list(Some(&ada), 1).err(), Some(OverLimit("lists")), "it is the share of its lists");
+        assert!(concurrency.whole(Some(&bob), 1 << 20).is_ok());
+        drop(held);
+        assert!(concurrency.whole(Some(&ada), 4 << 20).is_ok());
+    }
+}

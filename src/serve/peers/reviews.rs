@@ -1,0 +1,301 @@
+//! Reviews that other proxies request for their callers. Identical concurrent reviews are coalesced into one request to
+//! upstream. Its response also serves later reviews for a short time, unless a change of permissions is observed.
+//!
+//! Upstream is asked with this proxy's identity, so only callers that may create reviews are answered here. A review's
+//! result depends only on its body.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
+use http::{Method, Response, StatusCode};
+use http_body_util::{BodyExt as _, Limited};
+use tokio::time::{Instant, timeout};
+
+use crate::auth::Authorizer;
+use crate::net::RequestBody;
+use crate::serve::activity::metrics::{self, AnsweredFrom};
+use crate::serve::audit::ServedLocally;
+use crate::serve::forward::unreachable;
+use crate::serve::limits::ConcurrencyLimits;
+use crate::serve::peers::remembered::{AskedAt, Remembered};
+use crate::serve::read::ReadRequest;
+use crate::serve::response::{AUDIT_ID, LIST_RETRY_SECONDS, ReplyBody, ResponseContext, new_audit_id, too_many};
+use crate::serve::serve_config::ServeConfig;
+use crate::upstream::{
+    ACCESS_REVIEWS, AccessVerdict, CAUSE, Cause, Client, Error, TOKEN_REVIEWS, TokenVerdict, is_impersonation,
+};
+use kubeapi::{FlowDistinguisher, Status};
+
+/// The kind of a review.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Kind {
+    /// A `SubjectAccessReview` for a request.
+    Access,
+    /// A `SubjectAccessReview` for an open watch.
+    Lease,
+    Token,
+}
+
+/// The cache key of a review. It has a digest of the body, because the body may contain a token. Reviews for open
+/// watches are kept apart: if upstream is a proxy itself, its responses to them may be older than requests allow.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Key {
+    kind: Kind,
+    digest: [u8; 32],
+}
+
+#[derive(Debug, Clone)]
+struct Kept {
+    asked: Instant,
+    answer: Bytes,
+    /// How long the response serves requests.
+    ttl: Duration,
+    /// How long the response serves reviews for open watches.
+    lease_ttl: Duration,
+}
+
+/// When upstream's decisions reflect the last observed change of permissions.
+#[derive(Debug, Clone, Copy)]
+struct LastChange {
+    /// The time from which they normally reflect the change.
+    seen: Instant,
+    /// The time from which they certainly reflect the change. After a change, each open watch is reviewed once more,
+    /// and must not receive the earlier decision.
+    settled: Instant,
+}
+
+/// Creates reviews on behalf of proxies below this one and shares the results.
+#[derive(Debug)]
+pub(crate) struct PeerReviews {
+    client: Client,
+    authorizer: Authorizer,
+    kept: Remembered<Key, Kept>,
+    concurrency: Arc<ConcurrencyLimits>,
+    body_max: Duration,
+    lag_max: Duration,
+}
+
+/// The timeout of a review, including the wait for identical ones.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+const KEPT_BYTES_MAX: u64 = 32 << 20;
+/// The maximum size of a review. It contains the name and groups of a user, or a token.
+const REVIEW_BYTES_MAX: usize = 128 << 10;
+const JSON: &str = "application/json";
+const UNREADABLE: &str = "the review body is too large or incomplete";
+
+impl PeerReviews {
+    pub(crate) fn new(
+        client: Client,
+        authorizer: Authorizer,
+        concurrency: Arc<ConcurrencyLimits>,
+        config: &ServeConfig,
+    ) -> Self {
+        let (body_max, lag_max) = (config.body_max, config.lag_max);
+        Self { client, authorizer, kept: Remembered::new(KEPT_BYTES_MAX), concurrency, body_max, lag_max }
+    }
+
+    /// Whether another proxy requests a review for itself, in the form that proxies use.
+    pub(crate) fn has(request: &ReadRequest) -> bool {
+        let headers = request.http.headers();
+        let is_json = |name| headers.get(name).is_some_and(|value: &HeaderValue| value == JSON);
+        request.context.by_proxy
+            && Kind::of(request).is_some()
+            && *request.http.method() == Method::POST
+            && request.http.uri().query().is_none()
+            && (is_json(ACCEPT) && is_json(CONTENT_TYPE))
+            && !headers.keys().any(is_impersonation)
+    }
+
+    /// The answer to who may create reviews. `hops` names those who ask, and us.
+    pub(crate) async fn answer(&self, request: Box<ReadRequest>, hops: HeaderValue) -> Response<ReplyBody> {
+        let (kind, received, payer) = (Kind::of(&request), request.received, request.caller.payer());
+        let ReadRequest { http, context, .. } = *request;
+        match self.answered(kind.unwrap_or(Kind::Access), http.into_body(), (received, payer), hops).await {
+            Ok(answer) => told(&context, answer),
+            Err(status) => context.status(&status),
+        }
+    }
+
+    async fn answered(
+        &self,
+        kind: Kind,
+        body: RequestBody,
+        (received, payer): (Instant, Option<FlowDistinguisher>),
+        hops: HeaderValue,
+    ) -> Result<Bytes, Status> {
+        let _place = self.concurrency.forward(payer.as_ref()).map_err(|shed| too_many(shed, LIST_RETRY_SECONDS))?;
+        let whole = timeout(self.body_max, Limited::new(body, REVIEW_BYTES_MAX).collect()).await;
+        let Ok(Ok(whole)) = whole else { return Err(Status::bad_request(UNREADABLE)) };
+        let (body, asked_before) = (whole.to_bytes(), Instant::now());
+        let digest = ring::digest::digest(&ring::digest::SHA256, &body);
+        let key = Key { kind, digest: digest.as_ref().try_into().expect("SHA-256 has 32 bytes") };
+        let ask = |_| self.ask(kind, hops, body);
+        let asking = self.kept.get(&key, received, |kept| kind.will_do(kept, self.last_change(), Instant::now()), ask);
+        let kept = timeout(ANSWER_MAX, asking).await.unwrap_or(Err(Error::Timeout(ANSWER_MAX)));
+        let kept = kept.map_err(|error| unreachable(&error))?;
+        let from = if kept.asked >= asked_before { AnsweredFrom::Upstream } else { AnsweredFrom::Memory };
+        metrics::answered_proxy("review", from);
+        Ok(kept.answer)
+    }
+
+    async fn ask(&self, kind: Kind, hops: HeaderValue, body: Bytes) -> Result<Kept, Error> {
+        match kind {
+            Kind::Token => self.ask_whose(hops, body).await,
+            Kind::Access | Kind::Lease => self.ask_whether(kind, hops, body).await,
+        }
+    }
+
+    async fn ask_whose(&self, hops: HeaderValue, body: Bytes) -> Result<Kept, Error> {
+        let asked = Instant::now();
+        let answer = self.client.review(Cause::TokenReview, TOKEN_REVIEWS, hops, body).await?;
+        // An unknown token may become valid a moment later, so the result is not reused.
+        let is_known = TokenVerdict::read(&answer).is_some_and(|verdict| verdict.user.is_some());
+        let ttl = if is_known { self.authorizer.remembers_for().token_ttl } else { Duration::ZERO };
+        Ok(Kept { asked, answer, ttl, lease_ttl: Duration::ZERO })
+    }
+
+    /// Reviews an access, unless this proxy has already reviewed it for its own purposes. A node's proxy asks about its
+    /// kubelet, and this proxy asks about the node's proxy. These are the same review.
+    async fn ask_whether(&self, kind: Kind, hops: HeaderValue, body: Bytes) -> Result<Kept, Error> {
+        let question = AccessVerdict::question(&body);
+        let since = self.last_change().map(|change| change.least(kind, Instant::now()));
+        if let (Some((user, access)), Some(since)) = (&question, since)
+            && let Some((asked, verdict)) = self.authorizer.recalls(user, access, since).await
+            && let Some(answer) = verdict.clone().answer(user, access)
+        {
+            return Ok(self.kept(asked, answer, &verdict));
+        }
+        let cause = if kind == Kind::Lease { Cause::LeaseReview } else { Cause::AccessReview };
+        let asked = Instant::now();
+        let answer = self.client.review(cause, ACCESS_REVIEWS, hops, body).await?;
+        let verdict = AccessVerdict::read(&answer);
+        if let (Some(question), Some(verdict)) = (question, &verdict) {
+            self.authorizer.learns(question, cause, asked, verdict.clone()).await;
+        }
+        let nothing = AccessVerdict { allowed: false, reason: String::new() };
+        Ok(self.kept(asked, answer, verdict.as_ref().unwrap_or(&nothing)))
+    }
+
+    fn kept(&self, asked: Instant, answer: Bytes, verdict: &AccessVerdict) -> Kept {
+        let ages = self.authorizer.remembers_for();
+        let ttl = match verdict {
+            AccessVerdict { allowed: true, .. } => ages.allowed_ttl,
+            AccessVerdict { reason, .. } if AccessVerdict::denies_for_now(reason) => Duration::ZERO,
+            AccessVerdict { .. } => ages.denied_ttl,
+        };
+        // This proxy observes every change of RBAC, which not every proxy below it may.
+        let is_by_rbac = verdict.allowed && AccessVerdict::is_by_rbac(&verdict.reason);
+        let lease_ttl = if is_by_rbac { ages.recheck_rbac.max(ttl) } else { ttl };
+        Kept { asked, answer, ttl, lease_ttl }
+    }
+
+    /// Returns the last change of permissions, or `None` if changes are not observed.
+    fn last_change(&self) -> Option<LastChange> {
+        let recheck = self.authorizer.remembers_for().recheck;
+        let at = self.authorizer.policy_unchanged_since()?;
+        Some(LastChange { seen: at + self.lag_max, settled: at + recheck.max(self.lag_max) })
+    }
+}
+
+impl LastChange {
+    /// Whether responses of this kind must certainly reflect the change.
+    fn is_settled(self, kind: Kind, now: Instant) -> bool {
+        kind == Kind::Lease && now >= self.settled
+    }
+
+    /// Returns the time before which no response may have been requested.
+    fn least(self, kind: Kind, now: Instant) -> Instant {
+        if self.is_settled(kind, now) { self.settled } else { self.seen }
+    }
+}
+
+impl Kind {
+    /// Returns the kind of review that another proxy states.
+    fn of(request: &ReadRequest) -> Option<Self> {
+        let says = |cause: Cause| request.http.headers().get(CAUSE).is_some_and(|said| said == cause.as_str());
+        match request.http.uri().path() {
+            ACCESS_REVIEWS if says(Cause::AccessReview) => Some(Self::Access),
+            ACCESS_REVIEWS if says(Cause::LeaseReview) => Some(Self::Lease),
+            TOKEN_REVIEWS if says(Cause::TokenReview) => Some(Self::Token),
+            _ => None,
+        }
+    }
+
+    /// Whether a response is recent enough by the proxy's own rules, and no change of permissions was observed since.
+    fn will_do(self, kept: &Kept, change: Option<LastChange>, now: Instant) -> bool {
+        let age = now.saturating_duration_since(kept.asked);
+        match change {
+            _ if self == Self::Token => age < kept.ttl,
+            None => false,
+            Some(change) => {
+                let ttl = if change.is_settled(self, now) { kept.lease_ttl } else { kept.ttl };
+                age < ttl && kept.asked >= change.least(self, now)
+            }
+        }
+    }
+}
+
+fn told(context: &ResponseContext, answer: Bytes) -> Response<ReplyBody> {
+    let mut response = Response::new(ReplyBody::full(answer));
+    *response.status_mut() = StatusCode::CREATED;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(JSON));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+    headers.insert(AUDIT_ID, context.audit_id.clone().unwrap_or_else(new_audit_id));
+    response.extensions_mut().insert(ServedLocally { is_served: true, ..ServedLocally::default() });
+    response
+}
+
+impl AskedAt for Kept {
+    fn asked(&self) -> Instant {
+        self.asked
+    }
+
+    fn len_bytes(&self) -> usize {
+        const KEY_BYTES: usize = 256;
+        KEY_BYTES + self.answer.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A change at 0 s. Decisions normally reflect it from 5 s on, and certainly from 60 s on. They are reused for 10
+    /// s, and decisions by RBAC for open watches for 600 s.
+    #[test]
+    fn an_answer_serves_as_long_as_one_of_our_own_and_no_longer_than_until_a_change() {
+        let zero = Instant::now();
+        let at = |second: u64| zero + Duration::from_secs(second);
+        let change = LastChange { seen: at(5), settled: at(60) };
+        let (by_rbac, by_others) = (600, 10);
+        for (kind, asked, now, lease_ttl, expected) in [
+            (Kind::Access, 4, 6, by_rbac, false),
+            (Kind::Access, 6, 15, by_rbac, true),
+            (Kind::Access, 6, 16, by_rbac, false),
+            (Kind::Access, 100, 111, by_rbac, false),
+            (Kind::Lease, 4, 6, by_rbac, false),
+            (Kind::Lease, 6, 15, by_rbac, true),
+            // Upstream may not know of the change yet.
+            (Kind::Lease, 6, 17, by_rbac, false),
+            (Kind::Lease, 55, 59, by_rbac, true),
+            (Kind::Lease, 55, 60, by_rbac, false),
+            (Kind::Lease, 60, 61, by_rbac, true),
+            (Kind::Lease, 61, 660, by_rbac, true),
+            (Kind::Lease, 61, 661, by_rbac, false),
+            (Kind::Lease, 61, 70, by_others, true),
+            (Kind::Lease, 61, 71, by_others, false),
+            (Kind::Token, 1, 10, 0, true),
+            (Kind::Token, 1, 11, 0, false),
+        ] {
+            let (ttl, lease_ttl) = (Duration::from_secs(10), Duration::from_secs(lease_ttl));
+            let kept = Kept { asked: at(asked), answer: Bytes::new(), ttl, lease_ttl };
+            let case = format!("{kind:?}, asked for at {asked} s, at {now} s, for {lease_ttl:?}");
+            assert_eq!(kind.will_do(&kept, Some(change), at(now)), expected, "{case}");
+            let of_token = kind == Kind::Token && expected;
+            assert_eq!(kind.will_do(&kept, None, at(now)), of_token, "{case}, where no change would be seen");
+        }
+    }
+}

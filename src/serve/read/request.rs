@@ -1,0 +1,105 @@
+use std::sync::Arc;
+
+use http::{HeaderValue, Request, Response};
+use tokio::time::Instant;
+
+use crate::auth::{Caller, NotGranted, Permit};
+use crate::net::{Peer, RequestBody};
+use crate::serve::read::sources::{Need, NotServable};
+use crate::serve::response::{ReplyBody, ResponseContext, turned_away};
+use crate::serve::route::{ForwardReason, readable};
+use crate::upstream::{CAUSE, Cause, Resource};
+use crate::wire::Representation;
+use kubeapi::{Query, RequestInfo, ResourceVersion, Status, Verb};
+
+/// A response, or why the cache cannot give one.
+pub(crate) type ReadResult = Result<Response<ReplyBody>, NotServable>;
+
+/// A request whose caller is not known yet.
+pub(crate) struct NewRequest {
+    pub(crate) http: Request<RequestBody>,
+    pub(crate) query: Arc<Query>,
+    pub(crate) context: ResponseContext,
+    pub(crate) received: Instant,
+    /// Whether the caller asks for what it may read, if it may not read all.
+    readable: bool,
+}
+
+impl NewRequest {
+    /// Boxed, because it is moved from one future to the next: each of them would have room for it twice.
+    pub(crate) fn new(peer: &Peer, mut http: Request<RequestBody>) -> Box<Self> {
+        let received = Instant::now();
+        let readable = readable::take(&mut http);
+        let query = Arc::new(Query::parse(http.uri().query().unwrap_or_default()));
+        let mut context = ResponseContext::of(http.headers(), query.clone());
+        context.cut = peer.cut.clone();
+        Box::new(Self { http, query, context, received, readable })
+    }
+
+    /// The request of a known caller. It takes the boxes, because one whose content is moved out of it is freed only
+    /// with the future that has it.
+    pub(crate) fn of(self: Box<Self>, caller: Caller, info: Box<RequestInfo>) -> Box<ReadRequest> {
+        let Self { http, query, context, received, readable } = *self;
+        Box::new(ReadRequest { http, caller, info: *info, query, context, received, readable, rerouted: 0 })
+    }
+}
+
+/// A read request, with what was understood of it.
+pub(crate) struct ReadRequest {
+    pub(crate) http: Request<RequestBody>,
+    pub(crate) caller: Caller,
+    pub(crate) info: RequestInfo,
+    pub(crate) query: Arc<Query>,
+    pub(crate) context: ResponseContext,
+    pub(crate) received: Instant,
+    /// Whether the caller asks for the readable part of a collection if it may not read all of it.
+    pub(crate) readable: bool,
+    /// How many times the request was routed again because its feed had ended.
+    pub(crate) rerouted: u32,
+}
+
+impl ReadRequest {
+    pub(crate) fn turned_away(&self, refused: &NotGranted) -> Response<ReplyBody> {
+        turned_away(&self.context, self.caller.name(), &self.info, &self.query, refused)
+    }
+
+    /// Returns the cause that another proxy states, if the request is the proxy's own.
+    fn cause(&self) -> Option<&HeaderValue> {
+        self.http.headers().get(CAUSE).filter(|_| self.context.by_proxy)
+    }
+
+    /// Whether another proxy sends the request to fill its own feed.
+    pub(crate) fn fills_a_feed(&self) -> bool {
+        self.cause()
+            .is_some_and(|cause| [Cause::List, Cause::Watch, Cause::Proof].iter().any(|of| cause == of.as_str()))
+    }
+
+    /// Returns the outcome for a read of a state that is not cached. It is forwarded, because upstream may have the
+    /// state. A proxy that only compares its own data is rejected, because it can compare later.
+    pub(crate) fn not_held(&self, reason: ForwardReason) -> NotServable {
+        let compares =
+            |cause: &HeaderValue| [Cause::Comparison, Cause::SelfCheck].iter().any(|of| cause == of.as_str());
+        if self.cause().is_some_and(compares) {
+            return NotServable::Refuse(Box::new(Status::too_old_list()));
+        }
+        NotServable::Forward(reason)
+    }
+
+    /// Whether the request asks for the readable part of a collection across namespaces.
+    pub(crate) fn is_for_readable(&self, resource: &Resource) -> bool {
+        let across = resource.namespaced && self.info.namespace.is_empty();
+        self.readable && across && matches!(self.info.verb, Verb::List | Verb::Watch)
+    }
+
+    /// Returns what this read requires of a feed.
+    pub(crate) fn need<'a>(
+        &'a self,
+        permit: &'a Permit,
+        resource: &Resource,
+        representation: Representation,
+        resume: Option<ResourceVersion>,
+    ) -> Need<'a> {
+        let namespace = (resource.namespaced && !self.info.namespace.is_empty()).then_some(&*self.info.namespace);
+        Need { permit, namespace, representation, received: self.received, resume }
+    }
+}

@@ -1,0 +1,218 @@
+//! Responses of the proxy itself: Statuses, objects and lists, with the apiserver's headers.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::{
+    ACCEPT, ACCEPT_ENCODING, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue,
+    RETRY_AFTER, VARY,
+};
+use http::{HeaderMap, Response, StatusCode, Version};
+
+use crate::cache::FeedState;
+use crate::feeds::FeedHandle;
+use crate::listing::{GzipList, ListBody, PLAIN_BYTES_MAX, gzip};
+use crate::serve::audit::{AuditRecord, ServedLocally};
+use crate::serve::limits::{List, ListEncoding};
+use crate::serve::response::body::ReplyBody;
+use crate::serve::route::readable::{Extent, READABLE};
+use crate::upstream::{BUILD, Build, HOPS, SERVED};
+use crate::wire::Encoding;
+use base::Cut;
+use kubeapi::{MediaType, Offers, Query, Status, check_accept_length, negotiate, pretty};
+
+pub(crate) const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
+/// The header that states why a request was forwarded.
+pub(crate) const REASON: HeaderName = HeaderName::from_static("kube-fanout-reason");
+/// The header that names the origin of an error: `apiserver` if a review by the apiserver denied the request, otherwise
+/// `proxy`.
+pub(crate) const REFUSED_BY: HeaderName = HeaderName::from_static("kube-fanout-refused-by");
+pub(crate) const STALE: HeaderName = HeaderName::from_static("kube-fanout-stale-seconds");
+
+/// The properties of a request that determine the form of its response.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ResponseContext {
+    pub(crate) accept: Option<String>,
+    /// The refusal if the Accept header is too long. `accept` is `None` then, so that the header does not choose the
+    /// encoding of the refusal.
+    pub(crate) accept_refused: Option<Box<Status>>,
+    pub(crate) user_agent: Option<String>,
+    pub(crate) audit_id: Option<HeaderValue>,
+    /// The request's audit record, if the audit log is on.
+    pub(crate) record: Option<Arc<AuditRecord>>,
+    /// Whether the client accepts compressed responses.
+    pub(crate) gzip: bool,
+    pub(crate) query: Option<Arc<Query>>,
+    /// How much of a collection is shown, if the readable part is requested.
+    pub(crate) extent: Option<Extent>,
+    /// Ends the request and its response from outside.
+    pub(crate) cut: Cut,
+    /// Whether the request arrived from another proxy.
+    pub(crate) by_proxy: bool,
+}
+
+/// The state of the feed as reported in a response from the cache.
+#[derive(Debug, Default)]
+pub(crate) struct FeedStatus {
+    /// For how many seconds the feed has been disconnected from upstream.
+    pub(crate) stale_seconds: Option<u64>,
+    /// The apiserver build that wrote the bodies, if known. Only proxies receive it.
+    pub(crate) written_by: Option<Arc<Build>>,
+}
+
+impl FeedStatus {
+    /// Returns the status of a response whose bodies are those that the feed has now.
+    pub(crate) fn of(feed: &FeedHandle) -> Self {
+        Self { stale_seconds: Self::stale_seconds(feed), written_by: feed.body_release.written().by }
+    }
+
+    /// Returns for how many seconds the feed has been disconnected from upstream.
+    pub(crate) fn stale_seconds(feed: &FeedHandle) -> Option<u64> {
+        match feed.reader.state() {
+            FeedState::Stale { since } => Some(since.elapsed().as_secs()),
+            _ => None,
+        }
+    }
+}
+
+impl ResponseContext {
+    pub(crate) fn of(headers: &HeaderMap, query: Arc<Query>) -> Self {
+        let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+        let accept = text(ACCEPT);
+        let accept_refused = accept.and_then(|accept| check_accept_length(accept).err()).map(Box::new);
+        Self {
+            accept: accept.filter(|_| accept_refused.is_none()).map(str::to_owned),
+            accept_refused,
+            user_agent: text(http::header::USER_AGENT).map(str::to_owned),
+            audit_id: headers.get(AUDIT_ID).filter(|id| !id.is_empty()).cloned(),
+            record: None,
+            gzip: text(ACCEPT_ENCODING).is_some_and(gzip::is_asked_for),
+            query: Some(query),
+            extent: None,
+            cut: Cut::default(),
+            by_proxy: headers.contains_key(HOPS),
+        }
+    }
+
+    /// Returns a Status in the encoding that the request accepts (R-ACCEPT-5).
+    pub(crate) fn status(&self, status: &Status) -> Response<ReplyBody> {
+        let accept = self.accept.as_deref();
+        let person =
+            self.query.as_ref().is_some_and(|query| pretty(query, self.user_agent.as_deref(), accept, Offers::ERROR));
+        let (content_type, body) = match negotiate(accept, Offers::ERROR).media() {
+            Some(MediaType::Protobuf) => (MediaType::Protobuf.as_str(), status.to_protobuf()),
+            Some(MediaType::Json) if !person => (MediaType::Json.as_str(), status.to_json()),
+            // YAML errors are not written here; a request that accepts only YAML is forwarded.
+            _ => (MediaType::Json.as_str(), status.to_json_indented()),
+        };
+        let mut response = Response::new(ReplyBody::full(Bytes::from(body)));
+        *response.status_mut() = StatusCode::from_u16(status.http_code()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        self.put_common(response.headers_mut(), content_type);
+        if response.status().is_client_error() || response.status().is_server_error() {
+            response.headers_mut().insert(REFUSED_BY, HeaderValue::from_static("proxy"));
+        }
+        if let Some(seconds) = status.retry_after_seconds() {
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response.extensions_mut().insert(ServedLocally { status: Some(status.clone()), ..ServedLocally::default() });
+        response
+    }
+
+    /// Returns a 200 from the cache.
+    pub(crate) fn served(
+        &self,
+        encoding: Encoding,
+        watch: bool,
+        FeedStatus { stale_seconds, written_by }: FeedStatus,
+        body: ReplyBody,
+    ) -> Response<ReplyBody> {
+        let content_type = if watch { encoding.watch_media_type() } else { encoding.media_type() };
+        let mut response = Response::new(body);
+        response.extensions_mut().insert(ServedLocally {
+            is_served: true,
+            is_watch: watch,
+            ..ServedLocally::default()
+        });
+        self.put_common(response.headers_mut(), content_type);
+        put_served(response.headers_mut(), stale_seconds);
+        if let Some(build) = written_by.filter(|_| self.by_proxy).and_then(|build| build.header()) {
+            response.headers_mut().insert(BUILD, build);
+        }
+        if let Some(extent) = self.extent {
+            response.headers_mut().insert(READABLE, HeaderValue::from_static(extent.as_str()));
+        }
+        response
+    }
+
+    /// Whether a response of this length is compressed.
+    pub(crate) fn compresses(&self, bytes: usize) -> bool {
+        self.gzip && bytes > PLAIN_BYTES_MAX
+    }
+
+    /// Returns a list from the cache, compressed if it is large enough.
+    pub(crate) fn list(
+        &self,
+        encoding: Encoding,
+        feed_status: FeedStatus,
+        list: ListBody,
+        body_of: impl FnOnce(ListEncoding) -> List,
+    ) -> Response<ReplyBody> {
+        if self.gzip && list.is_worth_compressing() {
+            let list = body_of(ListEncoding::Gzip(Box::new(GzipList::new(list))));
+            return gzipped(self.served(encoding, false, feed_status, ReplyBody::list(list)));
+        }
+        self.served(encoding, false, feed_status, ReplyBody::list(body_of(ListEncoding::Plain(Box::new(list)))))
+    }
+
+    fn put_common(&self, headers: &mut HeaderMap, content_type: &'static str) {
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
+        headers.insert(AUDIT_ID, self.audit_id.clone().unwrap_or_else(new_audit_id));
+    }
+}
+
+pub(crate) fn gzipped(mut response: Response<ReplyBody>) -> Response<ReplyBody> {
+    response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    response.headers_mut().insert(VARY, HeaderValue::from_static("Accept-Encoding"));
+    response
+}
+
+/// Returns the response of Go's server to an unreadable request line, which it sends before any apiserver code runs.
+pub(crate) fn malformed(version: Version) -> Response<ReplyBody> {
+    let mut response = Response::new(ReplyBody::full(Bytes::from_static(b"400 Bad Request")));
+    *response.status_mut() = StatusCode::BAD_REQUEST;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    if version < Version::HTTP_2 {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
+/// Returns the response of Go's server to an unknown expectation.
+pub(crate) fn expectation_failed() -> Response<ReplyBody> {
+    let mut response = Response::new(ReplyBody::empty());
+    *response.status_mut() = StatusCode::EXPECTATION_FAILED;
+    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    response
+}
+
+pub(crate) fn put_served(headers: &mut HeaderMap, stale_seconds: Option<u64>) {
+    headers.insert(SERVED, HeaderValue::from_static("cache"));
+    if let Some(seconds) = stale_seconds {
+        headers.insert(STALE, HeaderValue::from(seconds));
+    }
+}
+
+/// Returns a random UUID, as the apiserver assigns to requests without an id.
+pub(crate) fn new_audit_id() -> HeaderValue {
+    let [a, b] = [fastrand::u64(..), fastrand::u64(..)];
+    let text = format!(
+        "{:08x}-{:04x}-4{:03x}-{:04x}-{:012x}",
+        a >> 32,
+        (a >> 16) & 0xffff,
+        a & 0xfff,
+        0x8000 | ((b >> 48) & 0x3fff),
+        b & 0xffff_ffff_ffff
+    );
+    HeaderValue::from_str(&text).expect("hexadecimal digits and dashes")
+}

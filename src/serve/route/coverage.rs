@@ -1,0 +1,255 @@
+use std::sync::Arc;
+
+use crate::feeds::Scope;
+use crate::upstream::{Resource, ResourceOrigin};
+use kubeapi::{FieldSelector, NAME_KEY, RequestInfo};
+
+/// The operator's choice of resources that feeds may cache.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Coverage {
+    /// If set, only this node's objects are cached, for resources that belong to nodes. The proxy serves the node's
+    /// agents.
+    pub node: Option<Arc<str>>,
+    /// If not empty, the only resources that are cached, as in `pods` or `deployments.apps`.
+    pub resources: Vec<String>,
+    /// Sensitive kinds that are cached anyway.
+    pub sensitive: Vec<Sensitive>,
+    /// Whether the proxy authorizes each caller. If so, its own account may read more than a caller may.
+    pub authorizes: bool,
+}
+
+/// Kinds whose objects should not be collected in one place (R-MODE-3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sensitive {
+    Secrets,
+    ConfigMaps,
+}
+
+/// Why a resource is not cached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum OutsideCoverage {
+    #[error("not in feeds.resources")]
+    NotChosen,
+    #[error("a sensitive kind that is not in feeds.sensitive")]
+    Sensitive,
+}
+
+/// The resources that belong to nodes, and the field that names the node. The Node authorizer requires these fields: a
+/// kubelet's own identity may not list anything wider (R-AUTHZ-4).
+const OF_NODES: [(&str, &str, &str); 5] = [
+    ("", "pods", "spec.nodeName"),
+    ("", "nodes", NAME_KEY),
+    ("storage.k8s.io", "csinodes", NAME_KEY),
+    ("resource.k8s.io", "resourceslices", "spec.nodeName"),
+    ("certificates.k8s.io", "podcertificaterequests", "spec.nodeName"),
+];
+
+impl Coverage {
+    /// Returns the widest scope in which the resource may be cached.
+    ///
+    /// # Errors
+    ///
+    /// The resource may not be cached at all.
+    pub fn scope(&self, resource: &Resource) -> Result<Scope, OutsideCoverage> {
+        if !self.resources.is_empty() && !self.resources.iter().any(|name| resource.is_called(name)) {
+            return Err(OutsideCoverage::NotChosen);
+        }
+        if let Some(kind) = Sensitive::of(resource)
+            && self.protects(kind)
+            && !self.sensitive.contains(&kind)
+        {
+            return Err(OutsideCoverage::Sensitive);
+        }
+        Ok(match (&self.node, field_of_node(resource)) {
+            (Some(node), Some(field)) => Scope::Selected { field: field.into(), value: node.clone() },
+            _ => Scope::Cluster,
+        })
+    }
+
+    /// Whether a kind must not be cached. If every caller acts as the proxy itself, the cache reveals nothing that the
+    /// caller could not read upstream. But a node's proxy serves all clients on that node, and may have more rights
+    /// than each of them needs.
+    fn protects(&self, kind: Sensitive) -> bool {
+        match kind {
+            Sensitive::Secrets => self.authorizes || self.node.is_some(),
+            Sensitive::ConfigMaps => self.node.is_some(),
+        }
+    }
+}
+
+impl Sensitive {
+    pub const ALL: [Self; 2] = [Self::Secrets, Self::ConfigMaps];
+
+    /// Returns the resource's name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Secrets => "secrets",
+            Self::ConfigMaps => "configmaps",
+        }
+    }
+
+    fn of(resource: &Resource) -> Option<Self> {
+        let is_core = resource.gvr.group.is_empty();
+        Self::ALL.into_iter().find(|kind| is_core && *resource.gvr.resource == *kind.as_str())
+    }
+}
+
+/// Whether a request stays within `scope`. Like upstream's authorizers, this compares the name and the selector as
+/// written. Requests that the authorizers would not recognize are forwarded, because upstream rejects them (R-FIELD-7).
+pub(crate) fn covers(scope: &Scope, request: &RequestInfo) -> bool {
+    match scope {
+        Scope::Cluster => true,
+        Scope::Namespace(namespace) => request.namespace == **namespace,
+        Scope::Selected { field, value } if **field == *NAME_KEY => request.name == **value,
+        Scope::Selected { field, value } => {
+            let selector = request.field_selector.as_deref().and_then(|text| FieldSelector::parse(text).ok());
+            selector.is_some_and(|selector| selector.requires_exact(field) == Some(value))
+        }
+    }
+}
+
+fn field_of_node(resource: &Resource) -> Option<&'static str> {
+    let (group, plural) = (&*resource.gvr.group, &*resource.gvr.resource);
+    let found =
+        OF_NODES.into_iter().find(|of| (of.0, of.1) == (group, plural) && resource.origin == ResourceOrigin::BuiltIn);
+    // An old version of the resource may lack the field.
+    found.map(|(.., field)| field).filter(|field| *field == NAME_KEY || resource.fields.position(field).is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Encoding;
+    use kubeapi::{FieldTable, Gvr, PageStore, Query};
+
+    fn resource(group: &str, version: &str, plural: &str) -> Resource {
+        let gvr = Gvr::new(group, version, plural);
+        let custom = group.contains("example");
+        Resource {
+            fields: Arc::new(FieldTable::of_builtin(&gvr, true)),
+            gvr,
+            kind: "Any".into(),
+            list_kind: "AnyList".into(),
+            namespaced: true,
+            watchable: true,
+            origin: if custom { ResourceOrigin::Custom } else { ResourceOrigin::BuiltIn },
+            encoding: Encoding::Protobuf,
+            pages: PageStore::default(),
+            edition: None,
+        }
+    }
+
+    fn said(coverage: &Coverage, resource: &Resource) -> String {
+        match coverage.scope(resource) {
+            Ok(scope) => scope.selector().unwrap_or_else(|| "all".to_owned()),
+            Err(why) => format!("{why:?}"),
+        }
+    }
+
+    #[test]
+    fn what_is_held_follows_from_the_configuration_and_the_resource_alone() {
+        let [pods, secrets, maps] = ["pods", "secrets", "configmaps"].map(|plural| resource("", "v1", plural));
+        let (hidden, deployments) =
+            (resource("hidden.example", "v1", "secrets"), resource("apps", "v1", "deployments"));
+        let resources = [&pods, &secrets, &maps, &hidden, &deployments];
+        let open = Coverage::default();
+        let central = Coverage { authorizes: true, ..Coverage::default() };
+        let node = Coverage { node: Some("n7".into()), ..Coverage::default() };
+        let agents = Coverage { authorizes: true, ..node.clone() };
+        let with = |coverage: &Coverage, sensitive: &[Sensitive]| Coverage {
+            sensitive: sensitive.to_vec(),
+            ..coverage.clone()
+        };
+        let some = |names: &[&str]| Coverage {
+            resources: names.iter().map(|&name| name.to_owned()).collect(),
+            ..central.clone()
+        };
+        let (ours, left) = ("spec.nodeName=n7", "NotChosen");
+        for (coverage, expected) in [
+            (open, ["all", "all", "all", "all", "all"]),
+            (central.clone(), ["all", "Sensitive", "all", "all", "all"]),
+            (with(&central, &[Sensitive::Secrets]), ["all", "all", "all", "all", "all"]),
+            (node.clone(), [ours, "Sensitive", "Sensitive", "all", "all"]),
+            (agents.clone(), [ours, "Sensitive", "Sensitive", "all", "all"]),
+            (with(&agents, &[Sensitive::ConfigMaps]), [ours, "Sensitive", "all", "all", "all"]),
+            (with(&node, &Sensitive::ALL), [ours, "all", "all", "all", "all"]),
+            (some(&["pods", "deployments.apps"]), ["all", left, left, left, "all"]),
+            (some(&["deployments.v1.apps", "pods.v1"]), ["all", left, left, left, "all"]),
+            // `feeds.resources` alone does not allow a sensitive kind.
+            (some(&["secrets"]), [left, "Sensitive", left, left, left]),
+            (some(&["secrets.hidden.example"]), [left, left, left, "all", left]),
+        ] {
+            assert_eq!(resources.map(|resource| said(&coverage, resource)), expected, "{coverage:?}");
+        }
+    }
+
+    #[test]
+    fn what_belongs_to_a_node_is_held_for_that_node() {
+        let node = Coverage { node: Some("n7".into()), ..Coverage::default() };
+        for ((group, version, plural), expected) in [
+            (("", "v1", "pods"), "spec.nodeName=n7"),
+            (("", "v1", "nodes"), "metadata.name=n7"),
+            (("storage.k8s.io", "v1", "csinodes"), "metadata.name=n7"),
+            (("resource.k8s.io", "v1", "resourceslices"), "spec.nodeName=n7"),
+            (("certificates.k8s.io", "v1beta1", "podcertificaterequests"), "spec.nodeName=n7"),
+            (("", "v1", "services"), "all"),
+            (("storage.k8s.io", "v1", "csidrivers"), "all"),
+            (("pods.example", "v1", "pods"), "all"),
+        ] {
+            assert_eq!(said(&node, &resource(group, version, plural)), expected, "{plural}.{version}.{group}");
+        }
+    }
+
+    #[test]
+    fn a_request_is_covered_when_it_requires_what_the_feed_selects() {
+        let of = |field: &str| Scope::Selected { field: field.into(), value: "n7".into() };
+        let pods = of("spec.nodeName");
+        for (uri, covered) in [
+            ("/api/v1/pods?fieldSelector=spec.nodeName%3Dn7", true),
+            ("/api/v1/pods?fieldSelector=spec.nodeName==n7&watch=1", true),
+            ("/api/v1/pods?fieldSelector=status.phase!%3DFailed,spec.nodeName%3Dn7", true),
+            ("/api/v1/namespaces/a/pods?fieldSelector=spec.nodeName%3Dn7", true),
+            ("/api/v1/pods", false),
+            ("/api/v1/pods?fieldSelector=", false),
+            ("/api/v1/pods?fieldSelector=spec.nodeName%3Dn77", false),
+            ("/api/v1/pods?fieldSelector=spec.nodeName!%3Dn7", false),
+            ("/api/v1/pods?fieldSelector=spec.nodeName%3Dn8,spec.nodeName%3Dn9", false),
+            ("/api/v1/pods?fieldSelector=metadata.name%3Dn7", false),
+            ("/api/v1/pods?labelSelector=spec.nodeName%3Dn7", false),
+            // The Node authorizer does not know that this field is equivalent.
+            ("/api/v1/pods?fieldSelector=spec.host%3Dn7", false),
+            ("/api/v1/pods?fieldSelector=spec.nodeName%3Dn7,nonsense", false),
+            // Only the first parameter counts.
+            ("/api/v1/pods?fieldSelector=&fieldSelector=spec.nodeName%3Dn7", false),
+            // The apiserver does not authorize by selectors in this form of path.
+            ("/api/v1/watch/pods?fieldSelector=spec.nodeName%3Dn7", false),
+            // A pod's name does not identify its node, and a GET ignores selectors.
+            ("/api/v1/namespaces/a/pods/p", false),
+            ("/api/v1/namespaces/a/pods/n7?fieldSelector=spec.nodeName%3Dn7", false),
+        ] {
+            assert_eq!(covers(&pods, &info(uri)), covered, "{uri}");
+            assert!(covers(&Scope::Cluster, &info(uri)), "{uri}");
+        }
+        let nodes = of("metadata.name");
+        for (uri, covered) in [
+            ("/api/v1/nodes/n7", true),
+            ("/api/v1/nodes?fieldSelector=metadata.name%3Dn7", true),
+            ("/api/v1/nodes?fieldSelector=metadata.name%3Dn7&watch=1", true),
+            ("/api/v1/watch/nodes/n7", true),
+            ("/api/v1/nodes/n8", false),
+            ("/api/v1/nodes", false),
+            ("/api/v1/nodes?fieldSelector=metadata.name%3Dn8", false),
+            ("/api/v1/watch/nodes?fieldSelector=metadata.name%3Dn7", false),
+        ] {
+            assert_eq!(covers(&nodes, &info(uri)), covered, "{uri}");
+        }
+        let namespace = Scope::Namespace("a".into());
+        assert!(covers(&namespace, &info("/api/v1/namespaces/a/pods")));
+        assert!(!covers(&namespace, &info("/api/v1/pods")));
+    }
+
+    fn info(uri: &str) -> RequestInfo {
+        let (path, query) = uri.split_once('?').unwrap_or((uri, ""));
+        RequestInfo::parse("GET", path, &Query::parse(query)).expect("a path")
+    }
+}

@@ -1,0 +1,274 @@
+//! W9 and W10: a bookmark is never ahead of the events that it covers, and it arrives in time (R-BOOKMARK-1,
+//! R-BOOKMARK-3).
+
+use std::task::Poll;
+
+use tokio::time::Instant;
+
+use super::fixture::{Stage, TERMS, WATCH_LIST, app_x, lasting, pass, pass_ms};
+use crate::cache::{CacheConfig, FeedState, Start, View};
+use crate::serve::watch::session::WatchTerms;
+use kubeapi::ResourceVersion;
+
+const NOTHING: [String; 0] = [];
+
+#[tokio::test(start_paused = true)]
+async fn there_is_one_a_minute() {
+    let mut stage = Stage::empty();
+    let mut client = stage.watch_after(10, TERMS);
+    assert_eq!(client.told(), NOTHING);
+    stage.advance(20);
+    pass_ms(59_999).await;
+    assert_eq!(client.told(), NOTHING);
+    pass_ms(1).await;
+    assert_eq!(client.told(), ["BOOKMARK 20"]);
+    stage.advance(30);
+    pass(60).await;
+    assert_eq!(client.told(), ["BOOKMARK 30"]);
+    pass(60).await;
+    assert_eq!(client.told(), ["BOOKMARK 30"], "also when there is nothing new to vouch for");
+    stage.advance(31);
+    pass_ms(59_999).await;
+    assert_eq!(client.told(), NOTHING);
+    pass_ms(1).await;
+    assert_eq!(client.told(), ["BOOKMARK 31"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_clock_wakes_the_watch_for_it() {
+    let mut stage = Stage::empty();
+    let mut client = stage.watch_after(10, TERMS);
+    assert_eq!(client.told(), NOTHING);
+    stage.advance(20);
+    assert_eq!(client.woken(), 0);
+    pass(60).await;
+    assert_eq!(client.woken(), 1);
+    assert_eq!(client.told(), ["BOOKMARK 20"]);
+}
+
+/// A sink does not poll an idle watch before it is woken.
+#[tokio::test(start_paused = true)]
+async fn a_watch_with_something_to_say_is_not_parked() {
+    let mut stage = Stage::empty();
+    let mut client = stage.watch_after(10, TERMS);
+    assert_eq!(client.told(), NOTHING);
+    assert!(client.session.is_parked());
+    stage.put("p", "x", 11);
+    assert!(matches!(client.poll(1), Poll::Ready(Some(_))));
+    assert!(client.session.is_parked(), "that was all");
+    assert_eq!(client.woken(), 1);
+    stage.put("p", "x", 12);
+    assert_eq!(client.woken(), 2, "and it is woken for more");
+    stage.put("q", "x", 13);
+    assert!(matches!(client.poll(1), Poll::Ready(Some(_))));
+    assert!(!client.session.is_parked(), "there was room for one only");
+    stage.bookmark(15);
+    assert!(matches!(client.poll(1), Poll::Ready(Some(_))));
+    assert!(!client.session.is_parked(), "the bookmark came before it went to sleep");
+    assert_eq!(client.told(), ["BOOKMARK 15"]);
+}
+
+/// Observed of kube-apiserver with `timeoutSeconds=150`: at 60, 120 and 148 seconds.
+#[tokio::test(start_paused = true)]
+async fn the_last_one_comes_two_seconds_before_the_end() {
+    for (seconds, due) in [
+        (150, vec![60, 120, 148]),
+        (120, vec![60, 118]),
+        (62, vec![60]),
+        (61, vec![59]),
+        (60, vec![58]),
+        (10, vec![8]),
+        (3, vec![1]),
+        // Too short for a bookmark.
+        (2, vec![]),
+        (1, vec![]),
+    ] {
+        let mut stage = Stage::empty();
+        let mut client = stage.watch_after(10, lasting(seconds));
+        let mut told = Vec::new();
+        for second in 0..=u64::try_from(seconds).expect("positive") {
+            stage.advance(100 + second);
+            told.extend(client.told().into_iter().map(|what| (second, what)));
+            pass(1).await;
+        }
+        let mut expected: Vec<_> =
+            due.into_iter().map(|second| (second, format!("BOOKMARK {}", 100 + second))).collect();
+        expected.push((u64::try_from(seconds).expect("positive"), "over".to_owned()));
+        assert_eq!(told, expected, "timeoutSeconds={seconds}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_gets_one_who_did_not_ask() {
+    let mut stage = Stage::empty();
+    let mut client = stage.watch_after(10, WatchTerms { bookmarks: false, ..lasting(150) });
+    assert_eq!(client.told(), NOTHING);
+    for second in 1..150 {
+        stage.bookmark(10 + second);
+        pass(1).await;
+        assert_eq!(client.told(), NOTHING, "after {second} s");
+    }
+    pass(1).await;
+    assert_eq!(client.told(), ["over"]);
+}
+
+/// A tier of a chain must not delay the bookmarks of the tier above it by a minute.
+#[tokio::test(start_paused = true)]
+async fn upstreams_own_is_passed_on_at_once() {
+    let mut stage = Stage::empty();
+    let mut client = stage.watch_after(10, TERMS);
+    assert_eq!(client.told(), NOTHING);
+    stage.bookmark(20);
+    assert_eq!(client.woken(), 1);
+    assert_eq!(client.told(), ["BOOKMARK 20"]);
+    stage.bookmark(20);
+    assert_eq!(client.told(), NOTHING, "the same again says nothing");
+    stage.bookmark(30);
+    stage.bookmark(40);
+    assert_eq!(client.told(), ["BOOKMARK 40"], "of two that were missed the later is enough");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_upstream_said_before_the_watch_began_is_not_said_again() {
+    let mut stage = Stage::empty();
+    stage.bookmark(20);
+    let mut client = stage.watch_after(10, TERMS);
+    assert_eq!(client.told(), NOTHING);
+    pass(60).await;
+    assert_eq!(client.told(), ["BOOKMARK 20"], "until one is due");
+}
+
+/// etcd #15220: progress that was ahead of the data.
+#[tokio::test(start_paused = true)]
+async fn every_event_before_it_comes_before_it() {
+    for due in [false, true] {
+        let mut stage = Stage::empty();
+        let mut client = stage.watch_after(10, TERMS);
+        assert_eq!(client.told(), NOTHING);
+        stage.put("p", "x", 11);
+        stage.put("q", "x", 12);
+        stage.delete("p", "x", 13);
+        if due {
+            stage.advance(20);
+            pass(60).await;
+        } else {
+            stage.bookmark(20);
+        }
+        // A client with little room receives the events one by one, and the bookmark last.
+        let mut told = Vec::new();
+        while let Poll::Ready(Some(frames)) = client.poll(1) {
+            assert_eq!(frames.len(), 1);
+            told.extend(frames);
+        }
+        assert_eq!(told, ["ADDED p 11", "ADDED q 12", "DELETED p 13", "BOOKMARK 20"], "due: {due}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_event_after_it_is_later() {
+    let mut stage = Stage::empty();
+    let mut client = stage.watch_after(10, TERMS);
+    for n in 1..20 {
+        stage.bookmark(n * 10 + 5);
+        let mut told = client.told();
+        stage.put("p", "x", n * 10 + 8);
+        told.extend(client.told());
+        assert_eq!(told.len(), 2, "{told:?}");
+        assert_eq!(told[0], format!("BOOKMARK {}", n * 10 + 5));
+        assert!(told[1].ends_with(&format!(" {}", n * 10 + 8)), "{told:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_vouches_for_events_that_the_selector_hides() {
+    let mut stage = Stage::empty();
+    let opened = stage.reader.open(Start::After(ResourceVersion(10)), app_x()).expect("in the ring");
+    let mut client = stage.client(opened, TERMS);
+    stage.put("p", "y", 11);
+    assert_eq!(client.told(), NOTHING);
+    pass(60).await;
+    assert_eq!(client.told(), ["BOOKMARK 11"]);
+}
+
+/// An event also serves as a bookmark: after one, no bookmark is sent until one is due.
+#[tokio::test(start_paused = true)]
+async fn one_for_a_version_that_the_client_knows_is_sent_once_a_minute() {
+    let mut stage = Stage::empty();
+    let mut client = stage.watch_after(10, TERMS);
+    stage.bookmark(10);
+    pass(59).await;
+    assert_eq!(client.told(), NOTHING);
+    pass(1).await;
+    assert_eq!(client.told(), ["BOOKMARK 10"], "also for the version that it started from");
+    stage.put("p", "x", 11);
+    assert_eq!(client.told(), ["ADDED p 11"]);
+    stage.bookmark(11);
+    pass(59).await;
+    assert_eq!(client.told(), NOTHING);
+    pass(1).await;
+    assert_eq!(client.told(), ["BOOKMARK 11"], "or a tier below would take the stream for dead");
+}
+
+/// A disconnected proxy must not report to the proxy below it that its data is current.
+#[tokio::test(start_paused = true)]
+async fn while_upstream_is_away_nothing_is_said_again() {
+    let mut stage = Stage::empty();
+    let mut client = stage.watch_after(10, TERMS);
+    stage.writer.set_state(FeedState::Stale { since: Instant::now() });
+    pass(60).await;
+    assert_eq!(client.told(), NOTHING);
+    stage.writer.set_state(FeedState::Live);
+    pass(60).await;
+    assert_eq!(client.told(), ["BOOKMARK 10"]);
+}
+
+/// etcd #20221: a watch from a future version received past events.
+#[tokio::test(start_paused = true)]
+async fn a_watch_from_the_future_gets_none_below_its_start() {
+    let mut stage = Stage::empty();
+    let mut client = stage.watch_after(100, TERMS);
+    for rv in [50, 99] {
+        stage.bookmark(rv);
+        pass(60).await;
+        assert_eq!(client.told(), NOTHING, "{rv}");
+    }
+    stage.bookmark(101);
+    assert_eq!(client.told(), ["BOOKMARK 101"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn they_never_go_back() {
+    let mut stage = Stage::empty();
+    let mut client = stage.watch_after(10, TERMS);
+    let mut last = 10;
+    for rv in [20, 15, 30, 30, 25, 31] {
+        stage.bookmark(rv);
+        for told in client.told() {
+            let told: u64 = told.strip_prefix("BOOKMARK ").expect("nothing else").parse().expect("a version");
+            assert!(told > last, "{told} after {last}");
+            last = told;
+        }
+    }
+    assert_eq!(last, 31);
+}
+
+/// The state is confirmed at a version that upstream's stream has not reached yet (R-VERSION-1).
+#[tokio::test(start_paused = true)]
+async fn first_bookmark_of_a_watch_list_has_the_version_of_the_proof() {
+    let mut stage = Stage::new(CacheConfig::default(), &[("p", "x", 5)]);
+    let mut before = stage.watch_after(10, TERMS);
+    assert!(stage.reader.confirm(stage.reader.state_mark(), ResourceVersion(30)));
+    let mut client = stage.watch_current(View::everything(), WATCH_LIST);
+    assert_eq!(client.told(), ["ADDED p 5", "BOOKMARK 30 end"]);
+    // Late events below the confirmed version cancel each other out.
+    stage.put("q", "x", 19);
+    stage.delete("q", "x", 20);
+    stage.bookmark(25);
+    assert_eq!(before.told(), ["ADDED q 19", "DELETED q 20", "BOOKMARK 25"]);
+    assert_eq!(client.told(), NOTHING);
+    stage.put("q", "x", 31);
+    stage.bookmark(40);
+    for client in [&mut before, &mut client] {
+        assert_eq!(client.told(), ["ADDED q 31", "BOOKMARK 40"]);
+    }
+}

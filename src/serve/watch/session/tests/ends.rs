@@ -1,0 +1,321 @@
+//! How watches end: by timeout, with 410, in a drain, with their feed. Each end is counted once (W7, W12, W13, W16).
+
+use std::time::Duration;
+
+use metrics_exporter_prometheus::PrometheusBuilder;
+use tokio::runtime::{Builder, Runtime};
+
+use super::fixture::{Client, Stage, TERMS, WATCH_LIST, added, lasting, pass, pass_ms};
+use crate::cache::{CacheConfig, FeedEnd, Snapshot, View};
+use crate::serve::activity::WatchEnd;
+use crate::serve::watch::session::WatchTerms;
+use kubeapi::{ResourceVersion, Status};
+
+const NOTHING: [String; 0] = [];
+
+fn small_ring() -> Stage {
+    Stage::new(CacheConfig { window_events_max: 2, ..CacheConfig::default() }, &[])
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_lasts_as_long_as_its_client_asked() {
+    let mut stage = Stage::empty();
+    let mut client = stage.watch_after(10, WatchTerms { bookmarks: false, ..lasting(5) });
+    pass_ms(4_999).await;
+    stage.put("p", "x", 11);
+    assert_eq!(client.told(), ["ADDED p 11"]);
+    let woken = client.woken();
+    pass_ms(1).await;
+    assert!(client.woken() > woken, "its clock wakes it");
+    assert_eq!(client.told(), ["over"], "cleanly, on a frame's boundary");
+    stage.put("p", "x", 12);
+    assert_eq!(client.told(), ["over"], "nothing follows");
+}
+
+/// Before the watch starts, the request may have waited for history or for a proof.
+#[tokio::test(start_paused = true)]
+async fn time_of_a_watch_counts_from_its_request() {
+    let mut stage = Stage::new(CacheConfig::default(), &[("p", "x", 5)]);
+    stage.waited = Duration::from_secs(3);
+    let mut waited = stage.watch_after(10, WatchTerms { bookmarks: false, ..lasting(5) });
+    pass_ms(1_999).await;
+    stage.put("q", "x", 11);
+    assert_eq!(waited.told(), ["ADDED q 11"]);
+    pass_ms(1).await;
+    assert_eq!(waited.told(), ["over"]);
+    stage.waited = Duration::from_secs(5);
+    assert_eq!(stage.watch_current(View::everything(), lasting(5)).told(), ["over"], "it has waited for all of it");
+}
+
+/// `--min-request-timeout`: uniform between half an hour and an hour (R-TIMEOUT-1).
+#[tokio::test(start_paused = true)]
+async fn without_a_wish_a_watch_lasts_half_an_hour_to_an_hour() {
+    for timeout_seconds in [None, Some(0)] {
+        let stage = Stage::empty();
+        let mut clients: Vec<_> =
+            (0..50).map(|_| stage.watch_after(10, WatchTerms { timeout_seconds, ..TERMS })).collect();
+        let over = |clients: &mut Vec<Client>| {
+            clients.retain_mut(|client| client.told() != ["over"]);
+            50 - clients.len()
+        };
+        pass(1799).await;
+        assert_eq!(over(&mut clients), 0);
+        pass(901).await;
+        let halfway = over(&mut clients);
+        assert!((5..=45).contains(&halfway), "{halfway} of 50 after 45 minutes: they should be spread");
+        pass(901).await;
+        assert_eq!(over(&mut clients), 50);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn watch_lasts_as_long_as_upstream_lets_it() {
+    let stage = Stage::empty();
+    let lasts_min = Duration::from_secs(300);
+    let mut clients: Vec<_> = (0..20).map(|_| stage.watch_after(10, WatchTerms { lasts_min, ..TERMS })).collect();
+    pass(299).await;
+    assert!(clients.iter_mut().all(|client| client.told() != ["over"]));
+    pass(302).await;
+    assert!(clients.iter_mut().all(|client| client.told() == ["over"]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_negative_time_is_over_when_it_begins() {
+    let mut stage = Stage::new(CacheConfig::default(), &[("p", "x", 5)]);
+    // The last two overflow when converted to nanoseconds, and become negative.
+    for seconds in [-1, 9_223_372_037, i64::MAX] {
+        let terms = || WatchTerms { end_bookmark: true, ..lasting(seconds) };
+        assert_eq!(stage.watch_current(View::everything(), terms()).told(), ["over"], "{seconds}: no state");
+        let mut client = stage.watch_after(10, terms());
+        stage.put("p", "x", stage.reader.progress().rv.0 + 1);
+        assert_eq!(client.told(), ["over"], "{seconds}: no events");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_time_is_too_long() {
+    let stage = Stage::empty();
+    let mut client = stage.watch_after(10, WatchTerms { bookmarks: false, ..lasting(9_223_372_036) });
+    assert_eq!(client.told(), NOTHING);
+    pass(300 * 24 * 3600).await;
+    assert_eq!(client.told(), NOTHING);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_position_that_left_the_ring_is_one_error_and_then_the_end() {
+    let mut stage = small_ring();
+    let mut client = stage.watch_after(10, TERMS);
+    stage.put("p", "x", 11);
+    assert_eq!(client.told(), ["ADDED p 11"]);
+    for rv in 12..=20 {
+        stage.put("p", "x", rv);
+    }
+    stage.bookmark(30);
+    assert_eq!(client.told(), ["ERROR 410 Expired: too old resource version: 11 (18)", "over"]);
+    stage.put("p", "x", 31);
+    pass(600).await;
+    assert_eq!(client.told(), ["over"], "nothing follows an ERROR");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_history_is_a_410_for_those_who_followed_the_old_one() {
+    let mut stage = Stage::new(CacheConfig::default(), &[("p", "x", 5)]);
+    let mut clients = [
+        stage.watch_after(10, TERMS),
+        stage.watch_current(View::everything(), WATCH_LIST),
+        stage.watch_after(10, WatchTerms { bookmarks: false, ..TERMS }),
+    ];
+    assert_eq!(clients[0].told(), NOTHING);
+    assert_eq!(clients[2].told(), NOTHING);
+    stage.writer.replace(Snapshot::from_objects(ResourceVersion(20), Vec::new()));
+    assert_eq!(clients.each_ref().map(Client::woken), [1, 0, 1]);
+    let expired = "ERROR 410 Expired: too old resource version: 10 (20)";
+    assert_eq!(clients[0].told(), [expired, "over"]);
+    assert_eq!(clients[2].told(), [expired, "over"]);
+    // The initial state of one version is sent completely, even if that version has expired. Then the error follows.
+    assert_eq!(clients[1].told(), ["ADDED p 5", "BOOKMARK 10 end", expired, "over"]);
+}
+
+/// The resource is gone, or the proxy may no longer read it; no version has expired.
+#[tokio::test(start_paused = true)]
+async fn a_feed_that_is_over_ends_its_watches_without_an_error() {
+    for end in [FeedEnd::Gone, FeedEnd::Forbidden, FeedEnd::Shutdown] {
+        let mut stage = Stage::empty();
+        let mut client = stage.watch_after(10, TERMS);
+        stage.put("p", "x", 11);
+        assert_eq!(client.told(), ["ADDED p 11"]);
+        let _proxy = stage.end_feed(end);
+        assert_eq!(client.woken(), 1);
+        assert_eq!(client.told(), ["over"], "{end:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_cannot_be_given_says_why_and_ends() {
+    let mut stage = Stage::empty();
+    let mut client = stage.watch_current(View::everything(), WATCH_LIST);
+    client.session.end_with(&Status::too_large(99, 10), WatchEnd::TooLarge);
+    stage.put("p", "x", 11);
+    let text = "ERROR 504 Timeout: Timeout: Too large resource version: 99, current: 10";
+    assert_eq!(client.told(), [text, "over"], "instead of the state, not behind it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_that_comes_after_the_end_is_not_told() {
+    let stage = Stage::empty();
+    let mut client = stage.watch_after(10, lasting(-1));
+    client.session.end_with(&Status::too_old(1, 10), WatchEnd::Expired);
+    assert_eq!(client.told(), ["over"]);
+}
+
+const GRACE: Duration = Duration::from_secs(100);
+
+/// A thousand watches end spread over the drain time.
+#[tokio::test(start_paused = true)]
+async fn a_drain_ends_every_watch_at_a_moment_of_its_own() {
+    let stage = Stage::empty();
+    let mut clients: Vec<_> = (0..50).map(|_| stage.watch_after(10, TERMS)).collect();
+    assert!(clients.iter_mut().all(|client| client.told().is_empty()));
+    let (_writer, drained) = stage.drain(GRACE).await;
+    let mut ended = Vec::new();
+    for _ in 0..10 {
+        pass(10).await;
+        let before = clients.len();
+        clients.retain_mut(|client| client.told() != ["over"]);
+        ended.push(before - clients.len());
+    }
+    assert!(clients.is_empty(), "all within the grace period: {ended:?}");
+    assert!(ended[8..].iter().all(|ended| *ended == 0), "and some time before its end: {ended:?}");
+    assert!(ended[..8].iter().filter(|ended| **ended > 0).count() >= 4, "not all at once: {ended:?}");
+    assert!(drained.await.expect("no panic"), "nobody was left behind");
+}
+
+/// This also holds when a bookmark is due that the watch has not reached yet.
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_is_behind_leaves_at_its_moment() {
+    let mut stage = Stage::empty();
+    let mut client = stage.watch_after(10, TERMS);
+    assert_eq!(client.told(), NOTHING);
+    for version in 11..20 {
+        stage.put("p", "x", version);
+    }
+    pass(60).await;
+    assert_eq!(client.pieces(1).len(), 1);
+    let (_writer, ending) = stage.drain(GRACE).await;
+    pass(80).await;
+    assert_eq!(client.told(), ["over"]);
+    drop(client);
+    assert!(ending.await.expect("no panic"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drained_client_gets_a_last_bookmark_to_resume_from() {
+    for (terms, pending, expected) in [
+        (TERMS, false, vec!["BOOKMARK 20", "over"]),
+        (WatchTerms { bookmarks: false, ..TERMS }, false, vec!["over"]),
+        // Events are pending, so a bookmark would be wrong. The client resumes from its last event.
+        (TERMS, true, vec!["over"]),
+    ] {
+        let mut stage = Stage::empty();
+        let mut client = stage.watch_after(10, terms);
+        assert_eq!(client.told(), NOTHING);
+        stage.advance(20);
+        let (mut writer, ending) = stage.drain(GRACE).await;
+        pass(80).await;
+        if pending {
+            writer.apply(added("p", "x", 21)).expect("in order");
+        }
+        assert_eq!(client.told(), expected, "pending: {pending}");
+        drop(client);
+        assert!(ending.await.expect("no panic"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_draining_watch_goes_on_until_its_moment() {
+    let stage = Stage::empty();
+    // The watch may leave after the minute in which a bookmark is due.
+    let mut client = stage.watch_after(10, WatchTerms { bookmarks: false, ..TERMS });
+    let (mut writer, ending) = stage.drain(GRACE).await;
+    let mut told = Vec::new();
+    let mut rv = 10;
+    while told.last().is_none_or(|last| last != "over") {
+        rv += 1;
+        writer.apply(added("p", "x", rv)).expect("in order");
+        told.extend(client.told());
+        pass(1).await;
+        assert!(rv < 200, "it never ends");
+    }
+    told.pop();
+    assert!(told.iter().all(|told| told.starts_with("ADDED p ") || told.starts_with("MODIFIED p ")), "{told:?}");
+    drop(client);
+    assert!(ending.await.expect("no panic"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_place_is_given_back_with_its_watch() {
+    let stage = Stage::empty();
+    let before = stage.free_places();
+    let mut client = stage.watch_after(10, lasting(5));
+    assert_eq!(stage.free_places(), before - 1);
+    pass(5).await;
+    assert_eq!(client.told(), ["over"]);
+    drop(client);
+    assert_eq!(stage.free_places(), before);
+}
+
+/// Every kind of end with its metric label. Each is counted once, and the gauge of open watches falls by one.
+#[test]
+fn every_end_is_counted_once() {
+    type Ending = fn(&Runtime, Stage, Client);
+    let endings: [(&str, i64, Ending); 9] = [
+        ("timeout", -1, |_, _, mut client| assert_eq!(client.told(), ["over"])),
+        ("timeout", -1, |_, _, mut client| client.session.end_with(&Status::too_old(1, 10), WatchEnd::Expired)),
+        ("timeout", 5, |runtime, _stage, mut client| {
+            runtime.block_on(pass(5));
+            assert_eq!(client.told(), ["over"]);
+        }),
+        ("expired", 100, |_, mut stage, mut client| {
+            stage.writer.replace(Snapshot::from_objects(ResourceVersion(20), Vec::new()));
+            assert_eq!(client.told().len(), 2);
+        }),
+        ("too_large", 100, |_, _stage, mut client| {
+            client.session.end_with(&Status::too_large(99, 10), WatchEnd::TooLarge);
+            assert_eq!(client.told().len(), 2);
+        }),
+        ("feed_ended", 100, |_, stage, mut client| {
+            let _proxy = stage.end_feed(FeedEnd::Gone);
+            assert_eq!(client.told(), ["over"]);
+        }),
+        ("drained", 1_000, |runtime, mut stage, mut client| {
+            stage.advance(20);
+            let _ending = runtime.block_on(stage.drain(GRACE));
+            assert_eq!(client.told(), NOTHING);
+            runtime.block_on(pass(80));
+            assert_eq!(client.told(), ["BOOKMARK 20", "over"]);
+        }),
+        ("client_closed", 100, |_, _stage, mut client| assert_eq!(client.told(), NOTHING)),
+        // The client went away before it took the error.
+        ("client_closed", 100, |_, _stage, mut client| {
+            client.session.end_with(&Status::too_old(1, 10), WatchEnd::Expired);
+        }),
+    ];
+    for (reason, seconds, end) in endings {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        metrics::with_local_recorder(&recorder, || {
+            let mut runtime = Builder::new_current_thread();
+            let runtime = runtime.enable_time().start_paused(true).build().expect("a runtime");
+            let _entered = runtime.enter();
+            let stage = Stage::empty();
+            let client = stage.watch_after(10, lasting(seconds));
+            end(&runtime, stage, client);
+        });
+        let text = recorder.handle().render();
+        let values = |name: &str| -> Vec<&str> {
+            text.lines().filter(|line| line.starts_with(name)).filter_map(|line| line.rsplit(' ').next()).collect()
+        };
+        assert_eq!(values("kube_fanout_watches_open{"), ["0"], "{reason}: {text}");
+        assert_eq!(values("kube_fanout_watches_ended_total{"), ["1"], "{reason}: {text}");
+        assert!(text.contains(&format!(r#"reason="{reason}""#)), "{reason}: {text}");
+    }
+}

@@ -1,0 +1,361 @@
+//! A feed of pods with its writer, and clients whose sinks are the tests.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use serde_json::Value;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use crate::auth::{Authorizer, Caller, Permit, Readable};
+use crate::cache::{
+    CacheConfig, CacheReader, CacheWriter, Change, Chunk, FeedEnd, FeedState, OpenedWatch, Snapshot, Start, View,
+};
+use crate::feeds::{Demand, FeedHandle, Feeds, Scope};
+use crate::listing::ScanBudget;
+use crate::listing::{CpuSlices, Slice};
+use crate::serve::activity::WatchTransport;
+use crate::serve::activity::metrics::Watches;
+use crate::serve::feed_spec;
+use crate::serve::limits::{ConcurrencyConfig, ConcurrencyLimits, ConcurrencyPermit, SlowReaderReaper, Unread};
+use crate::serve::watch::session::{Opening, WatchSession, WatchTerms};
+use crate::upstream::{Resource, ResourceOrigin};
+use crate::wire::{Encoding, JsonLayout, Object, ObjectReader, Renderer, Representation, WatchItem};
+use base::{Cut, DrainTrigger, DrainWatch};
+use kubeapi::{
+    EventType, FieldTable, Gvr, LabelSelector, MetaVersion, PageStore, Query, RequestInfo, ResourceVersion, Selector,
+};
+
+/// The environment of the watches: a feed that is live from version 10 on.
+pub(super) struct Stage {
+    pub(super) writer: CacheWriter,
+    pub(super) reader: CacheReader,
+    drain: DrainTrigger,
+    feed: FeedHandle,
+    pub(super) watch: DrainWatch,
+    concurrency: ConcurrencyLimits,
+    slices: CpuSlices,
+    /// How long ago the watches were requested.
+    pub(super) waited: Duration,
+    pub(super) slow_readers: SlowReaderReaper,
+    pub(super) feeds: Feeds,
+    _demands: mpsc::Receiver<Demand>,
+}
+
+/// One watch and its client.
+pub(super) struct Client {
+    pub(super) session: WatchSession,
+    pub(super) cut: Cut,
+    wakes: Arc<WakeCounter>,
+}
+
+#[derive(Default)]
+struct WakeCounter(AtomicUsize);
+
+impl Wake for WakeCounter {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+pub(super) const ROOM: usize = 32 << 10;
+
+/// With bookmarks, and without a timeout for the first half hour.
+pub(super) const TERMS: WatchTerms = WatchTerms {
+    bookmarks: true,
+    end_bookmark: false,
+    timeout_seconds: None,
+    lasts_min: Duration::from_secs(1800),
+    by_proxy: false,
+};
+
+/// A watch-list: the state, and a bookmark that marks its end.
+pub(super) const WATCH_LIST: WatchTerms = WatchTerms { end_bookmark: true, ..TERMS };
+
+pub(super) fn lasting(seconds: i64) -> WatchTerms {
+    WatchTerms { timeout_seconds: Some(seconds), ..TERMS }
+}
+
+impl Stage {
+    /// Creates a feed with short lanes that was listed at version 10 with these objects: `name`, `app`, version.
+    pub(super) fn new(mut config: CacheConfig, pods: &[(&str, &str, u64)]) -> Self {
+        config.lane_events_max = 3;
+        let (feeds, mut demands) = Feeds::new(config);
+        let feed =
+            feeds.handle(&feed_spec(&pod_resource(), Scope::Cluster, Encoding::Json), None).expect("there is room");
+        let Demand { mut writer, .. } = demands.try_recv().expect("the feed is demanded");
+        let objects = pods.iter().map(|(name, app, rv)| added(name, app, *rv).object);
+        writer.replace(Snapshot::from_objects(ResourceVersion(10), objects.collect::<Vec<Object>>()));
+        writer.set_state(FeedState::Live);
+        let (drain, watch) = DrainTrigger::new();
+        let concurrency =
+            ConcurrencyLimits::new(&ConcurrencyConfig { watches_max: 100, ..ConcurrencyConfig::default() });
+        let (slow_readers, slices) = (SlowReaderReaper::new(Unread::default()), CpuSlices::new(1));
+        tokio::spawn(slow_readers.clone().keep(watch.clone()));
+        let reader = feed.reader.clone();
+        let waited = Duration::ZERO;
+        Self { writer, reader, drain, feed, watch, concurrency, slow_readers, slices, waited, feeds, _demands: demands }
+    }
+
+    pub(super) fn empty() -> Self {
+        Self::new(CacheConfig::default(), &[])
+    }
+
+    pub(super) fn put(&mut self, name: &str, app: &str, rv: u64) {
+        self.writer.apply(added(name, app, rv)).expect("in order");
+    }
+
+    pub(super) fn delete(&mut self, name: &str, app: &str, rv: u64) {
+        self.writer.apply(deleted(name, app, rv)).expect("in order");
+    }
+
+    /// Applies a bookmark from upstream.
+    pub(super) fn bookmark(&mut self, rv: u64) {
+        self.writer.advance(ResourceVersion(rv), true);
+    }
+
+    /// Advances the feed's version without a message from upstream's stream.
+    pub(super) fn advance(&mut self, rv: u64) {
+        self.writer.advance(ResourceVersion(rv), false);
+    }
+
+    pub(super) fn watch_after(&self, rv: u64, terms: WatchTerms) -> Client {
+        let opened = self.reader.open(Start::After(ResourceVersion(rv)), View::everything());
+        self.client(opened.expect("in the ring"), terms)
+    }
+
+    pub(super) fn watch_current(&self, view: View, terms: WatchTerms) -> Client {
+        self.client(self.reader.open(Start::Current, view).expect("current"), terms)
+    }
+
+    /// Opens a watch that shows what `readable` allows.
+    pub(super) fn watch_part(&self, readable: &Readable, start: Start, view: View, terms: WatchTerms) -> Client {
+        let opened = self.reader.open(start, view).expect("in the ring");
+        self.permitted(
+            Permit::Part(readable.clone()),
+            opened,
+            (None, Renderer::verbatim(self.reader.envelope())),
+            terms,
+        )
+    }
+
+    /// Opens a partial watch with an initial state, which sends only the metadata of objects.
+    pub(super) fn watch_metadata_of_part(&self, readable: &Readable, terms: WatchTerms) -> Client {
+        let opened = self.reader.open(Start::Current, View::everything()).expect("current");
+        let metadata = Representation::Metadata(Encoding::Json, MetaVersion::V1);
+        let renderer = Renderer::derived(metadata, self.reader.envelope(), 34).expect("of anything");
+        self.permitted(Permit::Part(readable.clone()), opened, (None, renderer), terms)
+    }
+
+    /// Opens a watch whose sink accepts chunks of frames.
+    pub(super) fn watch_in_chunks(&self, view: View, terms: WatchTerms) -> Client {
+        let opened = self.reader.open(Start::Current, view).expect("current");
+        let chunks =
+            opened.snapshot.as_ref().expect("asked for").chunks().now_or_never().expect("few enough for one go");
+        self.client_of(opened, Some(chunks), terms)
+    }
+
+    pub(super) fn client(&self, opened: OpenedWatch, terms: WatchTerms) -> Client {
+        self.client_of(opened, None, terms)
+    }
+
+    fn client_of(&self, opened: OpenedWatch, chunks: Option<Arc<[Chunk]>>, terms: WatchTerms) -> Client {
+        let request = RequestInfo::parse("GET", "/api/v1/pods", &Query::parse("watch=1")).expect("a plain path");
+        let grant = Authorizer::open().grant(&Caller::Ourselves, &request).now_or_never().expect("nobody is asked");
+        self.permitted(
+            Permit::Whole(grant.expect("whoever asks is us")),
+            opened,
+            (chunks, Renderer::verbatim(self.reader.envelope())),
+            terms,
+        )
+    }
+
+    fn permitted(
+        &self,
+        permit: Permit,
+        opened: OpenedWatch,
+        (chunks, renderer): (Option<Arc<[Chunk]>>, Renderer),
+        terms: WatchTerms,
+    ) -> Client {
+        let cut = Cut::default();
+        let state = opened.snapshot.clone().unwrap_or_else(|| opened.cursor.mark().snapshot);
+        let namespaces = state.namespaces(opened.cursor.view(), None).map(Arc::from).collect();
+        let is_expensive = opened.cursor.view().is_expensive();
+        let session = WatchSession::new(Opening {
+            permit,
+            place: self.place(),
+            feed: self.feed.clone(),
+            renderer,
+            opened,
+            namespaces,
+            chunks,
+            row: None,
+            terms,
+            received: Instant::now() - self.waited,
+            drain: self.watch.clone(),
+            scan_budget: ScanBudget::new(self.slices.clone(), None, is_expensive),
+            metrics: Watches::default().open(
+                &self.feed.spec.key,
+                Representation::Object(Encoding::Json),
+                WatchTransport::Http1,
+            ),
+            cut: cut.clone(),
+            slow_readers: self.slow_readers.clone(),
+        });
+        Client { session, cut, wakes: Arc::default() }
+    }
+
+    fn place(&self) -> ConcurrencyPermit {
+        self.concurrency.watch(None, 0).expect("there is room")
+    }
+
+    /// Takes the only slice, as another task would.
+    pub(super) fn take_slice(&self) -> Slice {
+        self.slices.take(&None).expect("nobody has it")
+    }
+
+    /// Returns how many more watches can be opened.
+    pub(super) fn free_places(&self) -> usize {
+        std::iter::from_fn(|| self.concurrency.watch(None, 0).ok()).collect::<Vec<_>>().len()
+    }
+
+    /// Ends the feed as a supervisor would. The proxy keeps running.
+    pub(super) fn end_feed(self, end: FeedEnd) -> DrainTrigger {
+        let Self { mut writer, drain, .. } = self;
+        writer.set_state(FeedState::Ended(end));
+        drain
+    }
+
+    /// Starts the drain. From now on, only the watches keep the proxy from ending.
+    pub(super) async fn drain(self, grace: Duration) -> (CacheWriter, JoinHandle<bool>) {
+        let Self { writer, drain, .. } = self;
+        let ending = tokio::spawn(drain.drain(grace));
+        pass_ms(0).await;
+        (writer, ending)
+    }
+}
+
+impl Client {
+    /// Returns all frames that are available now, one per frame. ` end` marks the end of an initial state, and `over`
+    /// the end of the watch.
+    pub(super) fn told(&mut self) -> Vec<String> {
+        let mut told = Vec::new();
+        // A thousand polls at one instant would be a loop.
+        for _ in 0..1_000 {
+            match self.poll(ROOM) {
+                Poll::Ready(Some(frames)) => told.extend(frames),
+                Poll::Ready(None) => {
+                    told.push("over".to_owned());
+                    return told;
+                }
+                Poll::Pending => return told,
+            }
+        }
+        panic!("it never stops: {told:?}")
+    }
+
+    /// Returns the next pieces as the sink receives them.
+    pub(super) fn pieces(&mut self, room: usize) -> Vec<Bytes> {
+        let mut batch = Vec::new();
+        let waker = Waker::from(self.wakes.clone());
+        let _ = self.session.poll_frames(&mut Context::from_waker(&waker), room, &mut batch);
+        batch
+    }
+
+    pub(super) fn poll(&mut self, room: usize) -> Poll<Option<Vec<String>>> {
+        let mut batch = Vec::new();
+        let waker = Waker::from(self.wakes.clone());
+        let polled = self.session.poll_frames(&mut Context::from_waker(&waker), room, &mut batch);
+        let frames: Vec<_> = batch.iter().map(said).collect();
+        assert_eq!(frames.is_empty(), polled != Poll::Ready(Some(())), "{polled:?} with {frames:?}");
+        polled.map(|more| more.map(|()| frames))
+    }
+
+    /// Returns how often the task of this watch was woken.
+    pub(super) fn woken(&self) -> usize {
+        self.wakes.0.load(Ordering::SeqCst)
+    }
+}
+
+/// Advances the time, and lets the waiting tasks run.
+pub(super) async fn pass(seconds: u64) {
+    pass_ms(seconds * 1_000).await;
+}
+
+pub(super) async fn pass_ms(milliseconds: u64) {
+    tokio::time::advance(Duration::from_millis(milliseconds)).await;
+    // A separate task handles the timers.
+    tokio::task::yield_now().await;
+    tokio::task::yield_now().await;
+}
+
+/// Returns a view of the objects with the label `app=x`.
+pub(super) fn app_x() -> View {
+    let labels = LabelSelector::parse("app=x").expect("a label selector");
+    View::new(None, Selector { labels, ..Selector::everything() })
+}
+
+fn pod_resource() -> Resource {
+    let gvr = Gvr::new("", "v1", "pods");
+    let fields = Arc::new(FieldTable::of_builtin(&gvr, true));
+    let (namespaced, watchable, origin) = (true, true, ResourceOrigin::BuiltIn);
+    let (encoding, pages) = (Encoding::Json, PageStore::default());
+    let (kind, list_kind, edition) = ("Pod".into(), "PodList".into(), None);
+    Resource { gvr, kind, list_kind, namespaced, watchable, origin, encoding, fields, pages, edition }
+}
+
+pub(super) fn added(name: &str, app: &str, rv: u64) -> Change {
+    change(EventType::Added, name, app, rv)
+}
+
+pub(super) fn deleted(name: &str, app: &str, rv: u64) -> Change {
+    change(EventType::Deleted, name, app, rv)
+}
+
+/// Returns a change in namespace `a`, unless the name contains another namespace.
+fn change(event_type: EventType, name: &str, app: &str, rv: u64) -> Change {
+    let (namespace, name) = name.split_once('/').unwrap_or(("a", name));
+    let frame = format!(
+        r#"{{"type":"{event_type}","object":{{"kind":"Pod","apiVersion":"v1","metadata":{{{}}}}}}}"#,
+        format_args!(
+            r#""name":"{name}","namespace":"{namespace}","resourceVersion":"{rv}",{}"#,
+            format_args!(r#""labels":{{"app":"{app}"}},"annotations":{{"written":"{rv}"}}"#)
+        )
+    ) + "\n";
+    let reader = ObjectReader::new(Encoding::Json, JsonLayout::BuiltIn, Arc::new(FieldTable::default()));
+    match reader.watch_event(frame.into()).expect("a well-formed frame") {
+        WatchItem::Change { event_type, object, frame } => Change { event_type, object, frame: Some(frame) },
+        other => panic!("{other:?} is not a change"),
+    }
+}
+
+/// Formats a frame: `ADDED p 11`, `ADDED b/p 11`, `BOOKMARK 20`, `BOOKMARK 20 end`, `ERROR 410 Expired: too old …`. A
+/// deletion includes the version of the object if it differs: `DELETED p 12 as of 11`.
+fn said(frame: &Bytes) -> String {
+    let line = std::str::from_utf8(frame).expect("text");
+    assert!(line.ends_with("}\n") && line.matches('\n').count() == 1, "not one line: {line:?}");
+    let event: Value = serde_json::from_str(line).expect("one JSON document");
+    let (event_type, object) = (event["type"].as_str().expect("a type"), &event["object"]);
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let (name, rv) = (text(&object["metadata"]["name"]), text(&object["metadata"]["resourceVersion"]));
+    match event_type {
+        "ERROR" => format!("ERROR {} {}: {}", object["code"], text(&object["reason"]), text(&object["message"])),
+        "BOOKMARK" => {
+            let ends = object["metadata"]["annotations"]["k8s.io/initial-events-end"] == "true";
+            format!("BOOKMARK {rv}{}", if ends { " end" } else { "" })
+        }
+        _ => {
+            let namespace = text(&object["metadata"]["namespace"]);
+            let name = if namespace == "a" { name } else { format!("{namespace}/{name}") };
+            match text(&object["metadata"]["annotations"]["written"]) {
+                written if written == rv => format!("{event_type} {name} {rv}"),
+                written => format!("{event_type} {name} {rv} as of {written}"),
+            }
+        }
+    }
+}

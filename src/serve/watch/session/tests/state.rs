@@ -1,0 +1,303 @@
+//! W11: the state as ADDED events, each key once, then the bookmark that marks its end, then later events (R-WATCH-3).
+
+use std::task::Poll;
+
+use bytes::Bytes;
+
+use super::fixture::{Client, ROOM, Stage, TERMS, WATCH_LIST, app_x, pass, pass_ms};
+use crate::cache::{CacheConfig, Start, View};
+use crate::serve::watch::session::WatchTerms;
+use kubeapi::{LabelSelector, ResourceVersion, Selector};
+
+const PODS: [(&str, &str, u64); 4] = [("q", "y", 5), ("p", "x", 9), ("s", "x", 3), ("r", "x", 7)];
+
+fn stage() -> Stage {
+    Stage::new(CacheConfig::default(), &PODS)
+}
+
+/// Returns the batches of a client that has this much room.
+fn sips(client: &mut Client, room: usize) -> Vec<Vec<String>> {
+    let mut sips = Vec::new();
+    while let Poll::Ready(Some(frames)) = client.poll(room) {
+        sips.push(frames);
+        assert!(sips.len() < 100, "it never stops: {sips:?}");
+    }
+    sips
+}
+
+const STATE: [&str; 4] = ["ADDED p 9", "ADDED q 5", "ADDED r 7", "ADDED s 3"];
+
+#[tokio::test(start_paused = true)]
+async fn it_comes_in_the_order_of_keys_and_its_end_is_marked_once() {
+    let stage = stage();
+    let mut client = stage.watch_current(View::everything(), WATCH_LIST);
+    let mut expected = STATE.map(str::to_owned).to_vec();
+    expected.push("BOOKMARK 10 end".to_owned());
+    assert_eq!(client.told(), expected);
+    pass(600).await;
+    assert_eq!(client.told(), ["BOOKMARK 10"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_mark_is_for_those_who_asked_for_a_watch_list() {
+    let stage = stage();
+    for terms in [TERMS, WatchTerms { bookmarks: false, ..TERMS }] {
+        assert_eq!(stage.watch_current(View::everything(), terms).told(), STATE);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_from_a_version_has_neither_state_nor_mark() {
+    let mut stage = stage();
+    let mut client = stage.watch_after(10, TERMS);
+    assert_eq!(client.told(), Vec::<String>::new());
+    stage.put("p", "x", 11);
+    assert_eq!(client.told(), ["MODIFIED p 11"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_selector_applies_to_the_state_as_well() {
+    let stage = stage();
+    let mut client = stage.watch_current(app_x(), WATCH_LIST);
+    assert_eq!(client.told(), ["ADDED p 9", "ADDED r 7", "ADDED s 3", "BOOKMARK 10 end"]);
+}
+
+/// A client that waits for the mark would wait forever without it (R-CLIENT-1).
+#[tokio::test(start_paused = true)]
+async fn an_empty_state_ends_too() {
+    let mut empty = Stage::empty();
+    assert_eq!(empty.watch_current(View::everything(), WATCH_LIST).told(), ["BOOKMARK 10 end"]);
+    let hidden = Stage::new(CacheConfig::default(), &[("q", "y", 5)]);
+    assert_eq!(hidden.watch_current(app_x(), WATCH_LIST).told(), ["BOOKMARK 10 end"]);
+    // Without the mark, no frames are sent, but the watch is woken for later events.
+    let mut silent = empty.watch_current(View::everything(), TERMS);
+    assert_eq!(silent.told(), Vec::<String>::new());
+    empty.put("p", "x", 11);
+    assert_eq!(silent.woken(), 1);
+    assert_eq!(silent.told(), ["ADDED p 11"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_with_little_room_gets_it_piece_by_piece() {
+    let stage = stage();
+    for room in [0, 1, 100, 250, 400, 100_000] {
+        let mut client = stage.watch_current(View::everything(), WATCH_LIST);
+        let sips = sips(&mut client, room);
+        let told = sips.concat();
+        assert_eq!(told[..4], STATE, "room for {room}");
+        assert_eq!(told[4..], ["BOOKMARK 10 end"], "room for {room}");
+        // At most the frames that fit and one more, in addition to the mark.
+        let longest = sips.iter().map(Vec::len).max().expect("something came");
+        assert!(longest <= room / 100 + 2, "room for {room}: {sips:?}");
+    }
+}
+
+/// kube-rs drops a DELETED among the initial events, and then keeps the object forever.
+#[tokio::test(start_paused = true)]
+async fn what_happens_meanwhile_comes_after_the_mark() {
+    for before in 0..=PODS.len() {
+        let mut stage = stage();
+        let mut client = stage.watch_current(View::everything(), WATCH_LIST);
+        let mut told = Vec::new();
+        for _ in 0..before {
+            let Poll::Ready(Some(frames)) = client.poll(1) else { panic!("there is more of the state") };
+            told.extend(frames);
+        }
+        // An object that was already sent and one that was not are deleted. Another one is added, and one is modified.
+        stage.delete("p", "x", 11);
+        stage.delete("s", "x", 12);
+        stage.put("t", "x", 13);
+        stage.put("r", "x", 14);
+        stage.bookmark(20);
+        told.extend(sips(&mut client, 1).concat());
+        assert_eq!(told[..4], STATE, "after {before}");
+        let rest = ["BOOKMARK 10 end", "DELETED p 11", "DELETED s 12", "ADDED t 13", "MODIFIED r 14", "BOOKMARK 20"];
+        assert_eq!(told[4..], rest, "after {before}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn its_objects_are_not_newer_than_its_mark() {
+    let mut stage = stage();
+    stage.put("p", "x", 15);
+    stage.advance(20);
+    let mut client = stage.watch_current(View::everything(), WATCH_LIST);
+    let told = client.told();
+    assert_eq!(told.last().map(String::as_str), Some("BOOKMARK 20 end"));
+    assert_eq!(told[0], "ADDED p 15");
+    pass(59).await;
+    assert_eq!(client.told(), Vec::<String>::new(), "20 has been said");
+}
+
+/// A client that reads the state slowly must not receive an error while the history still has the following events.
+#[tokio::test(start_paused = true)]
+async fn a_slow_start_does_not_expire_while_the_ring_has_what_follows() {
+    let mut stage = Stage::new(CacheConfig { window_events_max: 2, ..CacheConfig::default() }, &PODS);
+    let mut client = stage.watch_current(View::everything(), WATCH_LIST);
+    assert!(client.poll(1).is_ready());
+    stage.put("p", "x", 11);
+    stage.put("p", "x", 12);
+    let told = sips(&mut client, 1).concat();
+    assert_eq!(told[3..], ["BOOKMARK 10 end", "MODIFIED p 11", "MODIFIED p 12"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_that_is_too_slow_expires_behind_the_mark() {
+    let mut stage = Stage::new(CacheConfig { window_events_max: 2, ..CacheConfig::default() }, &PODS);
+    let mut client = stage.watch_current(View::everything(), WATCH_LIST);
+    assert!(client.poll(1).is_ready());
+    for rv in 11..=13 {
+        stage.put("p", "x", rv);
+    }
+    let told = sips(&mut client, 1).concat();
+    assert_eq!(told[3..], ["BOOKMARK 10 end", "ERROR 410 Expired: too old resource version: 10 (11)"]);
+    assert_eq!(client.told(), ["over"]);
+}
+
+/// A sink that accepts several frames in one piece receives the same bytes, in memory that all watches share.
+#[tokio::test(start_paused = true)]
+async fn runs_of_frames_are_shared() {
+    let names: Vec<_> = (0..300).map(|n| format!("{}/p{n:03}", ["a", "b"][n % 2])).collect();
+    let pods: Vec<_> = names.iter().map(|name| (name.as_str(), "x", 5)).collect();
+    let mut stage = Stage::new(CacheConfig::default(), &pods);
+    let all = |client: &mut Client| -> Vec<Bytes> {
+        std::iter::from_fn(|| Some(client.pieces(100)).filter(|pieces| !pieces.is_empty())).flatten().collect()
+    };
+    let in_namespace = || View::new(Some("b"), Selector::everything());
+    for (view, end_bookmark) in [(View::everything(), true), (in_namespace(), true), (in_namespace(), false)] {
+        let terms = || WatchTerms { end_bookmark, ..TERMS };
+        let frames = all(&mut stage.watch_current(view.clone(), terms()));
+        let one = all(&mut stage.watch_in_chunks(view.clone(), terms()));
+        let other = all(&mut stage.watch_in_chunks(view, terms()));
+        assert_eq!(one.concat(), frames.concat());
+        assert!(one.len() < 10 && one[0].as_ptr() == other[0].as_ptr());
+    }
+    // A selection is not shared with other watches, and later events are sent as usual.
+    let mut picked = stage.watch_in_chunks(app_x(), WATCH_LIST);
+    assert_eq!(all(&mut picked).len(), 301);
+    let mut client = stage.watch_in_chunks(View::everything(), WATCH_LIST);
+    all(&mut client);
+    stage.put("p", "x", 11);
+    assert_eq!(client.told(), ["ADDED p 11"]);
+}
+
+/// Typically, ten thousand watches are idle. Each also has a timer, its cursor's view, which many watches share, and
+/// the state of its codec.
+#[test]
+fn an_open_watch_is_small() {
+    let size = size_of::<crate::serve::watch::session::WatchSession>();
+    assert!(size <= 440, "{size} bytes");
+}
+
+/// A scan without results runs in slices, and other tasks run between two of them.
+#[tokio::test(start_paused = true)]
+async fn a_state_with_little_to_show_is_looked_through_bit_by_bit() {
+    let names: Vec<_> = (0..6_000).map(|n| format!("n{n:05}")).collect();
+    let mut pods: Vec<_> = names.iter().map(|name| (name.as_str(), "y", 5)).collect();
+    pods.push(("z", "x", 6));
+    let mut stage = Stage::new(CacheConfig::default(), &pods);
+    let mut client = stage.watch_current(app_x(), WATCH_LIST);
+    let mut other = stage.watch_after(10, TERMS);
+    let mut pauses = 0;
+    let told = loop {
+        match client.poll(ROOM) {
+            Poll::Ready(Some(frames)) => break frames,
+            Poll::Ready(None) => panic!("it is over"),
+            Poll::Pending => pauses += 1,
+        }
+        stage.put("q", "y", 10 + pauses);
+        assert_eq!(other.told().len(), 1, "others go on");
+        let woken = client.woken();
+        pass_ms(64).await;
+        assert!(client.woken() > woken, "it comes back by itself");
+    };
+    assert_eq!(told, ["ADDED z 6", "BOOKMARK 10 end"]);
+    assert!((1..5).contains(&pauses), "{pauses}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_history_with_little_to_show_is_looked_through_bit_by_bit() {
+    let mut stage = Stage::empty();
+    for rv in 11..4_011 {
+        stage.put("q", "y", rv);
+    }
+    stage.put("p", "x", 4_011);
+    let opened = stage.reader.open(Start::After(ResourceVersion(10)), app_x()).expect("in the ring");
+    let mut client = stage.client(opened, TERMS);
+    let mut pauses = 0;
+    while client.poll(ROOM) == Poll::Pending {
+        pauses += 1;
+        assert!(!client.session.is_parked() && pauses < 10, "{pauses}");
+        pass_ms(64).await;
+    }
+    assert!(pauses >= 1, "{pauses}");
+    stage.put("p", "x", 4_012);
+    assert_eq!(client.told(), ["MODIFIED p 4012"]);
+}
+
+/// Watches that all scan many objects share the CPU time that other work leaves.
+#[tokio::test(start_paused = true)]
+async fn of_many_that_look_through_much_few_do_so_at_a_time() {
+    let mut stage = Stage::empty();
+    for rv in 11..4_011 {
+        stage.put("q", "y", rv);
+    }
+    let open = || stage.reader.open(Start::After(ResourceVersion(10)), app_x()).expect("in the ring");
+    let mut clients: Vec<_> = (0..20).map(|_| stage.client(open(), TERMS)).collect();
+    let mut rounds = 0;
+    while clients.iter().any(|client| !client.session.is_parked()) {
+        clients.iter_mut().for_each(|client| assert_eq!(client.poll(ROOM), Poll::Pending));
+        pass_ms(1).await;
+        rounds += 1;
+        assert!(rounds < 10_000, "they come to the end");
+    }
+    // Three slices each, one at a time, with a pause of the same length between two of them.
+    assert!(rounds > 20 * 2, "{rounds}");
+}
+
+/// Returns a view that matches everything at a high comparison cost.
+fn everything_dearly() -> View {
+    let keys: Vec<_> = (0..100).map(|n| format!("!k{n:03}")).collect();
+    let labels = LabelSelector::parse(&keys.join(",")).expect("valid");
+    View::new(None, Selector { labels, ..Selector::everything() })
+}
+
+/// A selector that is cheap for a few events is expensive for many. Then its watch waits for its turn, and the watches
+/// of one caller share their slices. Other watches are not delayed.
+#[tokio::test(start_paused = true)]
+async fn a_dear_selector_takes_turns_when_more_changes_than_when_it_was_opened() {
+    let mut stage = Stage::empty();
+    let (mut dear, mut plain) = (stage.watch_current(everything_dearly(), TERMS), stage.watch_current(app_x(), TERMS));
+    let others = stage.take_slice();
+    let mut told = [0, 0];
+    for rv in 11..1_011 {
+        stage.put("p", "x", rv);
+        for (told, client) in told.iter_mut().zip([&mut dear, &mut plain]) {
+            *told += client.told().len();
+        }
+    }
+    assert!((100..500).contains(&told[0]), "a glance, and no more: {told:?}");
+    assert_eq!(told[1], 1_000);
+    drop(others);
+    pass_ms(64).await;
+    told[0] += dear.told().len();
+    assert_eq!(told[0], 1_000, "nothing is lost");
+    stage.put("p", "x", 1_011);
+    assert_eq!(dear.told(), ["MODIFIED p 1011"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_state_that_is_shown_costs_a_dear_selector_no_less_than_one_that_is_not() {
+    let names: Vec<_> = (0..2_000).map(|n| format!("n{n:05}")).collect();
+    let pods: Vec<_> = names.iter().map(|name| (name.as_str(), "x", 5)).collect();
+    let stage = Stage::new(CacheConfig::default(), &pods);
+    let (mut dear, mut plain) =
+        (stage.watch_current(everything_dearly(), WATCH_LIST), stage.watch_current(app_x(), WATCH_LIST));
+    let others = stage.take_slice();
+    let told = dear.told().len();
+    assert!((100..1_000).contains(&told), "{told}");
+    assert_eq!(plain.told().len(), 2_001);
+    drop(others);
+    pass_ms(64).await;
+    assert_eq!(told + dear.told().len(), 2_001);
+}

@@ -1,0 +1,126 @@
+//! Watches whose clients do not read: they are never polled, or no longer polled (R-THREAT-11; W16).
+
+use std::time::Duration;
+
+use super::fixture::{Client, Stage, TERMS, WATCH_LIST, app_x, lasting, pass};
+use crate::auth::{Readable, Verdict};
+use crate::cache::{CacheConfig, Start, View};
+use crate::serve::watch::session::WatchTerms;
+
+const PODS: [(&str, &str, u64); 2] = [("p", "x", 5), ("q", "x", 6)];
+const GRACE: Duration = Duration::from_secs(100);
+
+/// Creates a stage with the task that enforces pins, as in the proxy.
+fn kept() -> Stage {
+    let stage = Stage::new(CacheConfig::default(), &PODS);
+    tokio::spawn(stage.feeds.pins().clone().keep());
+    stage
+}
+
+/// Advances the time second by second, for tasks that check periodically.
+async fn seconds(seconds: u64) {
+    for _ in 0..seconds {
+        pass(1).await;
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_is_never_polled_is_cut_behind_its_time() {
+    let stage = kept();
+    let state = stage.watch_current(View::everything(), WatchTerms { end_bookmark: true, ..lasting(20) });
+    let live = stage.watch_after(10, lasting(20));
+    let readable = Readable::told(&[("a", Verdict::Allowed)]);
+    let part = stage.watch_part(&readable, Start::Current, View::everything(), lasting(20));
+    let mut polled = stage.watch_current(View::everything(), lasting(20));
+    assert_eq!(polled.told(), ["ADDED p 5", "ADDED q 6"]);
+    assert_eq!(stage.feeds.pins().len(), 2, "who has been told its state has none any more");
+    seconds(24).await;
+    assert!([&state, &live, &part, &polled].iter().all(|client| client.cut.why().is_none()), "it may end by itself");
+    assert_eq!(polled.told(), ["over"]);
+    seconds(3).await;
+    for client in [&state, &live, &part] {
+        assert_eq!(client.cut.why(), Some("timeout"));
+    }
+    assert_eq!(polled.cut.why(), None, "it has ended by itself");
+    drop((state, live, part));
+    assert!(stage.feeds.pins().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_state_of_which_nothing_is_taken_for_a_minute_is_given_up_and_slowness_is_not() {
+    let stage = kept();
+    let readable = Readable::told(&[("a", Verdict::Allowed)]);
+    let stuck = [
+        stage.watch_current(View::everything(), WATCH_LIST),
+        stage.watch_in_chunks(View::everything(), WATCH_LIST),
+        stage.watch_current(app_x(), WATCH_LIST),
+        stage.watch_part(&readable, Start::Current, View::everything(), WATCH_LIST),
+    ];
+    let mut slow = stage.watch_current(View::everything(), WATCH_LIST);
+    seconds(50).await;
+    assert_eq!(slow.pieces(1).len(), 1, "one object");
+    seconds(8).await;
+    assert!(stuck.iter().all(|client| client.cut.why().is_none()));
+    seconds(5).await;
+    assert!(stuck.iter().all(|client| client.cut.why() == Some("stalled")));
+    assert_eq!(slow.cut.why(), None);
+    seconds(40).await;
+    assert_eq!(slow.told(), ["ADDED q 6", "BOOKMARK 10 end", "BOOKMARK 10"]);
+    seconds(600).await;
+    assert_eq!(slow.cut.why(), None, "from here on it has its place, and keeps nothing else");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_cuts_who_does_not_read_and_leaves_the_others_their_moment() {
+    let mut stage = kept();
+    let stuck = [stage.watch_current(View::everything(), WATCH_LIST), stage.watch_after(10, TERMS)];
+    let mut behind = stage.watch_after(10, TERMS);
+    stage.put("p", "x", 11);
+    assert_eq!(behind.pieces(1).len(), 1, "and not polled again");
+    let mut reads = stage.watch_after(10, TERMS);
+    assert_eq!(reads.told(), ["MODIFIED p 11"]);
+    let (_writer, ending) = stage.drain(GRACE).await;
+    for _ in 0..8 {
+        reads.poll(1_000).map(|_| ()).is_ready();
+        seconds(1).await;
+    }
+    let cut = |client: &Client| client.cut.why() == Some("drained");
+    assert!(stuck.iter().all(cut) && cut(&behind));
+    assert!(!cut(&reads), "it ends by itself");
+    drop((stuck, behind, reads));
+    assert!(ending.await.expect("no panic"), "nobody holds it up");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_does_not_take_the_end_is_cut_too() {
+    let stage = kept();
+    let mut client = stage.watch_after(10, TERMS);
+    client.session.end_with(&kubeapi::Status::too_old(1, 10), crate::serve::watch::session::WatchEnd::Expired);
+    seconds(4).await;
+    assert_eq!(client.cut.why(), None);
+    seconds(3).await;
+    assert!(client.cut.is_cut());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_bookmark_that_is_due_is_no_reason_to_end() {
+    let stage = kept();
+    let idle = stage.watch_after(10, TERMS);
+    seconds(1_700).await;
+    assert_eq!(idle.cut.why(), None, "it has half an hour at least");
+    seconds(1_950).await;
+    assert_eq!(idle.cut.why(), Some("timeout"), "and an hour at most");
+}
+
+#[tokio::test(start_paused = true)]
+async fn memory_that_is_needed_is_given_back_by_those_who_began_first() {
+    let mut stage = kept();
+    let old = stage.watch_current(View::everything(), WATCH_LIST);
+    stage.put("p", "x", 11);
+    let young = stage.watch_current(View::everything(), WATCH_LIST);
+    stage.put("p", "x", 12);
+    assert!(stage.feeds.pins().bytes() > 0);
+    assert!(stage.feeds.pins().free(1) > 0);
+    assert_eq!((old.cut.why(), young.cut.why()), (Some("memory_pressure"), None));
+}

@@ -1,0 +1,318 @@
+//! Watches over WebSocket, as the apiserver serves them (R-WS-1, R-WS-2).
+
+mod inbound_budget;
+
+use std::future::poll_fn;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{SinkExt, StreamExt};
+use http::header::{
+    CONNECTION, ORIGIN, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL, SEC_WEBSOCKET_VERSION, UPGRADE,
+};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::Utf8Bytes;
+use tokio_tungstenite::tungstenite::error::ProtocolError;
+use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
+use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Message, Role, WebSocketConfig};
+
+use self::inbound_budget::{InboundBudget, TooMuch};
+use crate::auth::BEARER_PROTOCOL;
+use crate::listing::{ScanBudget, cost};
+use crate::serve::response::ReplyBody;
+use crate::serve::watch::body::BATCH_BYTES;
+use crate::serve::watch::session::WatchSession;
+use crate::wire::{Encoding, websocket_payload};
+
+/// Whether the request asks for a WebSocket, as the apiserver detects it: on HTTP/1.1 only.
+pub fn is_upgrade(headers: &HeaderMap) -> bool {
+    let upgrade = headers.get(UPGRADE).and_then(|value| value.to_str().ok());
+    upgrade.is_some_and(|protocol| protocol.eq_ignore_ascii_case("websocket")) && asks_for_upgrade(headers)
+}
+
+/// Whether the request asks to upgrade the connection.
+pub(crate) fn asks_for_upgrade(headers: &HeaderMap) -> bool {
+    let mut connection = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    connection.any(|value| value.to_ascii_lowercase().contains("upgrade"))
+}
+
+/// Removes the token from the subprotocols, because it is the caller's credential and must not leave this proxy.
+pub fn drop_bearer(headers: &mut HeaderMap) {
+    let offered = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().map(|value| String::from_utf8_lossy(value.as_bytes()));
+    let offered: Vec<_> = offered
+        .flat_map(|value| value.split(',').map(|protocol| protocol.trim().to_owned()).collect::<Vec<_>>())
+        .collect();
+    if !offered.iter().any(|protocol| protocol.starts_with(BEARER_PROTOCOL)) {
+        return;
+    }
+    let kept: Vec<_> = offered.into_iter().filter(|protocol| !protocol.starts_with(BEARER_PROTOCOL)).collect();
+    match HeaderValue::from_str(&kept.join(", ")) {
+        Ok(kept) if !kept.is_empty() => drop(headers.insert(SEC_WEBSOCKET_PROTOCOL, kept)),
+        _ => drop(headers.remove(SEC_WEBSOCKET_PROTOCOL)),
+    }
+}
+
+/// Returns the 101 for a well-formed handshake, or the error of the apiserver's library for any other.
+pub fn handshake(headers: &HeaderMap) -> Result<Response<ReplyBody>, Response<ReplyBody>> {
+    let refuse = |code: StatusCode, text: &'static str| {
+        let mut response = Response::new(ReplyBody::full(Bytes::from_static(text.as_bytes())));
+        *response.status_mut() = code;
+        response
+    };
+    let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+    if text(SEC_WEBSOCKET_VERSION) != Some("13") {
+        let mut response = refuse(StatusCode::BAD_REQUEST, "missing or bad WebSocket Version");
+        response.headers_mut().insert(SEC_WEBSOCKET_VERSION, HeaderValue::from_static("13"));
+        return Err(response);
+    }
+    let Some(key) = text(SEC_WEBSOCKET_KEY).filter(|key| !key.is_empty()) else {
+        return Err(refuse(StatusCode::BAD_REQUEST, "mismatch challenge/response"));
+    };
+    // Any origin is accepted, but it must be present and parse.
+    if !text(ORIGIN).is_some_and(is_request_uri) {
+        return Err(refuse(StatusCode::FORBIDDEN, ""));
+    }
+    // Like Go, reads only the first header, including its empty items.
+    let named = text(SEC_WEBSOCKET_PROTOCOL).map(str::trim).filter(|named| !named.is_empty());
+    let protocols: Vec<_> = named
+        .into_iter()
+        .flat_map(|named| named.split(','))
+        .map(str::trim)
+        .filter(|protocol| !protocol.starts_with(BEARER_PROTOCOL))
+        .collect();
+    let mut response = Response::new(ReplyBody::empty());
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let answer = response.headers_mut();
+    answer.insert(UPGRADE, HeaderValue::from_static("websocket"));
+    answer.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
+    if let Ok(accept) = HeaderValue::from_str(&derive_accept_key(key.as_bytes())) {
+        answer.insert(SEC_WEBSOCKET_ACCEPT, accept);
+    }
+    match protocols.as_slice() {
+        [] => {}
+        [only] => {
+            if let Ok(protocol) = HeaderValue::from_str(only) {
+                answer.insert(SEC_WEBSOCKET_PROTOCOL, protocol);
+            }
+        }
+        _ => return Err(refuse(StatusCode::BAD_REQUEST, "")),
+    }
+    Ok(response)
+}
+
+/// Whether Go's `url.ParseRequestURI` accepts the text: a path, or a scheme and what follows it. `null` is neither;
+/// `file://` is valid.
+fn is_request_uri(text: &str) -> bool {
+    if text.bytes().any(|byte| byte.is_ascii_control()) {
+        return false;
+    }
+    if text.starts_with('/') {
+        return true;
+    }
+    let Some((scheme, rest)) = text.split_once(':') else { return false };
+    let in_scheme = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
+    if !scheme.starts_with(|c: char| c.is_ascii_alphabetic()) || !scheme.bytes().all(in_scheme) {
+        return false;
+    }
+    let Some(rest) = rest.strip_prefix("//") else { return true };
+    let authority = rest.split(['/', '?']).next().unwrap_or_default();
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    let port = match host.strip_prefix('[') {
+        Some(literal) => match literal.split_once(']') {
+            Some((_, "")) => return true,
+            Some((_, after)) => after.strip_prefix(':'),
+            None => return false,
+        },
+        None => host.split_once(':').map_or(Some(""), |(_, port)| Some(port)),
+    };
+    port.is_some_and(|port| port.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// The longest message that a client of a watch may send. All messages are ignored (R-DOWNSTREAM-10).
+const MESSAGE_BYTES_MAX: usize = 4 << 10;
+/// How long a client may take to read the close frame.
+const CLOSE_MAX: Duration = Duration::from_secs(5);
+/// How many further bytes from the client are read and discarded after that, so that the socket is not reset.
+const DISCARDED_BYTES_MAX: usize = 4 << 20;
+/// The read size. The library reserves it for the lifetime of the connection.
+const READ_BYTES: usize = 4 << 10;
+
+/// Returns the limits for reading clients' messages and writing the proxy's own.
+pub fn limits() -> WebSocketConfig {
+    WebSocketConfig::default()
+        .max_message_size(Some(MESSAGE_BYTES_MAX))
+        .max_frame_size(Some(MESSAGE_BYTES_MAX))
+        .read_buffer_size(READ_BYTES)
+        .write_buffer_size(0)
+        .max_write_buffer_size(usize::MAX)
+}
+
+/// Runs a watch on an upgraded connection until either side ends it or it is cut. `scan_budget` limits the rate at which the
+/// client's messages are read.
+pub(crate) async fn run(upgrade: OnUpgrade, encoding: Encoding, session: WatchSession, scan_budget: ScanBudget) {
+    let watchdog = session.watchdog().clone();
+    tokio::select! {
+        biased;
+        // A cut also drops unread bytes.
+        () = watchdog.cut().over() => {}
+        () = converse(upgrade, encoding, session, scan_budget) => {}
+    }
+}
+
+async fn converse(upgrade: OnUpgrade, encoding: Encoding, mut session: WatchSession, mut scan_budget: ScanBudget) {
+    let Ok(upgraded) = upgrade.await else { return };
+    let io = InboundBudget::new(TokioIo::new(upgraded));
+    let mut socket = WebSocketStream::from_raw_socket(io, Role::Server, Some(limits())).await;
+    let mut batch = Vec::new();
+    let code = loop {
+        batch.clear();
+        tokio::select! {
+            biased;
+            message = poll_fn(|cx| poll_message(cx, &mut socket, &mut scan_budget)) => match message {
+                None => return,
+                // The library has already queued the close frame.
+                Some(Ok(Message::Close(_))) => break None,
+                Some(Err(error)) => match code_for(&error) {
+                    Some(code) => break Some(code),
+                    None => return,
+                },
+                // The library answers pings at its next write or flush.
+                Some(Ok(Message::Ping(_))) => if socket.flush().await.is_err() { return },
+                Some(Ok(_)) => {}
+            },
+            more = poll_fn(|cx| session.poll_frames(cx, BATCH_BYTES, &mut batch)) => match more {
+                None => break Some(CloseCode::Normal),
+                Some(()) => {
+                    socket.get_mut().note_sent(batch.len());
+                    if send(&mut socket, encoding, &batch).await.is_err() { return }
+                }
+            },
+        }
+    };
+    drop(session);
+    // Sends TLS's `close_notify`, without which the client could not distinguish the end from a truncation.
+    let _ = timeout(CLOSE_MAX, async {
+        let _ = match code {
+            Some(code) => socket.close(Some(CloseFrame { code, reason: Utf8Bytes::default() })).await,
+            None => socket.flush().await,
+        };
+        let io = socket.get_mut().io();
+        let _ = io.shutdown().await;
+        // Closing a socket with unread data resets it, which can discard the last bytes sent.
+        if code.is_some_and(|code| code != CloseCode::Normal) {
+            let mut unread = io.take(DISCARDED_BYTES_MAX as u64);
+            let _ = tokio::io::copy(&mut unread, &mut tokio::io::sink()).await;
+        }
+    })
+    .await;
+}
+
+/// Reads the client's next message. Messages have no effect, but reading and answering one costs about as much as
+/// deriving an object. So the first few are free, and further ones use CPU slices of the client's user.
+fn poll_message<S>(
+    cx: &mut Context<'_>,
+    socket: &mut WebSocketStream<S>,
+    scan_budget: &mut ScanBudget,
+) -> Poll<Option<Result<Message, Failure>>>
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+{
+    let _slice = ready!(scan_budget.poll(cx));
+    let message = ready!(socket.poll_next_unpin(cx));
+    *scan_budget.left() = scan_budget.left().saturating_sub(cost::DERIVED);
+    Poll::Ready(message)
+}
+
+type Failure = tokio_tungstenite::tungstenite::Error;
+
+/// Returns the close code for an invalid message (RFC 6455 §7.4.1), or `None` if a close frame can no longer be sent.
+fn code_for(error: &Failure) -> Option<CloseCode> {
+    match error {
+        Failure::Protocol(ProtocolError::ResetWithoutClosingHandshake) => None,
+        Failure::Protocol(_) => Some(CloseCode::Protocol),
+        Failure::Capacity(_) => Some(CloseCode::Size),
+        Failure::Utf8(_) => Some(CloseCode::Invalid),
+        Failure::Io(error) if error.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<TooMuch>) => {
+            Some(CloseCode::Policy)
+        }
+        _ => None,
+    }
+}
+
+/// Sends one message per event: text for JSON, binary for protobuf.
+async fn send<S>(socket: &mut WebSocketStream<S>, encoding: Encoding, batch: &[Bytes]) -> Result<(), Failure>
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+{
+    for frame in batch {
+        let payload = websocket_payload(encoding, frame);
+        let message = match encoding {
+            Encoding::Json | Encoding::Table => Message::Text(Utf8Bytes::try_from(payload)?),
+            Encoding::Protobuf => Message::Binary(payload),
+        };
+        socket.feed(message).await?;
+    }
+    socket.flush().await
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+    use tokio::io::DuplexStream;
+    use tokio::time::advance;
+
+    use super::*;
+    use crate::listing::CpuSlices;
+
+    /// Returns the number of messages that are read without waiting.
+    async fn read_now(socket: &mut WebSocketStream<DuplexStream>, scan_budget: &mut ScanBudget) -> usize {
+        let mut read = 0;
+        while let Some(message) = poll_fn(|cx| poll_message(cx, socket, scan_budget)).now_or_never() {
+            assert!(matches!(message, Some(Ok(Message::Ping(_)))));
+            read += 1;
+            // The response to a ping is sent with the next read, which a full pipe would block.
+            tokio::task::yield_now().await;
+        }
+        read
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn messages_of_clients_are_read_in_the_slices_of_their_user() {
+        const FREE: usize = cost::GLANCE / cost::DERIVED;
+        const OF_A_SLICE: usize = cost::SLICE / cost::DERIVED;
+        let ping = [0x89, 0x80, 0, 0, 0, 0];
+        let (mut client, server) = tokio::io::duplex(1 << 20);
+        client.write_all(&ping.repeat(FREE + 2 * OF_A_SLICE + 7)).await.expect("it is open");
+        let mut socket = WebSocketStream::from_raw_socket(server, Role::Server, Some(limits())).await;
+        let slices = CpuSlices::new(1);
+        let mut scan_budget = ScanBudget::new(slices.clone(), None, true);
+        let others = slices.take(&None).expect("nobody has it");
+        assert_eq!(read_now(&mut socket, &mut scan_budget).await, FREE);
+        advance(Duration::from_secs(1)).await;
+        assert_eq!(read_now(&mut socket, &mut scan_budget).await, 0, "another watch has the only slice");
+        drop(others);
+        for read in [OF_A_SLICE, OF_A_SLICE, 7] {
+            advance(Duration::from_secs(2)).await;
+            assert_eq!(read_now(&mut socket, &mut scan_budget).await, read);
+        }
+    }
+
+    #[test]
+    fn origins_are_read_as_go_reads_them() {
+        for origin in
+            ["http://localhost", "https://a.example:8443", "file://", "app://x", "/", "http://[::1]:80", "a:b"]
+        {
+            assert!(is_request_uri(origin), "{origin}");
+        }
+        for origin in ["", "null", "localhost", "http://[", "http://a:b", "1http://a", "http://[::1]x", "http://a\n"] {
+            assert!(!is_request_uri(origin), "{origin}");
+        }
+    }
+}
