@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn each_is_due_at_its_moment_and_those_of_one_moment_together() {
+    async fn deadlines_expire_in_order_and_equal_ones_together() {
         let (deadlines, began) = (Deadlines::default(), Instant::now());
         let things = [3, 1, 2, 2].map(|seconds| (Arc::new(seconds), after(seconds)));
         let put = things.each_ref().map(|(thing, at)| deadlines.put(*at, Arc::downgrade(thing)));
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_waits_hears_of_an_earlier_one() {
+    async fn waiter_wakes_when_an_earlier_deadline_is_added() {
         let (deadlines, began) = (Arc::new(Deadlines::default()), Instant::now());
         let (late, early) = (Arc::new("late"), Arc::new("early"));
         deadlines.put(after(60), Arc::downgrade(&late));
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn things_that_come_and_go_hardly_ever_wake_who_waits() {
+    async fn adding_and_removing_deadlines_rarely_wakes_the_waiter() {
         let (deadlines, polls) = (Arc::new(Deadlines::default()), Arc::new(AtomicU64::new(0)));
         tokio::spawn({
             let (deadlines, polls) = (deadlines.clone(), polls.clone());
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_was_taken_out_or_is_gone_is_passed_over() {
+    async fn removed_or_dropped_entries_never_expire() {
         let deadlines = Deadlines::default();
         let [taken, gone, there] = ["taken", "gone", "there"].map(Arc::new);
         let [taken_out, _, _] = [&taken, &gone, &there].map(|thing| deadlines.put(after(1), Arc::downgrade(thing)));

@@ -32,7 +32,7 @@ async fn pass(seconds: u64) {
 }
 
 #[test]
-fn a_pin_keeps_what_has_left_the_store_since_and_no_more_than_its_state() {
+fn pin_is_charged_only_for_objects_gone_from_the_store() {
     let (mut writer, reader) = feed();
     let (pins, whole) = (Pins::default(), whole(&reader));
     let len = whole / 4;
@@ -53,7 +53,7 @@ fn a_pin_keeps_what_has_left_the_store_since_and_no_more_than_its_state() {
 }
 
 #[test]
-fn what_a_feed_had_that_is_over_is_kept_by_pins_alone() {
+fn pin_is_charged_for_its_whole_state_after_feed_ends() {
     let (mut writer, reader) = feed();
     let pins = Pins::default();
     let (_cut, _pin) = pin(&pins, &reader, FOREVER);
@@ -63,7 +63,7 @@ fn what_a_feed_had_that_is_over_is_kept_by_pins_alone() {
 }
 
 #[test]
-fn the_oldest_go_first_and_only_as_many_as_it_takes() {
+fn freeing_pins_cuts_only_as_many_of_the_oldest_as_needed() {
     let (mut writer, reader) = feed();
     let (mut busy, still) = (feed(), feed());
     let (pins, mut pinned) = (Pins::default(), Vec::new());
@@ -91,7 +91,7 @@ fn the_oldest_go_first_and_only_as_many_as_it_takes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_for_something_else_than_its_client_is_not_idle() {
+async fn pin_waiting_for_other_than_its_client_is_not_idle() {
     let (_writer, reader) = feed();
     let pins = Pins::default();
     let kept = tokio::spawn(pins.clone().keep());
@@ -106,7 +106,7 @@ async fn who_waits_for_something_else_than_its_client_is_not_idle() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn terms_are_kept_without_anybody_looking() {
+async fn pin_deadlines_are_enforced_in_the_background() {
     let (_writer, reader) = feed();
     let pins = Pins::default();
     let kept = tokio::spawn(pins.clone().keep());

@@ -203,7 +203,7 @@ fn ring_that_begins_within_a_version_serves_no_earlier_watch() {
 
 /// Two streams of one history overlap: the second repeats everything.
 #[test]
-fn they_are_known_again_even_if_evicted() {
+fn replayed_deletions_are_duplicates_after_eviction() {
     for events in 1..=4 {
         let (mut writer, reader) = leased(events);
         revoke(&mut writer, &NAMES);
@@ -216,7 +216,7 @@ fn they_are_known_again_even_if_evicted() {
 }
 
 #[test]
-fn a_creation_beside_them_is_known_again_even_if_evicted() {
+fn replayed_add_among_deletions_is_duplicate_after_eviction() {
     let (mut writer, reader) = leased(1);
     let created = Pod { name: "x", ..POD };
     assert_eq!(writer.apply_all(vec![added(&created, 20), deleted(&pod("p"), 20)]), Ok(2));
@@ -225,7 +225,7 @@ fn a_creation_beside_them_is_known_again_even_if_evicted() {
 }
 
 #[test]
-fn the_list_contains_everything_at_its_own_version() {
+fn event_at_the_list_version_is_a_duplicate() {
     let (mut writer, reader) = leased(10);
     assert_eq!(writer.apply(deleted(&pod("p"), 10)), Ok(Applied::Duplicate));
     assert_eq!(reader.stats().objects, 4);
@@ -243,7 +243,7 @@ fn event_at_a_version_before_a_later_bookmark_is_out_of_order() {
 }
 
 #[test]
-fn one_object_changes_once_at_a_version() {
+fn second_change_of_an_object_at_one_version_is_duplicate() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     assert_eq!(writer.apply(added(&POD, 11)), Ok(Applied::Fresh));
     let mut opened = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring");
