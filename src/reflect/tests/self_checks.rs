@@ -108,7 +108,7 @@ async fn self_check_detects_lost_events_and_starts_a_new_history() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn missing_object_in_large_collection_is_found_by_count_bisection() {
+async fn missing_object_in_large_collection_is_found_by_object_count() {
     let scene = Scene::checked(upstream().pods(MANY)).await;
     let history = scene.feed.reader.history();
     scene.up.faults().lose_next_event();
