@@ -66,6 +66,14 @@ tidy: ## The house rules (tests/tidy.rs), in seconds
 	CARGO_MANIFEST_DIR=$(CURDIR) rustc --edition 2024 -O --test tests/tidy.rs -o target/tidy
 	target/tidy --quiet
 
+# The version whose modules the public proxy has complete.
+VALE := github.com/vale-cli/vale/v3/cmd/vale@v3.22.0
+
+.PHONY: prose
+prose: ## The language of comments and documents, by Vale with the word list of tests/vale (Go; two minutes when cold)
+	@test -x target/tools/bin/vale || GOBIN=$(CURDIR)/target/tools/bin go install $(VALE)
+	@git ls-files '*.rs' '*.md' | xargs target/tools/bin/vale --config tests/vale/vale.ini --output line
+
 .PHONY: macos
 macos: ## Does it compile for macOS? Types only: nothing is linked or run (rustup's target; two minutes when cold)
 	@CARGO="$(CARGO)" tests/macos.sh $(LOCKED)
@@ -172,7 +180,7 @@ TRIALS ?= 500
 revocation: ## How long a watch outlives the right to it, by what took the right away (TRIALS=500 of each)
 	@tests/kube/build.sh
 	REVOCATION_TRIALS=$(TRIALS) \
-	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture whoever_loses_the_right_loses_the_watch
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture revoked_permission_ends_watch
 
 .PHONY: hostile
 hostile: ## Malformed and hostile requests: nobody is taken for another, nothing is smuggled (REQUESTS=20000 SEED=n)

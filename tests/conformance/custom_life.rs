@@ -357,7 +357,7 @@ async fn listed_until_gone(http: &Http, path: &str) -> Vec<u16> {
 }
 
 /// A list during the deletion of the definition gets the same answer as from upstream. The direct test
-/// `a_list_in_flight_when_its_definition_goes_is_answered_as_if_it_came_then` shows that no request hangs.
+/// `list_in_flight_is_forwarded_when_crd_version_is_unserved` shows that no request hangs.
 #[tokio::test]
 async fn list_in_flight_during_crd_deletion_returns_200_or_404() {
     let Some(pair) = Pair::new().await else { return };

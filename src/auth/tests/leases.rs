@@ -87,7 +87,7 @@ async fn unrelated_policy_change_sends_no_reviews() {
     assert!(asked.iter().all(|asked| asked.namespace.as_deref() == Some("t1")), "policy says nothing of tokens");
 }
 
-/// The counterpart of `changes::a_thousand_changes_are_asked_about_once`: the reviews that upstream receives.
+/// The counterpart of `changes::thousand_changes_are_coalesced_into_few_review_rounds`: the reviews that upstream receives.
 #[tokio::test(start_paused = true)]
 async fn thousand_binding_changes_cost_few_reviews_per_lease() {
     let scene = scene();

@@ -71,7 +71,7 @@ impl Coalesced {
     /// it.
     ///
     /// A request without company is sent on its caller's task, because most are, and a separate task costs more than
-    /// the request. If that caller is cancelled, a new request is sent for those who are waiting. `None` means that the
+    /// the request. If that caller is cancelled, a new request is sent for the waiting callers. `None` means that the
     /// proxy is shutting down.
     pub(crate) async fn ask(&self, key: Key, tasks: &Tasks, ask: Ask) -> Option<Outcome> {
         let turn = match self.waiting.entry(key.clone()) {
