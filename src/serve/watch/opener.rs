@@ -171,7 +171,7 @@ impl WatchOpener {
                 let is_proven = self.sources.proven(feed, received, read.timeout_seconds).await?;
                 if is_proven { Ok(()) } else { Err(NotServable::Forward(ForwardReason::NoProof)) }
             }
-            WatchStart::State { at, .. } => self.sources.fit_to_list(feed, at, (received, by_proxy)).await,
+            WatchStart::State { at, .. } => self.sources.fresh(feed, at, (received, by_proxy)).await,
         };
         match fresh {
             Ok(()) => {}

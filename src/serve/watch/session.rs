@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! Initial ─┐
-//! Row ─────┼─► Live ─► Ending ─► Last ─► Ended        Ending and Last may be skipped
+//! Row ─────┼─► Live ─► Last ─► Ended        Last may be skipped
 //! ─────────┘
 //! ```
 
@@ -23,7 +23,7 @@ use bytes::Bytes;
 
 pub(crate) use self::timers::Timers;
 
-use self::end::{AwaitedVersion, Exit};
+use self::end::Exit;
 use self::frame_batch::{FrameBatch, Portion};
 use self::initial_events::InitialEvents;
 use self::partial_view::PartialView;
@@ -59,11 +59,8 @@ enum State {
     Row(Box<Object>),
     /// Events are sent as they arrive, and bookmarks when they are due. A partial view also sends its initial state
     /// here. If the watch must end, it is `Last` if the client receives an error or a last bookmark, and `Ended`
-    /// otherwise. If only a part of a version's events was sent, it is `Ending` before that.
+    /// otherwise. It remains `Live` until all events of a version are sent.
     Live,
-    /// Events are sent as in `Live`, until the awaited version is complete or the wait has timed out. Then the watch is
-    /// `Last` or `Ended`.
-    Ending(AwaitedVersion),
     /// A last frame is sent. Then the watch is `Ended`.
     Last(Box<(Bytes, WatchEnd)>),
     /// Nothing is sent.
@@ -250,12 +247,6 @@ impl WatchSession {
     }
 }
 
-impl State {
-    fn live(awaited: Option<AwaitedVersion>) -> Self {
-        awaited.map_or(Self::Live, Self::Ending)
-    }
-}
-
 impl Common {
     /// Puts the next frames, if there are any.
     fn step(&mut self, state: State, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Step {
@@ -265,8 +256,7 @@ impl Common {
                 batch.push(self.cursor.renderer().frame(EventType::Added, row.body())?);
                 Ok((Poll::Ready(1), State::Live))
             }
-            State::Live => self.send_events(None, cx, room, batch),
-            State::Ending(awaited) => self.send_events(Some(awaited), cx, room, batch),
+            State::Live => self.send_events(cx, room, batch),
             State::Last(last) => {
                 let (frame, end) = *last;
                 batch.push(frame);
@@ -307,27 +297,16 @@ impl Common {
     }
 
     /// Puts events, or a bookmark that is due. If there are none, the watch waits for its waker.
-    fn send_events(
-        &mut self,
-        awaited: Option<AwaitedVersion>,
-        cx: &mut Context<'_>,
-        room: usize,
-        batch: &mut Vec<Bytes>,
-    ) -> Step {
-        let Poll::Ready(slice) = self.scan_budget.poll(cx) else { return Ok((Poll::Pending, State::live(awaited))) };
+    fn send_events(&mut self, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Step {
+        let Poll::Ready(slice) = self.scan_budget.poll(cx) else { return Ok((Poll::Pending, State::Live)) };
         self.put_events(cx, room, batch)?;
         drop(slice);
-        // The end is decided again as soon as the client has room.
-        self.is_parked &= awaited.is_none();
-        if batch.is_empty() && !self.scan_budget.are_used_up() {
-            let waits = self.timers.fired(cx).is_none() || self.is_resting(awaited.as_ref());
-            if waits {
-                self.is_parked = true;
-                return Ok((Poll::Pending, State::live(awaited)));
-            }
+        if batch.is_empty() && !self.scan_budget.are_used_up() && self.timers.fired(cx).is_none() {
+            self.is_parked = true;
+            return Ok((Poll::Pending, State::Live));
         }
         // If nothing was put, more events remain to be scanned after other tasks had their turn, or a timer has fired.
-        Ok((Poll::Ready(batch.len()), State::live(awaited)))
+        Ok((Poll::Ready(batch.len()), State::Live))
     }
 
     fn put_events(&mut self, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Result<(), Exit> {
@@ -366,7 +345,7 @@ impl Common {
             let mut out = FrameBatch { cursor, reader, room, scan_budget: self.scan_budget.left(), batch };
             if let Portion::Last(end) = partial.tell(&mut out)? {
                 self.last_sent_rv = self.last_sent_rv.max(end.at);
-                if self.bookmarks && end.told_older && !self.feed.reader.is_open(self.last_sent_rv) {
+                if self.bookmarks && end.told_older {
                     batch.push(self.bookmark(self.last_sent_rv)?);
                 }
             }

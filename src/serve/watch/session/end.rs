@@ -1,24 +1,11 @@
-use std::pin::Pin;
 use std::task::Context;
-use std::time::Duration;
-
-use tokio::time::{Sleep, sleep};
 
 use super::{Common, State};
-use crate::cache::{Pull, Settling};
+use crate::cache::Pull;
 use crate::feeds::RenderingRefusal;
 use crate::serve::activity::WatchEnd;
 use crate::wire::Refused;
 use kubeapi::{ResourceVersion, Status};
-
-/// How long the end of a watch waits for the rest of a transaction.
-const REST_MAX: Duration = Duration::from_secs(3);
-
-/// A version that the end of the watch waits for, until it is complete or a timeout expires.
-pub(super) struct AwaitedVersion {
-    of: ResourceVersion,
-    max: Pin<Box<Sleep>>,
-}
 
 /// Why a watch ends, and what its client receives last.
 pub(super) enum Exit {
@@ -50,19 +37,18 @@ impl Common {
     ///
     /// A revocation comes first, even if frames are pending (A4). A live watch then ends for its renderer, its timeout or
     /// the drain, unless it must first send the rest of a version.
-    pub(super) fn decide(&mut self, state: State, cx: &mut Context<'_>) -> Result<State, Exit> {
+    pub(super) fn decide(&mut self, state: State, cx: &Context<'_>) -> Result<State, Exit> {
         if matches!(state, State::Last(_) | State::Ended) {
             return Ok(state);
         }
         if let Some(exit) = self.timers.revocation() {
             return Err(exit);
         }
-        let mut rest = match state {
+        match state {
             State::Initial(_) => return self.timers.exit(cx).map_or(Ok(state), Err),
-            State::Live => None,
-            State::Ending(rest) => Some(rest),
+            State::Live => {}
             state => return Ok(state),
-        };
+        }
         // A renderer is disproven before it is revoked, so this order of loads never misses a disproof.
         let is_revoked = self.cursor.renderer().is_revoked();
         if self.cursor.renderer().is_disproven() {
@@ -72,8 +58,8 @@ impl Common {
         }
         let exit = if is_revoked { Some(Exit::Silent(WatchEnd::NotDerivable)) } else { self.timers.exit(cx) };
         match exit {
-            None => Ok(State::live(rest)),
-            Some(Exit::Silent(end)) if self.is_amid(end, &mut rest, cx) => Ok(State::live(rest)),
+            None => Ok(State::Live),
+            Some(Exit::Silent(_)) if self.is_amid() => Ok(State::Live),
             Some(Exit::Silent(WatchEnd::Drained)) if self.bookmarks => Err(self.drained()),
             Some(exit) => Err(exit),
         }
@@ -116,8 +102,7 @@ impl Common {
     /// Returns the exit of a downstream proxy's watch that has sent everything up to this version, if another build has
     /// taken over. All bodies after that version are written by that build.
     pub(super) fn exit_for_another_writer(&self, reached: ResourceVersion) -> Option<Exit> {
-        let is_whole = || matches!(self.feed.reader.waits_for_whole(self.last_sent_rv), Settling::Already);
-        if !self.has_another_writer() || !self.is_settled() || !is_whole() {
+        if !self.has_another_writer() || !self.is_settled() {
             return None;
         }
         if self.bookmarks && reached > self.last_sent_rv {
@@ -127,43 +112,10 @@ impl Common {
         }
     }
 
-    /// Whether only a part of a transaction was sent, and the rest is pending or may still arrive. If the watch ended
-    /// here, its client would resume after the whole transaction and miss the rest. In a drain with bookmarks, the
-    /// watch also waits until the newest version is complete.
-    fn is_amid(&mut self, end: WatchEnd, rest: &mut Option<AwaitedVersion>, cx: &mut Context<'_>) -> bool {
-        if !self.cursor.skips(self.last_sent_rv) {
-            // A partial view waits for authorization decisions, which may not arrive. Its events are filtered, and are
-            // sent again when a permission is granted.
-            if self.partial.is_none() && self.cursor.is_next_at(self.last_sent_rv) {
-                return true;
-            }
-            let settling = self.feed.reader.waits_for_whole(self.last_sent_rv);
-            if settling == Settling::WhenToldSo {
-                self.feed.freshness.want_version(self.last_sent_rv);
-            }
-            if settling != Settling::Already {
-                return rests(self.last_sent_rv, rest, cx);
-            }
-        }
-        if end == WatchEnd::Drained && self.bookmarks {
-            // Keeps the newest version of the first call, because on a busy feed there is always a newer one.
-            let newest = rest.as_ref().map_or_else(|| self.feed.reader.newest(), |rest| rest.of);
-            if self.feed.reader.waits_for_whole(newest) == Settling::Soon {
-                return rests(newest, rest, cx);
-            }
-        }
-        false
+    /// Whether only a part of the events of a version was sent. If the watch ended here, its client would resume after
+    /// all of them. A partial view may wait for authorization decisions that never arrive, so it does not continue:
+    /// it sends filtered events again when a permission is granted.
+    fn is_amid(&mut self) -> bool {
+        self.partial.is_none() && !self.cursor.skips(self.last_sent_rv) && self.cursor.is_next_at(self.last_sent_rv)
     }
-
-    /// Whether the end of the watch waits for an incomplete version.
-    pub(super) fn is_resting(&self, rest: Option<&AwaitedVersion>) -> bool {
-        rest.is_some_and(|rest| self.feed.reader.is_open(rest.of))
-    }
-}
-
-/// Whether the end still waits for that version.
-fn rests(of: ResourceVersion, rest: &mut Option<AwaitedVersion>, cx: &mut Context<'_>) -> bool {
-    let rest = rest.get_or_insert_with(|| AwaitedVersion { of, max: Box::pin(sleep(REST_MAX)) });
-    rest.of = of;
-    rest.max.as_mut().poll(cx).is_pending()
 }

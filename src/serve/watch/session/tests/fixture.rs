@@ -117,7 +117,7 @@ impl Stage {
 
     /// Applies a bookmark from upstream.
     pub(super) fn bookmark(&mut self, rv: u64) {
-        self.writer.bookmark(ResourceVersion(rv));
+        self.writer.advance(ResourceVersion(rv), true);
     }
 
     /// Advances the feed's version without a message from upstream's stream.
