@@ -109,11 +109,13 @@ impl Frontend {
             ready,
             reader: Reader::new(sources.clone(), scans.clone(), (concurrency.clone(), times.clone())),
             watches: WatchOpener::new(
-                (sources, scans),
+                sources,
+                scans,
                 client.clone(),
-                (concurrency.clone(), config.get().unread),
+                concurrency.clone(),
+                config.get().unread,
                 active_watches.clone(),
-                (tasks.clone(), drain.clone()),
+                tasks.clone(),
             ),
             forwarding: Forwarding::new(
                 client.clone(),

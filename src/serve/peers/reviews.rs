@@ -3,6 +3,9 @@
 //!
 //! Upstream is asked with this proxy's identity, so only callers that may create reviews are answered here. A review's
 //! result depends only on its body.
+//!
+//! Responses are cached here and not in `auth::ReviewCache`, because they are sent on as they are. A token is not read,
+//! and a review for an open watch may have an older response than a request of this proxy's own callers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -108,7 +111,7 @@ impl PeerReviews {
             && !headers.keys().any(is_impersonation)
     }
 
-    /// The answer to who may create reviews. `hops` names those who ask, and us.
+    /// Answers a proxy that may create reviews. `hops` names the requesting proxies and this one.
     pub(crate) async fn answer(&self, request: Box<ReadRequest>, hops: HeaderValue) -> Response<ReplyBody> {
         let (kind, received, payer) = (Kind::of(&request), request.received, request.caller.payer());
         let ReadRequest { http, context, .. } = *request;
