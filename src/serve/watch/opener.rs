@@ -17,7 +17,7 @@ use crate::feeds::FeedHandle;
 use crate::listing::{PageChunks, ScanBudget, cost};
 use crate::serve::activity::{ActiveWatches, WatchDescription, WatchEnd, WatchTransport, Who, metrics};
 use crate::serve::audit::ServedLocally;
-use crate::serve::limits::{ConcurrencyLimits, ConcurrencyPermit, SlowReaderReaper, Unread};
+use crate::serve::limits::{ConcurrencyLimits, ConcurrencyPermit, SlowReaderReaper};
 use crate::serve::read::{FeedSource, NotServable, ReadRequest, ReadResult, Scans, Sources, too_expensive};
 use crate::serve::response::{FeedStatus, ReplyBody, too_many, unavailable};
 use crate::serve::route::{ForwardReason, WatchRead};
@@ -66,12 +66,10 @@ impl WatchOpener {
     pub(crate) fn new(
         (sources, scans): (Arc<Sources>, Scans),
         client: Client,
-        (concurrency, unread): (Arc<ConcurrencyLimits>, Unread),
+        (concurrency, slow_readers): (Arc<ConcurrencyLimits>, SlowReaderReaper),
         active_watches: ActiveWatches,
         (tasks, drain): (Tasks, DrainWatch),
     ) -> Self {
-        let slow_readers = SlowReaderReaper::new(unread);
-        tasks.spawn_needed("unread watches", slow_readers.clone().keep(drain.clone()));
         Self {
             sources,
             scans,

@@ -95,7 +95,7 @@ impl WatchSession {
         let Opening { received, drain, scan_budget, metrics, cut, slow_readers, .. } = opening;
         let (readable, grant) = (permit.part().cloned(), permit.grant_status());
         let over = WatchTimeout::of(terms.timeout_seconds) == WatchTimeout::Over;
-        let pin = |state: &Snapshot| feed.pin(state, cut.clone(), slow_readers.state_terms());
+        let pin = |state: &Snapshot| slow_readers.pin(&feed, state, &cut);
         let pin = opened.snapshot.as_ref().filter(|_| !over).map(pin);
         let (partial, pin) = match readable {
             Some(readable) => {
@@ -264,7 +264,7 @@ impl WatchSession {
     fn initial(&mut self, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Poll<Result<usize, Refused>> {
         let Phase::Initial(initial) = &mut self.phase else { return Poll::Ready(Ok(0)) };
         let reader = &self.feed.reader;
-        initial.pin.told();
+        initial.pin.progressed();
         let places = (room, self.scan_budget.left());
         let (mut frames, portion) = ready!(initial.poll_put(cx, &self.cursor, reader, places, batch))?;
         if portion == Portion::More {
@@ -304,7 +304,7 @@ impl WatchSession {
         }
         loop {
             let Self { partial: Some(partial), cursor, feed, watchdog, .. } = self else { return Ok(false) };
-            let pin = |state: &Snapshot| feed.pin(state, watchdog.cut().clone(), watchdog.slow_readers().state_terms());
+            let pin = |state: &Snapshot| watchdog.slow_readers().pin(feed, state, watchdog.cut());
             if !partial.turns(cursor, pin) {
                 return Ok(false);
             }

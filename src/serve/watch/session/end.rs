@@ -136,7 +136,6 @@ impl WatchSession {
 
 impl Drop for WatchSession {
     fn drop(&mut self) {
-        self.watchdog.clear_alarm();
         if self.changes.is_some() {
             self.feed.proxy_ends();
         }

@@ -5,11 +5,12 @@ use bytes::Bytes;
 
 use super::portion::Portion;
 use crate::auth::Permit;
-use crate::cache::{CacheReader, Chunk, Cursor, Pin, PlainChunk, Snapshot};
+use crate::cache::{CacheReader, Chunk, Cursor, PlainChunk, Snapshot};
 use crate::listing::ChunkWriter;
 use crate::listing::PageChunks;
 use crate::listing::Rest;
 use crate::listing::cost;
+use crate::serve::limits::StatePin;
 use crate::wire::Refused;
 use kubeapi::EventType;
 
@@ -17,7 +18,7 @@ use kubeapi::EventType;
 #[derive(Debug)]
 pub(super) struct InitialEvents {
     pub(super) snapshot: Snapshot,
-    pub(super) pin: Pin,
+    pub(super) pin: StatePin,
     pub(super) end_bookmark: bool,
     how: How,
 }
@@ -45,7 +46,7 @@ struct SharedFrames {
 type Put = (usize, Portion);
 
 impl InitialEvents {
-    pub(super) fn new(snapshot: Snapshot, pin: Pin, end_bookmark: bool) -> Self {
+    pub(super) fn new(snapshot: Snapshot, pin: StatePin, end_bookmark: bool) -> Self {
         Self { snapshot, pin, end_bookmark, how: How::Frames { next: String::new() } }
     }
 

@@ -13,8 +13,9 @@ use bytes::Bytes;
 
 use super::portion::Portion;
 use crate::auth::{Readable, Verdict, VerdictChanges};
-use crate::cache::{CacheReader, Cursor, Event, FilteredEvent, Mark, OpenedWatch, Pin as Pinned, Pull, Snapshot, View};
+use crate::cache::{CacheReader, Cursor, Event, FilteredEvent, Mark, OpenedWatch, Pull, Snapshot, View};
 use crate::listing::cost;
+use crate::serve::limits::StatePin;
 use crate::wire::{Object, Refused};
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
@@ -49,7 +50,7 @@ struct Leaving {
 /// The addition and removal of namespaces at one mark.
 struct Turn {
     mark: Mark,
-    pin: Option<Pinned>,
+    pin: Option<StatePin>,
     coming: VecDeque<Arc<str>>,
     going: Option<VecDeque<Arc<str>>>,
     /// The key of the next object to send, in the first namespace that is being added or removed.
@@ -97,7 +98,7 @@ impl PartialView {
         opened: &OpenedWatch,
         namespaces: Vec<Arc<str>>,
         end_bookmark: bool,
-        pin: Option<Pinned>,
+        pin: Option<StatePin>,
     ) -> Self {
         let mut coming = VecDeque::new();
         let mut places = BTreeMap::new();
@@ -136,7 +137,7 @@ impl PartialView {
 
     /// Whether namespaces are being added or removed. If so, the watch must be read up to the mark, where their frames
     /// are sent.
-    pub(super) fn turns(&mut self, cursor: &Cursor, pin: impl FnOnce(&Snapshot) -> Pinned) -> bool {
+    pub(super) fn turns(&mut self, cursor: &Cursor, pin: impl FnOnce(&Snapshot) -> StatePin) -> bool {
         if !std::mem::take(&mut self.stale) {
             return self.turn.is_some();
         }
@@ -165,7 +166,7 @@ impl PartialView {
 
     /// Records that the watch waits for a decision, so that its client does not count as a slow reader.
     pub(super) fn wait(&self) {
-        self.turn.iter().flat_map(|turn| &turn.pin).for_each(Pinned::rests);
+        self.turn.iter().flat_map(|turn| &turn.pin).for_each(StatePin::pause);
     }
 
     /// Whether no namespaces are known to be added or removed.
@@ -198,7 +199,7 @@ impl PartialView {
     ) -> Result<Portion<TurnEnd>, Refused> {
         let Self { readable, places, turn, stale, .. } = self;
         let Some(turn) = turn else { return Ok(Portion::More) };
-        turn.pin.iter().for_each(Pinned::told);
+        turn.pin.iter().for_each(StatePin::progressed);
         let mut page = Page { cursor, reader, room, scan_budget, batch };
         if turn.come(readable, places, &mut page)? == Portion::More {
             return Ok(Portion::More);

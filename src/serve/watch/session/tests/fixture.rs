@@ -95,7 +95,8 @@ impl Stage {
         let (drain, watch) = DrainTrigger::new();
         let concurrency =
             ConcurrencyLimits::new(&ConcurrencyConfig { watches_max: 100, ..ConcurrencyConfig::default() });
-        let (slow_readers, slices) = (SlowReaderReaper::new(Unread::default()), CpuSlices::new(1));
+        let (slow_readers, slices) =
+            (SlowReaderReaper::new(Unread::default(), Duration::from_secs(60)), CpuSlices::new(1));
         tokio::spawn(slow_readers.clone().keep(watch.clone()));
         let reader = feed.reader.clone();
         let waited = Duration::ZERO;
