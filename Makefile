@@ -172,7 +172,7 @@ TRIALS ?= 500
 revocation: ## How long a watch outlives the right to it, by what took the right away (TRIALS=500 of each)
 	@tests/kube/build.sh
 	REVOCATION_TRIALS=$(TRIALS) \
-	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture whoever_loses_the_right_loses_the_watch
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture revoked_permission_ends_watch
 
 .PHONY: hostile
 hostile: ## Malformed and hostile requests: nobody is taken for another, nothing is smuggled (REQUESTS=20000 SEED=n)

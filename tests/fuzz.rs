@@ -47,7 +47,7 @@ fn run((name, target): Target, input: &[u8]) {
 }
 
 #[test]
-fn what_is_in_the_corpus_is_read_or_refused() {
+fn corpus_inputs_are_parsed_or_rejected() {
     for target in TARGETS {
         let inputs = inputs(target.0);
         assert!(inputs.len() > 2, "{}: a corpus that says something", target.0);
@@ -56,7 +56,7 @@ fn what_is_in_the_corpus_is_read_or_refused() {
 }
 
 #[test]
-fn whatever_is_made_of_it_is_read_or_refused_as_well() {
+fn mutated_corpus_inputs_are_parsed_or_rejected() {
     let (seconds, seed) = (number("FUZZ_SECONDS"), number("FUZZ_SEED").unwrap_or(1));
     let only = std::env::var("FUZZ_TARGET").ok();
     for target in TARGETS.into_iter().filter(|(name, _)| only.as_deref().is_none_or(|only| only == *name)) {
@@ -72,7 +72,7 @@ fn whatever_is_made_of_it_is_read_or_refused_as_well() {
 }
 
 #[test]
-fn the_corpus_is_small_and_every_folder_is_a_targets() {
+fn corpus_is_small_and_each_directory_has_a_target() {
     let mut bytes = 0;
     for folder in std::fs::read_dir(corpus()).expect("a corpus") {
         let folder = folder.expect("a folder");

@@ -49,14 +49,14 @@ fn in_rust(find: impl Fn(&File, &Source) -> Vec<(usize, String)>) -> Vec<String>
 }
 
 #[test]
-fn imports_point_down() {
+fn imports_follow_the_layers() {
     let of = |file: &File| file.name.strip_prefix("src/").map(|name| imports::violations(name, &file.text));
     let violations: Vec<_> = files::rust().iter().filter_map(of).flatten().collect();
     assert_none("imports that the layers do not allow (ARCHITECTURE.md, \"Layers\")", &violations);
 }
 
 #[test]
-fn what_only_linux_has_is_behind_cfg() {
+fn linux_only_code_has_a_cfg_attribute() {
     let of = |file: &File| {
         let found = if file.is_source() { systems::violations(&file.name, &file.text) } else { Vec::new() };
         found.into_iter().map(|(line, what)| format!("{}:{line}: {what}", file.name)).collect::<Vec<_>>()
@@ -68,7 +68,7 @@ fn what_only_linux_has_is_behind_cfg() {
 /// A longer file has more than one idea. rustfmt limits the length of lines, and clippy's `too_many_lines` that of
 /// functions.
 #[test]
-fn files_are_short() {
+fn rust_files_stay_within_the_line_limit() {
     let violations = in_rust(|file, _| {
         let lines = file.text.lines().count();
         (lines > FILE_LINES_MAX)
@@ -80,7 +80,7 @@ fn files_are_short() {
 }
 
 #[test]
-fn nothing_is_left_undone() {
+fn code_has_no_todo_dbg_ignore_or_should_panic() {
     let banned: [(&[&str], &str); 5] = [
         (&["todo", "!"], "todo!: finish it, or leave it out"),
         (&["unimplemented", "!"], "unimplemented!: finish it, or leave it out"),
@@ -99,7 +99,7 @@ fn nothing_is_left_undone() {
 }
 
 #[test]
-fn unwrap_is_for_tests() {
+fn shipped_code_does_not_call_unwrap() {
     let violations = in_rust(|file, source| {
         if !file.is_source() {
             return Vec::new();
@@ -113,7 +113,7 @@ fn unwrap_is_for_tests() {
 
 /// The shipped code is the tested code: tests pass their own limits and clocks to it, and it does not check for tests.
 #[test]
-fn the_code_does_not_ask_whether_it_is_tested() {
+fn shipped_code_does_not_depend_on_cfg_test() {
     let violations = in_rust(|file, source| {
         if !file.is_source() {
             return Vec::new();
@@ -127,7 +127,7 @@ fn the_code_does_not_ask_whether_it_is_tested() {
 }
 
 #[test]
-fn metrics_are_recorded_where_they_are_looked_for() {
+fn metric_macros_are_used_only_in_metrics_modules() {
     let macros = ["counter", "gauge", "histogram"];
     let violations = in_rust(|file, source| {
         let theirs = ["/metrics.rs", "/exporter.rs"].iter().any(|end| file.name.ends_with(end));
@@ -141,7 +141,7 @@ fn metrics_are_recorded_where_they_are_looked_for() {
 }
 
 #[test]
-fn no_file_names_a_machine() {
+fn files_contain_no_machine_specific_path() {
     // Split, so that this file may contain them.
     let banned = [["/wo", "rk/"], ["/ro", "ot/"], ["/ho", "me/"], ["/Us", "ers/"]].map(|pieces| pieces.concat());
     let mut violations = Vec::new();
@@ -160,7 +160,7 @@ fn names_path(line: &str, path: &str) -> bool {
 }
 
 #[test]
-fn packages_come_from_their_public_registries() {
+fn packages_are_pinned_and_from_public_registries() {
     let lock = files::text("Cargo.lock");
     let source = "source = \"registry+https://github.com/rust-lang/crates.io-index\"";
     let foreign = lock.lines().filter(|line| line.starts_with("source = ") && *line != source);
@@ -183,7 +183,7 @@ fn packages_come_from_their_public_registries() {
 }
 
 #[test]
-fn the_tokenizer_knows_strings_from_code() {
+fn tokenizer_distinguishes_strings_and_comments_from_code() {
     let text =
         r##"fn a<'x>(c: char) { let t = r#"fn b() { "#; let q = '"'; let e = '\''; } /* fn c() { /* */ } */ fn d();"##;
     let source = Source::parse("src/a.rs", text);
@@ -198,7 +198,7 @@ fn the_tokenizer_knows_strings_from_code() {
 }
 
 #[test]
-fn a_machines_path_is_told_from_a_longer_one() {
+fn machine_path_check_ignores_longer_paths() {
     let path = ["/wo", "rk/"].concat();
     assert!(names_path(&format!("cd {path}x"), &path));
     assert!(!names_path(&format!("https://example.com{path}x"), &path));

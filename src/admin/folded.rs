@@ -208,7 +208,7 @@ mod tests {
     const HERE: Metadata<'static> = Metadata::new("", Level::INFO, None);
 
     #[test]
-    fn what_all_threads_count_is_added_up() {
+    fn counter_sums_increments_of_all_threads() {
         let inner = PrometheusBuilder::new().build_recorder();
         let handle = inner.handle();
         let recorder = Folding::new(inner, &["events"]);
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_histogram_says_how_many_were_at_most_so_long() {
+    fn histogram_renders_cumulative_buckets_sum_and_count() {
         let recorder = Folding::new(NoopRecorder, &[]);
         recorder.describe_histogram("d_seconds".into(), None, "a delay".into());
         let labels = vec![Label::new("resource", "p\"x")];

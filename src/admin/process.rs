@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_runtime_that_runs_nothing_is_told_by_its_silence() {
+    async fn stalled_runtime_is_reported_in_stalled_seconds_metric() {
         let heartbeat = RuntimeHeartbeat::new();
         let _never_polled = heartbeat.beat();
         let silent = || {

@@ -141,7 +141,7 @@ mod tests {
 
     /// The runtime that serves clients may be stuck, and then a scrape must fail.
     #[tokio::test(start_paused = true)]
-    async fn a_decision_that_does_not_come_is_a_no() {
+    async fn missing_authorization_decision_returns_503() {
         let refusal = refused(&in_time(pending()).await.expect_err("nobody has decided"));
         assert_eq!(refusal.status(), StatusCode::SERVICE_UNAVAILABLE);
         let lost = in_time(ready(None)).await.expect_err("whoever was to decide has panicked");
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn it_is_not_alive_when_the_runtime_of_clients_has_stopped() {
+    async fn livez_fails_when_client_runtime_stalls() {
         let pages = HealthPages { ready: Ready::new(), heartbeat: RuntimeHeartbeat::new() };
         let _never_polled = pages.heartbeat.beat();
         let answer = |path: &str| pages.answer(&Request::get(path).body(()).expect("a path")).status();

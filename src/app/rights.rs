@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_nodes_identity_is_not_asked_to_follow_the_cluster() {
+    fn node_proxy_without_rights_does_not_follow_cluster_changes() {
         for (on_node, reads_definitions, expected, what) in [
             (false, false, true, "a central proxy tries, ever more rarely"),
             (false, true, true, "a central proxy"),

@@ -10,7 +10,7 @@ fn in_front_of_nobody() -> Serve {
 
 /// The kubelet or systemd then starts a new process with all its tasks.
 #[tokio::test]
-async fn it_ends_when_a_task_panics_that_it_needs_and_says_which() {
+async fn process_exits_naming_required_task_that_panicked() {
     let bound = Bound::bind(in_front_of_nobody()).await.expect("it can listen");
     bound.tasks.spawn("one of many", async { panic!("nobody minds") });
     let records = bound.records.clone();
@@ -22,7 +22,7 @@ async fn it_ends_when_a_task_panics_that_it_needs_and_says_which() {
 
 /// A recorder that is never read would be a leak, because histograms hold every sample until they are read.
 #[tokio::test]
-async fn without_admin_pages_nothing_is_recorded() {
+async fn metrics_recorder_is_not_installed_without_admin_listener() {
     let bound = Bound::bind(in_front_of_nobody()).await.expect("it can listen");
     assert_eq!(bound.admin_address(), None);
     // A process can have only one recorder. This one is accepted, so none was installed before.

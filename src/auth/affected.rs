@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_touches_its_subjects_in_its_namespace() {
+    fn policy_change_affects_only_its_subjects_in_its_namespace() {
         let mut subjects = Subjects::default();
         subjects.add_user("ada".to_owned(), &AffectedScope::of("t1"));
         subjects.add_group("dev".to_owned(), &AffectedScope::of("t2"));
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_add_up_until_there_are_too_many_to_tell_apart() {
+    fn merged_changes_affect_everyone_above_the_pair_limit() {
         let both = of_user("ada", "t1").and(&of_user("ada", "t2"));
         let namespaces = ["t1", "t2"].map(Arc::from).into();
         assert_eq!(both.reach(&user("ada", &[])), Some(AffectedScope::Within(namespaces)));

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_change_is_acted_on_at_once_and_twice_again_within_the_bound() {
+    async fn policy_change_triggers_one_immediate_and_two_later_rounds() {
         let changes = Changes::new();
         changes.hear(&change(1));
         let rounds = rounds(&changes, 60).await;
@@ -178,7 +178,7 @@ mod tests {
 
     /// A thousand role bindings change within two seconds.
     #[tokio::test(start_paused = true)]
-    async fn a_thousand_changes_are_asked_about_once() {
+    async fn thousand_changes_are_coalesced_into_few_review_rounds() {
         let changes = Arc::new(Changes::new());
         let (writer, began) = (changes.clone(), Instant::now());
         let written = tokio::spawn(async move {
@@ -206,7 +206,7 @@ mod tests {
 
     /// The watches of four kinds begin one after the other, and a change arrives between them.
     #[tokio::test(start_paused = true)]
-    async fn what_was_missed_before_changes_are_heard_is_asked_about_once_when_upstream_has_seen_it() {
+    async fn starting_policy_watches_trigger_one_full_review_after_settling() {
         for with_change in [false, true] {
             let changes = Arc::new(Changes::new());
             let began = Instant::now();
@@ -235,7 +235,7 @@ mod tests {
 
     /// Watches that restart in a loop, as when upstream is unavailable, do not postpone the round for ever.
     #[tokio::test(start_paused = true)]
-    async fn what_begins_again_and_again_is_asked_about_all_the_same() {
+    async fn restarting_policy_watches_do_not_postpone_the_review_round() {
         let changes = Arc::new(Changes::new());
         let begins = changes.clone();
         tokio::spawn(async move {
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn proxies_that_hear_of_one_change_ask_at_different_times() {
+    async fn review_rounds_are_jittered_between_proxies() {
         let mut later = Vec::new();
         for _ in 0..50 {
             let changes = Changes::new();

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_read_as_the_apiserver_reads_them() {
+    fn bearer_token_parsing_matches_the_apiserver() {
         for (value, expected) in [
             ("Bearer abc", Some("abc")),
             ("bearer abc", Some("abc")),
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_websockets_token_is_one_protocol_among_others() {
+    fn websocket_token_is_read_from_the_subprotocol_header() {
         let read = |protocols| {
             let lines = [("upgrade", "websocket"), ("sec-websocket-protocol", protocols)];
             token_of(&headers(&lines)).map(|token| token.map(|token| token.reveal().to_owned()))
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_tells_when_it_ends_and_nothing_else() {
+    fn token_exposes_only_its_expiry() {
         let token = |claims: &str| Token::new(&format!("e30.{}.c2ln", BASE64_URL_SAFE_NO_PAD.encode(claims)));
         assert_eq!(token(r#"{"exp":1700000000,"sub":"a"}"#).expires(), Some(1_700_000_000));
         assert_eq!(token(r#"{"sub":"a"}"#).expires(), None);
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proxy_in_front_names_a_whole_user() {
+    fn front_proxy_headers_yield_user_groups_and_extra() {
         let user = asserted(&headers(&[
             ("x-remote-user", "ada"),
             ("x-remote-group", "dev"),

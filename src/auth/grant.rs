@@ -56,7 +56,7 @@ mod tests {
 
     /// R-THREAT-6: a read is compared with the access that the authorizer allowed.
     #[test]
-    fn a_right_to_one_name_or_namespace_is_for_no_other() {
+    fn grant_for_one_name_or_namespace_covers_no_other() {
         let maps = Gvr::new("", "v1", "configmaps");
         let grant = |uri| Grant::new(Arc::new(Access::of(&info(uri))), None);
         let one = grant("/api/v1/namespaces/t1/configmaps?fieldSelector=metadata.name%3Da");

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn only_this_machines_names_are_hosts() {
+    fn only_loopback_and_allowed_hosts_match() {
         let hosts = Hosts::new(&["Proxy.internal".to_owned()]);
         for host in [
             "localhost",

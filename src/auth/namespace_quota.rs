@@ -79,7 +79,7 @@ mod tests {
     use kubeapi::User;
 
     #[test]
-    fn nobody_stands_on_more_namespaces_than_can_be_asked_about() {
+    fn namespace_quota_limits_each_user_and_the_total() {
         let quota = Arc::new(NamespaceQuota::new(10, 6));
         let of = |name: &str| quota.share(FlowDistinguisher::of(&User { name: name.to_owned(), ..User::default() }));
         let (first, second, bob) = (of("ada"), of("ada"), of("bob"));

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_touches_the_subjects_before_and_after_it() {
+    fn binding_change_affects_old_and_new_subjects() {
         let mut policy = Policy::default();
         let binding = |name: &str, role: &str, subjects: Value| {
             let role = json!({"kind": role, "name": "r"});

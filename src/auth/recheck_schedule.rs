@@ -177,7 +177,7 @@ mod tests {
 
     /// Each is reviewed once per period, and never many at once.
     #[tokio::test(start_paused = true)]
-    async fn namespaces_are_asked_about_spread_over_the_period() {
+    async fn namespace_reviews_are_spread_over_the_period() {
         let mut schedule = schedule(600, Instant::now());
         let mut last: BTreeMap<Arc<str>, Instant> =
             schedule.items.iter().map(|(name, item)| (name.clone(), item.asserted)).collect();
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_the_namespaces_that_a_change_touches_are_asked_about_again() {
+    async fn policy_change_reviews_only_affected_namespaces() {
         pause();
         let mut schedule = schedule(20, Instant::now());
         advance(Duration::from_millis(1)).await;
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_nobody_can_tell_is_asked_later_and_ages() {
+    async fn failed_namespace_reviews_are_retried_and_keep_their_age() {
         pause();
         let began = Instant::now();
         let mut schedule = schedule(5, began);

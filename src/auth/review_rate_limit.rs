@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn turns_come_at_once_and_then_one_by_one() {
+    async fn rate_limit_allows_a_burst_then_paces_each_holder() {
         let pace = ReviewRateLimit::new(10, 3);
         let began = Instant::now();
         let late = began + Duration::from_secs(60);
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn holders_whose_time_is_over_are_forgotten() {
+    async fn rate_limit_evicts_idle_holders() {
         let pace = ReviewRateLimit::new(1_000, 1);
         for holder in 0..10 * KEPT_MAX {
             pace.turn(&holder, Instant::now());

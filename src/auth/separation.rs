@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_authority_gets_a_second_role() {
+    fn authority_cannot_serve_both_clients_and_front_proxies() {
         let [one, other, third] = ["one", "other", "third"].map(|name| Authority::new(name).trusted());
         let apart = Separation::default();
         for (what, role, authorities, admitted) in [

@@ -29,7 +29,7 @@ mod tests {
     }
 
     #[test]
-    fn the_feed_that_has_grown_the_most_ends() {
+    fn memory_pressure_ends_the_feed_with_the_most_growth() {
         for (why, feeds, ends) in [
             ("none there", vec![], None),
             ("the one that grew", vec![weight(10, 10, false), weight(90, 20, true)], Some(1)),

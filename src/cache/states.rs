@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_state_keeps_is_charged_until_no_older_one_may_have_it() {
+    fn retained_nodes_are_charged_until_older_snapshots_drop() {
         let account = Account::new();
         let states = States::new(&account);
         states.changed(1_000);
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_keeps_no_more_nodes_than_it_has() {
+    fn snapshot_charge_is_capped_at_its_own_nodes() {
         let account = Account::new();
         let states = States::new(&account);
         let _state = states.left();

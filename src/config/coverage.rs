@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_has_a_name_that_a_node_can_have() {
+    fn node_name_must_be_valid_kubernetes_name() {
         for name in ["n1", "ip-10-0-0-1.eu-west-1.compute.internal", "a.b"] {
             assert!(is_node_name(name), "{name}");
         }
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn only_sensitive_kinds_are_named_as_such() {
+    fn sensitive_list_rejects_other_resources() {
         let (mut coverage, mut problems) = (Coverage::default(), Problems::default());
         let sensitive = ["secrets", "pods"].map(str::to_owned).to_vec();
         Said { node: Some("n7".to_owned()), sensitive, authorizes: true }.put(&mut coverage, &mut problems);

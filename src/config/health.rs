@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn default_address_is_that_of_serve() {
+    fn probe_address_defaults_to_healthz_or_admin_address() {
         let at = |file: &str, flag: Option<&str>| {
             let mut problems = Problems::default();
             let file = Configuration::parse(file, &mut problems);

@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_existing_file_is_read_and_several_are_refused_with_the_command_that_merges_them() {
+    fn several_kubeconfig_files_are_refused_with_merge_command() {
         let folder = std::env::temp_dir().join(format!("kube-fanout-kubeconfig-{}", fastrand::u64(..)));
         std::fs::create_dir_all(folder.join(".kube")).expect("a folder");
         let path = |name: &str| folder.join(name).display().to_string();

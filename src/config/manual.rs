@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn each_command_has_a_page_with_all_its_flags() {
+    fn each_command_has_manual_page_with_all_flags() {
         let mut pages = pages();
         let mut root = without_help(Arguments::command());
         root.build();
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn examples_keep_lines_and_exit_codes_have_a_section() {
+    fn manual_has_verbatim_examples_and_exit_status_section() {
         let pages = pages();
         let page = &pages["kube-fanout-serve.1"];
         let (_, examples) = page.split_once(".SH EXAMPLES\n.nf\n").expect("examples");
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn an_environment_variable_is_named_and_its_value_is_not() {
+    fn manual_names_environment_variable_without_its_value() {
         let page = &pages()["kube-fanout-serve.1"];
         assert!(page.contains("\\fBKUBECONFIG\\fR environment variable"), "{page}");
     }

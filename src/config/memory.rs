@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn feeds_have_half_of_the_room_and_lists_an_eighth() {
+    fn feeds_get_half_of_memory_limit_and_lists_an_eighth() {
         for (room, budget, lists) in [
             (Some(room(1)), 16, 16),
             (Some(room(64)), 32, 16),
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_says_where_it_comes_from_and_whether_it_is_too_much() {
+    fn memory_budget_names_its_source_and_warns_above_limit() {
         let of = |said: Option<usize>, room| MemoryLimit::new(said.map(|mebibytes| mebibytes << 20), room);
         let words = "half of 1024 MiB, the limit in /sys/fs/cgroup/memory.max, from 16 to 8192 MiB";
         assert_eq!(of(None, Some(room(1024))).to_string(), words);

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tables_of_the_document_are_what_the_types_say() {
+    fn config_document_tables_match_types() {
         let keys = leaves(keys());
         assert!(keys.len() > 50, "the keys were not found");
         same("docs/CONFIG.md", |text| {
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn the_example_is_what_the_command_prints_and_says_the_defaults() {
+    fn example_yaml_matches_printed_defaults() {
         same("config/example.yaml", |_| defaults());
         let mut problems = Problems::default();
         let read = Configuration::parse(&defaults(), &mut problems);
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn the_schema_knows_bounds_words_and_that_there_are_no_other_keys() {
+    fn schema_has_bounds_enums_and_forbids_unknown_keys() {
         let schema = schema();
         let limits = &schema["$defs"]["LimitsSection"];
         assert_eq!(limits["properties"]["watches"]["maximum"], 10_000_000);

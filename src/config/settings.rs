@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn every_key_that_is_taken_is_one_and_the_document_lists_them() {
+    fn reloadable_keys_exist_and_are_documented() {
         let settings = said("");
         let text = include_str!("../../docs/CONFIG.md");
         let (_, below) = text.split_once("## Reloading").expect("a section");
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_is_taken_or_waits_for_a_restart() {
+    fn changed_setting_is_reloaded_or_requires_restart() {
         let started = said("limits: {watches: 7}\nlisten: [127.0.0.1:1]");
         let read = said("limits: {watches: 8}\nlisten: [127.0.0.1:2]\nlog: {level: debug}");
         let changes = read.changes(&started, &started);
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_taken_of_a_file_that_says_anew_who_callers_are() {
+    fn reload_applies_nothing_if_authentication_settings_change() {
         let started = said("");
         let read = said("auth: delegated\nexecOnLoopback: true");
         let changes = read.changes(&started, &started);

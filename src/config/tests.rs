@@ -19,7 +19,7 @@ fn serve(flags: &[&str]) -> Result<Serve, Problems> {
 }
 
 #[test]
-fn every_problem_is_reported_at_once() {
+fn all_config_problems_are_reported_at_once() {
     let problems = parse("lisen: [x]\ndrain: soon\nwindow: {events: 0, hours: 3}\nlimits: 7\nlog: {format: xml}\n");
     let expected = [
         "drain:",
@@ -36,7 +36,7 @@ fn every_problem_is_reported_at_once() {
 }
 
 #[test]
-fn wrong_log_level_is_a_problem_beside_the_others() {
+fn invalid_log_level_is_reported_with_other_problems() {
     let text = "log: {level: debugg}\nlisten: nowhere\n";
     let problems = ServeArguments::default().resolve_text(text).expect_err("two problems");
     let found: Vec<_> = problems.iter().collect();
@@ -47,7 +47,7 @@ fn wrong_log_level_is_a_problem_beside_the_others() {
 }
 
 #[test]
-fn one_address_needs_no_list() {
+fn listen_accepts_single_address_without_list() {
     for text in ["listen: unix:/run/x.sock", "listen: [unix:/run/x.sock]"] {
         let mut problems = Problems::default();
         let file = Configuration::parse(text, &mut problems);
@@ -56,7 +56,7 @@ fn one_address_needs_no_list() {
 }
 
 #[test]
-fn each_problem_says_where_it_stands() {
+fn config_problems_have_line_and_column() {
     let text = "apiVersion: v2\nlimits:\n  watches: 0\n  wachtes: 5\nlisten: [a, {}]\nwindow:\n  age: 5\n";
     let mut problems = Problems::default();
     Configuration::parse(text, &mut problems);
@@ -78,27 +78,27 @@ fn each_problem_says_where_it_stands() {
 }
 
 #[test]
-fn a_section_of_comments_says_nothing_and_a_version_that_is_known_is_taken() {
+fn empty_section_and_known_version_are_accepted() {
     let text = "apiVersion: kube-fanout.io/v1alpha1\nkind: Configuration\nupstream:\n  # kubeconfig: x\nnode: ~\n";
     assert_eq!(parse(text), Vec::<String>::new());
     assert_eq!(parse("kind: Pod\n").len(), 1);
 }
 
 #[test]
-fn a_key_that_is_said_twice_is_a_problem() {
+fn duplicate_key_is_refused() {
     let problems = parse("drain: 5s\ndrain: 6s\n");
     assert!(problems.len() == 1 && problems[0].contains("drain"), "{problems:?}");
 }
 
 #[test]
-fn what_is_not_yaml_is_one_problem() {
+fn invalid_yaml_is_reported_as_one_problem() {
     assert_eq!(parse("listen: [").len(), 1);
     assert_eq!(parse("- a\n- b\n").len(), 1);
     assert!(parse("# nothing but a comment\n").is_empty());
 }
 
 #[test]
-fn every_file_in_config_is_valid() {
+fn example_config_files_are_valid() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/config");
     let files: Vec<_> =
         std::fs::read_dir(folder).expect("there are examples").map(|entry| entry.expect("readable").path()).collect();
@@ -110,7 +110,7 @@ fn every_file_in_config_is_valid() {
 }
 
 #[test]
-fn flags_override_defaults_and_keep_loopback() {
+fn flags_override_defaults_on_local_listeners() {
     let ok = serve(&[
         "--kubeconfig",
         "/k",
@@ -127,7 +127,7 @@ fn flags_override_defaults_and_keep_loopback() {
 }
 
 #[test]
-fn a_node_and_what_is_sensitive_are_named_by_flags() {
+fn flags_set_node_name_and_sensitive_resources() {
     let ok = serve(&[
         "--kubeconfig",
         "/k",
@@ -167,7 +167,7 @@ fn unsafe_configuration_is_refused_with_the_reason() {
 
 /// The row for nodes in the table of modes in docs/SECURITY.md.
 #[test]
-fn node_without_authentication_requires_unix_sockets() {
+fn node_mode_without_authentication_requires_unix_sockets() {
     let node = ["--node-name", "n7"];
     let with = |more: &[&str]| serve(&[&node[..], more].concat());
     for tcp in [&[][..], &["--listen", "127.0.0.1:0"], &["--listen", "unix:/run/x", "--listen", "[::1]:8001"]] {
@@ -182,7 +182,7 @@ fn node_without_authentication_requires_unix_sockets() {
 }
 
 #[test]
-fn impersonator_on_a_node_is_refused() {
+fn impersonator_kubeconfig_with_node_name_is_refused() {
     let delegated = ["--auth", "delegated", "--impersonator-kubeconfig", "/k"];
     let refused = serve(&[&["--node-name", "n7"], &delegated[..]].concat()).expect_err("a problem").to_string();
     assert!(refused.contains("delegated.impersonator: not allowed with node"), "{refused}");
@@ -232,7 +232,7 @@ fn invalid_upstream_servers_are_all_reported() {
 
 /// Only front proxies may assert another identity, so ordinary client CAs must not be trusted for it (R-MODE-2).
 #[test]
-fn client_and_front_proxy_authorities_must_differ() {
+fn client_ca_and_front_proxy_ca_must_differ() {
     let folder = std::env::temp_dir().join(format!("kube-fanout-authorities-{}", fastrand::u64(..)));
     std::fs::create_dir_all(&folder).expect("a folder");
     let authority = |name: &str| {

@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_waits_asks_and_who_goes_asks_no_longer() {
+    fn waiter_requests_a_build_check_until_dropped() {
         let body_release = BodyRelease::default();
         assert!(body_release.present().now_or_never().is_some(), "a feed begins with what its server wrote");
         body_release.set_present(false);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_told_before_another_build_came_is_by_the_one_before() {
+    fn body_is_attributed_to_the_build_serving_its_version() {
         let build = |minor: u32| Build::of(&format!(r#"{{"major": "1", "minor": "{minor}"}}"#)).map(Arc::new);
         let (body_release, rv) = (BodyRelease::default(), ResourceVersion);
         let said = |at: u64| (body_release.written_from(rv(at)).by.map(|build| build.minor), body_release.changes());

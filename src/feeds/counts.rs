@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn counts_end_with_their_feed_after_a_while_and_go_on_if_it_is_back_before() {
+    async fn feed_counts_expire_later_and_resume_if_feed_returns() {
         let mut ledger = Ledger::default();
         let counts = ledger.open(&key(1), KEPT);
         FeedCounts::add(&counts.events, 7);
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn however_many_come_and_go_only_so_many_are_kept() {
+    async fn ended_feed_counts_are_capped() {
         let mut ledger = Ledger::default();
         for namespace in 0..10_000 {
             ledger.open(&key(namespace), KEPT);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_counted_apart() {
+    fn metric_labels_are_counted_separately() {
         let counts = FeedCounts::default();
         let word = |value| CountedMetric { metric: "m", label: "l", value };
         ["b", "a", "b"].into_iter().for_each(|value| counts.say(word(value)));

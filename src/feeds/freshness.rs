@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn whoever_waits_is_heard_although_somebody_who_came_later_has_gone() {
+    async fn dropping_a_later_waiter_keeps_the_earlier_one_registered() {
         let (freshness, first) = (Freshness::default(), Instant::now());
         let mut wanted = freshness.wanted();
         let later = first + Duration::from_secs(1);

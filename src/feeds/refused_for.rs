@@ -19,7 +19,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_fit_is_tried_ever_more_rarely() {
+    fn over_budget_feed_retries_with_capped_exponential_backoff() {
         let waits: Vec<_> = (1..=9).map(|times| refused_for(times).as_secs()).collect();
         assert_eq!(waits, [30, 60, 120, 240, 480, 960, 1920, 3600, 3600]);
         assert_eq!(refused_for(u32::MAX), REFUSED_MAX);

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_asks_waits_for_the_verdict_and_the_first_refusal_is_final() {
+    async fn first_rendering_refusal_is_final() {
         let renderings = Renderings::default();
         assert!(renderings.mode(METADATA).is_none());
         let asked = tokio::spawn({
@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(renderings.settled(METADATA).await.unwrap_err(), RenderingRefusal::Unrenderable);
     }
     #[test]
-    fn expected_representation_is_qualified_unasked_and_sampled_when_it_is_used() {
+    fn expected_representation_qualifies_early_and_is_sampled_in_use() {
         let renderings = Renderings::expecting(Some(METADATA));
         assert_eq!((renderings.unqualified(), renderings.wanted()), (vec![METADATA], Vec::new()), "nobody waits");
         renderings.qualify(renderer());

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_reached_and_what_nobody_waits_for_is_forgotten() {
+    fn reached_and_timed_out_versions_are_removed() {
         let start = Instant::now();
         let mut wanted = wanted([5, 7, 9], start);
         assert!(!wanted.want(rv(9), true, start + 2 * SECOND), "somebody waits for it already");
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn reader_that_does_not_follow_the_stream_needs_only_a_state() {
+    fn non_streaming_reader_needs_only_the_state_at_its_version() {
         let start = Instant::now();
         let mut wanted = wanted([7], start);
         assert!(wanted.want(rv(8), false, start) && wanted.follows());
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_of_the_future_hides_no_other() {
+    fn future_version_does_not_hide_smaller_wanted_versions() {
         let start = Instant::now();
         let mut wanted = wanted([1_000, 7, 9], start);
         assert_eq!(wanted.least_above(rv(5)), Some(rv(7)));
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_tried_once_for_each_and_again_for_what_upstream_has() {
+    fn catch_up_repeats_only_for_versions_upstream_has() {
         let start = Instant::now();
         let mut wanted = wanted([7, 9], start);
         assert!(wanted.is_behind(rv(0), true) && !wanted.is_behind(rv(0), false));
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_never_too_many_and_the_least_stay() {
+    fn wanted_versions_are_capped_and_keep_the_smallest() {
         let (start, max) = (Instant::now(), WantedVersions::MAX as u64);
         let mut wanted = wanted(100..100 + max, start);
         wanted.want(rv(1), true, start);

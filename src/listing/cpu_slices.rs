@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_caller_has_its_share_whatever_others_have_open() {
+    async fn caller_gets_fair_cpu_share_despite_many_scans_of_others() {
         let second = Duration::from_secs(1);
         for at_a_time in [1, 2] {
             let slices = CpuSlices::new(at_a_time);
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_is_not_read_keeps_nobody_from_anything() {
+    async fn unpolled_waiter_does_not_block_other_callers() {
         let slices = CpuSlices::new(1);
         let stuck: Vec<_> = (10..60).map(|n| slices.wait(&Some(payer(n)))).collect();
         sleep(GONE).await;
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nothing_is_kept_of_those_who_are_gone() {
+    async fn state_of_departed_callers_is_removed() {
         let slices = CpuSlices::new(1);
         used(&slices, &[(Some(payer(1)), 5), (Some(payer(2)), 5)], Duration::from_millis(100)).await;
         sleep(Duration::from_secs(1)).await;
@@ -247,7 +247,7 @@ mod tests {
 
     /// A period leaves at least half of the time for other work.
     #[tokio::test(start_paused = true)]
-    async fn as_much_time_as_a_slice_takes_is_left_to_others() {
+    async fn slice_period_leaves_half_of_the_time_for_other_work() {
         let slices = CpuSlices::new(1);
         for took in [0, 1, 10] {
             let slice = slices.take(&None).expect("it is free");

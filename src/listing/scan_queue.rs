@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn callers_take_turns_slice_by_slice_and_a_callers_own_come_one_by_one() {
+    async fn callers_alternate_slices_and_scans_of_one_caller_are_serial() {
         let (scans, notes) = (ScanQueue::at_a_time(1), Arc::<Mutex<Vec<u8>>>::default());
         let scan = |whose, slices, name| scan(scans.clone(), whose, slices, notes.clone(), name);
         tokio::join!(
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_caller_scans_once_at_a_time_and_all_not_more_than_there_is_room_for() {
+    async fn scans_are_limited_to_one_per_caller_and_in_total() {
         let scans = ScanQueue::at_a_time(2);
         let first = scans.turn(Some(caller(1))).await.expect("nobody scans");
         assert!(scans.turn(Some(caller(1))).now_or_never().is_none(), "its one scans");
@@ -118,14 +118,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn where_all_callers_are_one_they_have_no_shares() {
+    async fn scans_without_caller_identity_share_only_the_total_limit() {
         let scans = ScanQueue::at_a_time(2);
         let turns = [scans.turn(None).await, scans.turn(None).await];
         assert!(turns.iter().all(Result::is_ok) && scans.turn(None).now_or_never().is_none());
     }
 
     #[tokio::test]
-    async fn whoever_goes_away_leaves_no_trace_and_what_was_theirs_to_the_next() {
+    async fn canceled_scan_passes_its_turn_to_next_waiter() {
         let scans = ScanQueue::at_a_time(1);
         let turn = scans.turn(Some(caller(1))).await.expect("nobody scans");
         let mut gone = Box::pin(scans.turn(Some(caller(2))));
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn too_many_who_wait_are_turned_away_and_others_still_find_a_place() {
+    async fn waiting_scans_are_limited_per_caller_and_in_total() {
         let scans = ScanQueue::at_a_time(1);
         let _turn = scans.turn(Some(caller(0))).await.expect("nobody scans");
         let wait = |n| {
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_waits_for_ever() {
+    async fn scan_wait_times_out() {
         let scans = ScanQueue::at_a_time(1);
         let turn = scans.turn(Some(caller(0))).await.expect("nobody scans");
         assert_eq!(scans.turn(Some(caller(1))).await.err(), Some(OverLimit("selections")));

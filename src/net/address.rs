@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_ip_and_port_or_a_socket_path() {
+    fn address_is_ip_and_port_or_unix_socket_path() {
         for (text, local) in [
             ("127.0.0.1:0", true),
             ("127.8.9.1:80", true),

@@ -301,7 +301,7 @@ mod tests {
     const LATE_MAX: u32 = 2;
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_is_idle_from_its_last_answer_on() {
+    async fn connection_is_idle_after_its_last_response() {
         let connection = Connection::default();
         let born = Instant::now();
         assert_eq!((connection.idle_since(), connection.has_asked()), (Some(born), false));
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn connection_whose_client_reads_nothing_is_stalled_and_not_idle() {
+    async fn connection_with_unread_responses_is_stalled_not_idle() {
         let (connection, born) = (Connection::default(), Instant::now());
         let second = Duration::from_secs(1);
         let [mut list, mut watch] = [(); 2].map(|()| connection.request(LATE_MAX).expect("it is open"));
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn silence_is_measured_from_the_last_answer_and_what_runs_for_long_is_none() {
+    async fn idle_timeout_counts_from_last_response_and_not_while_running() {
         let seconds = Duration::from_secs;
         for (first, next, asked, over) in
             [(90, 60, None, 90), (90, 60, Some((80, 1000)), 1060), (10, 60, Some((5, 6)), 66), (90, 5, Some((1, 2)), 7)]
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_closing_connection_takes_nothing_and_a_leaving_one_does() {
+    async fn closing_connection_refuses_requests_and_leaving_one_accepts() {
         let connection = Connection::default();
         connection.advance(ConnectionState::Leaving);
         assert!(connection.request(LATE_MAX).is_some());
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_others_may_share_is_not_closed_for_one() {
+    fn multiplexed_known_connection_survives_one_rejected_request() {
         for (is_multiplexed, is_of_somebody, closes) in
             [(false, false, true), (false, true, true), (true, false, true), (true, true, false)]
         {
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_is_of_stranger_until_a_caller_is_known_or_it_closes() {
+    fn connection_is_unauthenticated_until_caller_is_known_or_closing() {
         let (known, closing) = (Connection::default(), Connection::default());
         assert!(known.is_of_stranger() && closing.is_of_stranger());
         known.found_known(None);
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn one_value_of_one_type_is_kept() {
+    fn connection_stores_one_value_per_type() {
         let connection = Connection::default();
         assert_eq!(*connection.keep(|| 1_u8), 1);
         assert_eq!(*connection.keep(|| 2_u8), 1, "it is there");

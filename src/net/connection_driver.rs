@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_aside_is_heard_of_also_by_who_waits_for_a_turn() {
+    async fn side_future_completes_while_connection_waits_for_turn() {
         let (all, connection) = (CallerTurns::shared(), Connection::default());
         connection.found_known(Some(1));
         let of = |connection: &Connection| all.of(connection, ConnectionSource::Unix);

@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_fails_again_and_again_waits_and_nobody_else_does() {
+    async fn source_with_repeated_failures_is_delayed_and_others_are_not() {
         let failures = Failures::default();
         let waits = |of| failures.wait(of).now_or_never().is_none();
         (0..50).for_each(|_| failures.note(source(1)));
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn so_many_sources_are_remembered() {
+    async fn failure_table_bounds_number_of_sources() {
         let failures = Failures::default();
         for at in 0..=u32::try_from(SOURCES_MAX).expect("few") {
             failures.note(ConnectionSource::V4(Ipv4Addr::from_bits(at)));

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_newcomer_from_elsewhere_waits_for_a_step_of_a_flood_at_a_time_and_the_flood_is_let_in() {
+    async fn handshake_steps_alternate_between_flood_and_other_sources() {
         const FLOOD: usize = 200;
         let (handshakes, notes) = (Arc::new(Handshakes::new(LONGEST)), Arc::<Mutex<Vec<u8>>>::default());
         let mut all = JoinSet::new();
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_is_waited_for_holds_up_nobody() {
+    async fn silent_handshakes_do_not_block_others() {
         let handshakes = Arc::new(Handshakes::new(LONGEST));
         let mut silent = JoinSet::new();
         for _ in 0..100 {
@@ -184,7 +184,7 @@ mod tests {
 
     /// The limit includes the time of waiting, so that no work is done for clients that have gone.
     #[tokio::test(start_paused = true)]
-    async fn who_has_waited_for_too_long_costs_nothing_more() {
+    async fn queued_handshake_expires_without_doing_work() {
         let (handshakes, notes) = (Arc::new(Handshakes::new(LONGEST)), Arc::<Mutex<Vec<u8>>>::default());
         let others = handshakes.turns.here().steps.wait(source(1)).await;
         assert!(!shake(handshakes.clone(), 2, notes.clone()).await);

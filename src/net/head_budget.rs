@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_holds_its_maximum_and_gets_room_back_with_each_answer() {
+    fn connection_head_budget_is_released_with_each_response() {
         let budget = Arc::<HeadBudget>::default();
         let heads = budget.connection();
         let mut charges = fill(&heads, LARGE);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn new_connection_has_room_while_many_others_hold_all_they_may() {
+    fn new_connection_gets_head_budget_while_others_are_at_maximum() {
         let budget = Arc::<HeadBudget>::default();
         let others: Vec<_> = (0..150).map(|_| budget.connection()).collect();
         let held: Vec<_> = others.iter().map(|heads| fill(heads, 2_000)).collect();
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn unfinished_heads_share_a_maximum_and_small_ones_always_fit() {
+    fn unfinished_heads_share_maximum_and_small_ones_always_fit() {
         let budget = Arc::<HeadBudget>::default();
         let all = || budget.unfinished.load(Ordering::Relaxed);
         let connections: Vec<_> = (0..1_000).map(|_| budget.connection()).collect();
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn response_takes_the_place_of_its_request_and_a_larger_one_needs_room() {
+    fn response_replaces_request_head_charge_if_budget_allows() {
         let budget = Arc::<HeadBudget>::default();
         let all = || budget.charged.load(Ordering::Relaxed);
         let heads = budget.connection();

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn bytes_between_an_offer_of_h2c_and_its_answer_are_not_read_as_a_request() {
+    async fn bytes_sent_before_h2c_upgrade_response_are_not_parsed() {
         const OFFER: &[u8] = b"GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n";
         // The bytes before the response and those after it.
         for (before, behind, answers) in
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn poll_that_has_had_its_slice_reads_no_further_request() {
+    async fn poll_past_its_slice_reads_no_further_request() {
         const REQUESTS: usize = 3;
         for (is_over, polls) in [(false, 1), (true, REQUESTS)] {
             let (calls, socket) = (Arc::<AtomicUsize>::default(), Socket::default());
@@ -275,7 +275,7 @@ mod tests {
     const PIECES_OF_A_WRITE: usize = 16;
 
     #[tokio::test]
-    async fn pieces_of_a_body_that_are_ready_together_are_chunks_of_one_write() {
+    async fn ready_body_frames_are_sent_in_one_write() {
         let socket = Socket::default();
         let handle = |_, _| async {
             let mut pieces: VecDeque<_> = std::iter::repeat_n("event\n", PIECES_OF_A_WRITE).collect();

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_is_what_one_sender_can_have_many_of() {
+    fn source_is_ipv4_address_ipv6_prefix_or_unix_socket() {
         for (one, other, same) in [
             ("10.0.0.1", "10.0.0.1", true),
             ("10.0.0.1", "10.0.0.2", false),
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_most_gives_first_and_the_oldest_of_equals() {
+    fn source_with_most_is_evicted_first_then_oldest() {
         const A: &str = "10.0.0.1";
         const B: &str = "10.0.0.2";
         for (silent, gone) in [
@@ -193,7 +193,7 @@ mod tests {
     proptest! {
         /// A source gives up a place only while no other source has more.
         #[test]
-        fn nobody_gives_while_another_has_more(opened in proptest::collection::vec((0_u8..5, 0_u64..100), 0..200)) {
+        fn eviction_takes_oldest_of_source_with_most(opened in proptest::collection::vec((0_u8..5, 0_u64..100), 0..200)) {
             let began = Instant::now();
             let silent = opened.iter().map(|(host, second)| IdleConnection {
                 connection: (),

@@ -115,7 +115,7 @@ mod tests {
 
     /// Many connections open at the same time when another replica has gone.
     #[tokio::test(start_paused = true)]
-    async fn connections_that_came_together_are_told_to_go_over_a_fifth_of_their_age() {
+    async fn maximum_connection_age_is_jittered() {
         const CONNECTIONS: usize = 1_000;
         let (born, hour) = (Instant::now(), ConnectionLimits::default().connection_age_max);
         let ages = join_all((0..CONNECTIONS).map(|_| async {
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn without_an_age_a_connection_lasts() {
+    async fn connection_age_zero_disables_the_limit() {
         let long = Duration::from_secs(86_400 * 365);
         assert!(tokio::time::timeout(long, old_age(Duration::ZERO)).await.is_err());
     }

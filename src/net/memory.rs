@@ -42,7 +42,7 @@ mod tests {
     use crate::net::{Listener, PeerAddress};
 
     #[tokio::test]
-    async fn who_connects_is_accepted_also_when_the_listener_ends_and_nobody_is_behind_it() {
+    async fn in_memory_listener_drains_pending_connections_at_end() {
         let (address, from) = (([127, 0, 0, 1], 8001).into(), ([127, 0, 0, 1], 40_000).into());
         let (listener, connector) = Listener::in_memory(address, 1024);
         let mut near = connector.connect(from).expect("somebody listens");

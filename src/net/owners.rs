@@ -71,7 +71,7 @@ mod tests {
     const C: Owner = Owner::Caller(3);
 
     #[test]
-    fn owner_with_most_connections_gives_way_unless_newcomer_has_as_many() {
+    fn owner_with_most_connections_is_evicted_unless_newcomer_ties() {
         for (counts, newcomer, expected) in [
             (vec![(A, 20), (B, 1)], B, Some(A)),
             (vec![(A, 21)], A, None),
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn youngest_connection_is_closed() {
+    fn youngest_connection_of_largest_owner_is_closed() {
         let mut owners = Owners::default();
         for (order, at) in [(1, 7), (2, 3), (3, 5)] {
             owners.add(A, order, at);
@@ -105,7 +105,7 @@ mod tests {
     proptest! {
         /// A full listener with some connections of each owner, and one new connection.
         #[test]
-        fn owner_with_a_fair_share_loses_nothing_and_owner_with_less_gets_in(
+        fn owner_below_fair_share_is_admitted_and_never_evicted(
             counts in proptest::collection::vec(0_usize..50, 1..12),
             newcomer in any::<proptest::sample::Index>(),
         ) {
@@ -126,7 +126,7 @@ mod tests {
 
         /// If owners reconnect in a loop, in any order, closing stops after a while.
         #[test]
-        fn owners_that_reconnect_in_a_loop_settle(wanted in proptest::collection::vec(1_usize..40, 1..8)) {
+        fn reconnecting_owners_converge_without_further_evictions(wanted in proptest::collection::vec(1_usize..40, 1..8)) {
             const PLACES: usize = 60;
             let mut counts = vec![0; wanted.len()];
             let mut lost_last = 0;

@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_preface_tells_and_nothing_is_lost_without_it() {
+    async fn http2_preface_is_detected_and_other_bytes_are_kept() {
         let whole = [PREFACE, b"rest"].concat();
         assert_eq!(found(&[&whole]).await, None);
         for at in 1..whole.len() {

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_is_taken_as_it_arrives_and_says_so() {
+    fn body_chunks_are_delivered_on_arrival_and_counted() {
         let (inbox, mut body) = Inbox::new(None, Waker::noop().clone());
         assert_eq!(next(&mut body), Poll::Pending);
         inbox.put(b"one").expect("no length was said");
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_is_kept() {
+    fn body_must_match_declared_content_length() {
         let (inbox, body) = Inbox::new(Some(3), Waker::noop().clone());
         inbox.put(b"ab").expect("less than was said");
         assert_eq!(body.size_hint().exact(), Some(3));
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_broken_off_is_never_taken_for_whole() {
+    fn aborted_body_is_an_error_not_an_end() {
         let (inbox, mut body) = Inbox::new(None, Waker::noop().clone());
         inbox.put(b"one").expect("no length was said");
         inbox.break_off();
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_takes_is_given_back() {
+    fn dropped_body_returns_its_window() {
         let woken = Arc::new(AtomicUsize::new(0));
         let (inbox, body) = Inbox::new(None, Waker::from(Arc::new(Count(woken.clone()))));
         inbox.put(b"one").expect("no length was said");

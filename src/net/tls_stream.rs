@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn read_within_a_record_ends_with_it_and_others_end_anywhere() {
+    async fn small_read_ends_at_tls_record_boundary() {
         let sizes = [1_000, 0, 200, 9_000, 16_000, 3];
         let sent = sizes.map(record).concat();
         for (buffer, expected) in

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn certificate_is_accepted_from_its_first_to_its_last_moment() {
+    fn certificate_is_valid_from_not_before_until_not_after() {
         let made = rcgen::generate_simple_self_signed(vec!["fanout.example".to_owned()]).expect("a certificate");
         let validity = CertificateValidity::of_pem(made.cert.pem().as_bytes()).expect("one certificate");
         let CertificateValidity { not_before, not_after } = validity;

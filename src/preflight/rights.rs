@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn permissions_depend_on_the_mode() {
+    fn required_permissions_depend_on_mode() {
         let needs = |asks_about_callers, follows_cluster| Needs {
             named: vec![wanted("", "pods")],
             others: Vec::new(),
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_rule_is_reported() {
+    fn missing_permission_is_reported_with_clusterrole_rule() {
         let right = |gvr: Gvr, verb, lack| Right { gvr, verb, selector: None, lack };
         let found = grouped(vec![
             right(Gvr::new("apps", "v1", "deployments"), "watch", MissingRight::Named),

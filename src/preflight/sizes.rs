@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn objects_are_counted_by_remaining_item_count() {
+    fn object_count_uses_remaining_item_count() {
         let first = br#"{"metadata":{"continue":"x","remainingItemCount":41},"items":[{}]}"#;
         let some = br#"{"metadata":{},"items":[{"a":1},{"a":100}]}"#;
         assert_eq!(measured(first, some), Size { objects: 42, bytes: 8 });
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn cost_is_proxies_times_watches() {
+    fn fleet_cost_is_proxies_times_watches() {
         let said = cost(&FleetCost { nodes: 1_000, feeds: 5, own: 2 }).what;
         assert!(said.contains("1000 proxies × 7 watches = 7000 upstream watches"), "{said}");
     }

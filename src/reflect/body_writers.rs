@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn states_are_shown_while_one_build_has_written_all_and_is_followed() {
+    fn states_are_served_only_while_one_build_wrote_all_bodies() {
         let (written, feed) = written();
         let shown = || feed.body_release.is_present();
         let old = server(36, 1);
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn while_a_list_by_another_is_taken_in_no_state_is_shown() {
+    fn applying_a_list_from_another_build_hides_states() {
         let (written, feed) = written();
         let [old, same, new] = [server(36, 1), server(36, 1), server(37, 1)];
         written.listed(vec![old.clone()]);
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_by_another_than_who_is_followed_does_not_make_states_whole() {
+    fn list_from_another_build_than_the_watch_hides_states() {
         let (written, feed) = written();
         let [old, new] = [server(36, 1), server(37, 1)];
         written.listed(vec![old.clone()]);
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_known_yet_is_waited_for_and_who_does_not_say_is_not() {
+    fn unknown_build_blocks_states_but_unreported_build_does_not() {
         let (written, feed) = written();
         let (list, stream) = (Server::silent(), Server::silent());
         written.listed(vec![list.clone()]);
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn derivations_start_over_at_once_and_behind_the_state() {
+    fn minor_upgrade_of_watched_server_revokes_derived_renderings() {
         let (written, feed) = written();
         let old = server(36, 1);
         written.listed(vec![old.clone()]);
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_tables_are_no_state_and_are_not_waited_for() {
+    fn table_feed_ignores_server_build_changes() {
         let feed = feed(Encoding::Table);
         let written = BodyWriters::new(feed.clone());
         written.listed(vec![server(36, 1)]);
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_only_presumed_to_be_something_may_be_taken_for_something_else() {
+    fn presumed_build_change_hides_states_until_relist() {
         let (written, feed) = written();
         let old = server(36, 1);
         written.listed(vec![old.clone()]);

@@ -82,7 +82,7 @@ mod tests {
     type Case = (&'static str, &'static [(&'static str, u64)], Option<u64>, Option<u64>, usize);
 
     #[test]
-    fn it_goes_as_far_as_what_nothing_can_be_missing_of() {
+    fn catch_up_stops_at_the_last_complete_version() {
         const CHANGE: &str = "DELETED";
         const MARK: &str = "BOOKMARK";
         let cases: [Case; 9] = [

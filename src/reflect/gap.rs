@@ -134,7 +134,7 @@ mod tests {
     const WINDOW: Option<ResourceVersion> = Some(ResourceVersion(7));
 
     #[test]
-    fn second_410_in_a_row_lists_the_current_state_with_backoff() {
+    fn second_410_in_a_row_relists_current_state_with_backoff() {
         let (mut relists, start) = (Relists::default(), Instant::now());
         assert_eq!(relists.next(WINDOW, start), RelistPlan::AtOnce(WINDOW));
         relists.listed(start);
@@ -165,7 +165,7 @@ mod tests {
         /// For any sequence of outages: only a 410 that follows another one and a list gives up the window, and two
         /// lists are at least [`Relists::REST`] apart.
         #[test]
-        fn any_sequence_of_outages_keeps_the_window_and_the_pace(steps in steps()) {
+        fn random_outages_keep_the_relist_window_and_pace(steps in steps()) {
             let (mut relists, mut now) = (Relists::default(), Instant::now());
             let (mut listed, mut in_a_row) = (None::<Instant>, false);
             for step in steps {
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn the_state_of_a_version_that_a_client_named_is_of_no_age_until_a_stream_has_caught_up_with_it() {
+    fn state_at_a_client_version_has_no_age_until_caught_up() {
         let (mut known, start) = (Completeness::default(), Instant::now());
         let second = Duration::from_secs(1);
         let [a, b, c, d] = [5, 6, 7, 8].map(ResourceVersion);
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn events_up_to_where_upstream_was_are_as_old_as_the_question() {
+    fn events_up_to_the_checked_version_get_the_check_time() {
         let (mut known, asked) = (Completeness::default(), Instant::now());
         let [a, b, c] = [5, 6, 7].map(ResourceVersion);
         known.begins_at(a, Some(Position { asked, at: c }));
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_that_never_catch_up_do_not_make_a_gap_younger() {
+    fn streams_that_never_catch_up_do_not_reset_gap_age() {
         let (mut known, start) = (Completeness::default(), Instant::now());
         known.listed(start);
         known.opened(true);

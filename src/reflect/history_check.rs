@@ -238,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unfounded_doubts_are_looked_into_ever_more_rarely_and_one_after_a_while_at_once() {
+    fn unfounded_history_checks_back_off_until_a_quiet_period() {
         let (mut pace, start) = (Pace::default(), Instant::now());
         assert_eq!(pace.earliest(), None);
         let mut now = start;
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_due_is_not_put_off_and_the_better_reason_stays() {
+    async fn history_check_keeps_earliest_due_time_and_strongest_reason() {
         let mut history_checks = HistoryChecks::default();
         let (now, second) = (Instant::now(), Duration::from_secs(1));
         history_checks.ask(HistoryCheckReason::Reopened, second, Duration::ZERO);

@@ -393,7 +393,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_first_page_names_the_version_and_a_later_one_only_its_token() {
+    fn only_the_first_list_page_sends_resource_version() {
         let exact = At::Exact(ResourceVersion(7));
         assert_eq!(page_query(At::Current, None, ""), "");
         assert_eq!(page_query(exact, Some(500), ""), "limit=500&resourceVersion=7&resourceVersionMatch=Exact");

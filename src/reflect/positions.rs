@@ -75,7 +75,7 @@ mod tests {
 
     /// Kubernetes issue 139766: a reader waits for the version of its own request, however many requests follow.
     #[test]
-    fn what_is_to_be_reached_does_not_run_ahead_of_those_who_wait() {
+    fn later_checks_do_not_delay_earlier_waiting_readers() {
         let (mut positions, start) = (Positions::default(), Instant::now());
         for n in 0..10_u32 {
             positions.extend(Some(position(start + n * SECOND, 10 + u64::from(n))));
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn questions_wait_when_there_are_too_many_answers_that_are_not_reached() {
+    fn position_checks_pause_while_the_pending_queue_is_full() {
         let (mut positions, start) = (Positions::default(), Instant::now());
         (0..Positions::MAX as u64).for_each(|n| positions.extend(Some(position(start, n + 1))));
         assert!(positions.is_full());
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_waits_for_any_more_is_forgotten() {
+    fn positions_without_waiting_readers_are_dropped() {
         let (mut positions, start) = (Positions::default(), Instant::now());
         positions.extend(Some(position(start, 10)));
         assert_eq!(positions.settle(ResourceVersion(9), true, start + Freshness::WAIT_MAX), None);

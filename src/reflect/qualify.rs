@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn without_an_answer_to_compare_with_the_reason_decides() {
+    fn failed_sample_verdict_depends_on_the_error() {
         for (error, expected) in [
             (
                 Error::OtherRepresentation { asked: "protobuf".to_owned(), answered: Some(Encoding::Json) },
@@ -474,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn a_release_that_is_not_said_is_not_asked_for_again() {
+    fn forbidden_or_missing_version_endpoint_is_not_retried() {
         for (error, expected) in [
             (Error::OtherDocument("/version".to_owned()), true),
             (refused(403), true),

@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_feed_is_concerned_by_what_others_find_unless_it_has_begun_since_or_found_it_as_well() {
+    fn rewind_found_by_another_feed_affects_only_older_histories() {
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
         for (began, rewound, found, concerned) in [

@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_upgrade_is_followed_at_once_and_servers_that_take_turns_ever_more_rarely() {
+    fn body_renewal_backs_off_if_servers_alternate() {
         let (mut pace, start) = (Pace::default(), Instant::now());
         let minute = Duration::from_secs(60);
         let mut next = |at: Instant| {

@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_is_asked_for_ever_more_rarely_and_what_is_too_much_in_smaller_parts() {
+    fn failed_self_check_backs_off_and_oversized_pages_shrink() {
         let mark = StateMark::default();
         let mut known = Known::since(mark);
         for (error, expected) in [

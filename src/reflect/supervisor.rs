@@ -154,7 +154,7 @@ mod tests {
     use kubeapi::Gvr;
 
     #[tokio::test(start_paused = true)]
-    async fn feed_whose_task_panics_ends_and_the_next_reader_gets_a_new_one() {
+    async fn feed_task_panic_ends_feed_and_next_reader_starts_a_new_one() {
         let (feeds, mut demands) = Feeds::new(CacheConfig::default());
         let gvr = Gvr::new("", "v1", "pods");
         let spec = FeedSpec::like_pods(FeedKey { gvr, scope: Scope::Cluster, encoding: Encoding::Json });

@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_release_is_the_one_that_upstream_behaves_as_and_json_is_as_the_one_that_it_is_writes_it() {
+    fn emulated_release_sets_behavior_and_binary_minor_sets_json() {
         for (body, expected) in [
             (r#"{"major": "1", "minor": "36"}"#, Some((1, 36, 36))),
             (r#"{"major": "1", "minor": "31+", "gitVersion": "v1.31.0-eks"}"#, Some((1, 31, 31))),
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn builds_are_told_apart_by_whatever_may_change_their_bytes() {
+    fn builds_differ_by_every_field_that_affects_encoding() {
         let build = |more: &str| Build::parse(format!(r#"{{"major":"1","minor":"36"{more}}}"#).as_bytes());
         let all = [
             "",
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_names_a_build_as_its_own_document_does() {
+    fn build_header_round_trips() {
         let body = r#"{"major":"1","minor":"31+","gitVersion":"v1.31.0-eks \"é\"","emulationMajor":"1",
                        "emulationMinor":"30","goVersion":"go1.26"}"#;
         let build = Build::parse(body.as_bytes()).expect("a build");

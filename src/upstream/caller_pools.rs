@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn many_credentials_of_one_user_leave_room_for_those_of_others() {
+    async fn credential_pools_per_user_are_limited() {
         let source = CredentialSource::Anonymous("http://127.0.0.1:1".parse().expect("an address"));
         let credentials = UpstreamCredentials::load(&source).expect("nothing to read");
         let caller_pools = CallerPools::new(&credentials).expect("nothing is asked");

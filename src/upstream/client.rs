@@ -452,7 +452,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_to_retry_is_a_number_of_seconds_or_was_not_said() {
+    fn retry_after_accepts_only_seconds() {
         let later = "Wed, 25 Nov 2026 07:28:00 GMT";
         for (header, seconds) in [
             ("3", Some(3)),

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cause_has_an_account_and_a_word_of_its_own() {
+    fn each_cost_cause_has_own_counter_and_label() {
         let costs = CostLedger::default();
         for (n, cause) in Cause::ALL.into_iter().enumerate() {
             let counter = costs.counter(cause, false);
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_streamed_list_is_a_request_for_a_list_and_a_stream_of_events() {
+    fn streamed_list_is_counted_as_list_request_and_watch_stream() {
         let costs = CostLedger::default();
         let mut counter = costs.counter(Cause::List, true);
         counter.sent();
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_was_refused_was_not_opened() {
+    fn refused_stream_is_counted_as_request_only() {
         let costs = CostLedger::default();
         let mut counter = costs.counter(Cause::Rbac, true);
         counter.sent();

@@ -315,7 +315,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_without_tls_is_on_this_machine() {
+    fn plaintext_server_url_is_allowed_only_on_loopback() {
         for server in [
             "https://10.0.0.1:6443",
             "https://kubernetes.default.svc",

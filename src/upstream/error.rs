@@ -304,7 +304,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_that_may_pass_and_outages() {
+    fn errors_are_classified_as_transient_and_outage() {
         for (code, may_pass, is_outage) in [
             (400, false, false),
             (401, true, false),
@@ -338,7 +338,7 @@ mod tests {
 
     /// The log names the server and every cause; callers and the health port see no address.
     #[test]
-    fn failed_connection_names_server_and_cause() {
+    fn failed_connection_names_server_in_logs_only() {
         let refused = || std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
         for (server, named) in [
             ("https://api.example", "api.example:443"),
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn request_given_to_a_closed_connection_was_not_processed() {
+    async fn request_sent_on_closed_connection_is_unprocessed() {
         let unsent = Error::broken_off().await;
         assert!(was_not_processed(&unsent), "{unsent:?}");
         let sent = Error::broken_off_when_read().await;
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn stream_above_the_last_of_a_goaway_or_refused_was_not_processed() {
+    async fn stream_above_goaway_or_refused_is_unprocessed() {
         for (name, frame, is_unprocessed) in [
             ("an earlier stream is the last", &go_away(0)[..], true),
             // These may have been processed, and the connection ends without a response.

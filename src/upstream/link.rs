@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn paths_are_upstreams_whatever_the_request_names() {
+    async fn request_uri_is_rewritten_to_upstream_server() {
         for (asked, path) in [
             ("/api/v1/pods?limit=5", "/api/v1/pods?limit=5"),
             ("/a%2Fb//c;d?x=%zz&y", "/a%2Fb//c;d?x=%zz&y"),

@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_are_told_apart_by_what_they_say() {
+    fn servers_are_compared_by_reported_build() {
         let [a, b] = ["v1.36.1", "v1.36.2"].map(|text| Server::saying(Some(build(text))));
         let (mute, unasked) = (Server::saying(None), Server::silent());
         assert_eq!(a.writes_as(&Server::saying(Some(build("v1.36.1")))), Some(true));
@@ -313,7 +313,7 @@ mod tests {
 
     /// Feeds on several threads compare the same two servers in both orders.
     #[test]
-    fn two_servers_may_be_compared_both_ways_at_once() {
+    fn concurrent_server_comparison_does_not_deadlock() {
         let [a, b] = ["v1.36.1", "v1.36.2"].map(|text| Server::saying(Some(build(text))));
         let compare = |one: &Server, other: &Server| {
             (0..100_000).for_each(|_| assert_eq!(one.writes_as(other), Some(false)));
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_came_by_another_connection_is_of_that_one_and_of_no_other_that_is_gone() {
+    fn response_on_other_connection_identifies_only_that_server() {
         let by = Server::silent();
         let (connection, gone) = (Arc::new(()), Server::silent());
         let peer = UpstreamPeer { connection: Arc::downgrade(&connection), ..UpstreamPeer::default() };
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_does_not_answer_is_asked_ever_more_rarely_and_given_up() {
+    async fn version_requests_to_silent_server_back_off_then_stop() {
         let (server, began) = (Server::silent(), Instant::now());
         let mut asked = 0;
         while !server.is_known() {

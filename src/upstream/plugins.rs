@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plugin_is_run_with_its_own_arguments_behind_the_runners() {
+    fn plugin_command_and_arguments_follow_runner_arguments() {
         let runner = PluginRunner { program: "runner".to_owned(), arguments: vec!["run".to_owned(), "--".to_owned()] };
         for (plugin, expected) in [
             ("{command: aws}", Some("runner run -- aws")),

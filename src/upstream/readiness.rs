@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_answers_is_well_unless_it_says_otherwise_or_does_not_know_us() {
+    fn server_is_ready_unless_response_is_401_or_5xx() {
         for (code, expected) in
             [(200, true), (403, true), (404, true), (429, true), (401, false), (500, false), (503, false)]
         {

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_question_outlives_whoever_waits_for_it() {
+    async fn version_request_completes_after_its_caller_is_dropped() {
         let (near, mut far) = duplex(4096);
         let near = parking_lot::Mutex::new(Some(near));
         let client = Client::in_memory(move || near.lock().take());

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn retry_sends_what_was_read_and_then_the_rest() {
+    async fn retry_resends_buffered_body_and_then_the_rest() {
         let mut resendable = resendable(parts(&[b"one ", b"two ", b"three"]));
         let mut first = resendable.attempt().request.into_body();
         assert_eq!(next(&mut first), Some(Ok(Bytes::from_static(b"one "))));
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn length_of_each_attempt_is_that_of_the_whole_body() {
+    async fn each_attempt_declares_whole_body_length() {
         let whole = Full::from("whole").map_err(|never| match never {}).boxed_unsync();
         let resendable = resendable(whole);
         for _ in 0..2 {
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn body_that_is_too_large_to_be_kept_is_sent_once() {
+    async fn body_above_buffer_limit_is_not_retried() {
         let large = || Bytes::from(vec![b'a'; KEPT_BYTES_MAX + 1]);
         let known = Full::from(large()).map_err(|never| match never {}).boxed_unsync();
         assert!(!resendable(known).may_retry(&unprocessed().await).await);
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn retries_are_bounded_and_follow_only_what_was_not_processed() {
+    async fn only_unprocessed_requests_are_retried_up_to_limit() {
         let mut resendable = resendable(parts(&[b"one"]));
         let broken = || async { Error::Unreachable(Error::broken_off_when_read().await.into()) };
         assert!(!resendable.may_retry(&broken().await).await);

@@ -252,7 +252,7 @@ mod tests {
 
     /// A2: the review carries every attribute that a permission may depend on.
     #[test]
-    fn the_question_carries_every_attribute() {
+    fn access_review_carries_every_attribute() {
         let user = User {
             name: "ada".to_owned(),
             uid: "7".to_owned(),
@@ -284,7 +284,7 @@ mod tests {
 
     /// If an attribute were missing from the cache key, a result would apply to more than was asked.
     #[test]
-    fn a_question_is_known_by_what_it_is_about_only_if_it_says_nothing_else() {
+    fn review_with_unknown_fields_is_not_cacheable() {
         let node = User { name: "n".to_owned(), groups: vec!["g".to_owned()], ..User::default() };
         let target = ResourceTarget { resource: "pods".to_owned(), name: "p".to_owned(), ..ResourceTarget::default() };
         for target in [AccessTarget::Path("/version".to_owned()), AccessTarget::Resource(Box::new(target))] {
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_somebodys_only_if_upstream_says_so_plainly() {
+    fn token_is_authenticated_only_without_error_and_with_user() {
         let ada = UserInfo { username: Some("ada".to_owned()), ..UserInfo::default() };
         let says = |authenticated, error: Option<&str>, user| {
             let error = error.map(str::to_owned);

@@ -61,7 +61,7 @@ mod tests {
     use base::{Cores, Tasks};
 
     #[tokio::test]
-    async fn what_many_share_is_at_home_and_the_rest_stays_where_it_is() {
+    async fn shared_connections_run_on_home_runtime_and_others_locally() {
         let (tasks, home) = (Tasks::beside(Cores::start(1).expect("threads")), thread::current().id());
         let (say, said) = oneshot::channel();
         tasks.spread("a request", async move {

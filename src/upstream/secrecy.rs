@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_a_kubeconfig_is_in_no_message() {
+    fn kubeconfig_content_is_never_in_errors() {
         let broken = format!("users:\n- name: u\n  user: {{token: {CANARY}, :\n");
         let error = kube_client::config::Kubeconfig::from_yaml(&broken).expect_err("it is broken");
         let words = words(&error);

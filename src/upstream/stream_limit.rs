@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_is_the_last_that_the_first_frame_says() {
+    fn stream_limit_is_last_value_in_first_settings_frame() {
         for (said, limit) in [
             (vec![], None),
             (vec![(4, 7)], None),
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_is_beyond_it_hears_of_it_and_nobody_else() {
+    async fn only_streams_above_limit_are_notified() {
         let limit = StreamLimit::new(u32::MAX);
         let waiting = |before| {
             let limit = limit.clone();

@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_answer_counts() {
+    fn hsts_header_of_last_response_is_used() {
         let policy = StrictTransport::default();
         let answer =
             |said: &'static str| HeaderMap::from_iter([(STRICT_TRANSPORT_SECURITY, HeaderValue::from_static(said))]);

@@ -83,7 +83,7 @@ mod tests {
 
     /// The wall clock stands still here, as after it was set back.
     #[tokio::test(start_paused = true)]
-    async fn a_token_is_read_again_whatever_the_time_of_day_does() {
+    async fn token_file_is_reloaded_independently_of_wall_clock() {
         let path = std::env::temp_dir().join(format!("kube-fanout-token-{}", fastrand::u64(..)));
         let write = |text: &str| std::fs::write(&path, text).expect("a file");
         write("one\n");

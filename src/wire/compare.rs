@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_the_same_whatever_their_own_metadata_is() {
+    fn list_comparison_ignores_list_metadata() {
         for (encoding, bodies) in [
             (Encoding::Json, [br#""metadata":{"name":"a"}}"#.as_slice(), br#""metadata":{},"items":[1]}"#.as_slice()]),
             (Encoding::Protobuf, [b"\x0a\x03\x0a\x01a".as_slice(), b"\x0a\x00\x12\x00".as_slice()]),

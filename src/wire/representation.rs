@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn those_of_one_feed_have_places_of_their_own() {
+    fn representations_of_one_feed_have_distinct_slots() {
         let is_table = |representation: &Representation| matches!(representation, Representation::Table(_));
         for tables in [false, true] {
             let of_one_feed = Representation::ALL.into_iter().filter(|one| is_table(one) == tables);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_is_asked_for_by_kind_group_and_version() {
+    fn metadata_accept_header_names_kind_group_and_version() {
         let json = Representation::Metadata(Encoding::Json, MetaVersion::V1beta1);
         assert_eq!(json.accept(true), "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1beta1");
         let protobuf = Representation::Metadata(Encoding::Protobuf, MetaVersion::V1);

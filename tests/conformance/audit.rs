@@ -40,7 +40,7 @@ async fn ask(client: &Http, path: &str, id: &str) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_same_request_leaves_the_same_record() {
+async fn audit_records_of_cached_reads_match_the_apiserver() {
     let folder = bed::scratch_file("audit");
     fs::create_dir_all(&folder).expect("a directory");
     let (policy, theirs, ours) = (folder.join("policy.yaml"), folder.join("theirs.log"), folder.join("ours.log"));

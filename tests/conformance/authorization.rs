@@ -68,7 +68,7 @@ struct Told<'a> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn everybody_gets_what_the_apiserver_gives_them_and_nothing_else() {
+async fn delegated_auth_decisions_match_the_apiserver() {
     let triples = bed::number("AUTHORIZATION_TRIPLES", 500);
     let drawn = Seed::new("AUTHORIZATION_SEED", |seed| format!("make authorization SEED={seed} TRIPLES={triples}"));
     let (mut left, mut seeds) = (triples, drawn.rounds());
@@ -160,7 +160,7 @@ fn statuses(told: &[Told<'_>]) -> BTreeMap<u16, u32> {
 
 /// A name that a header cannot carry unchanged must not become another user's name.
 #[tokio::test]
-async fn a_name_that_a_header_would_change_is_nobody_elses() {
+async fn username_altered_by_header_encoding_is_rejected() {
     let Some(bed) = bed::beside_others().await else { return };
     let (proxy, authority) = (Plan::delegated(&bed).start(&bed).await, Authority::of(&bed));
     let (namespace, name) = (bed.namespace("names").await, unique("victim"));

@@ -105,7 +105,7 @@ async fn ends(plane: &Plane, proxy: &Proxy, namespace: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kube_rs_watchers_are_told_what_direct_ones_are() {
+async fn kube_rs_watchers_receive_the_same_events_as_direct() {
     let Some(bed) = bed::beside_others().await else { return };
     let proxy = Plan::plain().start(&bed).await;
     let namespace = bed.namespace("kube-rs").await;
@@ -134,7 +134,7 @@ async fn kube_rs_watchers_are_told_what_direct_ones_are() {
 }
 
 #[tokio::test]
-async fn the_python_client_reads_alike() {
+async fn python_client_reads_the_same_as_direct() {
     let Some(bed) = bed::beside_others().await else { return };
     let python = repository().join("target/venv/bin/python");
     if !python.exists() {
@@ -196,7 +196,7 @@ fn javascript(bed: &Plane, target: &Target, namespace: &str, since: &str) -> (Pr
 }
 
 #[tokio::test]
-async fn the_javascript_client_reads_alike_and_its_informer_is_told_the_same() {
+async fn javascript_client_and_informer_read_the_same_as_direct() {
     let Some(bed) = bed::beside_others().await else { return };
     if !repository().join("target/node/node_modules").exists() {
         return bed::skip("no JavaScript client (tests/run.sh makes target/node)");

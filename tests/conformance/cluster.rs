@@ -37,7 +37,7 @@ async fn run(layout: Layout, name: &str, nodes: usize) -> Option<Run> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_whole_cluster_works_through_proxies_as_it_does_without() {
+async fn cluster_using_proxies_behaves_like_one_without() {
     let nodes = usize::try_from(bed::number("CLUSTER_NODES", 10)).expect("a small number");
     let layouts = [Layout::Direct, Layout::Proxies, Layout::Tree];
     let mut runs = layouts.map(|_| Vec::new());

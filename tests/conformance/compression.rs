@@ -20,7 +20,7 @@ fn gunzipped(answer: &Answer, what: &str) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_compressed_list_is_no_longer_than_the_apiservers() {
+async fn compressed_list_is_no_larger_than_the_apiservers() {
     // Both sides must report the same version.
     let Some(bed) = bed::quiet("compression").await else { return };
     let proxy = Plan::tls().config(SENSITIVE).start(&bed).await;

@@ -229,7 +229,7 @@ fn requests(corpus: &mut Corpus) {
 }
 
 #[tokio::test]
-async fn what_an_apiserver_sends_is_what_the_corpus_is_made_of() {
+async fn fuzz_corpus_contains_every_captured_apiserver_response() {
     let Some(bed) = bed::beside_others().await else { return };
     let (http, mut corpus) = (bed.direct(), Corpus::new());
     let names = json!({"plural": "samples", "singular": "sample", "kind": "Sample"});

@@ -91,7 +91,7 @@ pub async fn define<P: Deref<Target = Plane>>(pair: &Pair<P>) -> (Kind, u64) {
 }
 
 #[tokio::test]
-async fn lists_gets_and_watches_of_custom_resources_are_the_apiservers_to_the_byte() {
+async fn custom_resource_reads_match_the_apiserver_byte_for_byte() {
     let Some((pair, kind, _)) = with_widgets().await else { return };
     let list = pair.same(Ask::get(&kind.path(&pair, "?resourceVersion=0"))).await;
     assert!(list.is_cached() && list.text().starts_with("{\"apiVersion\":"), "{}", list.text());
@@ -110,7 +110,7 @@ async fn lists_gets_and_watches_of_custom_resources_are_the_apiservers_to_the_by
 }
 
 #[tokio::test]
-async fn selectable_fields_of_custom_resources_select() {
+async fn custom_resource_field_selectors_match_the_apiserver() {
     let Some((pair, kind, last)) = with_widgets().await else { return };
     let cases = [
         ("spec.color%3Dred", 200),
@@ -141,7 +141,7 @@ async fn selectable_fields_of_custom_resources_select() {
 
 /// Rows 21 and 36 for custom resources: protobuf is not offered, but `application/*` and HEAD are.
 #[tokio::test]
-async fn custom_resources_are_negotiated_as_the_apiserver_does() {
+async fn custom_resource_content_negotiation_matches_the_apiserver() {
     let Some((pair, kind, _)) = with_widgets().await else { return };
     let protobuf = "application/vnd.kubernetes.protobuf";
     let cases = [
@@ -168,7 +168,7 @@ async fn custom_resources_are_negotiated_as_the_apiserver_does() {
 }
 
 #[tokio::test]
-async fn row_40_a_changed_definition_ends_watches_cleanly_and_its_new_fields_select() {
+async fn changed_crd_ends_watches_and_applies_new_selectable_fields() {
     let Some(bed) = bed::own("definitions").await else { return };
     let pair = Pair::on(bed).await;
     let (kind, last) = define(&pair).await;

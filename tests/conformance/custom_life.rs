@@ -141,7 +141,7 @@ fn names(answer: &Answer) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_new_definition_is_served_from_the_cache_at_once_and_a_changed_one_as_it_is_now() {
+async fn new_crd_is_cached_promptly_and_crd_change_takes_effect() {
     let Some(pair) = Pair::new().await else { return };
     let mut defined = Defined { pair, group: String::new() };
     let (mut created, mut changed) = (Vec::new(), Vec::new());
@@ -179,7 +179,7 @@ async fn a_new_definition_is_served_from_the_cache_at_once_and_a_changed_one_as_
 }
 
 #[tokio::test]
-async fn a_watch_of_definitions_shares_the_proxys_own() {
+async fn crd_watch_shares_the_proxys_own_upstream_watch() {
     let Some(pair) = Pair::new().await else { return };
     let ask = Ask::get(&format!("{DEFINITIONS}?watch=1")).accept("application/vnd.kubernetes.protobuf");
     let watch = pair.through.watch(ask).await;
@@ -196,7 +196,7 @@ async fn a_watch_of_definitions_shares_the_proxys_own() {
 
 /// Each proxy of a fleet receives the change from its own watch, without another request.
 #[tokio::test]
-async fn a_changed_label_of_a_definition_costs_upstream_no_list() {
+async fn crd_label_change_causes_no_upstream_list() {
     let Some(bed) = bed::own("label").await else { return };
     let proxy = Plan::tls().start(&bed).await;
     let (direct, through) = (bed.direct(), proxy.client());
@@ -220,7 +220,7 @@ async fn a_changed_label_of_a_definition_costs_upstream_no_list() {
 }
 
 #[tokio::test]
-async fn the_kind_of_its_lists_is_the_definitions() {
+async fn custom_resource_list_uses_list_kind_of_the_crd() {
     let Some(defined) = Defined::new(namespaced(&[stored("v1")])).await else { return };
     defined.is_served("v1").await;
     defined.mouse("v1", "m").await;
@@ -239,7 +239,7 @@ async fn the_kind_of_its_lists_is_the_definitions() {
 }
 
 #[tokio::test]
-async fn versions_are_added_and_removed() {
+async fn crd_versions_can_be_added_and_removed() {
     let Some(defined) = Defined::new(namespaced(&[stored("v1"), version("v3", json!({"served": false}))])).await else {
         return;
     };
@@ -293,7 +293,7 @@ async fn versions_are_added_and_removed() {
 
 /// Neither the objects nor their versions change, but their served content does.
 #[tokio::test]
-async fn a_new_default_is_in_every_object() {
+async fn new_crd_default_appears_in_cached_objects() {
     let Some(defined) = Defined::new(namespaced(&[stored("v1")])).await else { return };
     defined.is_served("v1").await;
     let at = defined.mouse("v1", "m").await;
@@ -308,7 +308,7 @@ async fn a_new_default_is_in_every_object() {
 }
 
 #[tokio::test]
-async fn deleted_and_defined_again_it_has_none_of_the_old_objects() {
+async fn recreated_crd_serves_no_objects_of_the_deleted_one() {
     let Some(defined) = Defined::new(namespaced(&[stored("v1")])).await else { return };
     defined.is_served("v1").await;
     defined.mouse("v1", "one").await;
@@ -357,9 +357,9 @@ async fn listed_until_gone(http: &Http, path: &str) -> Vec<u16> {
 }
 
 /// A list during the deletion of the definition gets the same answer as from upstream. The direct test
-/// `a_list_in_flight_when_its_definition_goes_is_answered_as_if_it_came_then` shows that no request hangs.
+/// `list_in_flight_is_forwarded_when_crd_version_is_unserved` shows that no request hangs.
 #[tokio::test]
-async fn lists_in_flight_when_a_definition_goes_are_answered_as_upstream_answers_them() {
+async fn list_in_flight_during_crd_deletion_returns_200_or_404() {
     let Some(pair) = Pair::new().await else { return };
     let mut defined = Defined { pair, group: String::new() };
     for _ in 0..DELETIONS {
@@ -381,7 +381,7 @@ async fn lists_in_flight_when_a_definition_goes_are_answered_as_upstream_answers
 }
 
 #[tokio::test]
-async fn a_conversion_that_fails_fails_as_upstream_says() {
+async fn failed_crd_conversion_returns_the_upstream_error() {
     let spec = namespaced(&[stored("v1"), version("v2", json!({}))]);
     // A watch of objects that cannot be converted is answered after that time.
     let plan = Plan::tls().config("feeds: {syncWait: 3s}");
@@ -417,7 +417,7 @@ async fn a_conversion_that_fails_fails_as_upstream_says() {
 }
 
 #[tokio::test]
-async fn an_aggregated_api_passes_through_and_has_no_feed() {
+async fn aggregated_api_is_forwarded_and_never_cached() {
     let Some(pair) = Pair::new().await else { return };
     let group = format!("{}.example.com", unique("aggregated"));
     let name = format!("v1.{group}");

@@ -204,7 +204,7 @@ async fn check_names_what_is_missing(
 }
 
 #[tokio::test]
-async fn a_central_proxy_holds_what_deploy_gives_it_and_may_do_nothing_else() {
+async fn central_proxy_caches_exactly_what_its_rbac_manifest_allows() {
     let Some(bed) = bed::own("deploy").await else { return };
     let direct = bed.direct();
     let objects = rendered(&bed, "example");
@@ -244,7 +244,7 @@ async fn a_central_proxy_holds_what_deploy_gives_it_and_may_do_nothing_else() {
 
 /// Includes a node's proxy, which caches only that node's pods.
 #[tokio::test]
-async fn every_manifest_is_taken_and_a_nodes_proxy_runs_with_the_rights_that_they_give() {
+async fn manifests_apply_and_node_proxy_runs_with_their_rbac() {
     let Some(bed) = bed::own("manifests").await else { return };
     let direct = bed.direct();
     // Without its namespace, a namespaced object is refused even in a dry run.

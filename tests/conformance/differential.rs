@@ -37,7 +37,7 @@ const CACHED_ONE_IN: u64 = 5;
 const SHOWN_MAX: usize = 40;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_drawn_from_the_grammar_are_answered_alike() {
+async fn random_requests_get_the_same_responses_as_direct() {
     let (seeds, count) = (number("DIFFERENTIAL_SEEDS", 1), number("DIFFERENTIAL_REQUESTS", 1500));
     let Some(bed) = bed::quiet("differential").await else { return };
     let seed =

@@ -128,7 +128,7 @@ async fn restart_the_only_one(bed: &Plane, plan: Plan, what: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_leader_resigns_when_the_only_proxy_is_started_again() {
+async fn leaders_keep_leases_when_the_only_proxy_restarts() {
     let Some(bed) = bed::own("elections").await else { return };
     let plain = restart_the_only_one(&bed, Plan::plain(), "h1");
     // A restarted proxy has the same certificate.
@@ -202,7 +202,7 @@ async fn restart_one_of_two(bed: &Plane, plan: Plan, what: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_leader_resigns_when_each_of_two_proxies_is_started_again() {
+async fn leaders_keep_leases_when_two_proxies_restart_in_turn() {
     let Some(bed) = bed::own("elections-of-two").await else { return };
     let plain = restart_one_of_two(&bed, Plan::plain(), "two-h1");
     // Both proxies have the same certificate, before and after.

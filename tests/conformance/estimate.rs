@@ -48,7 +48,7 @@ fn estimated(log: &Path, agent: &str) -> (u64, u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_an_audit_log_promises_a_proxy_spares() {
+async fn estimate_from_audit_log_matches_measured_savings() {
     let Some(bed) = bed::audited("estimate").await else { return };
     let direct = bed.direct();
     let namespace = bed.namespace("estimated").await;
@@ -64,7 +64,7 @@ async fn what_an_audit_log_promises_a_proxy_spares() {
     let asked = ask_all(&direct, &maps, DIRECT, version).await;
     eventually("all is in the log", async || (answered(DIRECT) == asked).then_some(())).await;
     let (memory, rest) = estimated(&log, DIRECT);
-    let [block] = blocks("docs/FORMS.md", "what_an_audit_log_promises_a_proxy_spares");
+    let [block] = blocks("docs/FORMS.md", "estimate_from_audit_log_matches_measured_savings");
     let log = log.display().to_string();
     let shell = Shell::in_checkout(bed.file("reader"));
     let said = shell.run(&with(&block, &[("/var/log/kubernetes/audit.log", &log)]));

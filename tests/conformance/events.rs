@@ -21,7 +21,7 @@ fn names(list: &Value) -> Vec<&str> {
 
 /// No Event is written after the deletion, so the proxy must find out without one that it was the last change.
 #[tokio::test]
-async fn reads_after_a_deleted_event_come_from_the_cache() {
+async fn reads_after_event_deletion_are_served_from_cache() {
     let Some(bed) = bed::own("events").await else { return };
     let proxy = Plan::plain().start(&bed).await;
     let (through, direct) = (proxy.client(), bed.direct());
@@ -56,7 +56,7 @@ async fn reads_after_a_deleted_event_come_from_the_cache() {
 
 /// client-go informers start with a watch-list or with a list.
 #[tokio::test]
-async fn informers_sync_after_a_deleted_and_after_an_expired_event() {
+async fn informers_sync_after_an_event_is_deleted_or_expires() {
     for (last, ttl, kept) in [(LastChange::Deletion, LASTS, 3), (LastChange::Expiry, EXPIRES_SOON, 0)] {
         let Some(bed) = bed::own_with(&format!("events-{last:?}"), &[ttl]).await else { return };
         let proxy = Plan::tls().start(&bed).await;
@@ -75,7 +75,7 @@ async fn informers_sync_after_a_deleted_and_after_an_expired_event() {
 
 /// The writer of an Event chooses its times. A time that JSON cannot represent must not end other clients' watches.
 #[tokio::test]
-async fn event_of_the_year_10000_ends_nobodys_json_watch() {
+async fn out_of_range_event_time_does_not_end_json_watches() {
     let Some(bed) = bed::beside_others().await else { return };
     let proxy = Plan::plain().start(&bed).await;
     let (through, direct) = (proxy.client(), bed.direct());

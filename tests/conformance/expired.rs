@@ -22,7 +22,7 @@ fn token(version: i64, start: &str) -> String {
 }
 
 #[tokio::test]
-async fn rows_1_2_13_what_is_gone_is_told_as_the_apiserver_tells_it() {
+async fn expired_reads_and_watches_match_the_apiservers_410() {
     let Some(bed) = bed::own("expired").await else { return };
     bed.namespace("before").await;
     // An apiserver's history begins at its start. One that starts together with etcd has the whole history.

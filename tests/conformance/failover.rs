@@ -64,7 +64,7 @@ pub struct Scale {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn informers_thrown_among_two_tiers_and_the_apiserver_lose_nothing_and_begin_once() {
+async fn informers_resume_across_tiers_without_loss_or_relist() {
     let small = |name: &str, usual| u32::try_from(bed::number(name, usual)).expect("a small number");
     let (informers, rate) = (small("FAILOVER_INFORMERS", 60), small("FAILOVER_RATE", 25));
     let seconds = bed::number("FAILOVER_SECONDS", 0);
@@ -235,7 +235,7 @@ async fn lists_asked(proxy: &Proxy) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leaf_whose_zone_is_killed_under_load_goes_on_without_a_list_and_reads_there_what_is_current() {
+async fn leaf_resumes_without_relist_and_reads_fresh_after_zone_kill() {
     let Some(bed) = bed::alone().await else { return };
     let mut tiers = Tiers::start(&bed).await;
     let version = bed.direct().version(MAPS).await;

@@ -22,7 +22,7 @@ async fn churn(plane: &Plane, namespace: &str, ops: usize, until: &Path) -> Vec<
 }
 
 #[tokio::test]
-async fn a_thousand_watches_per_form_are_equal_to_a_direct_one_and_cost_one_stream() {
+async fn thousand_watches_per_encoding_share_one_upstream_stream() {
     let Some(bed) = bed::alone().await else { return };
     bed.load().await;
     let proxy = Plan::tls().start(&bed).await;
@@ -83,7 +83,7 @@ async fn initial_bytes(watch: &mut Watch) -> (Vec<u8>, u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn five_hundred_watch_lists_at_a_cold_proxy_are_equal_and_share_one_stream() {
+async fn cold_proxy_serves_500_watch_lists_from_one_upstream_stream() {
     let Some(bed) = bed::alone().await else { return };
     bed.load().await;
     let namespace = bed.namespace("cold").await;
@@ -177,7 +177,7 @@ async fn one_stuck_among_a_hundred(plan: Plan, bed: &Bed) -> (serde_json::Value,
 }
 
 #[tokio::test]
-async fn a_stuck_reader_costs_the_others_nothing_and_goes_on_where_it_was() {
+async fn stuck_reader_resumes_and_does_not_delay_others() {
     let Some(bed) = bed::beside_others().await else { return };
     let (summary, _) = one_stuck_among_a_hundred(Plan::tls(), &bed).await;
     assert_eq!(summary["stuck_ended"], json!({"complete": 1}), "{summary}");
@@ -185,7 +185,7 @@ async fn a_stuck_reader_costs_the_others_nothing_and_goes_on_where_it_was() {
 }
 
 #[tokio::test]
-async fn a_stuck_reader_that_falls_out_of_the_window_is_told_410() {
+async fn stuck_reader_beyond_history_window_receives_410() {
     // No other test writes pods, so the small window contains only this test's events.
     let Some(bed) = bed::alone().await else { return };
     let plan = Plan::tls().config("window:\n  events: 200\n");

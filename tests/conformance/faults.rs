@@ -86,7 +86,7 @@ struct Stage<'a> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_promise_breaks_when_bytes_in_flight_are_cut_held_lost_or_spoilt() {
+async fn guarantees_hold_when_traffic_is_cut_stalled_or_corrupted() {
     let seconds = bed::number("FAULTS_SECONDS", 0);
     let seed = Seed::new("FAULTS_SEED", |seed| format!("make faults SECONDS={} SEED={seed}", seconds.max(60)));
     if seconds == 0 {

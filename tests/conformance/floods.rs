@@ -121,7 +121,7 @@ async fn flood(proxy: &Proxy, flood: Flood, fields: &Fields) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_flood_costs_little_and_nobody_else_anything() {
+async fn http2_flood_costs_little_cpu_and_does_not_delay_others() {
     let Some(bed) = bed::beside_others().await else { return };
     let proxy = Plan::delegated(&bed).start(&bed).await;
     let (namespace, token) = (bed.namespace("floods").await, bed.user("admin").token);
@@ -177,7 +177,7 @@ fn kinds(heard: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn whoever_is_not_known_has_one_question_per_connection() {
+async fn unauthenticated_connection_serves_one_request_then_goaway() {
     let Some(bed) = bed::beside_others().await else { return };
     let proxy = Plan::delegated(&bed).start(&bed).await;
     for token in ["a-guess", ""] {
@@ -230,7 +230,7 @@ async fn whoever_is_not_known_has_one_question_per_connection() {
 /// A GOAWAY loses no request (RFC 9113 §6.8 and RFC 9113 §8.7). Every request on a connection that is being closed is
 /// answered or refused. A refusal shows the client that the request was not processed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_question_around_a_goodbye_is_answered_or_refused() {
+async fn requests_racing_a_goaway_are_processed_or_refused() {
     const ROUNDS: usize = 300;
     const AT_ONCE: usize = 20;
     let Some(bed) = bed::beside_others().await else { return };
@@ -286,7 +286,7 @@ async fn around_a_goodbye(proxy: &Proxy, [guess, known]: &[Fields; 2], round: us
 
 /// R-THREAT-11: the proxy does not accumulate responses that the client does not read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_that_nobody_takes_are_not_piled_up() {
+async fn unread_responses_do_not_accumulate_in_memory() {
     const STREAMS: u32 = 200;
     let Some(bed) = bed::beside_others().await else { return };
     bed.load().await;
@@ -323,7 +323,7 @@ async fn answers_that_nobody_takes_are_not_piled_up() {
 
 /// R-DOWNSTREAM-5: connections that stall in the middle of a message.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_stops_in_the_middle_of_a_word_is_hung_up_on() {
+async fn stalled_handshakes_and_heads_are_disconnected() {
     const EACH: usize = 100;
     let Some(bed) = bed::beside_others().await else { return };
     let proxy = Plan::delegated(&bed).start(&bed).await;

@@ -56,33 +56,33 @@ async fn no_read_misses_a_write(bed: &Bed, resource: &str, beside: Beside, trial
 }
 
 #[tokio::test]
-async fn freshness_of_busy_configmaps() {
+async fn reads_of_busy_configmaps_miss_no_write() {
     let Some(bed) = bed::beside_others().await else { return };
     no_read_misses_a_write(&bed, "configmaps", Beside::Busy, 600).await;
 }
 
 #[tokio::test]
-async fn freshness_of_busy_pods() {
+async fn reads_of_busy_pods_miss_no_write() {
     let Some(bed) = bed::beside_others().await else { return };
     bed.load().await;
     no_read_misses_a_write(&bed, "pods", Beside::Busy, 600).await;
 }
 
 #[tokio::test]
-async fn freshness_of_idle_configmaps() {
+async fn reads_of_idle_configmaps_miss_no_write() {
     let Some(bed) = bed::alone().await else { return };
     no_read_misses_a_write(&bed, "configmaps", Beside::Idle, 200).await;
 }
 
 #[tokio::test]
-async fn freshness_of_configmaps_while_other_resources_change() {
+async fn configmap_reads_miss_no_write_while_others_change() {
     let Some(bed) = bed::alone().await else { return };
     let proxy = no_read_misses_a_write(&bed, "configmaps", Beside::Elsewhere, 100).await;
     assert!(proxy.asked("equality").await > 0, "proofs were needed");
 }
 
 #[tokio::test]
-async fn freshness_of_pods_among_three_thousand_while_other_resources_change() {
+async fn reads_of_3000_pods_miss_no_write_while_others_change() {
     let Some(bed) = bed::alone().await else { return };
     bed.load().await;
     let proxy = no_read_misses_a_write(&bed, "pods", Beside::Elsewhere, 40).await;
@@ -92,7 +92,7 @@ async fn freshness_of_pods_among_three_thousand_while_other_resources_change() {
 /// A client that has seen a version of another resource can read a quiet resource at that version, as from the
 /// apiserver. This also holds while other clients request versions that never come.
 #[tokio::test]
-async fn a_version_seen_elsewhere_is_reached_while_others_ask_for_what_never_comes() {
+async fn quiet_resource_reaches_cluster_version_despite_future_reads() {
     let Some(bed) = bed::quiet("seen-elsewhere").await else { return };
     let proxy = Plan::tls().start(&bed).await;
     let (client, direct) = (proxy.client(), bed.direct());

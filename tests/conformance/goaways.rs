@@ -18,7 +18,7 @@ const MANY: u64 = 10_000;
 const TOGETHER: usize = 40;
 
 #[tokio::test]
-async fn no_request_fails_before_an_apiserver_that_lets_connections_go() {
+async fn apiserver_goaways_fail_no_request() {
     let Some(bed) = bed::own_with("goaways", &[CHANCE, TRANSPORT]).await else { return };
     let proxy = Plan::tls().start(&bed).await;
     let maps = format!("/api/v1/namespaces/{}/configmaps", bed.namespace("goaways").await);

@@ -11,13 +11,13 @@ async fn answered(proxy: &Proxy) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_commands_for_kubectl_lead_through_the_proxy_and_back() {
+async fn guide_commands_switch_kubectl_to_the_proxy_and_back() {
     let Some(bed) = bed::alone().await else { return };
     let proxy = Plan::delegated(&bed).start(&bed).await;
     let target = proxy.target();
     let authority = target.ca.unwrap_or_else(|| bed.ca()).display().to_string();
     let shell = reader(&bed).set("PROXY", &target.url).set("CA", &authority);
-    let [there, back] = blocks("docs/GUIDES.md", "the_commands_for_kubectl_lead_through_the_proxy_and_back");
+    let [there, back] = blocks("docs/GUIDES.md", "guide_commands_switch_kubectl_to_the_proxy_and_back");
     let before = answered(&proxy).await;
     let said = shell.run(&there);
     assert!(said.contains("\"kind\":\"PodList\""), "{said}");

@@ -63,7 +63,7 @@ async fn send(proxy: &Proxy, identity: &Identity, case: &Case) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_becomes_somebody_else_and_nothing_is_smuggled() {
+async fn hostile_requests_cannot_spoof_identity_or_smuggle() {
     let Some(bed) = bed::audited("hostile").await else { return };
     let proxy = Plan::delegated(&bed).start(&bed).await;
     let cast = Cast::assemble(&bed, &Authority::of(&bed)).await;

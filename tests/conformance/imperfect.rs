@@ -116,7 +116,7 @@ const EVERYTHING: Scene = Scene {
 const BRIEFLY: Scene = Scene { name: "briefly", deeds: &[Deed::Cut, Deed::Hold, Deed::PauseFirst], ..EVERYTHING };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_promise_breaks_before_apiservers_that_lag_pause_and_come_and_go() {
+async fn guarantees_hold_when_apiservers_lag_pause_or_restart() {
     let seconds = bed::number("IMPERFECT_SECONDS", 0);
     let seed = Seed::new("IMPERFECT_SEED", |seed| format!("make imperfect SECONDS={} SEED={seed}", seconds.max(60)));
     let Some(bed) = bed::own_with("imperfect", &deeds::FLAGS).await else { return };

@@ -166,7 +166,7 @@ async fn compare(plane: &Plane, asked: &[&[(&str, &str)]]) -> (Vec<String>, BTre
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn holders_of_certificates_are_taken_for_others_as_the_apiserver_takes_them() {
+async fn impersonation_by_certificate_matches_the_apiserver() {
     let Some(bed) = bed::beside_others().await else { return };
     let (differences, taking) = compare(&bed, &WANTED).await;
     assert!(differences.is_empty(), "{} differences:\n{}", differences.len(), differences.join("\n"));
@@ -175,7 +175,7 @@ async fn holders_of_certificates_are_taken_for_others_as_the_apiserver_takes_the
 
 /// A server without constrained impersonation must not gain it through the proxy.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn where_there_are_no_constraints_nobody_is_taken_for_others_by_them() {
+async fn proxy_adds_no_constrained_impersonation_to_old_upstreams() {
     let Some(bed) = bed::own_with("impersonation-old", &["--emulated-version=1.35"]).await else { return };
     // The last two name no user, and older servers have other messages for that.
     let (differences, taking) = compare(&bed, &WANTED[..WANTED.len() - 2]).await;
@@ -185,7 +185,7 @@ async fn where_there_are_no_constraints_nobody_is_taken_for_others_by_them() {
 
 /// The apiserver parses the path before it checks impersonation (R-ORDER-1).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_path_that_cannot_be_read_is_told_of_before_any_impersonation() {
+async fn malformed_path_fails_before_impersonation_is_checked() {
     let Some(bed) = bed::beside_others().await else { return };
     let proxy = Plan::delegated(&bed).start(&bed).await;
     let holder = Authority::of(&bed).issue(&unique("holder"), &[]);

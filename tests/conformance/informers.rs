@@ -52,7 +52,7 @@ fn stores(outcome: &Outcome) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn informers_have_the_store_and_the_events_of_direct_ones() {
+async fn informers_get_the_same_store_and_events_as_direct() {
     let Some(bed) = bed::alone().await else { return };
     let proxy = Plan::tls().start(&bed).await;
     let namespace = bed.namespace("informers").await;

@@ -15,7 +15,7 @@ const KEPT: u32 = 500;
 const LOOK_SECONDS: f64 = 0.02;
 
 #[tokio::test]
-async fn informers_of_events_begin_no_later_than_directly() {
+async fn event_informers_sync_as_fast_as_direct() {
     let mut slow = Vec::new();
     let percent_max = number("EVENT_PERCENT", 0);
     for (last, ttl, kept) in [(LastChange::Deletion, LASTS, KEPT), (LastChange::Expiry, EXPIRES_SOON, 0)] {

@@ -79,7 +79,7 @@ impl Load<'_> {
 }
 
 #[tokio::test]
-async fn informers_of_large_secrets_begin_no_later_than_directly() {
+async fn large_secret_informers_sync_as_fast_as_direct() {
     let Some(bed) = bed::own("informers").await else { return };
     let objects = usize::try_from(number("INFORMERS_SECRETS", 20)).expect("a small number");
     let counts = std::env::var("INFORMERS").unwrap_or_else(|_| "4".to_owned());

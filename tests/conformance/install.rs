@@ -88,14 +88,14 @@ async fn clients_are_pointed(shell: &Shell, direct: &Http, [agent, controller, b
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_central_proxy_is_installed_and_clients_are_pointed_at_it() {
+async fn install_guide_deploys_central_proxy_and_redirects_clients() {
     let Some(bed) = bed::own("install-central").await.filter(|_| has(&["openssl"])) else { return };
     let shell = reader(&bed).set("NAMESPACE", "agents").set("CONTROLLER", "controller");
     let (direct, root) = (bed.direct(), Root::new(&bed, "central"));
     let [check, central, holders, scrapers, self_signed] =
-        blocks("docs/INSTALL.md", "a_central_proxy_is_installed_and_clients_are_pointed_at_it");
+        blocks("docs/INSTALL.md", "install_guide_deploys_central_proxy_and_redirects_clients");
     let [pointing, agent, controller, back] =
-        blocks("docs/GUIDES.md", "a_central_proxy_is_installed_and_clients_are_pointed_at_it");
+        blocks("docs/GUIDES.md", "install_guide_deploys_central_proxy_and_redirects_clients");
     shell.run(&self_signed);
     shell.run(&central);
     let proxy = run(&root, &direct, "deployments/kube-fanout", None).await;
@@ -127,7 +127,7 @@ async fn a_central_proxy_is_installed_and_clients_are_pointed_at_it() {
 
 /// The role of docs/OPERATING.md grants access to the admin pages, and only to its subjects.
 async fn agents_may_look(bed: &Plane, shell: &Shell, proxy: &Running, agent: &Root<'_>) {
-    let [role] = blocks("docs/OPERATING.md", "a_central_proxy_is_installed_and_clients_are_pointed_at_it");
+    let [role] = blocks("docs/OPERATING.md", "install_guide_deploys_central_proxy_and_redirects_clients");
     shell.file("role.yaml", &role);
     shell.run("kubectl apply -f role.yaml");
     let bind = "kubectl create clusterrolebinding onlookers --clusterrole kube-fanout-onlooker";
@@ -216,12 +216,12 @@ async fn beside_an_application(bed: &Bed<Box<Plane>>, shell: &Shell) {
 
 /// Uses Helm instead of Kustomize, with the chart of `make chart`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_chart_is_installed_and_its_proxy_runs() {
+async fn helm_chart_installs_and_its_proxy_runs() {
     let Some(helm) = std::env::var_os("HELM") else { return say("only with Helm (run `make chart`)") };
     let Some(bed) = bed::own("install-chart").await else { return };
     let (shell, root) = (reader(&bed), Root::new(&bed, "chart"));
     shell.link("bin/helm", helm.as_ref());
-    let [install, self_signed] = blocks("docs/INSTALL.md", "the_chart_is_installed_and_its_proxy_runs");
+    let [install, self_signed] = blocks("docs/INSTALL.md", "helm_chart_installs_and_its_proxy_runs");
     let said = shell.run(&install);
     // Helm's notes list the remaining steps.
     let secret = said.lines().find(|line| line.contains("create secret tls ")).expect("the certificate").trim();
@@ -236,11 +236,11 @@ async fn the_chart_is_installed_and_its_proxy_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn zones_and_nodes_are_installed_one_behind_the_other() {
+async fn install_guide_chains_node_proxies_to_zone_proxies() {
     let Some(bed) = bed::own("install-nodes").await.filter(|_| has(&["openssl"])) else { return };
     let (shell, direct) = (reader(&bed), bed.direct());
     let [nodes, zones, behind, self_signed] =
-        blocks("docs/INSTALL.md", "zones_and_nodes_are_installed_one_behind_the_other");
+        blocks("docs/INSTALL.md", "install_guide_chains_node_proxies_to_zone_proxies");
     let pair_for = |service: &str| {
         let name = format!("DNS:{service}.{NAMESPACE}.svc");
         shell.run(&with(&self_signed, &[("DNS:kube-fanout.kube-fanout.svc", &name)]));
@@ -304,11 +304,11 @@ async fn signer(bed: &Bed, name: &str) -> Option<Process> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_gets_its_certificate_and_is_proxied_with_it() {
+async fn install_guide_issues_node_certificate_and_proxies_node() {
     let Some(bed) = bed::beside_others().await.filter(|_| has(&["openssl", "curl"])) else { return };
     let shell = reader(&bed).set("NODE_NAME", "n1");
-    let [request] = blocks("docs/INSTALL.md", "a_node_gets_its_certificate_and_is_proxied_with_it");
-    let [socket] = blocks("docs/FORMS.md", "a_node_gets_its_certificate_and_is_proxied_with_it");
+    let [request] = blocks("docs/INSTALL.md", "install_guide_issues_node_certificate_and_proxies_node");
+    let [socket] = blocks("docs/FORMS.md", "install_guide_issues_node_certificate_and_proxies_node");
     let mut asking = shell.command(&request);
     let asked = tokio::task::spawn_blocking(move || asking.output().expect("a shell"));
     let _signer = signer(&bed, "kube-fanout-n1").await;
@@ -391,7 +391,7 @@ impl Ongoing {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_commands_of_the_readme_lead_to_a_cluster() {
+async fn readme_and_quickstart_commands_work_against_a_cluster() {
     let Some(bed) = bed::beside_others().await.filter(|_| has(&["openssl", "curl"])) else { return };
     let shell = reader(&bed);
     let path = format!("{0}/.local/bin:{0}/bin:{1}", shell.home.display(), std::env::var("PATH").expect("a path"));
@@ -400,10 +400,10 @@ async fn the_commands_of_the_readme_lead_to_a_cluster() {
     let spec = json!({"containers": [{"name": "c", "image": "i"}]});
     let pods = format!("/api/v1/namespaces/{}/pods", bed.namespace("readme").await);
     direct.create(&pods, json!({"metadata": {"name": "seen"}, "spec": spec})).await;
-    let [first_two] = blocks("README.md", "the_commands_of_the_readme_lead_to_a_cluster");
-    let [workstation] = blocks("docs/QUICKSTART.md", "the_commands_of_the_readme_lead_to_a_cluster");
+    let [first_two] = blocks("README.md", "readme_and_quickstart_commands_work_against_a_cluster");
+    let [workstation] = blocks("docs/QUICKSTART.md", "readme_and_quickstart_commands_work_against_a_cluster");
     assert!(workstation.starts_with(&first_two), "the README begins as the quick start does: {first_two}");
-    let [central] = blocks("docs/FORMS.md", "the_commands_of_the_readme_lead_to_a_cluster");
+    let [central] = blocks("docs/FORMS.md", "readme_and_quickstart_commands_work_against_a_cluster");
     let address = free_address();
     let listen = format!("--listen {address} --admin 127.0.0.1:0");
     let workstation = with(&workstation, &[("--listen 127.0.0.1:8001", &listen), ("127.0.0.1:8001", &address)]);
@@ -412,13 +412,13 @@ async fn the_commands_of_the_readme_lead_to_a_cluster() {
     drop(Ongoing::start(&shell, "kubectl", &kubectl, "\"name\": \"seen\"").await);
     drop(Ongoing::start(&shell, "curl", &curl, "\"type\":\"ADDED\"").await);
 
-    let [plugin] = blocks("docs/OPERATING.md", "the_commands_of_the_readme_lead_to_a_cluster");
+    let [plugin] = blocks("docs/OPERATING.md", "readme_and_quickstart_commands_work_against_a_cluster");
     fs::create_dir_all(shell.home.join(".local/bin")).expect("a folder");
     let asked = format!("status --address {}", serving.after("metrics and health on "));
     let said = shell.run(&with(&plugin, &[("status", &asked)]));
     assert!(said.contains("pods"), "{said}");
 
-    let [self_signed] = blocks("docs/INSTALL.md", "the_commands_of_the_readme_lead_to_a_cluster");
+    let [self_signed] = blocks("docs/INSTALL.md", "readme_and_quickstart_commands_work_against_a_cluster");
     shell.run(&with(&self_signed, &[("DNS:kube-fanout.kube-fanout.svc", "IP:127.0.0.1")]));
     for (name, of) in [("ca.crt", "ca.crt"), ("proxy.kubeconfig", "proxy.kubeconfig")] {
         shell.link(name, &bed.dir.join(of));
@@ -430,7 +430,7 @@ async fn the_commands_of_the_readme_lead_to_a_cluster() {
     let server = format!("--server {} --certificate-authority tls.crt", central.after("serving on "));
     let said = shell.run(&format!("kubectl {server} get --raw '{PODS}'"));
     assert!(said.contains("\"kind\":\"PodList\""), "{said}");
-    let [both] = blocks("docs/RUNBOOK.md", "the_commands_of_the_readme_lead_to_a_cluster");
+    let [both] = blocks("docs/RUNBOOK.md", "readme_and_quickstart_commands_work_against_a_cluster");
     let target = bed.target();
     let (apiserver, proxy) = (target.host(), central.after("serving on https://"));
     let table = [("APISERVER", apiserver), ("PROXY", &proxy), ("--cacert CA ", "--cacert tls.crt ")];

@@ -81,7 +81,7 @@ const PODS: &str = "
 ";
 
 #[tokio::test]
-async fn kubectl_reads_alike() {
+async fn kubectl_reads_print_the_same_as_direct() {
     // This test runs alone, because a definition of another test could be in only one of the answers.
     let Some(bed) = bed::alone().await else { return };
     let proxy = Plan::tls().start(&bed).await;
@@ -143,7 +143,7 @@ async fn kubectl_reads_alike() {
 
 /// Exec, attach and port-forward need a kubelet. Without one, upstream's response to the upgrade must arrive unchanged.
 #[tokio::test]
-async fn upgrades_that_upstream_refuses_are_refused_alike() {
+async fn refused_upgrade_returns_the_upstream_response() {
     let Some(bed) = bed::beside_others().await else { return };
     let proxy = Plan::tls().config("execOnLoopback: true").start(&bed).await;
     let namespace = bed.namespace("upgrades").await;
@@ -166,7 +166,7 @@ async fn upgrades_that_upstream_refuses_are_refused_alike() {
 
 /// Writes, each done once through the proxy and once directly, to objects with the same names in two namespaces.
 #[tokio::test]
-async fn kubectl_writes_alike() {
+async fn kubectl_writes_behave_the_same_as_direct() {
     let Some(bed) = bed::beside_others().await else { return };
     let proxy = Plan::tls().start(&bed).await;
     let spaces = [bed.namespace("direct").await, bed.namespace("through").await];
@@ -257,7 +257,7 @@ impl Watching {
 }
 
 #[tokio::test]
-async fn kubectl_watches_alike() {
+async fn kubectl_watches_print_the_same_as_direct() {
     let Some(bed) = bed::beside_others().await else { return };
     let proxy = Plan::tls().start(&bed).await;
     let namespace = bed.namespace("watched").await;

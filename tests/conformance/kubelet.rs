@@ -67,7 +67,7 @@ fn pod(node: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_kubelet_finds_the_apiserver_behind_its_nodes_proxy() {
+async fn kubelet_gets_apiserver_responses_from_its_node_proxy() {
     let Some(node) = Node::new("kubelet").await else { return };
     let kubelet = node.kubelet("n1");
     let cached = [
@@ -111,7 +111,7 @@ async fn a_kubelet_finds_the_apiserver_behind_its_nodes_proxy() {
 
 /// R-THREAT-8: the proxy on a node gives no other caller the node's permissions, and gives the node nothing of others.
 #[tokio::test]
-async fn t8_a_nodes_proxy_gives_others_what_they_have_and_no_more() {
+async fn node_proxy_grants_other_callers_no_extra_permissions() {
     let Some(node) = Node::new("kubelet-others").await else { return };
     let certificates = [node.kubelet("n2"), Authority::of(&node.bed).issue("viewer", &[])];
     let held = [PODS, "/api/v1/nodes?fieldSelector=metadata.name%3Dn1"].map(str::to_owned);

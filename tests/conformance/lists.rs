@@ -12,7 +12,7 @@ fn names(list: &Value) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn row_9_items_come_in_the_order_of_their_storage_keys() {
+async fn list_items_are_in_storage_key_order() {
     let Some(pair) = Pair::new().await else { return };
     pair.maps().await;
     for selector in ["", "&labelSelector=app%3Dx"] {
@@ -26,7 +26,7 @@ async fn row_9_items_come_in_the_order_of_their_storage_keys() {
 }
 
 #[tokio::test]
-async fn rows_10_11_limits_and_versions_together_mean_what_they_mean_to_the_apiserver() {
+async fn limit_with_resource_version_matches_the_apiserver() {
     let Some(pair) = Pair::new().await else { return };
     pair.maps().await;
     let version = pair.direct.version(&pair.path("")).await;
@@ -52,7 +52,7 @@ async fn rows_10_11_limits_and_versions_together_mean_what_they_mean_to_the_apis
 }
 
 #[tokio::test]
-async fn row_12_pages_are_of_one_version_and_tokens_are_good_on_both_sides() {
+async fn pages_share_one_version_and_tokens_work_on_both_servers() {
     // The first page of all namespaces contains objects of other tests, so this test runs alone.
     let Some(bed) = bed::alone().await else { return };
     let pair = Pair::on(bed).await;
@@ -86,7 +86,7 @@ async fn row_12_pages_are_of_one_version_and_tokens_are_good_on_both_sides() {
 /// Compares tokens of the same page at the same version, in one namespace and in all, of built-in and custom resources.
 /// Upstream reads some of them from its watch cache, and events from etcd.
 #[tokio::test]
-async fn tokens_are_the_apiservers_to_the_byte() {
+async fn continue_tokens_match_the_apiserver_byte_for_byte() {
     // On the shared control plane Events expire during the test, and other tests write.
     let Some(bed) = bed::quiet("tokens").await else { return };
     let pair = Pair::on(bed).await;
@@ -144,7 +144,7 @@ fn spelled(token: &str) -> String {
 
 /// A list with a name selector reads one key, for which a version with a limit does not mean "exact".
 #[tokio::test]
-async fn a_list_of_one_name_is_a_read_of_one_key() {
+async fn list_by_name_with_limit_is_not_treated_as_exact() {
     let Some(pair) = Pair::new().await else { return };
     let version = pair.maps().await;
     pair.direct.patch(&pair.path("/cm-a"), json!({"data": {"later": "1"}})).await;
@@ -164,7 +164,7 @@ async fn a_list_of_one_name_is_a_read_of_one_key() {
 /// A selector filters the scanned objects: there is a token as long as objects remain to be scanned, and the last page
 /// may be empty. If an index finds the objects, only these are scanned.
 #[tokio::test]
-async fn pages_with_a_selector_end_where_the_apiservers_do() {
+async fn paging_with_a_selector_ends_where_the_apiservers_does() {
     let Some(pair) = Pair::new().await else { return };
     pair.maps().await;
     let pods = format!("/api/v1/namespaces/{}/pods", pair.namespace);
@@ -207,7 +207,7 @@ async fn pages_with_a_selector_end_where_the_apiservers_do() {
 }
 
 #[tokio::test]
-async fn rows_14_24_33_bodies_are_the_apiservers_to_the_byte() {
+async fn list_and_get_bodies_match_the_apiserver_byte_for_byte() {
     let Some(pair) = Pair::new().await else { return };
     pair.maps().await;
     let list = pair.same(Ask::get(&pair.path("?resourceVersion=0"))).await;
@@ -235,7 +235,7 @@ async fn rows_14_24_33_bodies_are_the_apiservers_to_the_byte() {
 }
 
 #[tokio::test]
-async fn row_34_a_field_that_is_not_there_is_an_empty_one() {
+async fn field_selector_treats_absent_field_as_empty() {
     let Some(pair) = Pair::new().await else { return };
     let pods = format!("/api/v1/namespaces/{}/pods", pair.namespace);
     for (name, node) in [("free", None), ("bound", Some("n1"))] {
@@ -288,7 +288,7 @@ const CONTESTED: [&str; 8] =
 /// No published type lists the field keys that a minor accepts. This test sends each key that is answered from memory
 /// to the apiserver. `make matrix` tests every minor.
 #[tokio::test]
-async fn apiserver_accepts_each_field_key_that_is_answered_from_memory() {
+async fn cached_field_selector_keys_are_accepted_by_the_apiserver() {
     let Some(pair) = Pair::new().await else { return };
     let (mut asked, mut passed) = (0, 0);
     for (group, versions, plural) in SELECTABLE {

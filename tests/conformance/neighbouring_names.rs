@@ -39,7 +39,7 @@ struct Told<'a> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_right_to_one_name_or_namespace_never_yields_its_neighbours() {
+async fn permission_for_one_name_never_exposes_similar_names() {
     let count = bed::number("NEIGHBOURING_QUESTIONS", 1_500);
     let Some(bed) = bed::quiet("neighbouring").await else { return };
     let seed = Seed::new("NEIGHBOURING_SEED", |seed| format!("make neighbouring SEED={seed} QUESTIONS={count}"));
@@ -116,7 +116,7 @@ async fn tokens(scene: &Scene) -> Vec<String> {
 
 /// Live events while everything changes: no byte of a neighbour's object, and all events of the caller's own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn watches_of_one_name_hear_of_no_neighbour_while_all_of_them_change() {
+async fn watch_of_one_name_receives_no_event_of_similar_names() {
     let Some(bed) = bed::own("neighbouring-live").await else { return };
     let scene = Scene::set(bed).await;
     let mut watches = Vec::new();
@@ -177,7 +177,7 @@ async fn hear(caller: &Caller, ask: &Ask, needs: &str) -> Option<()> {
 
 /// The readable part of a collection is the objects of the permitted namespaces, however similar the names are.
 #[tokio::test]
-async fn what_is_readable_of_a_collection_has_no_neighbours_in_it() {
+async fn readable_list_contains_only_permitted_namespaces() {
     let Some(bed) = bed::own("neighbouring-readable").await else { return };
     let scene = Scene::set(bed).await;
     let mut cached = 0;

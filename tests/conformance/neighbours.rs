@@ -48,7 +48,7 @@ async fn knock(town: &Town, at: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_is_refused_ends_no_watch_of_others() {
+async fn denied_requests_do_not_end_watches_of_other_clients() {
     let Some(bed) = bed::own("refused").await else { return };
     let town = Town::settle(bed, "").await;
     let watches = town.watches(200).await;
@@ -95,7 +95,7 @@ async fn read_by_eight(http: &Http, path: &str, bytes: usize) -> Duration {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn logs_that_nobody_reads_hold_up_nobody_and_take_no_more_memory() {
+async fn unread_log_streams_do_not_delay_others_or_grow_memory() {
     const READ: usize = 4 << 20;
     let Some(bed) = bed::own("unread").await else { return };
     // One caller has all unread streams, in addition to the other callers' reads.
@@ -156,7 +156,7 @@ fn allowed(time: Duration) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn guessed_tokens_cost_upstream_no_more_than_is_stated_and_those_who_are_known_nothing() {
+async fn token_guessing_is_rate_limited_and_spares_known_callers() {
     let Some(bed) = bed::own("guesses").await else { return };
     let town = Town::settle(bed, "delegated: {tokenTTL: 1s}").await;
     let watches = town.watches(20).await;

@@ -91,7 +91,7 @@ impl Node {
 
 /// The Node authorizer's reasons for refusals that may soon become permitted are those that a proxy does not cache.
 #[tokio::test]
-async fn what_no_pod_of_a_node_needs_is_denied_in_the_words_that_are_not_remembered() {
+async fn node_authorizer_denial_reason_is_recognized_as_uncacheable() {
     let Some(bed) = bed::beside_others().await else { return };
     let about = json!({"verb": "watch", "resource": "configmaps", "namespace": "default", "name": "nobody-needs-it"});
     let spec = json!({"user": "system:node:n1", "groups": ["system:nodes"], "resourceAttributes": about});
@@ -103,7 +103,7 @@ async fn what_no_pod_of_a_node_needs_is_denied_in_the_words_that_are_not_remembe
 
 /// The control plane is quiet, so that the versions of two lists are equal.
 #[tokio::test]
-async fn node_scope_reads_are_answered_as_the_node_would_be() {
+async fn node_scope_reads_match_reads_with_node_identity() {
     let Some(node) = Node::new(bed::quiet("node-reads").await).await else { return };
     let own = ["", "&resourceVersion=0", "&limit=2", "&limit=500&resourceVersion=0", "&labelSelector=none"];
     let mut held: Vec<_> = own.iter().map(|query| format!("{PODS}{query}")).collect();
@@ -155,7 +155,7 @@ async fn node_scope_reads_are_answered_as_the_node_would_be() {
 }
 
 #[tokio::test]
-async fn node_scope_watches_show_what_happens_to_the_nodes_pods_alone() {
+async fn node_scope_watch_receives_events_of_own_pods_only() {
     let Some(node) = Node::new(bed::quiet("node-watches").await).await else { return };
     for form in [PROTOBUF, "application/json"] {
         let ask = || Ask::get(&format!("{PODS}{WATCH_LIST}")).accept(form);
@@ -182,7 +182,7 @@ async fn node_scope_watches_show_what_happens_to_the_nodes_pods_alone() {
 }
 
 #[tokio::test]
-async fn node_scope_reads_have_every_write_before_them() {
+async fn node_scope_reads_contain_every_earlier_write() {
     const NODE: &str = "/api/v1/nodes?fieldSelector=metadata.name%3Dn1";
     let Some(node) = Node::new(bed::own("node-fresh").await).await else { return };
     let (ours, theirs) = (node.inside("pods/n1-0"), node.inside("pods/n2-0"));
@@ -219,7 +219,7 @@ fn told(event: &bed::Event) -> (String, String, u64) {
 /// The node may also send the requests that repair a gap: changes that only a dead apiserver has sent, while the proxy
 /// was paused.
 #[tokio::test]
-async fn node_scope_watches_are_told_what_a_dead_apiserver_alone_had_told() {
+async fn node_scope_watch_receives_changes_missed_in_a_crash() {
     let Some(node) = Node::new(bed::own("node-gap").await).await else { return };
     let mut watch = node.through.watch(Ask::get(&format!("{PODS}{WATCH_LIST}"))).await;
     assert_eq!(watch.initial().await.len(), 4, "three pods and the bookmark");

@@ -21,7 +21,7 @@ const FLAGS: [&str; 2] = ["--storage-media-type=application/json", "--etcd-compa
 const MANY: u64 = 20;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_sequence_of_outages_ends_a_watch_whose_history_upstream_has() {
+async fn watches_survive_random_outages_while_upstream_has_history() {
     let sequences = bed::number("OUTAGES_SEQUENCES", 2);
     let seed = Seed::new("OUTAGES_SEED", |seed| format!("make outages SEQUENCES={sequences} SEED={seed}"));
     let Some(bed) = bed::own_with("outages", &FLAGS).await else { return };

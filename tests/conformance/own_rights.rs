@@ -28,7 +28,7 @@ async fn watch(client: &Http, direct: &Http, path: &str) -> Watch {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_proxy_itself_may_read_no_more_is_served_no_more_and_the_rest_goes_on() {
+async fn resource_is_no_longer_served_after_proxy_loses_permission() {
     let Some(bed) = bed::own("own-rights").await else { return };
     let (direct, namespace) = (bed.direct(), bed.namespace("own").await);
     let account = Account::create(&direct, &namespace, "proxy").await;

@@ -139,7 +139,7 @@ fn by_spdy() -> String {
 }
 
 #[tokio::test]
-async fn proxies_in_pods_are_asked_through_the_apiserver_and_the_kubelet() {
+async fn status_reads_pod_proxies_through_port_forward() {
     let Some(stage) = Stage::new().await else { return };
     // The proxies differ in their cached resources.
     let read = ["configmaps", "services"];
@@ -168,7 +168,7 @@ async fn proxies_in_pods_are_asked_through_the_apiserver_and_the_kubelet() {
     let expected = ["one, upgrade to SPDY/3.1", "one, upgrade to websocket", "two, upgrade to SPDY/3.1"];
     assert_eq!(stage.upgrades(), expected.map(str::to_owned).into(), "each way has been gone");
 
-    let [block] = blocks("docs/OPERATING.md", "proxies_in_pods_are_asked_through_the_apiserver_and_the_kubelet");
+    let [block] = blocks("docs/OPERATING.md", "status_reads_pod_proxies_through_port_forward");
     let shell = reader(&stage.bed);
     shell.link("bin/kubectl-fanout", &shell.home.join("bin/fanoutctl"));
     let said = shell.run(&with(&block, &[("-n kube-fanout", &format!("-n {}", stage.namespace))]));
@@ -185,7 +185,7 @@ async fn proxies_in_pods_are_asked_through_the_apiserver_and_the_kubelet() {
 
 /// The same, with a proxy between kubectl and the apiserver.
 #[tokio::test]
-async fn ports_are_forwarded_through_a_proxy_as_well() {
+async fn port_forward_works_through_a_proxy() {
     let Some(stage) = Stage::new().await else { return };
     let between = Plan::tls().config("execOnLoopback: true").start(&stage.bed).await;
     let target = between.target();
@@ -205,7 +205,7 @@ async fn ports_are_forwarded_through_a_proxy_as_well() {
 }
 
 #[tokio::test]
-async fn who_may_not_forward_ports_is_told_so() {
+async fn status_without_port_forward_permission_reports_forbidden() {
     let Some(stage) = Stage::new().await else { return };
     let nothing = stage.status("bob", REAL).await;
     assert_eq!((nothing.code, nothing.out.as_str()), (Some(2), ""), "{nothing:?}");
@@ -224,7 +224,7 @@ async fn who_may_not_forward_ports_is_told_so() {
 }
 
 #[tokio::test]
-async fn a_pod_that_goes_meanwhile_is_named() {
+async fn status_command_names_pod_deleted_or_down_during_query() {
     let Some(stage) = Stage::new().await else { return };
     let shown = stage.bed.file("top");
     let mut top = stage.fanout("admin", REAL, &["top", "--every", "10ms"]);

@@ -19,7 +19,7 @@ const AWAY_MAX: Duration = Duration::from_secs(25);
 const AWAY: u32 = 30;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_of_a_killed_proxy_go_on_where_they_were_also_half_a_minute_later() {
+async fn clients_resume_without_loss_after_proxy_is_killed() {
     let Some(bed) = bed::alone().await else { return };
     let address = bed::free_address();
     let first = Plan::plain().listen(&address).start(&bed).await;

@@ -107,7 +107,7 @@ fn items(list: &Value) -> impl Iterator<Item = (String, Value)> {
 }
 
 #[tokio::test]
-async fn a_list_holds_what_the_lists_of_single_namespaces_hold() {
+async fn readable_list_equals_union_of_permitted_namespaces() {
     let Some(scene) = Scene::new().await else { return };
     for namespace in &scene.namespaces[..2] {
         scene.allow(namespace).await;
@@ -181,7 +181,7 @@ impl Store {
 }
 
 #[tokio::test]
-async fn a_watch_shows_namespaces_as_rights_come_and_go() {
+async fn readable_watch_follows_granted_and_revoked_permissions() {
     let Some(mut scene) = Scene::new().await else { return };
     let [first, second, third, hidden] = [0, 1, 2, 3].map(|at| scene.namespaces[at].clone());
     scene.allow(&first).await;

@@ -84,7 +84,7 @@ async fn begun(what: &str, mut watch: Watch) -> (Vec<Frame>, Watch) {
 }
 
 #[tokio::test]
-async fn every_built_in_resource_has_one_stream_for_json_protobuf_and_metadata() {
+async fn built_in_resources_share_one_stream_across_encodings() {
     // On this control plane no lease is renewed, no event expires and no other client watches.
     let Some(bed) = bed::quiet("representations").await else { return };
     let pair = Pair::on(bed).await;
@@ -150,7 +150,7 @@ async fn every_built_in_resource_has_one_stream_for_json_protobuf_and_metadata()
 /// A feed that starts at a client's version is listed, and a list does not show the form of the kind's bookmarks: how
 /// zero values are printed, and what upstream's conversions add.
 #[tokio::test]
-async fn the_first_bookmark_of_every_built_in_resource_is_upstreams_own() {
+async fn first_bookmark_of_each_built_in_resource_matches_upstream() {
     let Some(pair) = Pair::new().await else { return };
     let resources = built_ins(&pair.bed).await;
     let same = async |resource: &Resource| {
@@ -186,7 +186,7 @@ fn is_followed(path: &str) -> bool {
 
 /// An apiserver that is newer than the field table, or a fork: its objects have an unknown field.
 #[tokio::test]
-async fn an_unknown_field_is_never_lost_and_says_why_a_second_stream_opens() {
+async fn unknown_field_is_kept_by_opening_a_json_stream_and_logged() {
     let Some(bed) = bed::beside_others().await else { return };
     let planter = Planter::start(&bed).await;
     let proxy = Plan::plain().upstream(&planter.kubeconfig()).start(&bed).await;
@@ -241,7 +241,7 @@ async fn an_unknown_field_is_never_lost_and_says_why_a_second_stream_opens() {
 /// Upstream derives metadata from the object before its conversion, which adds some annotations. The metadata does not
 /// have these, and the annotations that it has must not disable derived metadata for all clients (R-DERIVE-8).
 #[tokio::test]
-async fn metadata_has_the_annotations_that_upstream_shows() {
+async fn derived_metadata_has_the_annotations_of_upstream() {
     /// An annotation without a conversion, whose name resembles one with a conversion.
     const SHOWN: &str = "deprecated.deployment.rollback.revision";
     let Some(pair) = Pair::new().await else { return };
@@ -287,7 +287,7 @@ async fn metadata_has_the_annotations_that_upstream_shows() {
 /// lists are not of an exact version, because after another configmap write the feed no longer has that state and
 /// forwards the request.
 #[tokio::test]
-async fn row_25_large_answers_are_compressed_for_those_who_name_gzip() {
+async fn large_responses_are_gzipped_if_the_client_accepts_gzip() {
     let Some(pair) = Pair::new().await else { return };
     let mut version = 0;
     for at in 0..60 {

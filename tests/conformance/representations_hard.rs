@@ -101,7 +101,7 @@ const INFORMERS: usize = 60;
 
 /// Informers with two selectors, while objects are created, changed, removed from the selection and deleted.
 #[tokio::test]
-async fn no_informer_misses_or_repeats_an_event_when_its_representation_is_refused() {
+async fn informers_lose_no_event_when_derived_json_is_disabled() {
     let Some(bed) = bed::beside_others().await else { return };
     let planter = Planter::start(&bed).await;
     let proxy = Plan::plain().upstream(&planter.kubeconfig()).start(&bed).await;
@@ -168,7 +168,7 @@ async fn no_informer_misses_or_repeats_an_event_when_its_representation_is_refus
 
 /// The replacing feed starts at the slowest client's version, and a list must not show that.
 #[tokio::test]
-async fn a_list_is_not_older_than_the_one_before_when_another_feed_takes_over() {
+async fn lists_do_not_go_back_when_a_feed_is_replaced() {
     let Some(bed) = bed::beside_others().await else { return };
     let planter = Planter::start(&bed).await;
     let proxy = Plan::plain().upstream(&planter.kubeconfig()).start(&bed).await;
@@ -204,7 +204,7 @@ async fn a_list_is_not_older_than_the_one_before_when_another_feed_takes_over() 
 /// The field exists before the proxy's start, in a namespace that no client requests. It does not affect metadata
 /// clients.
 #[tokio::test]
-async fn a_field_planted_elsewhere_before_the_start_refuses_json_and_not_metadata() {
+async fn unknown_field_disables_derived_json_but_not_metadata() {
     let Some(bed) = bed::beside_others().await else { return };
     let planter = Planter::start(&bed).await;
     planter.plant();
@@ -239,7 +239,7 @@ async fn a_field_planted_elsewhere_before_the_start_refuses_json_and_not_metadat
 /// Upstream has no watch cache of events, so the version of a quiet stream remains unknown. The state is compacted
 /// after a while, so that there is nothing of its version to compare with.
 #[tokio::test]
-async fn json_is_qualified_on_a_resource_that_is_quiet_for_longer_than_history_lasts() {
+async fn json_is_verified_on_quiet_resource_after_compaction() {
     let Some(bed) = bed::quiet("quiet-events").await else { return };
     let proxy = Plan::plain().start(&bed).await;
     let (direct, through) = (bed.direct(), proxy.client());
@@ -268,7 +268,7 @@ async fn json_is_qualified_on_a_resource_that_is_quiet_for_longer_than_history_l
 
 /// The mismatch is found by comparison after clients have received wrong data, so they must relist.
 #[tokio::test]
-async fn who_was_shown_what_upstream_writes_otherwise_is_told_to_list_again() {
+async fn watch_that_received_wrong_json_ends_with_410() {
     let Some(bed) = bed::beside_others().await else { return };
     let planter = Planter::start(&bed).await;
     let proxy = Plan::plain().upstream(&planter.kubeconfig()).start(&bed).await;
@@ -286,7 +286,7 @@ async fn who_was_shown_what_upstream_writes_otherwise_is_told_to_list_again() {
 
 /// Some builds do not report their release. Then the proxy derives nothing, and fetches JSON from upstream.
 #[tokio::test]
-async fn a_server_that_does_not_say_its_release_is_served_all_the_same() {
+async fn upstream_without_release_is_cached_without_derived_json() {
     let Some(bed) = bed::beside_others().await else { return };
     let planter = Planter::start(&bed).await;
     planter.say_release(Planter::UNKNOWN);
@@ -300,7 +300,7 @@ async fn a_server_that_does_not_say_its_release_is_served_all_the_same() {
 
 /// Two servers share an address during an upgrade: the old one reports its release, and the new one writes the objects.
 #[tokio::test]
-async fn what_was_refused_for_one_release_is_tried_again_for_the_next() {
+async fn derived_json_is_retried_after_upstream_release_changes() {
     let Some(bed) = bed::beside_others().await else { return };
     let planter = Planter::start(&bed).await;
     // This release wrote `creationTimestamp: null` into templates.
@@ -336,7 +336,7 @@ async fn what_was_refused_for_one_release_is_tried_again_for_the_next() {
 /// Metadata watches apply selectors like object watches, whatever upstream hides. Compressed lists of changing objects
 /// equal uncompressed ones.
 #[tokio::test]
-async fn metadata_enters_and_leaves_a_selection_and_lists_are_compressed_while_objects_change() {
+async fn metadata_watches_and_gzip_lists_are_correct_under_churn() {
     let Some(pair) = Pair::new().await else { return };
     let path = format!("/apis/apps/v1/namespaces/{}/daemonsets", pair.namespace);
     let daemon = |name: &str| {

@@ -110,7 +110,7 @@ fn assert_costs_two_streams(rest: &Costs, of: &str) {
 }
 
 #[tokio::test]
-async fn a_change_that_concerns_nobody_costs_its_event_and_no_request() {
+async fn irrelevant_change_causes_no_upstream_request() {
     let Some(bed) = bed::quiet("rest").await else { return };
     let direct = bed.direct();
     let roles = rbac::collection(None, "roles");

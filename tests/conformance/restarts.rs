@@ -83,7 +83,7 @@ async fn lists(plane: &Plane, resource: &str) -> i64 {
 }
 
 #[tokio::test]
-async fn a_killed_apiserver_ends_no_watch_and_costs_a_relist_per_feed_at_most() {
+async fn apiserver_crash_ends_no_watch_and_costs_one_relist_per_feed() {
     let Some(bed) = bed::own("restarts").await else { return };
     let proxy = Plan::tls().start(&bed).await;
     let (busy, idle) = (bed.file("until"), bed.file("until"));
@@ -136,7 +136,7 @@ async fn a_killed_apiserver_ends_no_watch_and_costs_a_relist_per_feed_at_most() 
 }
 
 #[tokio::test]
-async fn an_apiserver_killed_again_and_again_while_nothing_happens_to_a_resource_ends_none_of_its_watches() {
+async fn repeated_apiserver_crashes_end_no_watch_of_idle_resource() {
     let Some(bed) = bed::own("idle").await else { return };
     let proxy = Plan::tls().start(&bed).await;
     let until = bed.file("until");
@@ -172,7 +172,7 @@ async fn an_apiserver_killed_again_and_again_while_nothing_happens_to_a_resource
 
 /// Clients have read only protobuf. JSON can be derived from it without upstream.
 #[tokio::test]
-async fn preloaded_resource_is_served_as_json_in_an_outage_although_nobody_read_json_before() {
+async fn preloaded_resource_serves_json_in_outage_without_prior_read() {
     let Some(bed) = bed::own("unread").await else { return };
     let maps = "/api/v1/namespaces/default/configmaps";
     bed.direct().create(maps, json!({"metadata": {"name": "before"}})).await;

@@ -32,7 +32,7 @@ struct Outlived {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_loses_the_right_loses_the_watch() {
+async fn revoked_permission_ends_watch() {
     let Some(bed) = bed::own("revocation").await else { return };
     let bench = Bench::new(bed).await;
     let trials = usize::try_from(number("REVOCATION_TRIALS", 1)).expect("a small number");

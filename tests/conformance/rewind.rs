@@ -240,11 +240,11 @@ async fn report(proxy: &Proxy, time: Duration) {
 }
 
 #[tokio::test]
-async fn a_restored_etcd_ends_the_watches_and_nothing_of_what_was_lost_is_served() {
+async fn etcd_restore_ends_watches_and_lost_state_is_not_served() {
     restored_under_clients("rewind", Meanwhile::Nothing).await;
 }
 
 #[tokio::test]
-async fn a_restored_etcd_that_has_passed_our_version_is_found_as_well() {
+async fn etcd_restore_is_detected_after_versions_pass_the_cached_one() {
     restored_under_clients("rewind-passed", Meanwhile::Passes).await;
 }

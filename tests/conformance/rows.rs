@@ -11,7 +11,7 @@ const PARTIAL: &str = "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
 #[tokio::test]
-async fn row_21_what_is_not_acceptable_is_refused_in_the_apiservers_words() {
+async fn unacceptable_media_types_return_the_apiservers_406() {
     let Some(pair) = Pair::new().await else { return };
     pair.maps().await;
     let forms = [
@@ -39,7 +39,7 @@ async fn row_21_what_is_not_acceptable_is_refused_in_the_apiservers_words() {
 }
 
 #[tokio::test]
-async fn rows_22_23_errors_and_documents_are_indented_for_those_who_want_it() {
+async fn pretty_printing_of_errors_and_objects_matches_the_apiserver() {
     let Some(pair) = Pair::new().await else { return };
     pair.maps().await;
     let table = pair.same(Ask::get(&pair.path("/missing?resourceVersion=0")).accept(TABLE)).await;
@@ -62,7 +62,7 @@ async fn rows_22_23_errors_and_documents_are_indented_for_those_who_want_it() {
 }
 
 #[tokio::test]
-async fn row_26_content_types_and_framing_are_the_apiservers() {
+async fn content_types_and_watch_framing_match_the_apiserver() {
     let Some(pair) = Pair::new().await else { return };
     pair.maps().await;
     let list = pair.same(Ask::get(&pair.path("?resourceVersion=0")).accept(PROTOBUF)).await;
@@ -84,7 +84,7 @@ async fn row_26_content_types_and_framing_are_the_apiservers() {
 }
 
 #[tokio::test]
-async fn row_36_methods_that_are_no_reads_are_the_apiservers_business() {
+async fn head_and_options_return_the_apiservers_405() {
     let Some(pair) = Pair::new().await else { return };
     pair.maps().await;
     for method in [Method::HEAD, Method::OPTIONS] {
@@ -97,7 +97,7 @@ async fn row_36_methods_that_are_no_reads_are_the_apiservers_business() {
 
 /// The apiserver prints Tables, also those of a watch that begins with the state. The proxy derives metadata.
 #[tokio::test]
-async fn row_35_tables_and_metadata_are_the_apiservers_own() {
+async fn tables_and_partial_metadata_match_the_apiserver() {
     let Some(pair) = Pair::new().await else { return };
     pair.maps().await;
     let without_age = |text: &str| {

@@ -15,7 +15,7 @@ fn words(answer: &Answer) -> (u16, Value) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn metrics_are_for_accounts_with_the_role_and_for_nobody_else() {
+async fn metrics_require_the_documented_role() {
     let Some(bed) = bed::own("scrapes").await else { return };
     let (direct, proxy) = (bed.direct(), Plan::delegated(&bed).config(CONFIG).start(&bed).await);
     let namespace = bed.namespace("monitoring").await;
@@ -25,7 +25,7 @@ async fn metrics_are_for_accounts_with_the_role_and_for_nobody_else() {
     let authority = Authority::of(&bed);
     let (holder, nosy) = (authority.issue("scraper", &[]), authority.issue("nosy", &[]));
 
-    let [role] = blocks("docs/SECURITY.md", "metrics_are_for_accounts_with_the_role_and_for_nobody_else");
+    let [role] = blocks("docs/SECURITY.md", "metrics_require_the_documented_role");
     let role: Value = serde_saphyr::from_str(&role).expect("YAML");
     let name = role["metadata"]["name"].as_str().expect("a name").to_owned();
     direct.create(&collection(None, "roles"), role).await;

@@ -24,7 +24,7 @@ async fn assert_same(proxy: &Proxy, resource: &str, rounds: i64) {
 }
 
 #[tokio::test]
-async fn amid_churn_no_feed_differs_from_storage() {
+async fn self_check_finds_no_difference_under_churn() {
     let Some(bed) = bed::beside_others().await else { return };
     bed.load().await;
     let proxy = Plan::tls().config(OFTEN).start(&bed).await;
@@ -83,7 +83,7 @@ async fn node_with_pods(bed: &Bed<Box<Plane>>) -> String {
 
 /// A node's feed is compared with what the apiserver finds by its index, without a read of the whole storage.
 #[tokio::test]
-async fn the_pods_of_a_node_do_not_differ_either() {
+async fn self_check_finds_no_difference_in_pods_of_a_node() {
     let Some(bed) = bed::own("self-checks").await else { return };
     let namespace = node_with_pods(&bed).await;
     let proxy = Plan::node(&bed).config(&format!("node: n1\n{OFTEN}")).start(&bed).await;
@@ -111,7 +111,7 @@ async fn the_pods_of_a_node_do_not_differ_either() {
 
 /// The apiserver's load for one comparison: a page of metadata, a count of objects, and three objects.
 #[tokio::test]
-async fn what_a_comparison_costs_does_not_depend_on_how_many_objects_there_are() {
+async fn self_check_cost_does_not_grow_with_object_count() {
     let Some(bed) = bed::quiet("self-checks-cost").await else { return };
     let (objects, namespace) = (number("SELF_CHECKED", 600), bed.namespace("cost").await);
     let load = bed.drive("load").args(["--namespace", &namespace, "--resource", "configmaps", "--workers", "4"]);

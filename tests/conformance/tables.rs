@@ -119,7 +119,7 @@ fn pod(name: &str, app: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn any_number_of_table_watches_equal_direct_ones_and_cost_one_watch_more() {
+async fn table_watches_match_direct_and_share_one_upstream_watch() {
     // These watches last for a while with few events, so other tests need not wait for them.
     let Some(bed) = bed::own("tables-of-many").await else { return };
     let proxy = Plan::tls().start(&bed).await;
@@ -185,7 +185,7 @@ async fn any_number_of_table_watches_equal_direct_ones_and_cost_one_watch_more()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rows_of_custom_resources_have_their_own_columns() {
+async fn custom_resource_tables_have_their_printer_columns() {
     let Some(bed) = bed::beside_others().await else { return };
     let proxy = Plan::tls().start(&bed).await;
     let (client, namespace, group) = (bed.direct(), bed.namespace("tables").await, unique("table") + ".example.com");
@@ -260,7 +260,7 @@ async fn rows_of_custom_resources_have_their_own_columns() {
 /// Printers differ in how they print empty values. The proxy must parse every kind's list and bookmark, because
 /// otherwise each of its watches needs a stream.
 #[tokio::test]
-async fn every_resource_has_rows_that_are_read() {
+async fn table_rows_of_every_resource_are_parsed_and_cached() {
     let Some(bed) = bed::beside_others().await else { return };
     let proxy = Plan::tls().start(&bed).await;
     let (direct, through) = (bed.direct(), proxy.client());
@@ -297,7 +297,7 @@ async fn every_resource_has_rows_that_are_read() {
 
 /// kubectl's watch of one object, which begins with its state.
 #[tokio::test]
-async fn a_table_watch_of_one_object_begins_with_its_state_and_goes_on_from_the_one_stream() {
+async fn table_watch_of_one_object_is_served_from_shared_stream() {
     let Some(bed) = bed::own("tables-of-one").await else { return };
     let proxy = Plan::tls().start(&bed).await;
     let (client, namespace) = (bed.direct(), bed.namespace("tables").await);
@@ -338,7 +338,7 @@ async fn a_table_watch_of_one_object_begins_with_its_state_and_goes_on_from_the_
 
 /// The proxy forwards watches that one stream cannot serve.
 #[tokio::test]
-async fn table_watches_from_a_state_or_from_before_the_feed_are_upstreams() {
+async fn table_watch_without_version_or_before_history_is_forwarded() {
     let Some(bed) = bed::beside_others().await else { return };
     let proxy = Plan::tls().start(&bed).await;
     let (client, namespace) = (bed.direct(), bed.namespace("tables").await);

@@ -98,7 +98,7 @@ async fn watch_lists(client: Http, path: String, stop: Arc<AtomicBool>) -> Vec<(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_is_listed_amid_transactions_is_the_state_of_its_version() {
+async fn list_during_transactions_is_the_state_at_its_version() {
     let Some(bed) = bed::own("transactions").await else { return };
     for run in 1..=RUNS_MAX {
         if amid_transactions(&bed, &bed.namespace("together").await).await {

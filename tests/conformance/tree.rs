@@ -113,7 +113,7 @@ fn lists(plane: &Plane) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn leaves_behind_two_zones_cost_the_apiserver_two_proxies_and_go_on_when_one_is_killed() {
+async fn leaves_share_two_zones_and_resume_when_one_is_killed() {
     let (number, writes) = (bed::number("TREE_LEAVES", 6), bed::number("TREE_WRITES", 20));
     let Some(bed) = bed::audited_with("tree", &AS_JSON).await else { return };
     let namespace = bed.namespace("tree").await;

@@ -11,7 +11,7 @@ const INFORMERS: &str = "200";
 const SCRIPT: &str = "500ms apiserver, 4s proxy, 6s quit";
 
 #[tokio::test]
-async fn on_a_real_control_plane_everything_is_killed_and_nothing_is_lost() {
+async fn try_command_loses_no_event_on_a_real_control_plane() {
     let Some(testbed) = binary() else { return };
     let mut command = kube_fanout("try");
     command.arg("--testbed").arg(testbed).args(["--informers", INFORMERS, "--pods", "50", "--rate", "30"]);
@@ -33,9 +33,9 @@ async fn on_a_real_control_plane_everything_is_killed_and_nothing_is_lost() {
 
 /// The command of docs/QUICKSTART.md in a checkout, ended by Ctrl-C.
 #[tokio::test]
-async fn the_command_of_the_guide_starts_everything_and_ends_at_ctrl_c() {
+async fn quickstart_try_command_runs_and_exits_on_ctrl_c() {
     let Some(testbed) = binary() else { return };
-    let [block] = blocks("docs/QUICKSTART.md", "the_command_of_the_guide_starts_everything_and_ends_at_ctrl_c");
+    let [block] = blocks("docs/QUICKSTART.md", "quickstart_try_command_runs_and_exits_on_ctrl_c");
     let shell = Shell::in_checkout(scratch_file("try"));
     fs::create_dir_all(shell.home.join("target/testbed")).expect("a folder");
     shell.link("target/testbed/kube-testbed", &testbed);

@@ -162,7 +162,7 @@ async fn no_state_is_of_the_old_release(bed: &Plane, upgrade: impl AsyncFnOnce(&
 }
 
 #[tokio::test]
-async fn an_apiserver_that_comes_back_emulating_its_predecessor_is_another_release() {
+async fn cache_is_refreshed_after_emulated_version_changes() {
     let Some(bed) = bed::own("emulation").await else { return };
     let emulated = async |bed: &Plane| bed.direct().json("/version").await["emulationMinor"].clone();
     let before = emulated(&bed).await;
@@ -177,7 +177,7 @@ async fn an_apiserver_that_comes_back_emulating_its_predecessor_is_another_relea
 }
 
 #[tokio::test]
-async fn after_an_upgrade_from_the_previous_minor_no_state_is_of_the_old_release_and_no_watch_has_ended() {
+async fn cache_is_refreshed_and_no_watch_ends_after_minor_upgrade() {
     let Some((bed, present)) = bed::previous("previous").await else { return };
     let old = bed.direct().json("/version").await["gitVersion"].clone();
     no_state_is_of_the_old_release(&bed, async |bed| bed.start_apiserver_as(&present, &[]).await).await;

@@ -92,14 +92,14 @@ const ALWAYS: [&str; 16] = [
 ];
 
 #[tokio::test]
-async fn the_apiserver_is_found_to_keep_what_it_promises() {
+async fn verify_passes_against_the_apiserver() {
     let Some(bed) = bed::own_with("verify-itself", &AS_JSON).await else { return };
     let found = verify_enough(&bed, &bed.target(), &["--duration", "10s"]).await;
     found.assert_held(&ALWAYS);
 }
 
 #[tokio::test]
-async fn the_proxy_is_found_to_keep_it_too_for_built_in_and_for_custom_resources() {
+async fn verify_passes_against_the_proxy_for_all_resource_types() {
     let Some(bed) = bed::own_with("verify-proxy", &AS_JSON).await else { return };
     let proxy = Plan::tls().start(&bed).await;
     for resource in ["configmaps", "samples.verify.kube-fanout.io"] {
@@ -110,7 +110,7 @@ async fn the_proxy_is_found_to_keep_it_too_for_built_in_and_for_custom_resources
 }
 
 #[tokio::test]
-async fn nothing_is_broken_while_the_apiserver_is_killed_again_and_again() {
+async fn verify_passes_while_the_apiserver_is_repeatedly_killed() {
     let Some(bed) = bed::own_with("verify-killed", &AS_JSON).await else { return };
     let proxy = Plan::tls().start(&bed).await;
     let kill = killing(&bed);
@@ -134,7 +134,7 @@ fn killing(plane: &Plane) -> String {
 }
 
 #[tokio::test]
-async fn what_etcd_holds_as_protobuf_is_said_to_be_no_truth() {
+async fn verify_is_inconclusive_if_etcd_stores_protobuf() {
     let Some(bed) = bed::beside_others().await else { return };
     let path = "/api/v1/namespaces/default/configmaps";
     bed.direct().create(path, serde_json::json!({"metadata": {"name": bed::unique("verify")}})).await;

@@ -38,7 +38,7 @@ async fn both_tell_of_all(watches: &mut [bed::Watch; 2], kind: &str, names: &[St
 }
 
 #[tokio::test]
-async fn rows_3_4_5_initial_events_come_first_and_their_bookmark_to_those_who_take_bookmarks() {
+async fn initial_events_precede_changes_and_end_with_bookmark() {
     let Some(pair) = Pair::new().await else { return };
     pair.maps().await;
     for version in ["", "&resourceVersion=0"] {
@@ -64,7 +64,7 @@ async fn rows_3_4_5_initial_events_come_first_and_their_bookmark_to_those_who_ta
 }
 
 #[tokio::test]
-async fn rows_6_7_leaving_a_selector_is_a_deletion_with_the_old_content_at_the_new_version() {
+async fn leaving_selector_sends_deleted_with_old_object_at_new_rv() {
     let Some(pair) = Pair::new().await else { return };
     let version = pair.maps().await;
     let mut selected =
@@ -96,7 +96,7 @@ async fn rows_6_7_leaving_a_selector_is_a_deletion_with_the_old_content_at_the_n
 
 /// The shared control plane keeps Events for twenty seconds, and with shorter lifetimes no two share a lease.
 #[tokio::test]
-async fn row_8_events_that_expire_in_one_lease_share_a_version_and_both_arrive() {
+async fn deletions_sharing_a_version_are_both_delivered() {
     const TOGETHER: usize = 10;
     let Some(pair) = Pair::new().await else { return };
     let path = format!("/api/v1/namespaces/{}/events", pair.namespace);
@@ -131,7 +131,7 @@ async fn row_8_events_that_expire_in_one_lease_share_a_version_and_both_arrive()
 }
 
 #[tokio::test]
-async fn row_15_bookmarks_have_the_zero_value_of_their_kind() {
+async fn bookmark_object_is_zero_value_of_its_kind() {
     let Some(pair) = Pair::new().await else { return };
     let collections = [
         format!("/api/v1/namespaces/{}/pods", pair.namespace),
@@ -151,7 +151,7 @@ async fn row_15_bookmarks_have_the_zero_value_of_their_kind() {
 }
 
 #[tokio::test]
-async fn row_16_a_version_in_the_future_is_waited_for_by_watches_and_refused_to_everyone_else() {
+async fn future_version_blocks_watches_and_fails_reads_with_504() {
     let Some(pair) = Pair::new().await else { return };
     let future = pair.maps().await + 1_000_000;
     let watch = pair.path(&format!("?watch=1&resourceVersion={future}&timeoutSeconds=2"));
@@ -169,7 +169,7 @@ async fn row_16_a_version_in_the_future_is_waited_for_by_watches_and_refused_to_
 }
 
 #[tokio::test]
-async fn rows_17_to_20_parameters_are_read_as_the_apiserver_reads_them() {
+async fn query_parameters_are_parsed_like_the_apiserver() {
     let Some(pair) = Pair::new().await else { return };
     let version = pair.maps().await;
     for (query, code) in
@@ -208,7 +208,7 @@ async fn rows_17_to_20_parameters_are_read_as_the_apiserver_reads_them() {
 }
 
 #[tokio::test]
-async fn row_37_bookmarks_are_above_the_start_and_never_ahead_of_events() {
+async fn bookmarks_exceed_start_version_and_never_precede_events() {
     let Some(pair) = Pair::new().await else { return };
     let version = pair.maps().await;
     // The timeout may expire before the writes arrive. In that case the watches are opened again with a longer one.
@@ -254,7 +254,7 @@ async fn changes_with_bookmarks(pair: &Pair, query: &str, version: u64) -> usize
 
 /// A proxy that receives SIGTERM ends its watches between two events, over HTTP/1.1 and HTTP/2, and exits with 0.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn row_30_a_stopping_proxy_ends_its_watches_cleanly() {
+async fn sigterm_ends_watches_cleanly() {
     let Some(bed) = bed::beside_others().await else { return };
     let proxy = Plan::tls().config("drain: 20s\n").start(&bed).await;
     let namespace = bed.namespace("drain").await;

@@ -89,7 +89,7 @@ pub async fn same<P: Deref<Target = Plane>>(pair: &Pair<P>, query: &str, form: &
 }
 
 #[tokio::test]
-async fn row_29_a_watch_has_the_frames_and_the_close_of_the_apiservers() {
+async fn websocket_watch_frames_and_close_match_the_apiserver() {
     let Some(pair) = Pair::new().await else { return };
     let version = pair.maps().await;
     pair.direct.patch(&pair.path("/cm-a"), json!({"data": {"more": "x"}})).await;
@@ -112,7 +112,7 @@ async fn row_29_a_watch_has_the_frames_and_the_close_of_the_apiservers() {
 }
 
 #[tokio::test]
-async fn row_29_a_watch_goes_on_answers_pings_and_ends_when_the_client_closes() {
+async fn websocket_watch_answers_pings_and_ends_on_client_close() {
     let Some(pair) = Pair::new().await else { return };
     pair.maps().await;
     for target in [pair.bed.target(), pair.proxy.target()] {
@@ -194,7 +194,7 @@ fn encoded(token: &str) -> String {
 }
 
 #[tokio::test]
-async fn row_29_handshakes_are_accepted_and_refused_alike() {
+async fn websocket_handshakes_match_the_apiserver() {
     let Some(pair) = Pair::new().await else { return };
     pair.maps().await;
     let key = ("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==");
@@ -252,7 +252,7 @@ async fn row_29_handshakes_are_accepted_and_refused_alike() {
 /// The apiserver requires an Origin header with any value. So does the proxy if a token authenticates the caller. If
 /// access to the listener is enough, the proxy accepts only its own origin.
 #[tokio::test]
-async fn row_29_origins_are_taken_as_by_the_apiserver_where_callers_have_tokens() {
+async fn websocket_origin_check_with_token_matches_the_apiserver() {
     let Some(pair) = Pair::new().await else { return };
     pair.maps().await;
     let delegated = Plan::delegated(&pair.bed).start(&pair.bed).await;

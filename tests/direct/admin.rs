@@ -8,7 +8,7 @@ use kube_fanout::auth::AuthMode;
 use crate::direct::{self, PODS};
 
 #[tokio::test]
-async fn health_and_readiness_have_a_line_for_everything() {
+async fn readyz_lists_each_feed_and_livez_returns_ok() {
     let up = demo::upstream().pods(7).run().await;
     let app = direct::app(&up).run().await;
     let watch = app.watch(PODS).initial_events().from(0).await;
@@ -32,7 +32,7 @@ async fn health_and_readiness_have_a_line_for_everything() {
 }
 
 #[tokio::test]
-async fn pages_are_read_and_nothing_else() {
+async fn admin_pages_accept_only_get_and_head() {
     let up = demo::upstream().run().await;
     let app = direct::app(&up).run().await;
     for path in ["/metrics", "/livez", "/readyz", "/debug/feeds", "/debug/cost", "/debug/config", "/debug/nothing"] {
@@ -49,7 +49,7 @@ async fn pages_are_read_and_nothing_else() {
 
 /// The pages show resources and namespaces but no object names, because they do not authenticate readers.
 #[tokio::test]
-async fn no_page_names_an_object_a_caller_or_a_selector() {
+async fn admin_pages_omit_object_user_token_and_selector_names() {
     let up = demo::upstream().pods(3).run().await;
     for name in ["walrus", "narwhal"] {
         up.create_pod("default", name);
@@ -81,7 +81,7 @@ async fn no_page_names_an_object_a_caller_or_a_selector() {
 }
 
 #[tokio::test]
-async fn feeds_are_shown_as_they_are() {
+async fn debug_feeds_reports_actual_feed_state() {
     let up = demo::upstream().pods(7).run().await;
     let app = direct::app(&up).run().await;
     let from = up.revision();
@@ -106,7 +106,7 @@ async fn feeds_are_shown_as_they_are() {
 
 /// Clients choose the namespaces, and a metrics registry never forgets a label value.
 #[tokio::test]
-async fn namespaces_that_were_asked_for_leave_no_series() {
+async fn namespace_metric_series_expire_after_feed_stops() {
     let up = demo::upstream().pods(3).run().await;
     up.faults().only("pods").answer(demo::RequestKind::Watch, 1, 403, None);
     let soon = Duration::from_millis(40);
@@ -125,7 +125,7 @@ async fn namespaces_that_were_asked_for_leave_no_series() {
 }
 
 #[tokio::test]
-async fn admin_pages_may_be_off() {
+async fn proxy_serves_requests_with_admin_disabled() {
     let up = demo::upstream().run().await;
     let app = direct::app(&up).with(|config| config.admin = None).run().await;
     assert_eq!(app.get("/version").await.status, 200);

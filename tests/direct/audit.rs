@@ -21,7 +21,7 @@ fn stages(records: &[Value], id: &str) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_answered_here_is_recorded_under_the_id_that_the_client_sees() {
+async fn audit_log_records_served_requests_with_response_audit_id() {
     let up = demo::upstream().pods(5).run().await;
     // If the machine stalls until the drain ends, watches are cut. Then the test retries with a longer drain.
     for drain in [3, 30, 90] {
@@ -82,14 +82,14 @@ async fn all_is_recorded(up: &RunningUpstream, drain: u64) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_audit_log_that_cannot_be_opened_is_a_wrong_configuration() {
+async fn serve_exits_with_78_if_audit_log_cannot_be_opened() {
     let output = crate::process::run(&["serve", "--kubeconfig", "/dev/null", "--audit-log", "/nowhere/audit.log"]);
     assert_eq!(output.code, Some(78), "{}", output.stderr);
 }
 
 /// Memory holds tokens and Secrets.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_process_leaves_no_core_files_unless_it_is_told_to() {
+async fn core_dumps_are_disabled_without_allow_core_dumps() {
     let up = demo::upstream().run().await;
     let dir = Dir::new();
     for (flags, is_private) in [(&[][..], true), (&["--allow-core-dumps"], false)] {

@@ -77,7 +77,7 @@ fn count(outcome: &RunOutcome, name: &str) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_watch_of_every_kind_sees_every_write_once() {
+async fn bench_watches_of_every_kind_receive_each_write_once() {
     let up = demo::upstream().run().await;
     let app = direct::app(&up).run().await;
     let kinds = [
@@ -111,7 +111,7 @@ async fn every_watch_of_every_kind_sees_every_write_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_matches_nothing_hears_nothing_and_the_stuck_are_not_waited_for() {
+async fn bench_counts_no_delivery_without_match_and_skips_stuck_clients() {
     let up = demo::upstream().run().await;
     let app = direct::app(&up).run().await;
     let deaf = through(&app, &up, json!({"select": "node", "non-matching": true})).await;
@@ -128,7 +128,7 @@ async fn what_matches_nothing_hears_nothing_and_the_stuck_are_not_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn storms_are_counted_to_the_last_one() {
+async fn bench_counts_every_storm_request() {
     let up = demo::upstream().pods(50).run().await;
     let app = direct::app(&up).run().await;
     for how in [json!({"storm": "join"}), json!({"storm": "join", "watch-list": true})] {
@@ -150,7 +150,7 @@ async fn storms_are_counted_to_the_last_one() {
 
 /// The connection is tried once: a bench must not wait for a server that is down or not trusted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_cannot_be_reached_ends_a_bench_with_the_reason() {
+async fn bench_fails_with_cause_if_server_is_unreachable() {
     let up = demo::upstream().run().await;
     for how in [json!({}), json!({"storm": "get", "path": "/version"}), json!({"storm": "list", "requests": 5})] {
         let order = order(&[("nobody", "http://127.0.0.1:1")], &up.url(), &how);
@@ -162,7 +162,7 @@ async fn a_server_that_cannot_be_reached_ends_a_bench_with_the_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_servers_are_compared_and_nothing_is_left_behind() {
+async fn bench_compares_two_servers_and_deletes_its_objects() {
     let up = demo::upstream().run().await;
     let app = direct::app(&up).run().await;
     let (straight, proxied) = (up.url(), app.url());
@@ -179,7 +179,7 @@ async fn two_servers_are_compared_and_nothing_is_left_behind() {
 }
 
 #[test]
-fn wrong_usage_is_64_with_every_problem_at_once() {
+fn bench_exits_with_64_and_all_usage_errors() {
     let output =
         run(&["bench", "--target", "http://127.0.0.1:1", "--opening", "0", "--rate", "often", "--rounds", "0"]);
     assert_eq!(output.code, Some(64), "{}", output.stderr);
@@ -195,7 +195,7 @@ fn wrong_usage_is_64_with_every_problem_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_command_writes_what_it_measured() {
+async fn bench_writes_json_and_html_results() {
     let up = demo::upstream().run().await;
     let dir = Dir::new();
     let (json, page) = (dir.join("out.json"), dir.join("out.html"));

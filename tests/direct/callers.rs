@@ -45,7 +45,7 @@ async fn live_watch(up: &RunningUpstream, client: &Client, protocol: Protocol) -
 
 /// A1: the cache serves a request only with an allow decision for this caller and this request.
 #[tokio::test]
-async fn a1_without_a_yes_nothing_leaves_the_cache() {
+async fn cache_serves_nothing_without_allow_decision() {
     let up = demo::upstream().pods(3).run().await;
     let (app, ada, bob) = ada_and_bob(&up, |_| {}).await;
     let answer = ada.get(PODS).await;
@@ -78,7 +78,7 @@ async fn a1_without_a_yes_nothing_leaves_the_cache() {
 
 /// A HEAD is refused like any other request, and without a body like any other HEAD.
 #[tokio::test]
-async fn a_head_that_is_refused_has_no_body() {
+async fn refused_head_request_has_no_body() {
     let up = demo::upstream().run().await;
     let (app, ..) = ada_and_bob(&up, |_| {}).await;
     for protocol in [Protocol::Http1, Protocol::Http2] {
@@ -93,7 +93,7 @@ async fn a_head_that_is_refused_has_no_body() {
 /// A request without credentials is forwarded as it is, and never on a connection that carries another caller's
 /// identity.
 #[tokio::test]
-async fn nobody_in_particular_is_passed_through_with_nothing() {
+async fn anonymous_request_is_forwarded_without_credentials() {
     let up = demo::upstream().pods(3).run().await;
     let (app, ada, _) = ada_and_bob(&up, |_| {}).await;
     ada.get(PODS).await;
@@ -106,7 +106,7 @@ async fn nobody_in_particular_is_passed_through_with_nothing() {
 
 /// P: a forwarded request has the caller's own token and no part of another identity.
 #[tokio::test]
-async fn a_token_is_passed_on_unchanged() {
+async fn forwarded_request_keeps_token_and_drops_remote_headers() {
     let up = demo::upstream().pods(1).run().await;
     let (_app, _, bob) = ada_and_bob(&up, |_| {}).await;
     let path = "/api/v1/namespaces/default/pods/p/log";
@@ -118,7 +118,7 @@ async fn a_token_is_passed_on_unchanged() {
 
 /// A4: once the permission is revoked, the watch sends only the error.
 #[tokio::test]
-async fn a4_a_watch_ends_with_the_right_behind_it() {
+async fn revoked_permission_or_token_ends_watch() {
     let up = demo::upstream().pods(3).run().await;
     let (_app, ada, _) = ada_and_bob(&up, |_| {}).await;
     for protocol in Protocol::ALL {
@@ -140,7 +140,7 @@ async fn a4_a_watch_ends_with_the_right_behind_it() {
 
 /// A token's own expiry ends the watch to the second, even if upstream would still accept the token.
 #[tokio::test]
-async fn a4_a_watch_ends_with_its_token() {
+async fn expired_token_ends_watch_with_401() {
     let up = demo::upstream().pods(3).run().await;
     let app = delegated(&up).with(|config| config.delegated.auth.recheck = LONG).run().await;
     app.discovered().await;
@@ -169,7 +169,7 @@ async fn a4_a_watch_ends_with_its_token() {
 
 /// A4: the proxy observes a change of RBAC for a user and rechecks at once.
 #[tokio::test]
-async fn a4_a_change_of_rbac_is_acted_on_at_once() {
+async fn rbac_change_triggers_immediate_recheck() {
     let up = demo::upstream().pods(3).run().await;
     let (_app, ada, _) = ada_and_bob(&up, |config| {
         let auth = &mut config.delegated.auth;
@@ -196,7 +196,7 @@ async fn a4_a_change_of_rbac_is_acted_on_at_once() {
 
 /// If the authorizer is unreachable, new requests are refused; open watches continue for a while.
 #[tokio::test]
-async fn an_outage_of_reviews_is_never_a_yes() {
+async fn review_outage_fails_new_requests_with_503() {
     let up = demo::upstream().pods(3).run().await;
     let (_app, ada, bob) = ada_and_bob(&up, |_| {}).await;
     let watch = live_watch(&up, &ada, Protocol::Http2).await;
@@ -217,7 +217,7 @@ async fn an_outage_of_reviews_is_never_a_yes() {
 
 /// R-CLOSED-1: an outage has a limit, and so does the loss of the proxy's own permission to create reviews.
 #[tokio::test]
-async fn a_watch_that_nobody_can_vouch_for_ends() {
+async fn watch_ends_with_503_after_review_outage_grace() {
     let up = demo::upstream().pods(3).run().await;
     let grace = Duration::from_secs(2);
     let (_app, ada, _) = ada_and_bob(&up, |config| config.delegated.auth.outage_grace = grace).await;
@@ -232,7 +232,7 @@ async fn a_watch_that_nobody_can_vouch_for_ends() {
 
 /// R-THREAT-13: a thousand callers with the same question cost one review, and unknown tokens are limited.
 #[tokio::test]
-async fn t13_upstream_is_asked_little() {
+async fn identical_reviews_coalesce_and_unknown_tokens_are_limited() {
     let up = demo::upstream().pods(3).run().await;
     let (app, ada, _) = ada_and_bob(&up, |config| {
         let auth = &mut config.delegated.auth;
@@ -271,7 +271,7 @@ async fn t13_upstream_is_asked_little() {
 /// R-THREAT-13: a user with ever new questions is throttled, and no other user is. Lease rechecks do not count against
 /// the user.
 #[tokio::test]
-async fn t13_one_user_costs_upstream_no_more_than_a_share() {
+async fn access_reviews_are_rate_limited_per_user() {
     let up = demo::upstream().pods(3).run().await;
     let (_app, ada, bob) = ada_and_bob(&up, |config| {
         let auth = &mut config.delegated.auth;
@@ -294,7 +294,7 @@ async fn t13_one_user_costs_upstream_no_more_than_a_share() {
 
 /// A decision covers exactly the attributes that it was made for (A3).
 #[tokio::test]
-async fn a3_requests_that_differ_in_anything_are_asked_about_apart() {
+async fn requests_with_different_attributes_need_separate_reviews() {
     let up = demo::upstream().pods(3).run().await;
     let (_app, ada, _) = ada_and_bob(&up, |config| {
         let auth = &mut config.delegated.auth;
@@ -326,7 +326,7 @@ async fn a3_requests_that_differ_in_anything_are_asked_about_apart() {
 
 /// R-THREAT-14: a load balancer has multiplexed unknown callers onto a connection of known ones.
 #[tokio::test]
-async fn p4_a_credential_of_nobody_ends_no_connection_that_others_share() {
+async fn invalid_token_does_not_close_shared_connection() {
     let up = demo::upstream().pods(3).run().await;
     let (app, ..) = ada_and_bob(&up, |_| {}).await;
     let balancer = app.multiplexed().await;

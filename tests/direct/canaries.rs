@@ -239,7 +239,7 @@ async fn nothing_is_seen(auth: &str, format: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_log_shows_a_credential_or_a_content_of_the_proxys_own_clients() {
+async fn logs_contain_no_credentials_or_content_without_auth() {
     let log = nothing_is_seen("none", "json").await;
     assert!(log.lines().count() > 1);
     for line in log.lines() {
@@ -248,7 +248,7 @@ async fn no_log_shows_a_credential_or_a_content_of_the_proxys_own_clients() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_log_shows_a_credential_or_a_content_where_callers_are_told_apart() {
+async fn logs_contain_no_credentials_or_content_with_delegated_auth() {
     let log = nothing_is_seen("delegated", "text").await;
     assert!(
         log.lines().count() > 1 && log.lines().all(|line| line.starts_with("20")),

@@ -74,7 +74,7 @@ fn plan(up: &RunningUpstream, dir: &Dir, clients: &str) -> (Plan, PathBuf) {
 
 /// A4: the watch ends at the expiry of the chain, wherever in the chain that is, because the next recheck comes later.
 #[tokio::test]
-async fn a4_a_watch_ends_with_the_earliest_certificate_of_its_chain() {
+async fn watch_ends_when_first_certificate_of_chain_expires() {
     let up = demo::upstream().pods(3).run().await;
     ["ada", "bob"].iter().for_each(|name| up.reviews().allow(name, "*"));
     for lasts in LASTING {
@@ -116,7 +116,7 @@ async fn watches_end_with_their_chains(up: &RunningUpstream, lasts: Duration) ->
 
 /// A4: an identity asserted by a front proxy lasts at most as long as the proxy's own certificates.
 #[tokio::test]
-async fn a4_a_watch_ends_with_the_chain_of_the_proxy_that_spoke_for_its_client() {
+async fn watch_ends_when_front_proxy_certificate_expires() {
     let up = demo::upstream().pods(3).run().await;
     up.reviews().allow("ada", "*");
     for lasts in LASTING {
@@ -141,7 +141,7 @@ async fn a4_a_watch_ends_with_the_chain_of_the_proxy_that_spoke_for_its_client()
 }
 
 #[tokio::test]
-async fn an_authority_that_has_ended_is_none() {
+async fn expired_client_ca_is_not_trusted() {
     let up = demo::upstream().pods(3).run().await;
     up.reviews().allow("ada", "*");
     let (dir, ended, good) = (Dir::new(), Authority::new("ended", None), Authority::new("good", Some(YEAR)));
@@ -168,7 +168,7 @@ async fn refused(app: &App, dir: &Dir, file: &str, text: &str, what: &str) {
 
 /// R-THREAT-2: this holds for changes of either file, in any number.
 #[tokio::test]
-async fn t2_an_authority_of_clients_never_becomes_one_of_front_proxies() {
+async fn reload_rejects_ca_shared_by_clients_and_front_proxies() {
     let up = demo::upstream().pods(3).run().await;
     up.reviews().allow("ada", "*");
     let dir = Dir::new();

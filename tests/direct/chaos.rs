@@ -157,7 +157,7 @@ async fn survives(seed: u64) {
 
 /// Three seeds, or as many as `DIRECT_SEEDS` sets.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn informers_survive_any_mix_of_faults() {
+async fn informers_stay_consistent_under_random_upstream_faults() {
     let seeds = std::env::var("DIRECT_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(3);
     for seed in 1..=seeds {
         survives(seed).await;

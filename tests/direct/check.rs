@@ -18,7 +18,7 @@ async fn checked(kubeconfig: &Path, more: &[&str]) -> Output {
 const CENTRAL: [&str; 5] = ["--auth", "delegated", "--preload", "pods,configmaps", "--tls-self-signed"];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn missing_permission_is_reported_with_its_rule() {
+async fn check_reports_missing_permission_with_rbac_rule() {
     let up = demo::upstream().pods(42).run().await;
     let dir = Dir::new();
     let file = kubeconfig(&dir, &up.url(), "");
@@ -63,7 +63,7 @@ async fn missing_permission_is_reported_with_its_rule() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unreachable_upstream_is_inconclusive_and_problems_fail() {
+async fn check_exits_with_2_if_upstream_is_down_and_1_on_problems() {
     let up = demo::upstream().pods(3).run().await;
     let dir = Dir::new();
     let file = kubeconfig(&dir, &up.url(), "");
@@ -97,7 +97,7 @@ async fn unreachable_upstream_is_inconclusive_and_problems_fail() {
 
 /// The report names the missing role binding.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn check_fails_without_any_right() {
+async fn check_fails_without_any_permission() {
     let up = demo::upstream().pods(3).run().await;
     up.reviews().lack("*", "*");
     let dir = Dir::new();
@@ -112,7 +112,7 @@ async fn check_fails_without_any_right() {
 
 /// One refusal does not hide other problems.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn check_goes_on_after_an_error_of_upstream() {
+async fn check_reports_other_problems_after_upstream_error() {
     let up = demo::upstream().pods(3).run().await;
     up.reviews().refuse(Some(500));
     let dir = Dir::new();
@@ -131,7 +131,7 @@ async fn check_goes_on_after_an_error_of_upstream() {
 
 /// The apiserver answers an expired certificate with 401 only.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn check_says_that_the_client_certificate_has_expired() {
+async fn check_reports_expired_client_certificate() {
     let up = demo::upstream().pods(3).run().await;
     let dir = Dir::new();
     let key = rcgen::KeyPair::generate().expect("a key");

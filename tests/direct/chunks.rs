@@ -40,7 +40,7 @@ async fn chunk(io: &mut Box<dyn Io>) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_event_of_a_watch_is_a_chunk_of_its_own() {
+async fn each_watch_event_is_sent_as_one_chunk() {
     const PODS_BEFORE: usize = 300;
     const EVENTS: usize = 40;
     let up = demo::upstream().pods(PODS_BEFORE).run().await;
@@ -62,7 +62,7 @@ async fn each_event_of_a_watch_is_a_chunk_of_its_own() {
 }
 
 #[tokio::test]
-async fn head_has_as_many_fields_as_fit_into_its_bytes() {
+async fn request_header_limit_counts_bytes_not_fields() {
     let up = demo::upstream().pods(3).run().await;
     let app = direct::app(&up).run().await;
     for (protocol, fields, bytes, status) in [
@@ -82,7 +82,7 @@ async fn head_has_as_many_fields_as_fit_into_its_bytes() {
 
 /// Followed logs arrive over HTTP/1.1.
 #[tokio::test]
-async fn answer_of_upstream_with_many_fields_passes_through() {
+async fn upstream_response_with_many_headers_is_forwarded() {
     const FIELDS: usize = 150;
     let upstream = stub(|_| async {
         let mut reply = Stub::reply(200, "line");

@@ -14,7 +14,7 @@ use crate::direct::{
 const SECOND: Duration = Duration::from_secs(1);
 
 #[tokio::test]
-async fn a_watch_lives_as_long_as_it_asked_for_and_ends_cleanly() {
+async fn watch_ends_cleanly_after_timeout_seconds() {
     let up = demo::upstream().pods(3).run().await;
     let app = direct::app(&up).run().await;
     app.discovered().await;
@@ -33,7 +33,7 @@ async fn a_watch_lives_as_long_as_it_asked_for_and_ends_cleanly() {
 }
 
 #[tokio::test]
-async fn a_negative_timeout_has_passed_before_it_began() {
+async fn watch_with_negative_timeout_ends_immediately() {
     let up = demo::upstream().pods(3).run().await;
     let app = direct::app(&up).run().await;
     app.discovered().await;
@@ -66,7 +66,7 @@ pub async fn bookmarks_cross(up: &RunningUpstream, from: u64, watches: &[Watch])
 }
 
 #[tokio::test]
-async fn upstreams_bookmark_crosses_within_a_second_and_byte_for_byte() {
+async fn upstream_bookmark_arrives_unchanged_within_one_second() {
     let up = demo::upstream().pods(3).run().await;
     let app = direct::app(&up).run().await;
     let from = up.revision();
@@ -78,7 +78,7 @@ async fn upstreams_bookmark_crosses_within_a_second_and_byte_for_byte() {
 }
 
 #[tokio::test]
-async fn a_bookmark_says_no_more_than_was_sent_and_never_goes_back() {
+async fn bookmark_never_precedes_events_or_decreases() {
     let up = demo::upstream().pods(80).seed(51).bookmark_period(Duration::from_millis(15)).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
@@ -108,7 +108,7 @@ async fn a_bookmark_says_no_more_than_was_sent_and_never_goes_back() {
 }
 
 #[tokio::test]
-async fn a_bookmark_covers_what_a_selector_hid_right_behind_its_last_event() {
+async fn bookmark_covers_filtered_event_after_last_sent_event() {
     let up = demo::upstream().pods(3).run().await;
     let app = direct::app(&up).run().await;
     let from = up.revision();
@@ -127,7 +127,7 @@ async fn a_bookmark_covers_what_a_selector_hid_right_behind_its_last_event() {
 }
 
 #[tokio::test]
-async fn other_resources_bookmarks_stay_away() {
+async fn bookmark_of_one_resource_does_not_reach_another() {
     let up = demo::upstream().pods(1).run().await;
     let app = direct::app(&up).run().await;
     // Both feeds start before the write: a feed whose initial list contains the write needs no bookmark for it.

@@ -71,7 +71,7 @@ fn close(code: u16) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn whoever_says_what_is_no_message_is_told_why_by_the_code_that_belongs_to_it() {
+async fn invalid_websocket_message_gets_matching_close_code() {
     let up = demo::upstream().pods(1).run().await;
     let app = direct::app(&up).run().await;
     let other = app.watch(PODS).from(up.revision()).over(Protocol::WebSocket).await;

@@ -12,7 +12,7 @@ use crate::direct::{self, App, FRESH_MAX, PODS, assert_same, straight};
 const WAITING: usize = 20;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn five_hundred_watch_lists_at_a_cold_proxy_cost_upstream_one_watch() {
+async fn concurrent_watch_lists_on_cold_cache_share_one_upstream_watch() {
     let up = demo::upstream().pods(30).run().await;
     let app = direct::app(&up).run().await;
     let connections = join_all((0..5).map(|_| app.multiplexed())).await;
@@ -43,7 +43,7 @@ async fn told_when_waiting(up: &RunningUpstream, app: &App, readers: u64) -> Ins
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn five_hundred_that_want_the_newest_state_share_a_few_proofs() {
+async fn concurrent_consistent_watch_lists_share_freshness_checks() {
     let up = demo::upstream().pods(30).run().await;
     let app = told_nothing(&up).await;
     let connections = join_all((0..5).map(|_| app.multiplexed())).await;
@@ -57,7 +57,7 @@ async fn five_hundred_that_want_the_newest_state_share_a_few_proofs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn three_hundred_lists_at_a_cold_proxy_are_all_served_for_a_few_questions() {
+async fn concurrent_lists_on_cold_cache_share_upstream_requests() {
     for _ in 0..30 {
         let up = demo::upstream().pods(30).run().await;
         let app = told_nothing(&up).await;
@@ -83,7 +83,7 @@ async fn three_hundred_lists_at_a_cold_proxy_are_all_served_for_a_few_questions(
 }
 
 #[tokio::test]
-async fn a_proxy_that_starts_before_its_upstream_serves_when_that_comes() {
+async fn proxy_becomes_ready_when_upstream_starts_later() {
     let up = demo::upstream().pods(4).run().await;
     up.faults().down().await;
     let app = direct::app(&up).run().await;
@@ -101,7 +101,7 @@ async fn a_proxy_that_starts_before_its_upstream_serves_when_that_comes() {
 }
 
 #[tokio::test]
-async fn a_server_without_streamed_lists_is_listed_and_watched() {
+async fn feed_lists_in_pages_if_upstream_rejects_watch_list() {
     for code in [400, 422] {
         let up = demo::upstream().pods(1200).run().await;
         up.faults().only("pods").answer(demo::RequestKind::Watch, 1, code, None);
@@ -120,7 +120,7 @@ async fn a_server_without_streamed_lists_is_listed_and_watched() {
 
 /// The version that the pages belong to may expire while they are read.
 #[tokio::test]
-async fn pages_that_expire_are_read_from_the_first_again_and_at_last_in_one() {
+async fn expired_page_token_restarts_list_then_falls_back_to_full_list() {
     for (expired, whole) in [(1, 0), (2, 1)] {
         let up = demo::upstream().pods(1200).run().await;
         up.faults().only("pods").answer(demo::RequestKind::Watch, 1, 422, None);
@@ -138,7 +138,7 @@ async fn pages_that_expire_are_read_from_the_first_again_and_at_last_in_one() {
 }
 
 #[tokio::test]
-async fn pages_without_end_are_given_up_and_the_resource_passes_through() {
+async fn endless_pagination_aborts_feed_and_forwards_its_requests() {
     let up = demo::upstream().pods(1200).run().await;
     up.faults().only("pods").answer(demo::RequestKind::Watch, 1, 422, None);
     up.faults().pages_never_end();
@@ -153,7 +153,7 @@ async fn pages_without_end_are_given_up_and_the_resource_passes_through() {
 
 /// Clients return before the proxy has reached upstream for the first time, and more of them than may wait.
 #[tokio::test]
-async fn watches_that_come_before_the_first_discovery_never_pass_through() {
+async fn watches_before_first_discovery_are_never_forwarded() {
     let up = demo::upstream().pods(4).run().await;
     let rv = straight(&up).get(PODS).await.rv();
     up.faults().down().await;
@@ -187,7 +187,7 @@ async fn watches_that_come_before_the_first_discovery_never_pass_through() {
 }
 
 #[tokio::test]
-async fn a_list_that_fails_for_a_moment_is_tried_again() {
+async fn feed_retries_initial_list_after_transient_error() {
     let up = demo::upstream().pods(4).run().await;
     for (code, retry_after) in [(429, Some(1)), (500, None), (503, None), (504, None)] {
         up.faults().only("pods").answer(demo::RequestKind::Watch, 1, code, retry_after);
@@ -201,7 +201,7 @@ async fn a_list_that_fails_for_a_moment_is_tried_again() {
 }
 
 #[tokio::test]
-async fn what_may_not_be_listed_cluster_wide_is_cached_by_namespace() {
+async fn namespace_is_cached_without_cluster_wide_list_permission() {
     let up = demo::upstream().pods(40).run().await;
     up.faults().only("pods").answer(demo::RequestKind::Watch, 1, 403, None);
     let app = direct::app(&up).run().await;

@@ -51,7 +51,7 @@ fn help_exits_with_0() {
 }
 
 #[test]
-fn commands_of_fanoutctl_are_executed_if_it_is_beside_the_daemon() {
+fn daemon_runs_fanoutctl_commands_if_binary_is_alongside() {
     for tool in TOOL_COMMANDS {
         let help = run(&[tool, "--help"]);
         assert_eq!(help.code, Some(0), "{tool}: {}", help.stderr);
@@ -68,7 +68,7 @@ fn commands_of_fanoutctl_are_executed_if_it_is_beside_the_daemon() {
 
 /// The exit codes of shells, so that they differ from the plugin's own.
 #[test]
-fn a_plugin_that_cannot_be_run_is_126_or_127() {
+fn run_plugin_exits_with_126_or_127_if_plugin_cannot_run() {
     for (command, code) in [("/no/such/plugin", 127), ("no-such-plugin", 127), ("/", 126)] {
         let output = run(&["run-plugin", "100", "--", command]);
         assert_eq!(output.code, Some(code), "{command}: {}", output.stderr);
@@ -78,7 +78,7 @@ fn a_plugin_that_cannot_be_run_is_126_or_127() {
 }
 
 #[test]
-fn wrong_usage_is_64_and_says_what_is_right() {
+fn wrong_usage_exits_with_64_and_error_message() {
     for arguments in [
         &[][..],
         &["nonsense"],
@@ -96,7 +96,7 @@ fn wrong_usage_is_64_and_says_what_is_right() {
 }
 
 #[test]
-fn completions_are_written_for_every_shell() {
+fn completions_command_supports_every_shell() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let output = run(&["completions", shell]);
         assert_eq!(output.code, Some(0));
@@ -108,7 +108,7 @@ fn completions_are_written_for_every_shell() {
 }
 
 #[test]
-fn the_manual_is_written_into_a_folder_a_page_for_each_command() {
+fn man_command_writes_one_page_per_command() {
     let dir = Dir::new();
     let pages = dir.join("man1");
     let written = run(&["man", pages.to_str().expect("a path")]);
@@ -127,7 +127,7 @@ fn the_manual_is_written_into_a_folder_a_page_for_each_command() {
 }
 
 #[test]
-fn a_wrong_configuration_is_78_with_every_problem_at_once() {
+fn serve_exits_with_78_and_all_configuration_errors() {
     let dir = Dir::new();
     let sections = "window:\n  events: 0\n  colour: red\nfeeds:\n  idle: soon\n";
     let file = dir.file("config.yaml", &format!("listen: [\"nonsense\"]\nunknownKey: 1\n{sections}auth: magic\n"));
@@ -141,7 +141,7 @@ fn a_wrong_configuration_is_78_with_every_problem_at_once() {
 
 /// Even an address that is in use is not noticed first.
 #[test]
-fn a_wrong_configuration_is_refused_before_anything_is_bound() {
+fn serve_validates_configuration_before_bind() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = taken.local_addr().expect("bound").to_string();
     let output = run(&["serve", "--listen", &address, "--consistency", "maybe"]);
@@ -150,7 +150,7 @@ fn a_wrong_configuration_is_refused_before_anything_is_bound() {
 }
 
 #[test]
-fn a_configuration_is_checked_without_being_run() {
+fn config_check_reports_all_problems_without_starting() {
     let dir = Dir::new();
     let wrong = dir.file("wrong.yaml", "drain: 5s\nlimits:\n  watches: 0\n");
     let output = run(&["config", "check", "--config", wrong.to_str().expect("a path"), "--admin", "x"]);
@@ -220,7 +220,7 @@ async fn serve_logs_the_memory_budget_and_warns_if_memory_is_short() {
 }
 
 #[test]
-fn credentials_that_cannot_be_used_are_78() {
+fn serve_exits_with_78_if_kubeconfig_is_unusable() {
     let dir = Dir::new();
     let broken = dir.file("broken", "not: [a kubeconfig");
     let insecure = kubeconfig(&dir, "https://127.0.0.1:1", "    insecure-skip-tls-verify: true\n");
@@ -237,7 +237,7 @@ fn credentials_that_cannot_be_used_are_78() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn serve_prints_its_addresses_serves_and_ends_with_0_on_sigterm() {
+async fn serve_exits_with_0_after_clean_drain_on_signal() {
     let up = demo::upstream().pods(5).run().await;
     for signal in ["TERM", "INT"] {
         // If the machine stalls until the drain ends, watches are cut. Then the test retries with a longer drain.
@@ -293,7 +293,7 @@ async fn serves_until(up: &RunningUpstream, signal: &str, drain: u64) -> (Vec<di
 
 /// The runbook relies on warnings in the log.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lost_feed_is_a_warning() {
+async fn interrupted_feed_logs_one_warning() {
     let up = demo::upstream().pods(5).run().await;
     let process = Process::serve(&Dir::new(), &up.url(), &["--preload", "pods"]).await;
     direct::eventually("ready", || process.is_ready()).await;
@@ -327,7 +327,7 @@ async fn unreachable_upstream_is_logged_with_host_and_cause() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_taken_address_is_a_failure_that_names_it() {
+async fn serve_fails_with_address_in_error_if_in_use() {
     let up = demo::upstream().run().await;
     let dir = Dir::new();
     let first = Process::serve(&dir, &up.url(), &[]).await;
@@ -340,7 +340,7 @@ async fn a_taken_address_is_a_failure_that_names_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_demo_says_what_one_watch_became_and_whether_all_of_it_arrived() {
+async fn demo_reports_fan_out_latency_and_missed_events() {
     // If the machine stalls, nothing may be delivered within a second. Then the test retries for longer.
     let mut output = None;
     for seconds in ["1", "5", "20"] {

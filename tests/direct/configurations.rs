@@ -94,7 +94,7 @@ async fn serves(sample: &Sample, up: &RunningUpstream) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_sample_is_valid_becomes_ready_and_answers_from_memory() {
+async fn every_sample_configuration_becomes_ready_and_serves_from_cache() {
     let up = demo::upstream().pods(30).run().await;
     up.reviews().give("ada's", "ada");
     up.reviews().allow("ada", "*");

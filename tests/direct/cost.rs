@@ -90,7 +90,7 @@ async fn cost(app: &App, cause: &str, name: &str) -> Option<u64> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_page_of_costs_says_what_upstream_was_asked_to_the_byte() {
+async fn cost_page_matches_upstream_traffic_exactly() {
     let up = demo::upstream().pods(40).run().await;
     up.reviews().give("a", "ada");
     up.reviews().allow("ada", "*");
@@ -124,7 +124,7 @@ async fn the_page_of_costs_says_what_upstream_was_asked_to_the_byte() {
 }
 
 #[tokio::test]
-async fn a_stream_is_counted_as_open_until_it_is_over() {
+async fn open_stream_count_decreases_when_stream_ends() {
     let up = demo::upstream().pods(3).run().await;
     let app = direct::app(&up).idle(std::time::Duration::from_millis(40)).run().await;
     let watch = app.watch(PODS).initial_events().await;

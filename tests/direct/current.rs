@@ -67,7 +67,7 @@ impl Reads {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_list_right_behind_a_write_has_it_when_all_else_is_still() {
+async fn list_after_write_contains_write_in_quiet_cluster() {
     let up = demo::upstream().run().await;
     let (mut history, reads) = (History::begin(&up, PODS).await, Reads::default());
     let app = direct::app(&up).run().await;
@@ -86,7 +86,7 @@ async fn a_list_right_behind_a_write_has_it_when_all_else_is_still() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reads_right_behind_a_write_have_it_in_the_middle_of_churn() {
+async fn read_after_write_contains_write_during_churn() {
     let up = demo::upstream().pods(100).seed(61).run().await;
     let (mut history, done) = (History::begin(&up, PODS).await, Reads::default());
     let app = direct::app(&up).run().await;
@@ -110,7 +110,7 @@ async fn reads_right_behind_a_write_have_it_in_the_middle_of_churn() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crowd_of_readers_each_has_its_own_write_for_few_questions() {
+async fn concurrent_readers_see_own_writes_with_shared_checks() {
     let up = Arc::new(demo::upstream().run().await);
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
@@ -140,7 +140,7 @@ async fn a_crowd_of_readers_each_has_its_own_write_for_few_questions() {
 
 /// Between a request and its response the process, or upstream, may stall while many writes complete.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_that_was_long_on_its_way_proves_nothing_to_whoever_came_meanwhile() {
+async fn delayed_freshness_response_does_not_cover_later_read() {
     let up = demo::upstream().pods(5).run().await;
     let witness = up.beside();
     let (mut history, reads) = (History::following(&witness, PODS).await, Reads::default());
@@ -200,7 +200,7 @@ async fn holding(up: &RunningUpstream, path: &'static str, has_it: Arc<AtomicBoo
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_question_under_way_is_no_answer_to_who_comes_behind_a_write() {
+async fn get_after_write_does_not_join_request_in_flight() {
     const ONE: &str = "/api/v1/namespaces/default/pods/one";
     let up = demo::upstream().pods(3).run().await;
     up.create_pod("default", "one");
@@ -226,7 +226,7 @@ async fn a_question_under_way_is_no_answer_to_who_comes_behind_a_write() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_resources_write_is_proven_to_have_changed_nothing_here() {
+async fn write_to_other_resource_keeps_reads_on_cache() {
     let (small, large) = (demo::upstream().pods(40).run().await, demo::upstream().pods(700).run().await);
     let (few, many) = (direct::app(&small).run().await, direct::app(&large).run().await);
     for (up, app) in [(&small, &few), (&large, &many)] {
@@ -245,7 +245,7 @@ async fn another_resources_write_is_proven_to_have_changed_nothing_here() {
 
 /// A proven state has the version of the proof, and no later read has an older one (R-VERSION-1).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reads_after_a_write_elsewhere_have_its_version() {
+async fn read_after_write_to_other_resource_has_its_version() {
     let up = demo::upstream().pods(40).run().await;
     up.put("events", configmap("default", "one", "x"));
     let app = direct::app(&up).run().await;
@@ -275,7 +275,7 @@ async fn reads_after_a_write_elsewhere_have_its_version() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn identical_gets_share_a_question_and_still_have_every_write() {
+async fn identical_gets_coalesce_and_contain_every_write() {
     const ONE: &str = "/api/v1/namespaces/default/pods/one";
     for trial in 0..5 {
         let up = demo::upstream().pods(3).run().await;
@@ -309,7 +309,7 @@ async fn identical_gets_share_a_question_and_still_have_every_write() {
 }
 
 #[tokio::test]
-async fn bounded_consistency_asks_nothing() {
+async fn bounded_consistency_sends_no_freshness_checks() {
     let up = demo::upstream().pods(20).run().await;
     let app = direct::app(&up).bounded().run().await;
     app.discovered().await;
@@ -323,7 +323,7 @@ async fn bounded_consistency_asks_nothing() {
 }
 
 #[tokio::test]
-async fn without_upstream_what_cannot_be_proven_is_refused_and_the_rest_is_served_with_its_age() {
+async fn upstream_outage_fails_consistent_reads_and_marks_cached_stale() {
     let up = demo::upstream().pods(5).run().await;
     let app = direct::app(&up).fresh_wait_of_product().run().await;
     let open = app.watch(PODS).initial_events().await;

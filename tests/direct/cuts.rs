@@ -46,17 +46,17 @@ async fn cut_everywhere(cut: fn(&Faults, usize)) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reset_at_every_byte_of_a_small_frame() {
+async fn reset_at_any_byte_of_small_frame_loses_no_event() {
     cut_everywhere(Faults::break_frame).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_clean_end_at_every_byte_of_a_small_frame() {
+async fn clean_end_at_any_byte_of_small_frame_loses_no_event() {
     cut_everywhere(Faults::tear_frame).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn both_at_many_bytes_of_a_pods_frame() {
+async fn cuts_at_many_bytes_of_pod_frame_lose_no_event() {
     let up = demo::upstream().pods(3).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;

@@ -12,7 +12,7 @@ use crate::direct::{self, Ended, PODS, Protocol, Watch};
 const SECOND: Duration = Duration::from_secs(1);
 
 #[tokio::test]
-async fn a_bookmark_comes_two_seconds_before_the_end_for_those_who_asked() {
+async fn final_bookmark_precedes_watch_timeout_by_two_seconds() {
     let up = demo::upstream().pods(3).run().await;
     let app = direct::app(&up).run().await;
     let from = up.revision();
@@ -52,7 +52,7 @@ async fn longest_pause(work: impl Future) -> Duration {
 }
 
 #[tokio::test]
-async fn live_watches_end_spread_over_the_grace_on_a_frame_boundary() {
+async fn drain_spreads_watch_ends_over_grace_at_frame_boundaries() {
     // The last watch is told to end long before the deadline, so that a busy machine is in time.
     const GRACE: Duration = Duration::from_secs(15);
     let up = demo::upstream().pods(30).seed(131).run().await;

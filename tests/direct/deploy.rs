@@ -79,7 +79,7 @@ pub fn deployed() -> Vec<(String, String)> {
 }
 
 #[test]
-fn roles_name_what_they_give_and_no_subresources_to_read() {
+fn roles_contain_no_wildcards_or_readable_subresources() {
     for (name, text) in deployed() {
         assert_eq!(violations(&text), Vec::<String>::new(), "{name}");
     }
@@ -104,7 +104,7 @@ fn roles_name_what_they_give_and_no_subresources_to_read() {
 }
 
 #[test]
-fn central_and_nodes_proxies_read_no_secrets_and_write_nothing_but_reviews() {
+fn proxy_roles_exclude_secrets_and_create_only_reviews() {
     let cluster = &["customresourcedefinitions", "apiservices", "clusterrolebindings", "roles"][..];
     for (name, needed) in
         [("central/rbac.yaml", cluster), ("zone/rbac.yaml", cluster), ("node/rbac.yaml", &["pods", "nodes"])]
@@ -129,7 +129,7 @@ fn central_and_nodes_proxies_read_no_secrets_and_write_nothing_but_reviews() {
 /// The holder of the impersonator's token can act as any user, so it has no other permission and is bound only where it
 /// is needed.
 #[test]
-fn the_impersonator_does_nothing_as_itself_and_is_named_for_a_central_proxy_alone() {
+fn impersonator_can_only_impersonate_and_is_bound_in_component() {
     let impersonator = rules(&kustomized(IMPERSONATOR));
     assert!(!impersonator.is_empty());
     assert!(impersonator.iter().all(|(_, rule)| list(rule, "verbs") == ["impersonate"]), "{impersonator:?}");
@@ -146,7 +146,7 @@ fn the_impersonator_does_nothing_as_itself_and_is_named_for_a_central_proxy_alon
 
 /// Roles are named after their account, and no account has both reading and impersonation.
 #[test]
-fn each_role_is_for_one_account_whose_name_it_has() {
+fn each_role_is_bound_to_one_account_of_same_name() {
     let mut bindings = 0;
     for name in ["central/rbac.yaml", "zone/rbac.yaml", "node/rbac.yaml", IMPERSONATOR] {
         for binding in of_kind(&kustomized(name), "Binding") {
@@ -163,7 +163,7 @@ fn each_role_is_for_one_account_whose_name_it_has() {
 
 /// The memory limit of the container, half of which feeds use by default: src/config/memory.rs.
 #[test]
-fn the_sidecars_limit_leaves_room_beside_the_feeds() {
+fn sidecar_manifest_sets_memory_limit_probes_and_grace_period() {
     let (_, text) = deployed().into_iter().find(|(name, _)| name.ends_with("sidecar.yaml")).expect("there is one");
     let pod = documents(&text).find(|document| document["kind"] == "Pod").expect("there is a pod");
     let container = &pod["spec"]["initContainers"][0];
@@ -188,7 +188,7 @@ fn the_sidecars_limit_leaves_room_beside_the_feeds() {
 }
 
 #[test]
-fn image_has_the_daemon_alone_and_a_release_has_the_tools() {
+fn image_contains_only_daemon_and_release_contains_tools() {
     let builds = |script: &'static str| -> Vec<&str> {
         script.lines().map(str::trim).filter(|line| line.starts_with("static_build \"$")).collect()
     };

@@ -55,7 +55,7 @@ async fn still_goes_on(watch: &Watch, up: &RunningUpstream) {
 }
 
 #[tokio::test]
-async fn watches_of_definitions_share_the_one_that_the_proxy_needs() {
+async fn client_crd_watches_share_proxys_own_watch() {
     let up = demo::upstream().run().await;
     let app = direct::app(&up).run().await;
     app.discovered().await;
@@ -71,7 +71,7 @@ async fn watches_of_definitions_share_the_one_that_the_proxy_needs() {
 }
 
 #[tokio::test]
-async fn a_changed_definition_is_noticed_at_once_and_ends_the_watches_of_its_objects() {
+async fn crd_change_ends_watches_of_its_resource() {
     let up = demo::upstream().run().await;
     let app = direct::app(&up).run().await;
     app.discovered().await;
@@ -86,7 +86,7 @@ async fn a_changed_definition_is_noticed_at_once_and_ends_the_watches_of_its_obj
 
 /// The server that serves the new feed may observe the change later than the server that reported it.
 #[tokio::test]
-async fn a_stream_that_ends_right_behind_a_change_had_been_of_the_old_definition() {
+async fn stream_ending_soon_after_crd_change_is_not_resumed() {
     let up = demo::upstream().run().await;
     let app = direct::app(&up).run().await;
     app.discovered().await;
@@ -115,7 +115,7 @@ async fn a_stream_that_ends_right_behind_a_change_had_been_of_the_old_definition
 
 /// Each of 5,000 proxies would send these requests.
 #[tokio::test]
-async fn changed_definitions_are_heard_of_and_nothing_is_asked_for() {
+async fn crd_changes_trigger_no_discovery_requests() {
     let up = demo::upstream().run().await;
     let app = direct::app(&up).run().await;
     app.discovered().await;
@@ -139,7 +139,7 @@ async fn changed_definitions_are_heard_of_and_nothing_is_asked_for() {
 
 /// Upstream's discovery responses have `ETags`, and an unchanged one costs a few bytes.
 #[tokio::test]
-async fn discovery_that_has_not_changed_is_not_sent_again() {
+async fn rediscovery_sends_etag_and_keeps_unchanged_documents() {
     // On a busy machine the feed of definitions may return later than the request. That shows nothing, so the test
     // retries.
     for _ in 0..60 {
@@ -161,7 +161,7 @@ async fn discovery_that_has_not_changed_is_not_sent_again() {
 }
 
 #[tokio::test]
-async fn a_version_that_is_served_no_more_ends_its_watches_and_passes_through() {
+async fn unserved_crd_version_ends_watches_and_is_forwarded() {
     let up = demo::upstream().run().await;
     let app = direct::app(&up).run().await;
     app.discovered().await;
@@ -176,7 +176,7 @@ const NOT_YET: &str = "resourceVersion=9000000";
 
 /// When a feed ends, it wakes its waiting readers, and they are served by the current source: here by upstream.
 #[tokio::test]
-async fn a_list_in_flight_when_its_definition_goes_is_answered_as_if_it_came_then() {
+async fn list_in_flight_is_forwarded_when_crd_version_is_unserved() {
     let up = demo::upstream().future_wait(Duration::from_millis(20)).run().await;
     // A reader that is not woken when the feed ends gets no response before the test gives up.
     let app = direct::app(&up).with(|config| config.serve.fresh_wait_max = 2 * PATIENCE).run().await;
@@ -198,7 +198,7 @@ async fn a_list_in_flight_when_its_definition_goes_is_answered_as_if_it_came_the
 }
 
 #[tokio::test]
-async fn an_identity_that_may_not_read_definitions_is_served_all_the_same() {
+async fn custom_resources_are_cached_without_crd_permission() {
     let up = demo::upstream().run().await;
     up.faults().only("customresourcedefinitions").answer(RequestKind::Any, 1000, 403, None);
     let app = direct::app(&up).run().await;
@@ -209,7 +209,7 @@ async fn an_identity_that_may_not_read_definitions_is_served_all_the_same() {
 }
 
 #[tokio::test]
-async fn definitions_that_may_not_be_read_for_a_moment_end_nothing() {
+async fn transient_crd_list_failure_ends_no_watch() {
     let up = demo::upstream().run().await;
     let app = direct::app(&up).run().await;
     app.discovered().await;
@@ -230,7 +230,7 @@ async fn definitions_that_may_not_be_read_for_a_moment_end_nothing() {
 
 /// The proxy sends these requests with its own credentials. A caller gets no more of them than of its own requests.
 #[tokio::test]
-async fn discovery_for_a_proxy_takes_the_place_of_a_request() {
+async fn discovery_for_child_proxy_counts_against_forward_limit() {
     let gate = Arc::new(Semaphore::new(0));
     let held = gate.clone();
     let answer = stub(move |request: Request<Incoming>| {

@@ -11,7 +11,7 @@ use verify::Promise;
 use crate::direct::{self, Dir, PODS, Protocol, within};
 
 #[tokio::test]
-async fn a_foreign_host_is_refused_on_tcp_and_any_is_fine_on_a_socket() {
+async fn tcp_rejects_unknown_host_and_unix_socket_accepts_any() {
     let up = demo::upstream().pods(3).run().await;
     let app = direct::app(&up).unix().with(|config| config.allowed_hosts.push("proxy.internal".to_owned())).run().await;
     app.discovered().await;
@@ -41,7 +41,7 @@ async fn free_port() -> SocketAddr {
 }
 
 #[tokio::test]
-async fn a_proxy_that_is_its_own_upstream_notices() {
+async fn proxy_as_its_own_upstream_returns_508() {
     let app = within("a port that is still free", async {
         loop {
             // A port that is free now, for an application that is its own upstream.
@@ -62,7 +62,7 @@ async fn a_proxy_that_is_its_own_upstream_notices() {
 }
 
 #[tokio::test]
-async fn a_loop_of_two_is_noticed_and_a_chain_of_two_is_not_one() {
+async fn two_proxy_loop_returns_508_and_chain_works() {
     let up = demo::upstream().pods(3).run().await;
     let near = direct::app(&up).run().await;
     let far = direct::in_front_of(&near.url()).run().await;
@@ -85,7 +85,7 @@ async fn a_loop_of_two_is_noticed_and_a_chain_of_two_is_not_one() {
 }
 
 #[tokio::test]
-async fn every_signal_crosses_a_second_tier() {
+async fn second_tier_delivers_events_bookmarks_and_consistent_lists() {
     let up = demo::upstream().pods(10).seed(121).run().await;
     let mut history = direct::History::begin(&up, PODS).await;
     let near = direct::app(&up).run().await;
@@ -105,7 +105,7 @@ async fn every_signal_crosses_a_second_tier() {
 }
 
 #[tokio::test]
-async fn an_address_that_is_taken_is_named() {
+async fn bind_error_names_unavailable_address() {
     let up = demo::upstream().run().await;
     let holder = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let taken = Address::Tcp(holder.local_addr().expect("a port"));

@@ -119,7 +119,7 @@ async fn idle_process_drains_in_time() {
 }
 
 #[tokio::test]
-async fn a_second_signal_ends_a_drain_at_once() {
+async fn second_signal_ends_drain_immediately() {
     let up = demo::upstream().pods(3).run().await;
     let dir = Dir::new();
     let config = dir.file("config.yaml", &format!("drain: {LONG}\n"));
@@ -139,7 +139,7 @@ async fn a_second_signal_ends_a_drain_at_once() {
 
 /// As when systemd restarts a service: the next process starts when the previous one has ended.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_a_socket_that_a_parent_keeps_nobody_is_refused_between_two_processes() {
+async fn restart_on_inherited_socket_refuses_no_request() {
     let up = demo::upstream().pods(3).run().await;
     let dir = Dir::new();
     let socket = TcpListener::bind("127.0.0.1:0").expect("a free port");
@@ -159,7 +159,7 @@ async fn on_a_socket_that_a_parent_keeps_nobody_is_refused_between_two_processes
 }
 
 #[tokio::test]
-async fn sockets_are_taken_only_from_our_parent_and_only_where_we_are_to_listen() {
+async fn socket_activation_requires_own_pid_and_configured_address() {
     let socket = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = socket.local_addr().expect("bound").to_string();
     let (dir, url) = (Dir::new(), "http://127.0.0.1:1");
@@ -184,7 +184,7 @@ async fn sockets_are_taken_only_from_our_parent_and_only_where_we_are_to_listen(
 }
 
 #[tokio::test]
-async fn a_unix_socket_of_a_parent_is_served_and_left_where_it_is() {
+async fn inherited_unix_socket_is_served_and_not_removed() {
     let up = demo::upstream().pods(3).run().await;
     let dir = Dir::new();
     let path = dir.join("api.sock");

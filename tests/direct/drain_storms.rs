@@ -16,7 +16,7 @@ use crate::process::Process;
 const GRACE: Duration = Duration::from_secs(15);
 
 #[tokio::test]
-async fn whoever_comes_during_a_drain_reads_writes_and_watches_until_it_ends() {
+async fn draining_proxy_serves_new_reads_writes_and_watches() {
     let up = demo::upstream().pods(3).run().await;
     let mut app = direct::app(&up).drain(GRACE).run().await;
     let from = up.revision();
@@ -52,7 +52,7 @@ async fn whoever_comes_during_a_drain_reads_writes_and_watches_until_it_ends() {
 
 /// New connections arrive until the proxy has exited, and each would keep it alive.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_comes_again_and_again_does_not_keep_a_proxy_from_ending() {
+async fn new_connections_do_not_delay_exit_after_drain() {
     let up = demo::upstream().pods(3).run().await;
     let grace = Duration::from_secs(2);
     let mut app = direct::app(&up).drain(grace).run().await;
@@ -82,7 +82,7 @@ async fn whoever_comes_again_and_again_does_not_keep_a_proxy_from_ending() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_port_is_given_over_to_a_process_beside_and_nobody_notices() {
+async fn handover_with_reuse_port_fails_no_request() {
     let up = demo::upstream().pods(3).run().await;
     let dir = Dir::new();
     let config = dir.file("config.yaml", "reusePort: true\ndrain: 3s\n");

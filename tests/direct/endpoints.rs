@@ -105,7 +105,7 @@ fn whole_lists(server: &RunningUpstream) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn when_the_first_server_dies_watches_go_on_at_the_second_and_nothing_is_listed() {
+async fn failover_resumes_watches_without_relist() {
     let Zone { first, second, witness, app } = zone(40, 401).await;
     let mut history = History::begin(&witness, PODS).await;
     let watches = watches(&app, history.from).await;
@@ -128,7 +128,7 @@ async fn when_the_first_server_dies_watches_go_on_at_the_second_and_nothing_is_l
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn when_the_first_server_comes_back_it_is_used_again_and_no_stream_is_cut_for_it() {
+async fn recovered_server_is_preferred_without_cutting_streams() {
     let Zone { first, second, witness, app } = zone(20, 402).await;
     let mut history = History::begin(&witness, PODS).await;
     let watches = watches(&app, history.from).await;
@@ -157,7 +157,7 @@ async fn when_the_first_server_comes_back_it_is_used_again_and_no_stream_is_cut_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_older_is_served_when_the_second_server_lags() {
+async fn failover_to_lagging_server_serves_no_older_version() {
     let Zone { first, second, witness, app } = zone(20, 403).await;
     let mut history = History::begin(&witness, PODS).await;
     let watches = watches(&app, history.from).await;
@@ -186,7 +186,7 @@ async fn nothing_older_is_served_when_the_second_server_lags() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_first_server_that_takes_connections_and_says_nothing_is_left_in_time() {
+async fn unresponsive_server_fails_over_after_timeout() {
     // If the machine stalls for as long as the proxy's timeouts, the proxy may have left the first server before it
     // froze. That shows nothing, so the test retries.
     for seed in 404..409 {
@@ -218,7 +218,7 @@ async fn a_first_server_that_takes_connections_and_says_nothing_is_left_in_time(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn servers_that_nobody_can_talk_to_are_passed_over() {
+async fn unusable_servers_are_skipped_at_start() {
     let up = demo::upstream().pods(5).run().await;
     let tls = Tls::self_signed(vec!["127.0.0.1".to_owned()], ClientCertificates::Ignored).expect("a certificate");
     let listener = Listener::bind(&"127.0.0.1:0".parse().expect("an address")).expect("a free port");
@@ -236,7 +236,7 @@ async fn servers_that_nobody_can_talk_to_are_passed_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_no_server_is_there_the_cache_serves_and_whichever_comes_first_is_used() {
+async fn cache_serves_stale_until_any_server_recovers() {
     let Zone { first, second, witness, app } = zone(20, 405).await;
     let mut history = History::begin(&witness, PODS).await;
     let watches = watches(&app, history.from).await;
@@ -265,7 +265,7 @@ async fn all_have_from(watches: &[Watch], last: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn servers_that_come_and_go_cost_a_bounded_number_of_questions() {
+async fn flapping_servers_cause_bounded_readiness_probes() {
     let Zone { first, second, witness, app } = zone(10, 406).await;
     let mut history = History::begin(&witness, PODS).await;
     let watches = watches(&app, history.from).await;
@@ -289,7 +289,7 @@ async fn servers_that_come_and_go_cost_a_bounded_number_of_questions() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_write_that_the_first_server_breaks_off_is_not_sent_to_the_second() {
+async fn aborted_write_is_not_retried_on_next_server() {
     let up = demo::upstream().pods(5).run().await;
     let broken = Arc::new(AtomicUsize::new(0));
     let counted = broken.clone();
@@ -313,7 +313,7 @@ async fn a_write_that_the_first_server_breaks_off_is_not_sent_to_the_second() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_server_is_never_asked_whether_it_is_ready() {
+async fn single_server_gets_no_readiness_probes() {
     let up = demo::upstream().pods(5).run().await;
     for app in [direct::app(&up).run().await, in_front_of(&[up.url()]).run().await] {
         app.discovered().await;

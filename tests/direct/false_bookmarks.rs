@@ -102,7 +102,7 @@ async fn scene(seed: u64) -> Scene {
 
 /// The events that it covers come after it, so no client may continue as if it had received them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_bookmark_that_runs_ahead_of_events_ends_the_watches_and_loses_none() {
+async fn event_older_than_bookmark_ends_watches_with_410() {
     let Scene { up, streams, app, mut history, watches, _stub } = scene(701).await;
     let since = now_ns();
     let ahead = up.revision() + 3;
@@ -126,7 +126,7 @@ async fn a_bookmark_that_runs_ahead_of_events_ends_the_watches_and_loses_none() 
 
 /// A bookmark that does not belong to this stream is ignored, and the stream resumes from its last version.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_bookmark_that_is_none_of_this_resource_moves_nobody() {
+async fn invalid_bookmark_is_ignored_and_stream_resumes() {
     let Scene { up, streams, app, mut history, watches, _stub } = scene(702).await;
     // A bookmark of this stream is accepted.
     let opened = up.counts().watches_opened.of("pods");

@@ -5,7 +5,7 @@ use futures_util::future::join_all;
 use crate::direct::{self, CONFIGMAPS, History, PODS, Protocol, WIDGETS, configmap, straight};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hundred_watches_each_see_every_change_in_upstreams_order() {
+async fn hundred_watches_receive_all_events_in_order_from_one_watch() {
     let up = demo::upstream().pods(200).seed(11).run().await;
     let mut history = History::begin(&up, PODS).await;
     let before = up.counts();
@@ -24,7 +24,7 @@ async fn a_hundred_watches_each_see_every_change_in_upstreams_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn streams_of_one_h2_connection_see_the_same() {
+async fn http2_streams_of_one_connection_receive_all_events() {
     let up = demo::upstream().pods(50).seed(12).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
@@ -35,7 +35,7 @@ async fn streams_of_one_h2_connection_see_the_same() {
 }
 
 #[tokio::test]
-async fn tls_and_unix_sockets_carry_the_same_bytes() {
+async fn tls_and_unix_listeners_deliver_identical_events() {
     let up = demo::upstream().pods(20).seed(13).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).tls().unix().run().await;
@@ -50,7 +50,7 @@ async fn tls_and_unix_sockets_carry_the_same_bytes() {
 }
 
 #[tokio::test]
-async fn custom_resources_keep_their_spelling() {
+async fn custom_resources_arrive_byte_identical() {
     let up = demo::upstream().run().await;
     let mut history = History::begin(&up, WIDGETS).await;
     let app = direct::app(&up).run().await;
@@ -71,7 +71,7 @@ async fn custom_resources_keep_their_spelling() {
 }
 
 #[tokio::test]
-async fn resources_do_not_mix() {
+async fn watches_receive_only_events_of_their_resource() {
     let up = demo::upstream().pods(5).run().await;
     let (mut pods, mut maps) = (History::begin(&up, PODS).await, History::begin(&up, CONFIGMAPS).await);
     let app = direct::app(&up).run().await;
@@ -88,7 +88,7 @@ async fn resources_do_not_mix() {
 }
 
 #[tokio::test]
-async fn awkward_strings_cross_unchanged() {
+async fn special_characters_and_large_values_arrive_unchanged() {
     let up = demo::upstream().run().await;
     let mut history = History::begin(&up, CONFIGMAPS).await;
     let app = direct::app(&up).run().await;

@@ -26,7 +26,7 @@ async fn delivered(fleet: &Fleet, events: u64) {
 }
 
 #[tokio::test]
-async fn every_watch_receives_everything() {
+async fn bench_counts_every_delivered_event() {
     let up = demo::upstream().pods(50).run().await;
     let shared = Plan { watches: 40, connections: 3, ..informers() };
     let own = Plan { watches: 10, protocol: WatchProtocol::H1, ..informers() };
@@ -52,7 +52,7 @@ async fn every_watch_receives_everything() {
 }
 
 #[tokio::test]
-async fn a_deletion_is_delivered_and_not_timed() {
+async fn bench_counts_deletion_without_latency() {
     let up = demo::upstream().pods(3).run().await;
     let fleet = synced(&up, Plan { watches: 7, connections: 1, ..Plan::default() }).await;
     fleet.open_window();
@@ -67,7 +67,7 @@ async fn a_deletion_is_delivered_and_not_timed() {
 }
 
 #[tokio::test]
-async fn a_fleet_resumes_where_it_was_and_misses_nothing() {
+async fn bench_watches_resume_after_outage_without_missed_events() {
     let up = demo::upstream().pods(5).run().await;
     let fleet = synced(&up, Plan { watches: 20, connections: 1, ..informers() }).await;
     up.churn(10).await;
@@ -93,7 +93,7 @@ async fn a_fleet_resumes_where_it_was_and_misses_nothing() {
 }
 
 #[tokio::test]
-async fn streams_that_end_at_once_are_not_asked_for_without_a_pause() {
+async fn bench_watch_pauses_after_stream_ends_immediately() {
     let up = demo::upstream().run().await;
     let fleet = synced(&up, Plan { watches: 1, ..informers() }).await;
     // A watch that ends a second after it began, because the machine stalled, does not count as ended at once.
@@ -113,7 +113,7 @@ async fn streams_that_end_at_once_are_not_asked_for_without_a_pause() {
 }
 
 #[tokio::test]
-async fn only_the_urls_of_servers_are_accepted() {
+async fn bench_target_accepts_only_http_server_urls() {
     for url in ["127.0.0.1:1", "h", "ftp://h:1", "http://h:1/path", "unix:/run/x"] {
         assert!(TargetCredentials::default().target(url).await.is_err(), "{url}");
     }

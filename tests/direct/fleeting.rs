@@ -11,7 +11,7 @@ const CONNECTIONS: usize = 4;
 const WATCHES: usize = 200;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hundreds_of_watches_that_are_left_at_once_cost_others_nothing() {
+async fn abandoned_watches_do_not_affect_other_clients() {
     let up = demo::upstream().pods(50).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).admin_on_socket().run().await;

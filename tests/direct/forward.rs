@@ -32,7 +32,7 @@ async fn in_front_of(stub: &Stub) -> App {
 }
 
 #[tokio::test]
-async fn writes_have_their_effect_and_upstreams_answer() {
+async fn writes_are_forwarded_and_reach_watches() {
     let up = demo::upstream().run().await;
     let app = direct::app(&up).run().await;
     let watch = app.watch("/api/v1/configmaps").from(up.revision()).await;
@@ -61,7 +61,7 @@ async fn writes_have_their_effect_and_upstreams_answer() {
 }
 
 #[tokio::test]
-async fn everything_else_is_upstreams_answer() {
+async fn uncached_requests_return_upstream_response() {
     let up = demo::upstream().pods(3).run().await;
     let app = direct::app(&up).run().await;
     for path in [
@@ -106,7 +106,7 @@ async fn everything_else_is_upstreams_answer() {
 }
 
 #[tokio::test]
-async fn a_body_where_none_belongs_is_not_the_next_request() {
+async fn unexpected_get_body_is_not_parsed_as_next_request() {
     let up = demo::upstream().pods(3).run().await;
     let app = direct::app(&up).run().await;
     app.get("/api/v1/pods?resourceVersion=0").await;
@@ -126,7 +126,7 @@ async fn a_body_where_none_belongs_is_not_the_next_request() {
 }
 
 #[tokio::test]
-async fn other_representations_are_upstreams() {
+async fn unsupported_media_types_are_forwarded() {
     let up = demo::upstream().pods(5).run().await;
     let app = direct::app(&up).run().await;
     app.get("/api/v1/pods?resourceVersion=0").await;
@@ -157,7 +157,7 @@ async fn other_representations_are_upstreams() {
 }
 
 #[tokio::test]
-async fn headers_of_a_request_cross_but_those_of_the_connection_and_of_an_identity() {
+async fn forward_drops_hop_by_hop_and_identity_headers() {
     let upstream = echo().await;
     let app = in_front_of(&upstream).await;
     for protocol in [Protocol::Http1, Protocol::Http2] {
@@ -209,7 +209,7 @@ async fn headers_of_a_request_cross_but_those_of_the_connection_and_of_an_identi
 }
 
 #[tokio::test]
-async fn a_connection_header_cannot_name_what_matters() {
+async fn connection_header_cannot_strip_identity_or_loop_headers() {
     let upstream = echo().await;
     let app = in_front_of(&upstream).await;
     let call = app.request(Method::POST, ELSEWHERE).header("connection", "content-type, kube-fanout-hops, host");
@@ -226,7 +226,7 @@ async fn a_connection_header_cannot_name_what_matters() {
 }
 
 #[tokio::test]
-async fn what_somebody_else_may_see_is_not_answered_from_the_cache() {
+async fn impersonated_request_bypasses_cache() {
     let up = demo::upstream().pods(3).run().await;
     let app = direct::app(&up).run().await;
     app.discovered().await;
@@ -240,7 +240,7 @@ async fn what_somebody_else_may_see_is_not_answered_from_the_cache() {
 }
 
 #[tokio::test]
-async fn status_headers_and_body_of_every_answer_cross() {
+async fn forwarded_response_keeps_status_headers_and_body() {
     let upstream = stub(|request: Request<Incoming>| async move {
         let status: u16 = request.uri().path().trim_start_matches("/status/").parse().unwrap_or(404);
         let text = if matches!(status, 204 | 304) { "" } else { "the body" };
@@ -285,7 +285,7 @@ async fn status_headers_and_body_of_every_answer_cross() {
 }
 
 #[tokio::test]
-async fn large_bodies_stream_both_ways_and_nobody_waits_for_the_whole() {
+async fn large_bodies_stream_both_ways_without_buffering() {
     let upstream = stub(|request: Request<Incoming>| async move {
         let (_, body) = request.into_parts();
         let frames = body.into_data_stream().map(|data| data.map(Frame::data).map_err(Into::into));
@@ -336,7 +336,7 @@ async fn large_bodies_stream_both_ways_and_nobody_waits_for_the_whole() {
 }
 
 #[tokio::test]
-async fn trailers_cross() {
+async fn forwarded_response_keeps_trailers() {
     let upstream = stub(|_| async {
         let mut trailers = HeaderMap::new();
         trailers.insert("x-checksum", HeaderValue::from_static("42"));
@@ -357,7 +357,7 @@ async fn trailers_cross() {
 }
 
 #[tokio::test]
-async fn a_write_is_sent_once_however_it_fails() {
+async fn failed_write_is_not_retried_and_returns_502() {
     let tries = Arc::new(AtomicUsize::new(0));
     let counted = tries.clone();
     let upstream = stub(move |request: Request<Incoming>| {
@@ -382,7 +382,7 @@ async fn a_write_is_sent_once_however_it_fails() {
 }
 
 #[tokio::test]
-async fn answers_of_the_proxy_say_of_transport_security_what_upstream_says() {
+async fn local_responses_copy_upstream_hsts_header() {
     let up = demo::upstream().pods(1).run().await;
     let behind = Behind::at(&up.url());
     let upstream = stub(move |request: Request<Incoming>| {
@@ -402,7 +402,7 @@ async fn answers_of_the_proxy_say_of_transport_security_what_upstream_says() {
 }
 
 #[tokio::test]
-async fn a_path_that_is_none_is_refused_in_the_words_of_gos_server() {
+async fn invalid_path_returns_400_like_go_server() {
     let upstream = echo().await;
     let app = in_front_of(&upstream).await;
     for protocol in [Protocol::Http1, Protocol::Http2] {
@@ -432,7 +432,7 @@ impl Drop for Open {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_in_the_middle_takes_its_upstream_request_with_it() {
+async fn client_disconnect_cancels_upstream_request() {
     let open = Arc::new(AtomicUsize::new(0));
     let counted = open.clone();
     let upstream = stub(move |request: Request<Incoming>| {

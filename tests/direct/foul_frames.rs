@@ -36,7 +36,7 @@ async fn all_is_served(app: &App, up: &RunningUpstream) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_takes_few_streams_at_a_time_gets_more_connections() {
+async fn low_upstream_stream_limit_opens_more_connections() {
     for streams in [1, 2] {
         let (up, signer) = (demo::upstream().pods(5).streams_max(streams).run().await, Signer::new());
         let front = Front::passing(up.address(), &signer.good()).await;
@@ -47,7 +47,7 @@ async fn a_server_that_takes_few_streams_at_a_time_gets_more_connections() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_takes_no_body_answers_what_has_none() {
+async fn zero_upstream_window_blocks_only_requests_with_body() {
     let (up, signer) = (demo::upstream().pods(5).run().await, Signer::new());
     let (_front, plan) = behind(&up, &signer, &[(INITIAL_WINDOW_SIZE, 0)]).await;
     let app = plan.run().await;

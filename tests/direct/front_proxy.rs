@@ -42,7 +42,7 @@ async fn ask(app: &App, trust: Trust, headers: &[(&str, &str)]) -> Answer {
 
 /// R-THREAT-2: `X-Remote-*` counts only with a certificate of a CA dedicated to front proxies.
 #[tokio::test]
-async fn t2_only_a_front_proxy_says_that_somebody_is_somebody_else() {
+async fn only_trusted_front_proxy_can_assert_identity() {
     let up = demo::upstream().pods(3).run().await;
     up.reviews().allow("ada", "*");
     let (dir, clients, proxies) = (Dir::new(), Authority::new("clients"), Authority::new("proxies"));
@@ -77,7 +77,7 @@ async fn t2_only_a_front_proxy_says_that_somebody_is_somebody_else() {
 
 /// Without an impersonating identity, requests of certificate holders are not forwarded, not even without credentials.
 #[tokio::test]
-async fn what_a_certificates_holder_asks_does_not_pass_through_with_our_rights() {
+async fn certificate_client_is_not_forwarded_with_proxy_identity() {
     let up = demo::upstream().pods(3).run().await;
     let (dir, clients) = (Dir::new(), Authority::new("clients"));
     let app = direct::app(&up).for_certificates_of(&clients.pem, &dir).run().await;

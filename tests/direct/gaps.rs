@@ -30,7 +30,7 @@ fn whole_lists(up: &RunningUpstream) -> usize {
 }
 
 #[tokio::test]
-async fn a_restart_that_missed_nothing_is_invisible() {
+async fn upstream_restart_without_changes_ends_no_watch() {
     let up = demo::upstream().pods(40).seed(91).run().await;
     let witness = up.beside();
     let mut history = History::following(&witness, PODS).await;
@@ -76,7 +76,7 @@ const GAPS: [Gap; 6] = [
 ];
 
 #[tokio::test]
-async fn changes_that_storage_still_knows_are_read_back_and_nothing_is_lost_or_doubled() {
+async fn gap_is_backfilled_from_storage_without_loss_or_duplicates() {
     for (what, happen) in GAPS {
         let up = demo::upstream().pods(10).seed(92).run().await;
         up.create_pod("default", "kept");
@@ -98,7 +98,7 @@ async fn changes_that_storage_still_knows_are_read_back_and_nothing_is_lost_or_d
 }
 
 #[tokio::test]
-async fn a_window_that_is_compacted_before_it_is_listed_is_given_up_for_a_newer_one() {
+async fn relist_retries_after_410_without_ending_watches() {
     let up = demo::upstream().pods(10).seed(95).run().await;
     let witness = up.beside();
     let mut history = History::following(&witness, PODS).await;
@@ -114,7 +114,7 @@ async fn a_window_that_is_compacted_before_it_is_listed_is_given_up_for_a_newer_
 }
 
 #[tokio::test]
-async fn what_cannot_be_proven_ends_the_watches_with_410_and_one_list_serves_all() {
+async fn unrecoverable_gap_ends_watches_with_410_and_lists_once() {
     let up = demo::upstream().pods(40).seed(93).run().await;
     let witness = up.beside();
     let mut history = History::following(&witness, PODS).await;
@@ -141,7 +141,7 @@ async fn what_cannot_be_proven_ends_the_watches_with_410_and_one_list_serves_all
 }
 
 #[tokio::test]
-async fn a_resume_from_before_the_gap_is_expired_and_never_skips() {
+async fn resume_from_before_gap_returns_410() {
     let up = demo::upstream().pods(40).seed(94).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
@@ -159,7 +159,7 @@ async fn a_resume_from_before_the_gap_is_expired_and_never_skips() {
 /// A new proxy cannot know how old a version named by a client is. Objects created and deleted since then, within five
 /// minutes or a day, are not skipped silently.
 #[tokio::test]
-async fn a_gap_that_began_before_the_proxy_did_is_not_taken_for_a_young_one() {
+async fn resume_from_before_proxy_start_returns_410_after_compaction() {
     let up = demo::upstream().pods(10).seed(98).run().await;
     let app = direct::app(&up).run().await;
     let watch = app.watch(PODS).initial_events().from(0).await;
@@ -178,7 +178,7 @@ async fn a_gap_that_began_before_the_proxy_did_is_not_taken_for_a_young_one() {
 
 /// The same proxy once it is in sync with upstream: its first state was as old as its client's, its current one is not.
 #[tokio::test]
-async fn a_proxy_that_began_where_its_clients_were_mends_what_follows() {
+async fn gap_after_sync_is_backfilled_without_ending_watches() {
     let up = demo::upstream().pods(10).seed(99).run().await;
     let seen = up.create_pod("default", "kept");
     up.put("nodes", serde_json::json!({"metadata": {"name": "new"}}));

@@ -148,7 +148,7 @@ fn is_there(up: &RunningUpstream, name: &str) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_that_a_goaway_leaves_out_are_carried_out_once() {
+async fn requests_refused_by_goaway_are_retried_exactly_once() {
     let up = demo::upstream().run().await;
     // With this many requests at a time, a request never meets as many closing connections in a row.
     let leaving = Leaving::after(40, false);
@@ -169,7 +169,7 @@ async fn requests_that_a_goaway_leaves_out_are_carried_out_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn body_that_was_on_its_way_is_sent_again_if_it_is_small_enough() {
+async fn goaway_retries_small_body_and_returns_503_for_large() {
     let up = demo::upstream().run().await;
     // Each request after the first of its connection is dropped.
     let leaving = Leaving::after(2, false);
@@ -193,7 +193,7 @@ async fn body_that_was_on_its_way_is_sent_again_if_it_is_small_enough() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn post_that_may_have_been_carried_out_is_not_sent_again() {
+async fn possibly_executed_post_is_not_retried_after_goaway() {
     let up = demo::upstream().run().await;
     let leaving = Leaving::after(2, true);
     let (_front, app) = behind(&up, &leaving).await;

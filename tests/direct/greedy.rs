@@ -29,7 +29,7 @@ fn count(answers: &[Answer], status: u16) -> usize {
 
 /// The limit on response bytes leaves room for this many waiting requests, half of them for one account.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reads_of_a_future_version_beyond_an_account_share_get_429() {
+async fn reads_of_future_version_beyond_account_share_get_429() {
     const WAITING: usize = 16;
     const ASKED: usize = 60;
     let up = demo::upstream().pods(3).run().await;
@@ -68,7 +68,7 @@ async fn open(watches: &[Watch], expected: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn newcomer_gets_in_while_one_account_holds_every_connection() {
+async fn account_with_every_connection_does_not_block_new_account() {
     let up = demo::upstream().pods(3).run().await;
     let app = ada_and_bob(&up, |config| config.connections.connections_max = PLACES).await;
     let watches = watches_everywhere(&app).await;
@@ -92,7 +92,7 @@ async fn newcomer_gets_in_while_one_account_holds_every_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn newcomer_gets_in_while_one_account_holds_every_connection_with_unread_lists() {
+async fn unread_lists_on_every_connection_do_not_block_new_account() {
     let up = demo::upstream().pods(100).run().await;
     let app = ada_and_bob(&up, |config| config.connections.connections_max = PLACES).await;
     let mut unread = Vec::new();

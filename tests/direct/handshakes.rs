@@ -80,7 +80,7 @@ fn is_answered(io: &StdTcpStream) -> bool {
 
 /// No connection is accepted yet, and none has to be retried.
 #[tokio::test]
-async fn whoever_comes_at_once_waits_to_be_accepted() {
+async fn connection_burst_waits_in_accept_queue() {
     const COME: usize = 1_000;
     let listener = Listener::bind(&"127.0.0.1:0".parse().expect("an address")).expect("a free port");
     let address = listener.local_address().expect("it is bound").to_string().parse().expect("an address");
@@ -91,7 +91,7 @@ async fn whoever_comes_at_once_waits_to_be_accepted() {
 /// Everything runs on one thread, so no request is answered before all have been sent. While the new connection is
 /// accepted, half of the thread's time goes to the flood. The clock also counts time in which other programs run.
 #[tokio::test]
-async fn a_newcomer_is_let_in_before_a_flood_of_handshakes_that_was_there_first() {
+async fn handshake_flood_does_not_delay_other_source() {
     const HANDSHAKES: usize = 300;
     let gateway = Gateway::open();
     let flood: Vec<_> = (0..HANDSHAKES).map(|_| gateway.begun(FLOOD)).collect();
@@ -107,7 +107,7 @@ async fn a_newcomer_is_let_in_before_a_flood_of_handshakes_that_was_there_first(
 
 /// Nodes behind one address reconnect together.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_thousand_connections_of_one_source_at_once_are_all_let_in() {
+async fn two_thousand_handshakes_of_one_source_all_succeed() {
     const NODES: usize = 2_000;
     let gateway = Gateway::open();
     let fleet = join_all((0..NODES).map(|_| gateway.handshake(FLOOD))).await;

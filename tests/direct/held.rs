@@ -28,7 +28,7 @@ fn watch_list(app: &App) -> WatchPlan {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn watch_lists_whose_proof_is_late_are_held_until_it_comes() {
+async fn watch_list_waits_for_late_freshness_check() {
     let up = demo::upstream().pods(700).run().await;
     let app = direct::app(&up).run().await;
     let (written, _heard) = silenced(&up, &app).await;
@@ -62,7 +62,7 @@ async fn as_soon_as_there_is_a_place(app: &App) -> Result<Watch, Answer> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_goes_is_not_waited_for_and_nobody_is_asked_for_them() {
+async fn disconnected_watch_list_releases_its_permit() {
     let up = demo::upstream().pods(700).run().await;
     let limits = ConcurrencyConfig { watches_max: 3, ..ConcurrencyConfig::default() };
     let app = direct::app(&up).with(|config| config.serve.limits = limits).run().await;
@@ -84,7 +84,7 @@ async fn whoever_goes_is_not_waited_for_and_nobody_is_asked_for_them() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_drain_lets_go_of_those_who_are_held() {
+async fn drain_ends_waiting_watch_lists_with_503() {
     let up = demo::upstream().pods(700).run().await;
     let mut app = direct::app(&up).drain(direct::PATIENCE).run().await;
     let heard = silenced(&up, &app).await;

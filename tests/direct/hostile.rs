@@ -22,7 +22,7 @@ async fn reopened(up: &RunningUpstream, opened: u64) {
 }
 
 #[tokio::test]
-async fn a_frame_that_is_not_json_ends_the_stream_and_nothing_else() {
+async fn malformed_frame_resumes_stream_without_ending_watches() {
     let up = demo::upstream().pods(20).seed(101).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
@@ -39,7 +39,7 @@ async fn a_frame_that_is_not_json_ends_the_stream_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_duplicate_is_not_passed_on() {
+async fn duplicate_event_is_dropped() {
     let up = demo::upstream().pods(20).seed(102).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
@@ -56,7 +56,7 @@ async fn a_duplicate_is_not_passed_on() {
 }
 
 #[tokio::test]
-async fn a_version_that_goes_back_is_never_passed_on() {
+async fn decreasing_resource_version_is_never_delivered() {
     let up = demo::upstream().pods(20).seed(103).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
@@ -76,7 +76,7 @@ async fn a_version_that_goes_back_is_never_passed_on() {
 
 /// A DELETED event without its object does not identify the object, so upstream has to resend it.
 #[tokio::test]
-async fn a_deletion_without_its_object_is_not_skipped() {
+async fn deleted_event_without_object_is_not_lost() {
     let up = demo::upstream().pods(20).seed(105).run().await;
     up.create_pod("default", "doomed");
     let mut history = History::begin(&up, PODS).await;
@@ -91,7 +91,7 @@ async fn a_deletion_without_its_object_is_not_skipped() {
 }
 
 #[tokio::test]
-async fn a_stream_that_cannot_be_read_is_listed_anew_and_never_skipped() {
+async fn repeated_malformed_event_ends_watches_with_410_and_relists() {
     let up = demo::upstream().pods(20).seed(104).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;

@@ -9,7 +9,7 @@ use crate::direct::{self, PODS, in_time, within};
 const SOON: Duration = Duration::from_millis(40);
 
 #[tokio::test]
-async fn an_idle_feed_stops_and_starts_again() {
+async fn idle_feed_stops_and_restarts_for_next_reader() {
     let up = demo::upstream().pods(6).run().await;
     let app = direct::app(&up).idle(SOON).run().await;
     for round in 1..=3 {
@@ -26,7 +26,7 @@ async fn an_idle_feed_stops_and_starts_again() {
 }
 
 #[tokio::test]
-async fn a_feed_with_readers_is_not_idle_however_quiet_it_is() {
+async fn feed_with_quiet_reader_does_not_stop() {
     let up = demo::upstream().pods(6).run().await;
     let app = direct::app(&up).idle(SOON).run().await;
     let quiet = app.watch(PODS).from(up.revision()).await;
@@ -44,7 +44,7 @@ async fn a_feed_with_readers_is_not_idle_however_quiet_it_is() {
 }
 
 #[tokio::test]
-async fn what_is_preloaded_is_never_idle() {
+async fn preloaded_feed_never_stops_as_idle() {
     let up = demo::upstream().pods(6).run().await;
     let app = direct::app(&up).idle(SOON).preload("widgets.demo.kube-fanout.io").run().await;
     app.until_feed("widgets", "live", |feed| feed["state"] == "live").await;
@@ -56,7 +56,7 @@ async fn what_is_preloaded_is_never_idle() {
 
 /// A request that arrives at the moment when its feed is found idle must not receive 410.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_feed_that_stops_takes_nobody_with_it() {
+async fn request_during_idle_feed_stop_succeeds() {
     let up = demo::upstream().pods(2).run().await;
     let app = direct::app(&up).idle(Duration::from_millis(1)).run().await;
     let comer = |n: u64| {
@@ -85,7 +85,7 @@ async fn a_feed_that_stops_takes_nobody_with_it() {
 
 /// A client that occasionally reads single objects does not keep an upstream stream open.
 #[tokio::test]
-async fn gets_that_are_passed_on_keep_no_feed_running() {
+async fn forwarded_gets_do_not_keep_idle_feed_running() {
     let up = demo::upstream().pods(5).run().await;
     let app = direct::app(&up).idle(Duration::from_millis(300)).run().await;
     let watch = app.watch(PODS).initial_events().from(0).await;

@@ -8,7 +8,7 @@ use crate::direct::{self, Event, History, PODS, Protocol, Watch, assert_same, st
 const EMPTY_NAMESPACE: &str = "/api/v1/namespaces/nowhere/pods";
 
 #[tokio::test]
-async fn initial_events_are_the_state_in_key_order_and_one_marked_bookmark() {
+async fn initial_events_list_state_in_key_order_and_end_with_bookmark() {
     let up = demo::upstream().pods(30).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
@@ -33,7 +33,7 @@ async fn initial_events_are_the_state_in_key_order_and_one_marked_bookmark() {
 }
 
 #[tokio::test]
-async fn an_empty_match_gets_its_bookmark_at_once() {
+async fn watch_list_without_matches_gets_bookmark_immediately() {
     let up = demo::upstream().pods(30).run().await;
     let app = direct::app(&up).run().await;
     for plan in [
@@ -51,7 +51,7 @@ async fn an_empty_match_gets_its_bookmark_at_once() {
 }
 
 #[tokio::test]
-async fn without_bookmarks_the_objects_come_and_no_bookmark() {
+async fn initial_events_without_allow_bookmarks_contain_no_bookmark() {
     let up = demo::upstream().pods(12).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
@@ -73,7 +73,7 @@ async fn without_bookmarks_the_objects_come_and_no_bookmark() {
 }
 
 #[tokio::test]
-async fn no_initial_events_means_only_what_follows() {
+async fn watch_without_initial_events_receives_only_later_events() {
     let up = demo::upstream().pods(12).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
@@ -91,7 +91,7 @@ async fn no_initial_events_means_only_what_follows() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn initial_events_taken_during_churn_are_one_state_and_all_that_follows() {
+async fn initial_events_during_churn_are_consistent_and_gapless() {
     let up = demo::upstream().pods(150).seed(41).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
@@ -118,7 +118,7 @@ async fn initial_events_taken_during_churn_are_one_state_and_all_that_follows() 
 }
 
 #[tokio::test]
-async fn initial_events_of_a_selector_are_what_it_matches() {
+async fn initial_events_contain_only_objects_matching_selector() {
     let up = demo::upstream().pods(60).run().await;
     let app = direct::app(&up).run().await;
     for (labels, fields) in [("app=api", ""), ("", "spec.nodeName=node-2"), ("app!=api", "metadata.namespace=shop")] {

@@ -20,7 +20,7 @@ async fn asked(arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn help_works_under_both_names() {
+fn help_works_as_fanoutctl_and_kubectl_plugin() {
     let verbs = ["status", "top", "explain", "diff", "tail"];
     let plugin = run_called("kubectl-fanout", &["--help"]);
     assert_eq!(plugin.code, Some(0), "{}", plugin.stderr);
@@ -127,7 +127,7 @@ async fn explain_names_revoked_and_drained_watches() {
 
 /// If every user of the machine can read the page, it hides client activity, and the command says so.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hidden_page_is_reported() {
+async fn explain_and_top_report_hidden_activity_pages() {
     let up = demo::upstream().pods(3).run().await;
     let app = direct::app(&up).run().await;
     let admin = app.admin_client().url();
@@ -223,7 +223,7 @@ async fn tail_prints_events() {
 /// Two pods through a kubectl that forwards to two proxies here. The first one prints more than a pipe holds before the
 /// second one prints anything. The real kubectl prints a line for each connection, and exits if its output is not read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn status_covers_all_pods_of_a_daemon_set() {
+async fn status_covers_all_pods_of_daemon_set() {
     let up = demo::upstream().pods(2).run().await;
     let apps = [direct::app(&up).run().await, direct::app(&up).run().await];
     for app in &apps {
@@ -258,7 +258,7 @@ async fn status_covers_all_pods_of_a_daemon_set() {
 
 /// If kubectl exits, another one replaces it on the same port, and its output is read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn port_forward_restarts_after_it_ends() {
+async fn port_forward_restarts_after_kubectl_exits() {
     let up = demo::upstream().pods(2).run().await;
     let app = direct::app(&up).run().await;
     let port = app.admin_client().url().rsplit(':').next().unwrap_or_default().to_owned();
@@ -282,7 +282,7 @@ async fn port_forward_restarts_after_it_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn top_shows_a_restarted_proxy_again() {
+async fn top_shows_proxy_again_after_restart() {
     let up = demo::upstream().pods(2).run().await;
     let dir = Dir::new();
     let socket = dir.join("admin.sock");

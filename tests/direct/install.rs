@@ -64,14 +64,14 @@ fn release(shell: &Shell, name: &str) {
 }
 
 #[test]
-fn an_archive_is_compared_unpacked_and_put_into_its_places() {
+fn archive_install_commands_verify_and_install_files() {
     let dir = Dir::new();
     let shell = Shell::new(dir.join("home"));
     let name = format!("kube-fanout-{VERSION}-x86_64-unknown-linux-musl");
     release(&shell, &name);
     fs::create_dir_all(shell.home.join("usr/local/bin")).expect("a folder");
     let usr = format!("{}/usr/local", shell.home.display());
-    let [block] = blocks("docs/INSTALL.md", "an_archive_is_compared_unpacked_and_put_into_its_places");
+    let [block] = blocks("docs/INSTALL.md", "archive_install_commands_verify_and_install_files");
     let block = with(&block, &[("/usr/local", &usr)]);
     let said = shell.run(&block);
     assert_eq!(said, format!("{name}.tar.gz: OK\nkube-fanout {VERSION}\n"));
@@ -94,7 +94,7 @@ fn an_archive_is_compared_unpacked_and_put_into_its_places() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_units_of_systemd_are_installed_and_their_socket_answers() {
+async fn systemd_install_commands_serve_on_unix_socket() {
     if !has(&["systemctl", "systemd-analyze", "systemd-sysusers", "systemd-socket-activate", "curl"]) {
         return;
     }
@@ -113,7 +113,7 @@ async fn the_units_of_systemd_are_installed_and_their_socket_answers() {
     shell.file("config/edge.yaml", &with(&sample, &[("/etc/kube-fanout/", &etc), ("/run/kube-fanout/", &run)]));
     fs::copy(kubeconfig(&dir, &up.url(), ""), shell.home.join("kubeconfig")).expect("a copy");
     shell.program("systemctl", SYSTEMCTL);
-    let [block] = blocks("docs/INSTALL.md", "the_units_of_systemd_are_installed_and_their_socket_answers");
+    let [block] = blocks("docs/INSTALL.md", "systemd_install_commands_serve_on_unix_socket");
     let table = [
         // The group is created in the folder only.
         (" -g kube-fanout", ""),
@@ -154,7 +154,7 @@ fn own_commands(document: &str) -> Vec<String> {
 
 /// This includes commands that no test runs to their end.
 #[test]
-fn every_flag_in_a_block_is_one_that_the_command_has() {
+fn documented_command_flags_exist() {
     let dir = Dir::new();
     let shell = Shell::in_checkout(dir.join("home")).set("NODE_NAME", "n1");
     let mut count = 0;
@@ -176,10 +176,10 @@ fn every_flag_in_a_block_is_one_that_the_command_has() {
 }
 
 #[test]
-fn the_settings_in_the_documents_are_valid() {
+fn documented_configurations_are_valid() {
     let dir = Dir::new();
-    let [tree] = blocks("docs/FORMS.md", "the_settings_in_the_documents_are_valid");
-    let [config, scraped] = blocks("docs/CONFIG.md", "the_settings_in_the_documents_are_valid");
+    let [tree] = blocks("docs/FORMS.md", "documented_configurations_are_valid");
+    let [config, scraped] = blocks("docs/CONFIG.md", "documented_configurations_are_valid");
     let credentials = kubeconfig(&dir, "http://127.0.0.1:1", "").display().to_string();
     let config = with(&config, &[("/etc/kube-fanout/kubeconfig", &credentials)]);
     for settings in [tree, config, scraped] {
@@ -190,7 +190,7 @@ fn the_settings_in_the_documents_are_valid() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_runbook_asks_for_what_there_is() {
+async fn runbook_queries_match_exposed_data() {
     if !has(&["curl", "jq"]) {
         return;
     }
@@ -203,7 +203,7 @@ async fn the_runbook_asks_for_what_there_is() {
     eventually("a failure is counted", failed).await;
     let again = || async { !process.admin("/debug/feeds").await.contains("stale\"") };
     eventually("its streams are back", again).await;
-    let [block] = blocks("docs/RUNBOOK.md", "the_runbook_asks_for_what_there_is");
+    let [block] = blocks("docs/RUNBOOK.md", "runbook_queries_match_exposed_data");
     let block = with(&block, &[("A=http://127.0.0.1:9090", &format!("A={}", process.admin_url()))]);
     let asked: Vec<_> = block.lines().filter(|line| !line.starts_with("kubectl ")).collect();
     assert_eq!(asked.len() + 2, block.lines().count(), "the kubelet forwards the port, and has the log");

@@ -30,7 +30,7 @@ async fn assert_served(app: &App, up: &RunningUpstream, path: &str) {
 }
 
 #[tokio::test]
-async fn every_list_has_upstreams_bytes() {
+async fn cached_lists_are_byte_identical_to_upstream() {
     let up = demo::upstream().pods(40).run().await;
     up.put("configmaps", configmap("default-a", "sorts-before", "a<b>&"));
     let app = direct::app(&up).run().await;
@@ -65,7 +65,7 @@ async fn every_list_has_upstreams_bytes() {
 }
 
 #[tokio::test]
-async fn pages_are_of_one_snapshot_while_the_collection_changes() {
+async fn pages_belong_to_one_snapshot_during_churn() {
     let up = demo::upstream().pods(64).seed(71).run().await;
     let app = direct::app(&up).run().await;
     warm(&app).await;
@@ -89,7 +89,7 @@ async fn pages_are_of_one_snapshot_while_the_collection_changes() {
 }
 
 #[tokio::test]
-async fn a_token_that_is_not_ours_passes_through() {
+async fn foreign_or_evicted_continue_token_is_forwarded() {
     let up = demo::upstream().pods(30).seed(72).run().await;
     let app = direct::app(&up).with(|config| config.cache.held_snapshots_max = 1).run().await;
     warm(&app).await;
@@ -116,7 +116,7 @@ async fn a_token_that_is_not_ours_passes_through() {
 
 /// Kubernetes' conformance tests use a continue token until it expires, while nothing changes.
 #[tokio::test]
-async fn a_token_whose_time_is_up_is_upstreams_to_answer_even_if_nothing_has_changed() {
+async fn expired_continue_token_is_forwarded_without_changes() {
     let up = demo::upstream().pods(30).seed(74).run().await;
     let app = direct::app(&up).with(|config| config.cache.held_snapshot_age_max = Duration::ZERO).run().await;
     warm(&app).await;
@@ -131,7 +131,7 @@ async fn a_token_whose_time_is_up_is_upstreams_to_answer_even_if_nothing_has_cha
 }
 
 #[tokio::test]
-async fn exact_is_exact_or_upstreams_answer() {
+async fn exact_version_list_is_cached_or_forwarded() {
     let up = demo::upstream().pods(20).seed(73).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).fresh_wait_of_product().run().await;
@@ -175,7 +175,7 @@ async fn exact_is_exact_or_upstreams_answer() {
 }
 
 #[tokio::test]
-async fn a_version_that_does_not_come_is_refused_after_three_seconds_as_upstream_does() {
+async fn read_of_future_version_times_out_with_504_after_3s() {
     let up = demo::upstream().pods(5).run().await;
     let app = direct::app(&up).fresh_wait_of_product().run().await;
     warm(&app).await;
@@ -208,7 +208,7 @@ async fn a_version_that_does_not_come_is_refused_after_three_seconds_as_upstream
 }
 
 #[tokio::test]
-async fn a_version_that_comes_while_it_is_waited_for_is_served_at_once() {
+async fn read_of_future_version_returns_when_version_arrives() {
     let up = demo::upstream().pods(5).run().await;
     // The read's own timeout is longer than the client's, so a read that the version does not wake has no response.
     let app = direct::app(&up).with(|config| config.serve.fresh_wait_max = 2 * PATIENCE).run().await;
@@ -230,7 +230,7 @@ async fn a_version_that_comes_while_it_is_waited_for_is_served_at_once() {
 }
 
 #[tokio::test]
-async fn a_get_of_any_version_is_served_from_a_feed_that_runs() {
+async fn get_of_any_version_is_served_from_running_feed() {
     let up = demo::upstream().pods(5).run().await;
     let app = direct::app(&up).run().await;
     let (key, rv) = up.keys("pods")[2].clone();
@@ -248,7 +248,7 @@ async fn a_get_of_any_version_is_served_from_a_feed_that_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reads_never_go_back_in_time() {
+async fn resource_versions_of_reads_never_decrease() {
     let up = demo::upstream().pods(50).seed(74).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;

@@ -14,7 +14,7 @@ const FILES: [(&str, &str); 4] = [
 ];
 
 #[tokio::test]
-async fn files_have_security_headers() {
+async fn live_page_files_have_security_headers() {
     let up = demo::upstream().run().await;
     let app = direct::app(&up).run().await;
     for (path, kind) in FILES {
@@ -54,7 +54,7 @@ async fn files_have_security_headers() {
 /// The page contains nothing that its policy forbids, so that it works: no foreign address, no inline script or style,
 /// and no code that parses text as markup.
 #[tokio::test]
-async fn its_files_name_no_other_address_and_make_no_markup_of_text() {
+async fn live_page_files_have_no_external_urls_or_html_injection() {
     let up = demo::upstream().run().await;
     let app = direct::app(&up).run().await;
     for (path, _) in FILES {
@@ -78,7 +78,7 @@ async fn its_files_name_no_other_address_and_make_no_markup_of_text() {
 }
 
 #[tokio::test]
-async fn pages_of_other_origins_get_none_of_its_files() {
+async fn live_page_files_are_refused_to_other_origins() {
     let up = demo::upstream().run().await;
     let app = direct::app(&up).run().await;
     for (path, _) in FILES {
@@ -135,7 +135,7 @@ async fn polled_pages_hide_users_from_callers_without_permission() {
 }
 
 #[tokio::test]
-async fn watches_are_sorted_as_requested() {
+async fn debug_watches_page_sorts_by_query_parameters() {
     let up = demo::upstream().pods(5).run().await;
     let app = direct::app(&up).admin_on_socket().run().await;
     let all = app.watch(PODS).initial_events().await;

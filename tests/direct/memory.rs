@@ -38,7 +38,7 @@ async fn grow(up: &RunningUpstream, mut look: impl AsyncFnMut(u64)) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_collection_that_outgrows_the_memory_passes_through_and_others_are_served_on() {
+async fn resource_outgrowing_memory_budget_is_forwarded() {
     let up = demo::upstream().pods(20).seed(301).run().await;
     let dir = Dir::new();
     let process = process(&dir, &up).await;
@@ -71,7 +71,7 @@ async fn a_collection_that_outgrows_the_memory_passes_through_and_others_are_ser
 
 /// A collection that does not fit is never cached in part, however often it is requested.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_collection_that_never_fitted_is_asked_for_once() {
+async fn resource_above_memory_budget_is_listed_only_once() {
     let up = demo::upstream().pods(20).seed(302).run().await;
     let last = grow(&up, async |_| {}).await;
     let dir = Dir::new();

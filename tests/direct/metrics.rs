@@ -128,7 +128,7 @@ async fn serve_all_kinds(up: &RunningUpstream, client: &Client) -> Watch {
 
 /// The names are those of any Go program, so that common dashboards work.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_process_tells_what_it_takes_of_the_machine() {
+async fn process_metrics_report_cpu_memory_and_descriptors() {
     let up = demo::upstream().pods(5).run().await;
     let dir = Dir::new();
     let process = Process::serve(&dir, &up.url(), &[]).await;
@@ -150,7 +150,7 @@ async fn the_process_tells_what_it_takes_of_the_machine() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_metric_moves_when_what_it_counts_happens() {
+async fn every_metric_changes_in_service_outage_and_recovery() {
     let up = demo::upstream().pods(5).run().await;
     let dir = Dir::new();
     let process = Process::serve(&dir, &up.url(), &[]).await;
@@ -181,7 +181,7 @@ async fn every_metric_moves_when_what_it_counts_happens() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_known_of_callers_is_counted() {
+async fn authentication_and_authorization_reviews_are_counted() {
     let up = demo::upstream().pods(5).run().await;
     up.reviews().give("a", "ada");
     up.reviews().allow("ada", "default");
@@ -199,7 +199,7 @@ async fn what_is_known_of_callers_is_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_becomes_of_audit_records_is_counted() {
+async fn written_and_lost_audit_records_are_counted() {
     let up = demo::upstream().pods(5).run().await;
     let dir = Dir::new();
     let (log, file) = (dir.join("audit.log"), dir.file("config", "drain: 1s"));
@@ -218,7 +218,7 @@ async fn what_becomes_of_audit_records_is_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_bad_handshake_is_counted() {
+async fn failed_tls_handshake_is_counted() {
     let up = demo::upstream().run().await;
     let (dir, own) = (Dir::new(), direct::pair());
     let certificate = dir.file("tls.crt", &own.cert.pem()).display().to_string();
@@ -231,7 +231,7 @@ async fn a_bad_handshake_is_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_makes_room_in_a_full_memory_is_counted() {
+async fn memory_evictions_are_counted() {
     let up = demo::upstream().run().await;
     let dir = Dir::new();
     let file = dir.file("config", "feeds: {memoryMebibytes: 1}");
@@ -245,7 +245,7 @@ async fn what_makes_room_in_a_full_memory_is_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_beyond_a_limit_and_what_upstream_does_not_answer_is_counted() {
+async fn refusals_by_limit_or_upstream_outage_are_counted() {
     let up = demo::upstream().pods(5).run().await;
     let dir = Dir::new();
     let file = dir.file("config", "limits: {watches: 1, watchesPerCaller: 1}");
@@ -266,7 +266,7 @@ async fn what_is_beyond_a_limit_and_what_upstream_does_not_answer_is_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn looks_back_for_those_who_return_are_counted() {
+async fn history_backfills_for_resuming_clients_are_counted() {
     let up = demo::upstream().pods(5).run().await;
     let from = up.revision();
     up.churn(3).await;
@@ -279,7 +279,7 @@ async fn looks_back_for_those_who_return_are_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn comparisons_with_upstream_are_counted() {
+async fn self_checks_are_counted() {
     let up = demo::upstream().pods(5).run().await;
     let dir = Dir::new();
     let file = dir.file("config", "feeds: {selfCheck: 50ms}");
@@ -291,7 +291,7 @@ async fn comparisons_with_upstream_are_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn which_of_several_servers_is_used_is_told() {
+async fn current_upstream_server_metric_follows_failover() {
     let first = demo::upstream().run().await;
     let second = first.beside();
     let dir = Dir::new();
@@ -312,7 +312,7 @@ async fn which_of_several_servers_is_used_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_moves_by_a_mistake_alone_is_shown_from_the_start() {
+async fn bug_counters_are_exposed_as_zero_at_start() {
     let up = demo::upstream().run().await;
     let text = Process::serve(&Dir::new(), &up.url(), &[]).await.metrics().await;
     for (name, _) in BY_A_MISTAKE {
@@ -321,7 +321,7 @@ async fn what_moves_by_a_mistake_alone_is_shown_from_the_start() {
 }
 
 #[test]
-fn what_is_documented_is_what_moves() {
+fn documented_metrics_equal_tested_metrics() {
     let names = monitoring::metrics().into_keys();
     let documented: BTreeSet<_> = names.filter(|name| name.starts_with("kube_fanout_")).collect();
     let outage = IN_AN_OUTAGE.iter().chain(&OF_THOSE_WHO_WAIT).chain(&BEHIND_IT);

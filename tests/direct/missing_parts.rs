@@ -131,7 +131,7 @@ const PARTS: [(Told, bool); 4] =
     [(Told::Stale, false), (Told::Stale, true), (Told::Nothing, false), (Told::Nothing, true)];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_part_that_is_missing_at_the_start_hides_nothing_else() {
+async fn discovery_group_missing_at_start_hides_no_other_group() {
     join_all(PARTS.map(async |(told, is_old)| {
         let up = demo::upstream().pods(5).run().await;
         let (stub, parts) = upstream(&up, told, is_old).await;
@@ -150,7 +150,7 @@ async fn a_part_that_is_missing_at_the_start_hides_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_part_that_is_missing_for_a_while_ends_no_watch() {
+async fn discovery_group_missing_temporarily_ends_no_watch() {
     join_all(PARTS.map(async |(told, is_old)| {
         let up = demo::upstream().pods(5).run().await;
         let (stub, parts) = upstream(&up, Told::All, is_old).await;

@@ -87,7 +87,7 @@ fn assert_none(what: &str, problems: &[String]) {
 }
 
 #[test]
-fn every_alert_asks_for_what_there_is() {
+fn alert_expressions_query_existing_metrics_and_labels() {
     let series = series();
     let mut problems = Vec::new();
     for alert in alerts() {
@@ -106,7 +106,7 @@ fn every_alert_asks_for_what_there_is() {
 
 /// promtool's tests are meaningless if their series have other labels than those that are scraped.
 #[test]
-fn series_of_the_promtool_tests_have_the_job_that_is_scraped() {
+fn promtool_test_series_use_scraped_job_label() {
     let of_another = "up{job=\"kube-fanout-metrics\"";
     let series = RULES_TEST.lines().filter(|line| line.contains("series: '") && !line.contains(of_another));
     let job = format!("job=\"{}\"", documented::job());
@@ -117,7 +117,7 @@ fn series_of_the_promtool_tests_have_the_job_that_is_scraped() {
 
 /// A `ServiceMonitor` whose Secret lacks a key is refused as a whole, and then nothing is scraped.
 #[test]
-fn service_monitor_trusts_what_every_tls_secret_has() {
+fn service_monitor_ca_uses_key_of_every_tls_secret() {
     let install = include_str!("../../docs/INSTALL.md");
     assert!(install.contains("create secret tls kube-fanout-tls"), "this Secret has tls.crt and tls.key alone");
     let patch: Value = serde_saphyr::from_str(MONITOR_PATCH).expect("YAML");
@@ -128,7 +128,7 @@ fn service_monitor_trusts_what_every_tls_secret_has() {
 }
 
 #[test]
-fn every_query_of_the_dashboard_asks_for_what_there_is() {
+fn dashboard_queries_use_existing_metrics_and_labels() {
     let (series, dashboard) = (series(), dashboard());
     let mut problems = Vec::new();
     for Query { panel, expression, legend } in queries(&dashboard) {
@@ -154,7 +154,7 @@ fn every_query_of_the_dashboard_asks_for_what_there_is() {
 }
 
 #[test]
-fn the_dashboard_names_its_data_source_and_panels_once() {
+fn dashboard_panels_are_unique_and_use_data_source_variable() {
     let dashboard = dashboard();
     let mut ids = BTreeSet::new();
     let mut taken = BTreeSet::new();
@@ -177,7 +177,7 @@ fn the_dashboard_names_its_data_source_and_panels_once() {
 }
 
 #[test]
-fn every_alert_has_its_section_in_the_runbook() {
+fn every_alert_has_runbook_section() {
     let mut names = BTreeSet::new();
     for alert in alerts() {
         let name = text(&alert["alert"]);
@@ -201,7 +201,7 @@ fn every_alert_has_its_section_in_the_runbook() {
 }
 
 #[test]
-fn the_runbook_names_metrics_that_there_are() {
+fn runbook_names_only_existing_metrics() {
     let known = metrics();
     let text = RUNBOOK.replace(['`', '(', ')', '{', '[', ',', ':', '\n'], " ");
     let ours = |word: &&str| word.starts_with("kube_fanout_") || word.starts_with("process_");
@@ -213,7 +213,7 @@ fn the_runbook_names_metrics_that_there_are() {
 
 /// Queries that a server accepts although they can never return a result.
 #[test]
-fn a_query_that_has_no_answer_is_found() {
+fn promql_check_rejects_queries_without_possible_result() {
     let series = series();
     for wrong in [
         "kube_fanout_nothing",
@@ -258,7 +258,7 @@ fn a_query_that_has_no_answer_is_found() {
 
 /// The metrics in the first row of the dashboard exist as soon as a client is served.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_overview_shows_is_exposed() {
+async fn dashboard_overview_metrics_are_exposed_after_first_client() {
     let (series, dashboard) = (series(), dashboard());
     let titles: Vec<_> = list(&dashboard["panels"]).iter().map(|panel| (text(&panel["type"]), panel)).collect();
     let overview = titles.iter().skip(1).take_while(|(kind, _)| *kind != "row").map(|(_, panel)| text(&panel["title"]));

@@ -42,7 +42,7 @@ async fn held(app: &App, resource: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn only_the_nodes_own_pods_are_asked_for_and_held() {
+async fn node_proxy_requests_and_caches_only_own_pods() {
     let up = demo::upstream().pods(60).seed(101).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = on_node_1(&up).preload("pods").run().await;
@@ -63,7 +63,7 @@ async fn only_the_nodes_own_pods_are_asked_for_and_held() {
 }
 
 #[tokio::test]
-async fn a_read_right_behind_a_write_has_it_when_upstream_has_moved_on_elsewhere() {
+async fn node_read_after_write_contains_write_amid_other_changes() {
     let up = demo::upstream().pods(60).seed(102).run().await;
     let app = on_node_1(&up).run().await;
     let list = format!("{PODS}?fieldSelector=spec.nodeName%3Dnode-1");
@@ -79,7 +79,7 @@ async fn a_read_right_behind_a_write_has_it_when_upstream_has_moved_on_elsewhere
 }
 
 #[tokio::test]
-async fn what_is_asked_beyond_the_node_passes_through() {
+async fn node_proxy_forwards_requests_beyond_its_node() {
     let up = demo::upstream().pods(60).seed(103).run().await;
     let app = on_node_1(&up).run().await;
     for path in [
@@ -108,7 +108,7 @@ async fn what_is_asked_beyond_the_node_passes_through() {
 
 /// A gap is mended within the selector, by requests that a kubelet's credentials permit.
 #[tokio::test]
-async fn what_happened_to_the_nodes_pods_while_upstream_was_away_is_read_back() {
+async fn node_proxy_backfills_own_pods_after_upstream_outage() {
     let up = demo::upstream().pods(60).seed(104).run().await;
     up.put_pod(&pod("a", "node-1", 0));
     up.put_pod(&pod("leaves", "node-1", 0));

@@ -10,7 +10,7 @@ use crate::direct::{self, Ended, PODS, eventually};
 const PAGES: [&str; 2] = ["/debug/watches", "/debug/recent"];
 
 #[tokio::test]
-async fn nobody_sees_it_where_everybody_can_ask_and_nobody_is_known() {
+async fn activity_pages_return_403_on_tcp_without_auth() {
     let up = demo::upstream().pods(3).run().await;
     let app = direct::app(&up).run().await;
     let watch = app.watch(PODS).initial_events().await;
@@ -23,7 +23,7 @@ async fn nobody_sees_it_where_everybody_can_ask_and_nobody_is_known() {
 }
 
 #[tokio::test]
-async fn it_is_shown_to_whom_upstream_allows_it() {
+async fn activity_pages_require_token_with_permission() {
     let up = demo::upstream().pods(3).run().await;
     for (token, user) in [("sesame", "zebediah"), ("poppy", "operator"), ("cumin", "nosy")] {
         up.reviews().give(token, user);
@@ -68,7 +68,7 @@ fn parts(of: [&str; 3]) -> (String, String, String) {
 }
 
 #[tokio::test]
-async fn on_a_unix_socket_it_is_shown_who_is_behind_and_what_happened() {
+async fn activity_pages_on_unix_socket_show_slow_and_ended_watches() {
     let up = demo::upstream().pods(20).run().await;
     let app = direct::app(&up).window_events(400).admin_on_socket().run().await;
     let ok = app.watch(PODS).from(up.revision()).await;

@@ -26,7 +26,7 @@ async fn watches(up: &RunningUpstream, app: &direct::App, from: u64) -> Vec<Watc
 }
 
 #[tokio::test]
-async fn while_upstream_is_down_watches_stay_open_and_then_get_everything() {
+async fn upstream_outage_keeps_watches_open_and_loses_no_event() {
     let up = demo::upstream().pods(60).seed(81).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
@@ -47,7 +47,7 @@ async fn while_upstream_is_down_watches_stay_open_and_then_get_everything() {
 }
 
 #[tokio::test]
-async fn streams_that_end_break_or_lose_their_connection_are_resumed() {
+async fn interrupted_upstream_streams_resume_without_relist() {
     let up = demo::upstream().pods(60).seed(82).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
@@ -70,7 +70,7 @@ async fn streams_that_end_break_or_lose_their_connection_are_resumed() {
 }
 
 #[tokio::test]
-async fn refusals_of_the_resumed_watch_are_waited_out() {
+async fn refused_resume_is_retried_without_relist() {
     let up = demo::upstream().pods(20).seed(83).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
@@ -87,7 +87,7 @@ async fn refusals_of_the_resumed_watch_are_waited_out() {
 }
 
 #[tokio::test]
-async fn retry_after_is_heeded() {
+async fn upstream_retry_after_delays_watch_retry() {
     let up = demo::upstream().pods(20).seed(84).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
@@ -102,7 +102,7 @@ async fn retry_after_is_heeded() {
 }
 
 #[tokio::test]
-async fn a_server_that_ends_every_watch_at_once_is_not_hammered() {
+async fn feed_backs_off_if_upstream_ends_every_watch() {
     let up = demo::upstream().pods(5).run().await;
     // The product's retry delays, which other tests shorten, are the subject of this one.
     let app = direct::app(&up).with(|config| config.reflect.retry = Waits::default()).run().await;
@@ -125,7 +125,7 @@ async fn a_server_that_ends_every_watch_at_once_is_not_hammered() {
 }
 
 #[tokio::test]
-async fn downstream_clients_may_come_and_go_during_an_outage() {
+async fn clients_disconnect_and_resume_during_upstream_outage() {
     let up = demo::upstream().pods(20).seed(85).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;

@@ -23,7 +23,7 @@ async fn all_is_still(up: &RunningUpstream, app: &App) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_clients_of_its_resource_pass_through_and_all_others_are_served() {
+async fn oversized_object_forwards_only_its_resource() {
     let up = demo::upstream().pods(5).run().await;
     up.put("configmaps", configmap("default", "small", "x"));
     let app = direct::app(&up).run().await;

@@ -42,7 +42,7 @@ async fn upgrade(client: &Client, protocol: &str, path: &str, headers: &[(&str, 
 }
 
 #[tokio::test]
-async fn a_web_page_of_another_origin_reads_and_changes_nothing_through_a_local_port() {
+async fn cross_origin_request_on_loopback_port_returns_403() {
     let (upstream, app) = in_front().await;
     let paths = ["/version", PODS, SECRETS, "/api/v1/namespaces/default/configmaps", "/api/v1/watch", "//x"];
     for protocol in [Protocol::Http1, Protocol::Http2] {
@@ -69,7 +69,7 @@ async fn a_web_page_of_another_origin_reads_and_changes_nothing_through_a_local_
 }
 
 #[tokio::test]
-async fn a_web_page_of_another_origin_opens_no_socket_through_a_local_port() {
+async fn cross_origin_upgrade_on_loopback_port_returns_403() {
     let up = demo::upstream().pods(1).run().await;
     let app = direct::app(&up).with(|config| config.serve.exec_on_loopback = true).run().await;
     app.discovered().await;
@@ -96,7 +96,7 @@ async fn a_web_page_of_another_origin_opens_no_socket_through_a_local_port() {
 }
 
 #[tokio::test]
-async fn what_is_no_web_page_of_another_origin_goes_on() {
+async fn same_origin_and_non_browser_requests_pass_origin_check() {
     let (upstream, app) = in_front().await;
     let own = app.url();
     let fine: [&[(&str, &str)]; 5] = [
@@ -120,7 +120,7 @@ async fn what_is_no_web_page_of_another_origin_goes_on() {
 }
 
 #[tokio::test]
-async fn pages_that_are_named_in_the_configuration_go_on() {
+async fn only_configured_allowed_origins_pass_origin_check() {
     let upstream = stub(|_| async { Ok(Stub::reply(200, "passed on")) }).await;
     let allowed = |config: &mut kube_fanout::config::Serve| {
         config.allowed_origins = vec!["https://app.example".parse().expect("an origin")];
@@ -137,7 +137,7 @@ async fn pages_that_are_named_in_the_configuration_go_on() {
 
 /// The origin is compared with the request's effective host, from the target or from the Host header.
 #[tokio::test]
-async fn a_request_for_two_hosts_is_for_none() {
+async fn conflicting_target_and_host_header_return_403() {
     let (_upstream, app) = in_front().await;
     let own = app.url();
     let host = own.replace("http://", "");
@@ -164,7 +164,7 @@ async fn a_request_for_two_hosts_is_for_none() {
 }
 
 #[tokio::test]
-async fn the_admin_pages_are_for_this_machines_names_and_no_web_page() {
+async fn admin_pages_reject_unknown_hosts_and_cross_origin_requests() {
     let up = demo::upstream().run().await;
     let app = direct::app(&up).with(|config| config.allowed_hosts.push("metrics.internal".to_owned())).run().await;
     let ask = async |path: &str, host: Option<&str>, headers: &[(&str, &str)]| {
@@ -196,7 +196,7 @@ async fn the_admin_pages_are_for_this_machines_names_and_no_web_page() {
 
 /// A browser presents a client certificate for any page, but it does not have a bearer token.
 #[tokio::test]
-async fn a_certificate_that_a_browser_shows_for_a_page_is_not_taken_for_its_owners_wish() {
+async fn cross_site_request_with_client_certificate_returns_403() {
     let up = demo::upstream().pods(3).run().await;
     up.reviews().allow("ada", "*");
     up.reviews().give("a", "ada");

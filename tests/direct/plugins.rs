@@ -74,7 +74,7 @@ fn assert_clean(what: &str, text: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_an_exec_plugin_prints_reaches_no_caller_and_no_log() {
+async fn exec_plugin_output_appears_in_no_response_or_log() {
     let up = demo::upstream().pods(1).run().await;
     let plugin = Plugin::new(&up.url());
     let log = plugin.dir.join("log");
@@ -105,7 +105,7 @@ async fn what_an_exec_plugin_prints_reaches_no_caller_and_no_log() {
 }
 
 #[test]
-fn what_an_exec_plugin_prints_is_no_reason_to_print_it_when_nothing_can_start() {
+fn start_failure_does_not_print_exec_plugin_output() {
     for (what, failure) in FAILURES {
         let plugin = Plugin::new("http://127.0.0.1:1");
         plugin.does(failure);
@@ -118,7 +118,7 @@ fn what_an_exec_plugin_prints_is_no_reason_to_print_it_when_nothing_can_start() 
 
 /// R-HOST-2: a third-party program may not handle large descriptor numbers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_exec_plugin_has_the_limit_of_open_files_that_the_proxy_was_started_with() {
+async fn exec_plugin_runs_with_original_descriptor_limit() {
     let up = demo::upstream().pods(1).run().await;
     let plugin = Plugin::new(&up.url());
     let said = plugin.dir.join("said");

@@ -42,7 +42,7 @@ fn bound(name: &str) -> serde_json::Value {
 }
 
 #[tokio::test]
-async fn rbac_is_watched_from_the_first_lease_until_a_while_after_the_last() {
+async fn rbac_is_watched_only_while_leases_are_open() {
     let up = upstream().await;
     let app = delegated(&up).run().await;
     let ada = app.bearing("a");
@@ -68,7 +68,7 @@ async fn rbac_is_watched_from_the_first_lease_until_a_while_after_the_last() {
 
 /// A4: a change before the first list of RBAC is found when that list arrives.
 #[tokio::test]
-async fn a_right_that_ends_before_rbac_is_listed_ends_the_watch() {
+async fn permission_revoked_before_rbac_list_ends_watch() {
     let up = upstream().await;
     up.put("clusterrolebindings", bound("ada"));
     let app = delegated(&up).with(|config| config.reflect.idle_max = LONG).run().await;
@@ -110,7 +110,7 @@ async fn asks_about_no_right(up: &RunningUpstream) {
 /// R-LEASE-1: permissions from RBAC are revoked by an observed change, so they are not rechecked every minute. While
 /// RBAC is not watched, they are.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_rbac_gives_is_asked_about_while_rbac_is_not_heard_and_when_it_changes() {
+async fn rbac_permission_is_rechecked_only_if_unwatched_or_changed() {
     let up = upstream().await;
     up.put("clusterrolebindings", bound("ada"));
     let app = delegated(&up).with(|config| config.delegated.auth.recheck = SOON).run().await;

@@ -30,7 +30,7 @@ async fn probe(app: &App, path: &str) -> (u16, String) {
 }
 
 #[tokio::test]
-async fn probes_are_answered_whatever_their_host_and_are_told_of_no_caller() {
+async fn probes_accept_any_host_and_reveal_no_client_namespaces() {
     let up = demo::upstream().pods(3).run().await;
     up.faults().only("pods").answer(demo::RequestKind::Watch, 1, 403, None);
     let app = with_ports(direct::app(&up)).preload("nosuchthings").run().await;
@@ -60,7 +60,7 @@ async fn probes_are_answered_whatever_their_host_and_are_told_of_no_caller() {
 }
 
 #[tokio::test]
-async fn a_ready_process_says_ok_and_a_draining_one_what_it_does() {
+async fn health_port_reports_ready_then_shutting_down_during_drain() {
     let up = demo::upstream().pods(3).run().await;
     let mut app = with_ports(direct::app(&up)).preload("pods").drain(PATIENCE).run().await;
     direct::eventually("ready", || async { probe(&app, "/readyz").await == (200, "ok".into()) }).await;
@@ -76,7 +76,7 @@ async fn a_ready_process_says_ok_and_a_draining_one_what_it_does() {
 }
 
 #[tokio::test]
-async fn metrics_are_for_addresses_and_known_names_and_no_web_page() {
+async fn metrics_port_rejects_unknown_hosts_and_cross_origin_requests() {
     let up = demo::upstream().pods(3).run().await;
     let names = |config: &mut Serve| config.allowed_hosts.push("metrics.internal".to_owned());
     let app = with_ports(direct::app(&up)).with(names).run().await;
@@ -115,7 +115,7 @@ kill $!
 wait $!"#;
 
 #[tokio::test]
-async fn probes_and_scrapes_come_from_another_address_than_loopback_and_nothing_else_does() {
+async fn only_health_and_metrics_ports_are_reachable_off_loopback() {
     let own_network = ["timeout", "600", "unshare", "--net", "--map-root-user", "sh", "-euc"];
     let command = |script: &str| {
         let mut command = std::process::Command::new(own_network[0]);
@@ -140,7 +140,7 @@ async fn probes_and_scrapes_come_from_another_address_than_loopback_and_nothing_
 
 /// Otherwise any client of the port could occupy the thread that answers probes.
 #[tokio::test]
-async fn metrics_are_rendered_once_a_second_however_often_they_are_read() {
+async fn metrics_are_rendered_at_most_once_per_second() {
     let up = demo::upstream().pods(3).run().await;
     let app = with_ports(direct::app(&up)).run().await;
     let scrape = async || app.metrics_client().get("/metrics").await.text();
@@ -166,7 +166,7 @@ async fn metrics_are_rendered_once_a_second_however_often_they_are_read() {
 }
 
 #[tokio::test]
-async fn connections_that_say_nothing_keep_no_probe_out() {
+async fn silent_connections_do_not_block_probes() {
     let up = demo::upstream().run().await;
     let app = with_ports(direct::app(&up)).run().await;
     for client in [app.healthz_client(), app.metrics_client()] {
@@ -181,7 +181,7 @@ async fn connections_that_say_nothing_keep_no_probe_out() {
 }
 
 #[tokio::test]
-async fn an_address_of_health_or_metrics_that_is_taken_is_named() {
+async fn health_or_metrics_bind_error_names_address() {
     let up = demo::upstream().run().await;
     let holder = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let taken = holder.local_addr().expect("a port");

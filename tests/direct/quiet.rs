@@ -47,7 +47,7 @@ async fn are_proven(app: &App) {
 /// Prints the upstream cost of proofs when 20 clients list each of four unchanged resources.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[expect(clippy::print_stdout, reason = "whoever runs it reads them")]
-async fn a_crowd_that_reads_quiet_resources_costs_a_proof_or_two_for_each() {
+async fn concurrent_reads_of_quiet_resources_share_freshness_checks() {
     for objects in [10, 200, 600] {
         let up = demo::upstream().run().await;
         for (plural, _) in QUIET {

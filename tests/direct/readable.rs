@@ -40,7 +40,7 @@ fn is_told_of(watch: &Watch, namespace: &str) -> bool {
 }
 
 #[tokio::test]
-async fn a_list_is_filtered_and_nobody_upstream_hears_of_it() {
+async fn readable_list_is_filtered_by_namespace_permission() {
     let up = demo::upstream().pods(0).remember_requests(true).run().await;
     let (_app, ada) = ada(&up).await;
     assert_eq!(ada.get(PODS).await.status, 403);
@@ -63,7 +63,7 @@ async fn a_list_is_filtered_and_nobody_upstream_hears_of_it() {
 }
 
 #[tokio::test]
-async fn a_watch_is_filtered_and_ends_with_its_credential() {
+async fn readable_watch_is_filtered_and_ends_if_token_is_revoked() {
     for protocol in Protocol::ALL {
         let up = demo::upstream().pods(0).run().await;
         let (_app, ada) = ada(&up).await;
@@ -91,7 +91,7 @@ async fn a_watch_is_filtered_and_ends_with_its_credential() {
 
 /// Without a decision, a new namespace is not shown, and delays nothing.
 #[tokio::test]
-async fn an_outage_of_reviews_hides_what_is_new_and_nothing_else() {
+async fn review_outage_hides_only_new_namespaces() {
     let up = demo::upstream().pods(0).run().await;
     let (_app, ada) = ada(&up).await;
     let watch = ada.watch(READABLE).initial_events().await;
@@ -109,7 +109,7 @@ async fn an_outage_of_reviews_hides_what_is_new_and_nothing_else() {
 
 /// Upstream would report that Ada may not list pods, which is not the problem.
 #[tokio::test]
-async fn whoever_may_read_a_part_is_told_that_a_selector_is_too_dear() {
+async fn expensive_selector_on_readable_request_returns_400() {
     let up = demo::upstream().pods(12_000).remember_requests(true).run().await;
     let (_app, ada) = ada(&up).await;
     let joined =

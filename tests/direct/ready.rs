@@ -13,7 +13,7 @@ const ANY: &str = "/api/v1/pods?resourceVersion=0";
 const NOT_READY: &str = "[-]stream of pods not ready: ";
 
 #[tokio::test]
-async fn a_preloaded_feed_without_its_stream_for_too_long_is_not_ready_and_alive() {
+async fn stale_preloaded_feed_fails_readiness_but_not_liveness() {
     let up = demo::upstream().pods(3).run().await;
     let soon = |config: &mut kube_fanout::config::Serve| config.ready_stale_max = Some(Duration::from_millis(50));
     let app = direct::app(&up).preload("pods").with(soon).run().await;
@@ -36,7 +36,7 @@ async fn a_preloaded_feed_without_its_stream_for_too_long_is_not_ready_and_alive
 
 /// A rolling update with a wrong role or binding must not succeed, because each request would be answered with 503.
 #[tokio::test]
-async fn process_without_the_right_to_create_reviews_is_not_ready_and_says_why() {
+async fn missing_review_permission_fails_readiness_with_reason() {
     for (resource, group) in [("tokenreviews", "authentication"), ("subjectaccessreviews", "authorization")] {
         let up = demo::upstream().pods(3).run().await;
         up.reviews().lack("create", resource);
@@ -57,7 +57,7 @@ async fn process_without_the_right_to_create_reviews_is_not_ready_and_says_why()
 }
 
 #[tokio::test]
-async fn process_whose_reviews_are_refused_is_not_ready_until_they_succeed() {
+async fn forbidden_reviews_make_proxy_unready_until_allowed() {
     let up = demo::upstream().pods(3).run().await;
     up.reviews().give("a", "ada");
     up.reviews().allow("ada", "*");
@@ -92,7 +92,7 @@ async fn process_whose_reviews_are_refused_is_not_ready_until_they_succeed() {
 
 /// All replicas have the same upstream. If all became unready at once, clients could not read the cached state.
 #[tokio::test]
-async fn a_short_outage_and_feeds_that_were_not_preloaded_leave_it_ready() {
+async fn short_outage_or_other_stale_feed_keeps_proxy_ready() {
     let up = demo::upstream().pods(3).run().await;
     let patient = direct::app(&up).preload("pods").run().await;
     let for_ever = direct::app(&up).preload("pods").with(|config| config.ready_stale_max = None).run().await;
@@ -111,7 +111,7 @@ async fn a_short_outage_and_feeds_that_were_not_preloaded_leave_it_ready() {
 }
 
 #[test]
-fn how_long_a_feed_may_be_without_its_stream_is_said_in_the_file() {
+fn config_check_validates_ready_stale_max() {
     let dir = Dir::new();
     for (text, code) in [("readyStaleMax: 90s", 0), ("readyStaleMax: 0s", 0), ("readyStaleMax: soon", 78)] {
         let file = dir.file("config.yaml", text);
@@ -121,7 +121,7 @@ fn how_long_a_feed_may_be_without_its_stream_is_said_in_the_file() {
 }
 
 #[tokio::test]
-async fn the_health_command_says_in_one_line_and_a_code_how_a_proxy_is() {
+async fn health_command_prints_one_line_and_exit_code() {
     let up = demo::upstream().pods(3).run().await;
     let dir = Dir::new();
     let socket = dir.join("admin.sock");

@@ -169,7 +169,7 @@ fn print(scale: Scale, seen: &Seen, aged: &[Instant], drained: &[Instant]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_new_replica_gets_its_share_and_one_that_goes_is_missed_by_nobody() {
+async fn watches_rebalance_to_new_replica_and_survive_drain() {
     let scale = Scale::read();
     let mut stage = Stage::begin(scale).await;
     let up = stage.up.beside();

@@ -26,7 +26,7 @@ async fn assert_all_refused(code: u16, queries: &[&str]) {
 }
 
 #[tokio::test]
-async fn options_that_exclude_each_other_are_422() {
+async fn conflicting_list_options_return_422() {
     assert_all_refused(
         422,
         &[
@@ -49,7 +49,7 @@ async fn options_that_exclude_each_other_are_422() {
 }
 
 #[tokio::test]
-async fn selectors_that_do_not_parse_are_400() {
+async fn invalid_selectors_return_400() {
     let escaped = |name: &str, value: &str| {
         let value: Vec<_> = value.bytes().map(|byte| format!("%{byte:02X}")).collect();
         format!("{name}={}", value.concat())
@@ -65,7 +65,7 @@ async fn selectors_that_do_not_parse_are_400() {
 
 /// Upstream may be of a release that has the field.
 #[tokio::test]
-async fn selector_on_an_unknown_field_is_answered_upstream() {
+async fn selector_on_unknown_field_is_forwarded() {
     let up = demo::upstream().pods(2).run().await;
     let app = direct::app(&up).run().await;
     assert!(app.get(&format!("{PODS}?resourceVersion=0")).await.is_cached());
@@ -84,7 +84,7 @@ async fn selector_on_an_unknown_field_is_answered_upstream() {
 }
 
 #[tokio::test]
-async fn numbers_that_are_none_are_400_on_a_list_and_500_on_a_watch() {
+async fn invalid_numbers_return_400_and_500_for_watch_versions() {
     assert_all_refused(
         400,
         &[
@@ -150,7 +150,7 @@ const PROBLEMS: [(&str, &[&str]); 2] = [
 ];
 
 #[tokio::test]
-async fn the_words_are_the_apiservers() {
+async fn refusal_messages_match_apiserver() {
     let up = demo::upstream().pods(2).run().await;
     let app = direct::app(&up).run().await;
     for (code, query, message) in WORDS {
@@ -173,7 +173,7 @@ async fn the_words_are_the_apiservers() {
 }
 
 #[tokio::test]
-async fn a_name_and_a_selector_that_disagree_are_400() {
+async fn name_and_selector_conflict_is_refused_like_upstream() {
     let up = demo::upstream().pods(2).run().await;
     let app = direct::app(&up).run().await;
     for path in [
@@ -189,7 +189,7 @@ async fn a_name_and_a_selector_that_disagree_are_400() {
 }
 
 #[tokio::test]
-async fn flags_are_read_as_loosely_as_upstream_reads_them() {
+async fn watch_flag_is_parsed_like_upstream() {
     let up = demo::upstream().pods(2).run().await;
     let app = direct::app(&up).run().await;
     // The feed is synced first, so that this takes no time from the watches.

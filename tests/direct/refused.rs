@@ -62,7 +62,7 @@ fn all_asked(up: &RunningUpstream) -> usize {
 
 /// The delay doubles each time, so this many requests take at least this long on any machine.
 #[tokio::test]
-async fn what_is_refused_is_asked_again_ever_more_rarely() {
+async fn refused_upstream_requests_retry_with_exponential_backoff() {
     const TIMES: u32 = 7;
     let up = refusing().await;
     let began = Instant::now();
@@ -82,7 +82,7 @@ async fn what_is_refused_is_asked_again_ever_more_rarely() {
 }
 
 #[tokio::test]
-async fn on_a_node_nothing_of_the_cluster_is_asked_for_and_an_idle_proxy_asks_nothing() {
+async fn idle_node_proxy_without_permission_stops_cluster_requests() {
     let up = refusing().await;
     let app = delegated(&up).with(|config| config.serve.coverage.node = Some("node-1".into())).run().await;
     app.discovered().await;
@@ -103,7 +103,7 @@ async fn on_a_node_nothing_of_the_cluster_is_asked_for_and_an_idle_proxy_asks_no
 
 /// A proxy on a node whose own permissions suffice watches RBAC as elsewhere.
 #[tokio::test]
-async fn on_a_node_whoever_may_read_definitions_hears_of_rbac() {
+async fn node_proxy_with_permission_watches_rbac() {
     let up = demo::upstream().pods(3).run().await;
     let app = delegated(&up).with(|config| config.serve.coverage.node = Some("node-1".into())).run().await;
     app.discovered().await;

@@ -19,7 +19,7 @@ async fn read_again(process: &Process, what: &str, wanted: impl Fn(&Value) -> bo
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_changed_file_is_taken_and_no_watch_ends() {
+async fn configuration_reload_applies_without_ending_watches() {
     let up = demo::upstream().pods(20).run().await;
     let dir = Dir::new();
     let write = |text: &str| dir.file("config.yaml", text).display().to_string();
@@ -84,7 +84,7 @@ async fn a_changed_file_is_taken_and_no_watch_ends() {
 
 /// Without a file SIGHUP must not end the process, although that is its default.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hangup_ends_nothing() {
+async fn sighup_without_configuration_file_is_ignored() {
     let up = demo::upstream().pods(3).run().await;
     let process = Process::serve(&Dir::new(), &up.url(), &[]).await;
     process.signal("HUP");

@@ -14,7 +14,7 @@ fn write(up: &RunningUpstream, times: u64) -> u64 {
 }
 
 #[tokio::test]
-async fn every_version_of_the_window_resumes_exactly_there_and_the_one_before_is_expired() {
+async fn resume_works_within_window_and_returns_410_before() {
     let up = demo::upstream().pods(3).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).window_events(5).run().await;
@@ -47,7 +47,7 @@ async fn every_version_of_the_window_resumes_exactly_there_and_the_one_before_is
 
 /// A feed that starts at a client's version lists, and a list does not show the form of a bookmark.
 #[tokio::test]
-async fn the_first_bookmark_of_a_feed_that_a_client_came_back_to_is_as_upstreams() {
+async fn first_bookmark_of_resumed_feed_matches_upstream() {
     let up = demo::upstream().pods(3).run().await;
     let app = direct::app(&up).run().await;
     app.discovered().await;
@@ -68,7 +68,7 @@ async fn the_first_bookmark_of_a_feed_that_a_client_came_back_to_is_as_upstreams
 }
 
 #[tokio::test]
-async fn an_empty_ring_resumes_at_the_lists_version_and_not_before_what_upstream_remembers() {
+async fn resume_without_history_starts_at_list_version_else_410() {
     let up = demo::upstream().pods(3).run().await;
     let mut history = History::begin(&up, PODS).await;
     let listed = write(&up, 1);
@@ -87,7 +87,7 @@ async fn an_empty_ring_resumes_at_the_lists_version_and_not_before_what_upstream
 }
 
 #[tokio::test]
-async fn an_expired_version_is_a_200_with_one_error_410_and_the_end() {
+async fn watch_from_expired_version_gets_200_and_one_410_event() {
     let up = demo::upstream().pods(3).run().await;
     let from = up.revision();
     up.faults().forget_history();
@@ -110,7 +110,7 @@ async fn an_expired_version_is_a_200_with_one_error_410_and_the_end() {
 }
 
 #[tokio::test]
-async fn a_version_from_the_future_waits_for_it_in_silence() {
+async fn watch_from_future_version_sends_nothing_until_then() {
     let up = demo::upstream().pods(3).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
@@ -128,7 +128,7 @@ async fn a_version_from_the_future_waits_for_it_in_silence() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_list_and_the_watch_from_its_version_leave_no_gap() {
+async fn watch_from_list_version_misses_no_event() {
     let up = demo::upstream().pods(60).seed(31).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
@@ -154,7 +154,7 @@ async fn a_list_and_the_watch_from_its_version_leave_no_gap() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_hops_between_replicas_and_upstream_sees_everything_once() {
+async fn watch_moving_between_replicas_receives_each_event_once() {
     let up = demo::upstream().pods(60).seed(32).run().await;
     let mut history = History::begin(&up, PODS).await;
     let (one, two) = (direct::app(&up).run().await, direct::app(&up).run().await);
@@ -189,7 +189,7 @@ async fn a_client_that_hops_between_replicas_and_upstream_sees_everything_once()
 }
 
 #[tokio::test]
-async fn clients_of_a_restarted_proxy_resume_where_they_were() {
+async fn clients_resume_after_proxy_restart() {
     let up = demo::upstream().pods(30).seed(33).run().await;
     let mut history = History::begin(&up, PODS).await;
     let first = direct::app(&up).run().await;

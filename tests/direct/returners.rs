@@ -32,7 +32,7 @@ async fn begun(up: &RunningUpstream) -> App {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_that_come_back_late_to_a_restarted_proxy_miss_nothing_and_cost_a_watch() {
+async fn late_resume_after_proxy_restart_needs_no_relist() {
     let up = demo::upstream().pods(30).seed(210).run().await;
     let mut history = History::begin(&up, PODS).await;
     let first = direct::app(&up).run().await;
@@ -62,7 +62,7 @@ async fn clients_that_come_back_late_to_a_restarted_proxy_miss_nothing_and_cost_
 
 /// Kubernetes issue 59848: a client that reads an old state acts on objects that have changed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_state_behind_which_somebody_goes_on_is_shown_to_nobody_else() {
+async fn old_resume_state_is_not_served_to_reads() {
     let up = demo::upstream().pods(30).seed(217).run().await;
     let old = up.revision();
     let last = up.churn(40).await;
@@ -96,7 +96,7 @@ async fn the_state_behind_which_somebody_goes_on_is_shown_to_nobody_else() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_who_comes_from_long_ago_costs_the_others_nothing() {
+async fn too_old_resume_does_not_expire_recent_resumes() {
     // Clients that arrive within 300 ms share the start of a feed. On a busy machine the oldest may arrive long before
     // the others, so that the feed starts twice. That shows nothing, so the test retries.
     for _ in 0..20 {
@@ -126,7 +126,7 @@ async fn one_who_comes_from_long_ago_costs_the_others_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_fleet_that_comes_back_is_told_all_and_costs_upstream_a_handful_of_watches() {
+async fn concurrent_late_resumes_share_few_backfill_watches() {
     const FLEET: usize = 300;
     let up = demo::upstream().pods(30).seed(211).run().await;
     let mut history = History::begin(&up, PODS).await;
@@ -147,7 +147,7 @@ async fn a_fleet_that_comes_back_is_told_all_and_costs_upstream_a_handful_of_wat
 
 /// Selections by key: a namespace, one object, or all others.
 #[tokio::test]
-async fn whatever_goes_by_the_key_is_told_exactly() {
+async fn namespace_or_name_resume_receives_exact_events_from_backfill() {
     let up = demo::upstream().pods(6).seed(212).run().await;
     up.create_pod("default", "old");
     let mut history = History::begin(&up, PODS).await;
@@ -181,7 +181,7 @@ async fn whatever_goes_by_the_key_is_told_exactly() {
 
 /// A node's feed has the node's field selector, so the same selector of its agents needs no further request.
 #[tokio::test]
-async fn agents_of_a_node_come_back_late_as_well() {
+async fn late_resume_on_node_proxy_receives_all_events() {
     let up = demo::upstream().pods(20).seed(217).run().await;
     let pod = |name: &str, node: &str, restarts| Pod::new("default", name).node(node).restarts(restarts);
     up.put_pod(&pod("stays", "node-1", 0));
@@ -203,7 +203,7 @@ async fn agents_of_a_node_come_back_late_as_well() {
 
 /// Storage is asked whether an object matched the selector before its first change.
 #[tokio::test]
-async fn a_selector_is_told_exactly_what_entered_and_what_left() {
+async fn selector_resume_from_backfill_receives_exact_transitions() {
     let up = demo::upstream().pods(6).seed(213).run().await;
     let mut history = labelled(&up).await;
     let app = begun(&up).await;
@@ -216,7 +216,7 @@ async fn a_selector_is_told_exactly_what_entered_and_what_left() {
 
 /// Upstream's window has the changes, but storage has forgotten the states before them.
 #[tokio::test]
-async fn a_selector_is_410_where_nobody_knows_what_was_there_before() {
+async fn selector_resume_without_past_objects_returns_410() {
     let up = demo::upstream().pods(6).seed(214).run().await;
     let mut history = labelled(&up).await;
     let app = begun(&up).await;
@@ -248,7 +248,7 @@ async fn labelled(up: &RunningUpstream) -> History {
 }
 
 #[tokio::test]
-async fn what_upstream_has_forgotten_is_410_at_once_and_asked_once() {
+async fn resume_before_upstream_history_returns_410_from_memory() {
     let up = demo::upstream().pods(6).seed(214).run().await;
     let from = up.revision();
     let window = up.churn(20).await;
@@ -265,7 +265,7 @@ async fn what_upstream_has_forgotten_is_410_at_once_and_asked_once() {
 }
 
 #[tokio::test]
-async fn an_upstream_that_refuses_is_not_insisted_upon() {
+async fn refused_backfill_returns_410_without_retry() {
     let up = demo::upstream().pods(6).seed(215).run().await;
     let from = up.revision();
     up.churn(20).await;
@@ -282,7 +282,7 @@ async fn an_upstream_that_refuses_is_not_insisted_upon() {
 
 /// Bookmarks are also correct in backfilled history: no matching event is missing before them.
 #[tokio::test]
-async fn a_bookmark_behind_what_was_read_later_is_where_it_says() {
+async fn bookmark_after_backfill_covers_all_earlier_events() {
     let up = demo::upstream().pods(6).seed(216).run().await;
     let mut history = History::begin(&up, PODS).await;
     up.churn(20).await;

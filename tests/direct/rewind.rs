@@ -150,7 +150,7 @@ const MEANWHILE: [Meanwhile; 8] = [
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restored_backup_ends_every_watch_and_takes_the_place_of_what_was_lost() {
+async fn restored_backup_ends_watches_and_replaces_lost_writes() {
     join_all(MEANWHILE.iter().zip(200..).map(async |((what, happen), seed)| {
         let (up, app, watches, backup, last) = begun(seed).await;
         let before = whole_lists(&up, PODS);
@@ -172,7 +172,7 @@ async fn a_restored_backup_ends_every_watch_and_takes_the_place_of_what_was_lost
 
 /// Upstream cannot resend an event, because the feed started with this state.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_feed_that_nothing_has_happened_to_finds_it_by_its_newest_object() {
+async fn feed_without_events_detects_restore_by_newest_object() {
     let (up, app, watches, backup, last) = begun_with_a_ghost(220).await;
     restored(&up, &app, &backup, |up| {
         pass(up, last);
@@ -188,7 +188,7 @@ async fn a_feed_that_nothing_has_happened_to_finds_it_by_its_newest_object() {
 /// A feed can start at a client's version, but it does not restart there after a restore, because versions may have
 /// another meaning.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_feed_that_begins_anew_does_not_begin_where_its_clients_were() {
+async fn feed_restarted_by_restore_does_not_start_at_client_version() {
     let up = demo::upstream().pods(10).seed(230).run().await;
     let seen = up.create_pod("default", "kept");
     up.create_pod("default", "doomed");
@@ -211,7 +211,7 @@ async fn a_feed_that_begins_anew_does_not_begin_where_its_clients_were() {
 
 /// The gap looks as if it could be mended: an object is missing, and everything else is unchanged.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_object_that_was_never_there_is_not_taken_for_one_that_went_in_a_gap() {
+async fn object_lost_by_restore_is_not_reported_as_deleted() {
     let (up, app, watches, backup, last) = begun_with_a_ghost(229).await;
     restored(&up, &app, &backup, |up| {
         pass(up, last);
@@ -229,7 +229,7 @@ async fn an_object_that_was_never_there_is_not_taken_for_one_that_went_in_a_gap(
 /// The stream stays open and silent, as through a load balancer that does not propagate the failure. A read that needs
 /// a proof detects it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_asked_beside_a_stream_that_stays_open_shows_it() {
+async fn consistent_read_detects_restore_on_open_stream() {
     let (up, app, watches, backup, _) = begun(221).await;
     let before = whole_lists(&up, PODS);
     up.faults().restore(&backup);
@@ -246,7 +246,7 @@ async fn what_is_asked_beside_a_stream_that_stays_open_shows_it() {
 
 /// If the storage has reached a later version before the first request, only the objects differ.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn versions_that_prove_nothing_are_compared_object_by_object() {
+async fn restore_beyond_cached_version_is_detected_by_object_compare() {
     let (up, app, watches, backup, last) = begun(222).await;
     up.faults().restore(&backup);
     pass(&up, last);
@@ -260,7 +260,7 @@ async fn versions_that_prove_nothing_are_compared_object_by_object() {
 
 /// Derived objects are compared with upstream, and a lost object is not a derivation error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_derived_of_lost_objects_is_not_taken_for_a_wrong_derivation() {
+async fn metadata_check_detects_restore_instead_of_derivation_error() {
     let up = demo::upstream().run().await;
     let backup = up.faults().backup();
     let last = up.create_pod("default", "ghost");
@@ -285,7 +285,7 @@ async fn what_is_derived_of_lost_objects_is_not_taken_for_a_wrong_derivation() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn when_one_feed_finds_it_the_others_look_as_well() {
+async fn restore_detected_by_one_feed_rechecks_other_feeds() {
     let up = demo::upstream().pods(10).seed(223).run().await;
     up.put("configmaps", configmap("default", "kept", "1"));
     let app = app_like_the_product(&up).run().await;
@@ -314,7 +314,7 @@ async fn when_one_feed_finds_it_the_others_look_as_well() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_lags_ends_no_watch_and_is_not_listed_again_and_again() {
+async fn lagging_server_ends_no_watch_and_causes_few_lists() {
     let (up, app, watches, ..) = begun(224).await;
     let (before, old) = (whole_lists(&up, PODS), up.revision() - 5);
     let began = Instant::now();
@@ -345,7 +345,7 @@ async fn a_server_that_lags_ends_no_watch_and_is_not_listed_again_and_again() {
 /// One server of several has a stale watch cache (Kubernetes issue 59848): a relist reads the current state, and not
 /// the cheapest one (F1).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_whose_cache_lags_is_not_listed_from_it() {
+async fn relist_does_not_read_stale_server_cache() {
     let up = demo::upstream().pods(10).seed(229).run().await;
     let mut history = History::begin(&up, PODS).await;
     let old = up.revision();
@@ -377,7 +377,7 @@ async fn a_server_whose_cache_lags_is_not_listed_from_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_storage_that_goes_back_twice_is_followed_twice() {
+async fn second_restore_is_detected_after_first() {
     let (up, app, before, backup, _) = begun(225).await;
     restored(&up, &app, &backup, |_| {}).await;
     join_all(before.iter().map(Watch::ended)).await;
@@ -394,7 +394,7 @@ async fn a_storage_that_goes_back_twice_is_followed_twice() {
 
 /// As at the apiserver: a watch from a version that does not exist (any more) waits until it does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_watch_from_a_version_that_was_lost_waits_as_at_the_apiserver() {
+async fn watch_from_lost_version_waits_like_apiserver() {
     let (up, app, watches, backup, last) = begun(226).await;
     restored(&up, &app, &backup, |_| {}).await;
     join_all(watches.iter().map(Watch::ended)).await;
@@ -412,7 +412,7 @@ async fn a_watch_from_a_version_that_was_lost_waits_as_at_the_apiserver() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn proxies_that_see_it_together_list_once_each() {
+async fn replicas_list_once_each_after_restore() {
     let up = demo::upstream().pods(10).seed(227).run().await;
     let backup = up.faults().backup();
     let last = happen(&up);
@@ -440,7 +440,7 @@ async fn proxies_that_see_it_together_list_once_each() {
 
 /// A lost connection costs an event that is sent again, and no request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_that_goes_on_with_the_same_history_costs_no_question() {
+async fn resumed_stream_with_same_history_needs_no_extra_request() {
     let (up, app, watches, _, last) = begun(228).await;
     whole(&app, last).await;
     let asked = direct::asked_by_proxies(&up, PODS).len();

@@ -84,20 +84,20 @@ async fn back_behind_a_rolling_window(streams_lists: bool) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_window_that_is_shorter_than_a_list_costs_a_few_lists() {
+async fn event_window_shorter_than_list_causes_few_lists() {
     let lists = back_behind_a_rolling_window(true).await;
     assert!((1..=LISTS_MAX).contains(&lists), "{lists} lists");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn where_lists_are_not_streamed_the_watch_is_opened_before_the_list() {
+async fn watch_opens_before_list_without_watch_list_support() {
     let lists = back_behind_a_rolling_window(false).await;
     assert!((1..=LISTS_MAX).contains(&lists), "{lists} lists");
 }
 
 /// Many proxies meet the same window, and each recovers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn proxies_that_come_back_together_each_come_out() {
+async fn replicas_recover_from_short_event_window() {
     let up = Arc::new(demo::upstream().pods(50).seed(97).run().await);
     let mut apps = Vec::new();
     for _ in 0..8 {

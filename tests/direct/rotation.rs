@@ -30,7 +30,7 @@ async fn spoil(app: &App, dir: &Dir, file: &str, text: &str, what: &str) {
 }
 
 #[tokio::test]
-async fn a_new_certificate_is_for_new_connections() {
+async fn rotated_serving_certificate_applies_to_new_connections() {
     let up = demo::upstream().run().await;
     let (dir, old, new) = (Dir::new(), pair(), pair());
     let (certificate, key) = install(&dir, "tls", &old);
@@ -63,7 +63,7 @@ fn install_expired(dir: &Dir, name: &str) -> [String; 2] {
 
 /// Clients only see a failed handshake, so the operator must learn of it from logs, metrics and status.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn expired_serving_certificate_is_in_log_metrics_and_status() {
+async fn expired_serving_certificate_shows_in_log_metrics_and_status() {
     let up = demo::upstream().run().await;
     let dir = Dir::new();
     let [certificate, key] = install_expired(&dir, "tls");
@@ -114,7 +114,7 @@ async fn next(stream: &mut Incoming) -> String {
 }
 
 #[tokio::test]
-async fn new_credentials_are_for_new_requests() {
+async fn rotated_upstream_credentials_apply_to_new_requests() {
     let (dir, old, new, newer) = (Dir::new(), pair(), pair(), pair());
     let tls = Tls::self_signed(vec!["127.0.0.1".to_owned()], ClientCertificates::Requested).expect("a certificate");
     dir.file("ca.pem", tls.self_signed_pem().expect("we made it"));

@@ -54,7 +54,7 @@ fn is_metrics(answer: &Answer) -> bool {
 }
 
 #[tokio::test]
-async fn metrics_are_for_whom_upstream_allows_them_and_others_are_told_in_its_words() {
+async fn scrape_requires_token_with_metrics_permission() {
     let (up, dir) = (upstream().await, Dir::new());
     let app = asked(direct::app(&up), &dir).run().await;
     let unauthorized = (401, "Unauthorized".to_owned());
@@ -93,7 +93,7 @@ async fn metrics_are_for_whom_upstream_allows_them_and_others_are_told_in_its_wo
 }
 
 #[tokio::test]
-async fn a_scrape_asks_nothing_that_is_remembered_and_nobody_asks_when_there_is_none() {
+async fn repeated_scrapes_use_cached_reviews() {
     let (up, dir) = (upstream().await, Dir::new());
     let long = std::time::Duration::from_secs(600);
     let remembering = asked(direct::app(&up), &dir).with(|config| {
@@ -116,7 +116,7 @@ async fn a_scrape_asks_nothing_that_is_remembered_and_nobody_asks_when_there_is_
 }
 
 #[tokio::test]
-async fn guessed_tokens_cost_upstream_no_more_than_is_stated_and_keep_no_scraper_out() {
+async fn guessed_scrape_tokens_are_limited_and_block_no_valid_scraper() {
     let (up, dir) = (upstream().await, Dir::new());
     let app = asked(direct::app(&up), &dir)
         .with(|config| config.scrapes.as_mut().expect("asked").token_ttl = MOMENT)
@@ -148,7 +148,7 @@ async fn guessed_tokens_cost_upstream_no_more_than_is_stated_and_keep_no_scraper
 }
 
 #[tokio::test]
-async fn a_right_or_a_token_that_is_gone_reads_nothing_once_the_answer_is_forgotten() {
+async fn scrape_is_refused_after_revocation_or_review_outage() {
     let (up, dir) = (upstream().await, Dir::new());
     let quickly = |config: &mut Serve| {
         let scrapes = config.scrapes.as_mut().expect("asked");
@@ -186,7 +186,7 @@ async fn a_right_or_a_token_that_is_gone_reads_nothing_once_the_answer_is_forgot
 }
 
 #[tokio::test]
-async fn the_certificate_of_metrics_is_read_again_when_it_changes() {
+async fn metrics_certificate_reloads_when_files_change() {
     let (up, dir) = (upstream().await, Dir::new());
     let app = asked(direct::app(&up), &dir).run().await;
     assert!(is_metrics(&scrape(&app, "thyme").await));
@@ -208,7 +208,7 @@ async fn the_certificate_of_metrics_is_read_again_when_it_changes() {
 
 /// A certificate needs no TokenReview, and a browser that presents one for a web page is detected.
 #[tokio::test]
-async fn a_client_certificate_is_as_good_as_a_token() {
+async fn scrape_with_client_certificate_is_authorized() {
     let (up, dir) = (upstream().await, Dir::new());
     let (authority, stranger) = (Authority::new("clients", Some(YEAR)), Authority::new("strangers", Some(YEAR)));
     let app = scraped(direct::app(&up).for_certificates_of(&authority.pem, &dir)).run().await;
@@ -231,7 +231,7 @@ async fn a_client_certificate_is_as_good_as_a_token() {
 
 /// Guessed tokens on a widely reachable address do not reduce clients' review budget.
 #[tokio::test]
-async fn guesses_at_metrics_leave_clients_their_budget() {
+async fn guessed_scrape_tokens_do_not_use_client_review_budget() {
     let (up, dir) = (upstream().await, Dir::new());
     up.reviews().give("sage", "ada");
     up.reviews().allow("ada", "default");
@@ -248,7 +248,7 @@ async fn guesses_at_metrics_leave_clients_their_budget() {
 }
 
 #[test]
-fn a_token_is_never_taken_in_the_clear_and_all_that_is_wrong_is_said() {
+fn metrics_auth_without_tls_is_rejected_with_all_errors() {
     let check = |flags: &[&str]| run(&[&["config", "check"], flags].concat());
     let scraped = ["--metrics-bind-address", "0.0.0.0:10249", "--metrics-auth", "delegated"];
     let dir = Dir::new();
@@ -288,7 +288,7 @@ fn a_token_is_never_taken_in_the_clear_and_all_that_is_wrong_is_said() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_preflight_names_the_right_to_ask_about_scrapes() {
+async fn check_reports_missing_token_review_permission_for_scrapes() {
     let (up, dir) = (upstream().await, Dir::new());
     let file = kubeconfig(&dir, &up.url(), "").display().to_string();
     let config =

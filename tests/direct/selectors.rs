@@ -32,7 +32,7 @@ fn types_of<'a>(events: &'a [Event], key: &str) -> Vec<&'a str> {
 }
 
 #[tokio::test]
-async fn a_label_that_comes_and_goes_adds_and_deletes() {
+async fn label_change_emits_added_or_deleted() {
     let up = demo::upstream().pods(3).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
@@ -54,7 +54,7 @@ async fn a_label_that_comes_and_goes_adds_and_deletes() {
 
 /// A set-based selector considers both the previous and the current values of an object.
 #[tokio::test]
-async fn an_object_that_changes_within_a_set_is_told_once() {
+async fn change_within_set_selector_emits_one_event() {
     let up = demo::upstream().pods(3).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
@@ -64,7 +64,7 @@ async fn an_object_that_changes_within_a_set_is_told_once() {
 }
 
 #[tokio::test]
-async fn a_pod_that_is_bound_and_moved_leaves_one_node_and_enters_another() {
+async fn pod_node_change_emits_deleted_on_old_and_added_on_new() {
     let up = demo::upstream().pods(3).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
@@ -81,7 +81,7 @@ async fn a_pod_that_is_bound_and_moved_leaves_one_node_and_enters_another() {
 }
 
 #[tokio::test]
-async fn a_namespace_and_a_name_narrow_without_edges() {
+async fn watch_by_namespace_or_name_receives_only_matching_events() {
     let up = demo::upstream().pods(3).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
@@ -103,7 +103,7 @@ async fn a_namespace_and_a_name_narrow_without_edges() {
 
 /// Pods of `a-b` are not in `a`.
 #[tokio::test]
-async fn a_namespace_is_not_what_begins_with_its_name() {
+async fn namespace_prefix_does_not_match_longer_namespace() {
     let up = demo::upstream().pods(3).run().await;
     up.create_pod("a", "first");
     up.create_pod("a-b", "first");
@@ -156,7 +156,7 @@ static SELECTORS: LazyLock<Vec<(&str, &str)>> = LazyLock::new(|| {
 const UNSEEN: [(&str, &str); 3] = [("app=queue", ""), ("", "spec.nodeName=node-1"), ("app in (worker,queue)", "")];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_selector_sees_what_upstream_would_show_it() {
+async fn every_selector_watch_matches_upstream() {
     let up = demo::upstream().pods(120).seed(21).run().await;
     let mut history = History::begin(&up, PODS).await;
     let from = history.from;
@@ -181,7 +181,7 @@ fn joined(count: usize, each: impl Fn(usize) -> String) -> String {
 
 /// Selectors that cost no more than others if they are evaluated well, up to the length of a request line.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn however_much_is_asked_for_what_upstream_finds_is_found_here() {
+async fn long_selector_lists_match_upstream() {
     let up = demo::upstream().pods(120).seed(22).run().await;
     let app = direct::app(&up).run().await;
     let encoded = |text: &str| text.replace('!', "%21").replace('=', "%3D").replace(',', "%2C").replace(' ', "%20");
@@ -255,7 +255,7 @@ async fn expensive_list_selector_is_forwarded() {
 
 /// Ten thousand watches of one caller use no more memory with long selectors.
 #[tokio::test]
-async fn a_watch_with_a_long_selector_takes_the_place_of_several() {
+async fn long_selector_watch_uses_several_permits() {
     let up = demo::upstream().pods(3).run().await;
     let app = direct::app(&up).with(|config| config.serve.limits.watches_max = 10).run().await;
     let long = format!("app in ({})", joined(200, |n| format!("v{n:03}")));

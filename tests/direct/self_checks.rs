@@ -58,7 +58,7 @@ const MISTAKES: [Mistake; 4] = [
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_lost_ends_the_watches_and_the_next_list_is_right() {
+async fn self_check_mismatch_ends_watches_and_relists() {
     join_all(MISTAKES.map(async |(what, mistake)| {
         let up = demo::upstream().pods(0).run().await;
         up.create_pod("default", "kept");
@@ -86,7 +86,7 @@ async fn what_was_lost_ends_the_watches_and_the_next_list_is_right() {
 
 /// Under churn, no self-check finds a difference, and the watches stay open.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_followed_is_compared_again_and_again_and_no_watch_ends() {
+async fn repeated_self_checks_under_churn_end_no_watch() {
     let up = demo::upstream().pods(700).run().await;
     let app = direct::app(&up).with(|config| config.reflect.self_check = Some(OFTEN)).run().await;
     let watch = app.watch(PODS).initial_events().from(0).await;
@@ -128,7 +128,7 @@ async fn idle_proxy_sends_no_self_check_requests() {
 }
 
 #[tokio::test]
-async fn a_comparison_that_upstream_does_not_answer_holds_up_no_drain() {
+async fn unanswered_self_check_does_not_delay_drain() {
     let grace = Duration::from_secs(300);
     let up = demo::upstream().pods(6).run().await;
     let app = direct::app(&up).drain(grace).with(|config| config.reflect.self_check = Some(OFTEN)).run().await;

@@ -30,7 +30,7 @@ async fn ada_and_bob(up: &RunningUpstream, change: impl FnOnce(&mut Serve)) -> A
 }
 
 #[tokio::test]
-async fn many_spellings_of_one_token_have_one_share_of_the_watches() {
+async fn token_encodings_share_one_watch_limit() {
     let up = demo::upstream().pods(3).run().await;
     let app = ada_and_bob(&up, |config| config.serve.limits.watches_per_caller_max = SHARE).await;
     let mut open = Vec::new();
@@ -53,7 +53,7 @@ const AGENT: &str = "system:serviceaccount:agents:agent";
 
 /// All pods of a `DaemonSet` are one user. A runaway pod must not take the permits of the others.
 #[tokio::test]
-async fn the_pods_of_an_account_have_a_share_on_each_node() {
+async fn pods_of_one_account_have_separate_limit_per_node() {
     let up = demo::upstream().pods(3).run().await;
     let app = ada_and_bob(&up, |config| config.serve.limits.watches_per_caller_max = SHARE).await;
     for (token, node) in [("n1-old", "n1"), ("n1-new", "n1"), ("n2", "n2")] {
@@ -75,7 +75,7 @@ async fn the_pods_of_an_account_have_a_share_on_each_node() {
 
 /// An impersonated request counts against the impersonating user.
 #[tokio::test]
-async fn many_spellings_of_one_token_have_one_share_of_what_passes_through_whomever_it_names() {
+async fn token_encodings_share_one_forward_limit_when_impersonating() {
     let up = demo::upstream().pods(3).run().await;
     let app = ada_and_bob(&up, |config| config.serve.limits.streams_per_caller_max = SHARE).await;
     let watch = async |token: &str, whom: &str| -> Response<Incoming> {
@@ -94,7 +94,7 @@ async fn many_spellings_of_one_token_have_one_share_of_what_passes_through_whome
 
 /// Decisions are not cached here, so each request costs a review.
 #[tokio::test]
-async fn many_tokens_of_one_user_leave_questions_to_others() {
+async fn tokens_of_one_user_do_not_exhaust_review_budget_of_others() {
     let up = demo::upstream().pods(3).run().await;
     let app = ada_and_bob(&up, |config| {
         let auth = &mut config.delegated.auth;

@@ -13,7 +13,7 @@ use tokio::sync::Semaphore;
 use crate::direct::{self, ALLOWANCE, Ended, Event, PATIENCE, PODS, Protocol, Stub, in_time, stub};
 
 #[tokio::test]
-async fn an_idle_proxy_stops_at_once_and_leaves_nothing_open_upstream() {
+async fn idle_proxy_stops_immediately_and_closes_upstream_watches() {
     let up = demo::upstream().pods(3).run().await;
     // A drain longer than any pause of the machine shows that the shutdown does not wait for it.
     let grace = Duration::from_secs(600);
@@ -30,7 +30,7 @@ async fn an_idle_proxy_stops_at_once_and_leaves_nothing_open_upstream() {
 }
 
 #[tokio::test]
-async fn a_drained_watch_is_told_how_far_it_was() {
+async fn drained_watch_receives_final_bookmark() {
     let up = demo::upstream().pods(3).run().await;
     let nowhere = "/api/v1/namespaces/nowhere/pods";
     // If the machine stalls until the drain ends, this shows nothing. Then the test retries with a longer drain.
@@ -58,7 +58,7 @@ async fn a_drained_watch_is_told_how_far_it_was() {
 }
 
 #[tokio::test]
-async fn who_does_not_let_go_is_cut_at_the_deadline() {
+async fn stuck_watches_are_aborted_at_drain_deadline() {
     let up = demo::upstream().pods(100).seed(132).run().await;
     let grace = Duration::from_millis(700);
     let app = direct::app(&up).drain(grace).run().await;
@@ -77,7 +77,7 @@ async fn who_does_not_let_go_is_cut_at_the_deadline() {
 }
 
 #[tokio::test]
-async fn a_request_that_is_being_answered_is_answered_and_so_are_new_ones_until_it_is() {
+async fn drain_completes_requests_in_flight_and_serves_new_ones() {
     let gate: &'static Semaphore = Box::leak(Box::new(Semaphore::new(0)));
     let upstream = stub(move |request: Request<Incoming>| async move {
         if request.uri().path() == "/slow" {
@@ -119,7 +119,7 @@ async fn a_request_that_is_being_answered_is_answered_and_so_are_new_ones_until_
 }
 
 #[tokio::test]
-async fn a_second_start_on_the_same_socket_waits_for_the_first_to_leave() {
+async fn second_proxy_on_live_unix_socket_fails_to_start() {
     let up = demo::upstream().pods(3).run().await;
     let dir = direct::Dir::new();
     let path = dir.join("api.sock");
@@ -144,7 +144,7 @@ async fn a_second_start_on_the_same_socket_waits_for_the_first_to_leave() {
 }
 
 #[tokio::test]
-async fn readiness_ends_before_service_does() {
+async fn readiness_fails_before_watches_end_on_shutdown() {
     let up = demo::upstream().pods(3).run().await;
     let mut app = direct::app(&up).drain(PATIENCE).run().await;
     let watches = join_all((0..12).map(|_| app.watch(PODS).from(up.revision()).into_future())).await;

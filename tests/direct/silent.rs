@@ -53,7 +53,7 @@ async fn ends(io: &mut TcpStream) -> bool {
 }
 
 #[tokio::test]
-async fn whoever_says_nothing_makes_room_for_whoever_asks() {
+async fn connection_limit_evicts_oldest_silent_connection() {
     const ASKED: usize = 5;
     let listener = listener();
     let address = listener.local_address().expect("it is bound").to_string();
@@ -72,7 +72,7 @@ async fn whoever_says_nothing_makes_room_for_whoever_asks() {
 }
 
 #[tokio::test]
-async fn handshakes_that_are_not_begun_keep_nobody_out() {
+async fn unfinished_tls_handshakes_do_not_block_new_clients() {
     let (dir, names) = (Dir::new(), vec!["127.0.0.1".to_owned()]);
     let tls = Tls::self_signed(names, ClientCertificates::Requested).expect("a certificate");
     let ca = dir.file("ca.pem", tls.self_signed_pem().expect("we made it"));
@@ -93,7 +93,7 @@ async fn handshakes_that_are_not_begun_keep_nobody_out() {
 
 /// R-HOST-1: the remaining descriptors are for active clients and for upstream.
 #[tokio::test]
-async fn silent_connections_do_not_use_up_the_descriptors() {
+async fn silent_connections_do_not_exhaust_descriptors() {
     const DESCRIPTORS: usize = 80;
     let up = demo::upstream().pods(3).run().await;
     let dir = Dir::new();
@@ -112,7 +112,7 @@ async fn silent_connections_do_not_use_up_the_descriptors() {
 /// affected.
 #[cfg(target_os = "linux")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn when_no_connection_can_be_accepted_those_that_are_there_go_on_and_the_others_wait() {
+async fn open_connections_work_and_new_ones_wait_without_descriptors() {
     let up = demo::upstream().pods(3).run().await;
     let dir = Dir::new();
     let process = Process::serve(&dir, &up.url(), &[]).await;
@@ -163,7 +163,7 @@ async fn without_descriptor(process: &Process, more: &Mutex<Vec<TcpStream>>, so:
 /// R-HOST-1: no new client displaces them, and still they do not take descriptors that others need.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn those_who_ask_how_it_is_and_upstream_get_descriptors_of_the_silent() {
+async fn admin_and_upstream_connections_evict_silent_connections() {
     const SILENT: usize = 200;
     let up = demo::upstream().pods(3).run().await;
     let dir = Dir::new();
@@ -225,7 +225,7 @@ async fn connections_up_to_the_hard_descriptor_limit_are_accepted() {
 }
 
 #[tokio::test]
-async fn whoever_has_asked_and_idles_makes_room_and_a_stream_does_not() {
+async fn connection_limit_evicts_idle_connection_but_no_stream() {
     let listening = Listening::start(listener(), None, patient(PLACES));
     let mut streams = Vec::new();
     for protocol in [Protocol::Http1, Protocol::Http2] {
@@ -273,7 +273,7 @@ async fn unread_root(listening: &Listening) -> JoinHandle<Result<(), h2::Error>>
 }
 
 #[tokio::test]
-async fn whoever_does_not_read_an_answer_makes_room_for_whoever_asks() {
+async fn connection_limit_evicts_unread_connection() {
     let listening = Listening::start(listener(), None, patient(PLACES));
     let mut kept = Vec::new();
     for _ in 0..PLACES {
@@ -286,14 +286,14 @@ async fn whoever_does_not_read_an_answer_makes_room_for_whoever_asks() {
 }
 
 #[tokio::test]
-async fn a_connection_whose_answers_are_not_read_ends_after_a_while() {
+async fn connection_with_unread_response_closes_after_idle_timeout() {
     let limits = ConnectionLimits { idle_max: Duration::from_millis(100), ..ConnectionLimits::default() };
     let listening = Listening::start(listener(), None, limits);
     let _ = within("its end", unread_root(&listening).await).await.expect("no panic");
 }
 
 #[tokio::test]
-async fn an_idle_connection_is_told_to_go_and_one_with_a_stream_is_not() {
+async fn idle_timeout_closes_connection_without_open_stream() {
     let limits = ConnectionLimits { idle_max: Duration::from_millis(100), ..ConnectionLimits::default() };
     let listening = Listening::start(listener(), None, limits);
     let (idle, busy) = (listening.client().multiplexed().await, listening.client().multiplexed().await);
@@ -312,7 +312,7 @@ async fn an_idle_connection_is_told_to_go_and_one_with_a_stream_is_not() {
 }
 
 #[tokio::test]
-async fn a_connection_that_is_closed_looks_at_nothing_more() {
+async fn closing_connection_ignores_pipelined_requests() {
     let listening = Listening::start(listener(), None, ConnectionLimits::default());
     let io = listening.client().over(Protocol::Http2).connect().await.expect("a connection");
     let (sender, connection) = h2::client::handshake(io).await.expect("HTTP/2");

@@ -9,7 +9,7 @@ use verify::Promise;
 use crate::direct::{self, ALLOWANCE, Ended, History, PODS, Protocol, Watch};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_stuck_one_holds_up_nobody_and_gets_everything_when_it_reads_on() {
+async fn stuck_watch_delays_no_other_and_catches_up_within_window() {
     let up = demo::upstream().pods(100).seed(111).ring_events_max(20_000).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
@@ -27,7 +27,7 @@ async fn the_stuck_one_holds_up_nobody_and_gets_everything_when_it_reads_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_that_was_stuck_for_longer_than_the_ring_is_told_to_list_again() {
+async fn stuck_watch_beyond_window_gets_410() {
     let up = demo::upstream().pods(100).seed(112).ring_events_max(20_000).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).window_events(64).run().await;
@@ -48,7 +48,7 @@ async fn one_that_was_stuck_for_longer_than_the_ring_is_told_to_list_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_ring_of_one_event_never_skips() {
+async fn one_event_window_skips_no_event() {
     let up = demo::upstream().pods(50).seed(113).run().await;
     let witness = up.beside();
     let mut history = History::following(&witness, PODS).await;
@@ -74,7 +74,7 @@ async fn a_ring_of_one_event_never_skips() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stuck_stream_does_not_stall_its_neighbours_on_one_connection() {
+async fn stuck_http2_stream_does_not_stall_other_streams() {
     let up = demo::upstream().pods(100).seed(114).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
@@ -89,7 +89,7 @@ async fn a_stuck_stream_does_not_stall_its_neighbours_on_one_connection() {
 
 /// A client that closes its sending side counts as disconnected, as in Go's server (R-DOWNSTREAM-9).
 #[tokio::test]
-async fn a_client_that_ends_its_sending_side_alone_is_forgotten_at_once() {
+async fn half_closed_client_ends_watch_immediately() {
     let up = demo::upstream().pods(10).run().await;
     let app = direct::app(&up).run().await;
     let mut io = app.over(Protocol::Http1).connect().await.expect("a connection");
@@ -103,7 +103,7 @@ async fn a_client_that_ends_its_sending_side_alone_is_forgotten_at_once() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_is_forgotten_at_once() {
+async fn disconnected_client_ends_watch_immediately() {
     let up = demo::upstream().pods(10).run().await;
     let app = direct::app(&up).run().await;
     let from = up.revision();

@@ -29,7 +29,7 @@ async fn recording() -> (Stub, App) {
 }
 
 #[tokio::test]
-async fn nothing_behind_a_body_of_two_lengths_is_a_request() {
+async fn ambiguous_body_length_smuggles_no_request() {
     let (upstream, app) = recording().await;
     let body = format!("0\r\n\r\n{HIDDEN}");
     let length = format!("content-length: {}\r\n", body.len());
@@ -51,7 +51,7 @@ async fn nothing_behind_a_body_of_two_lengths_is_a_request() {
 }
 
 #[tokio::test]
-async fn a_connection_is_not_used_behind_an_upgrade_that_was_refused() {
+async fn refused_upgrade_closes_connection() {
     let (upstream, app) = recording().await;
     for protocol in ["websocket", "SPDY/3.1", "h2c", "other"] {
         for path in ["/version", "/api/v1/namespaces/default/pods/p/portforward"] {
@@ -81,7 +81,7 @@ async fn ask(io: &mut (impl AsyncRead + AsyncWrite + Unpin), path: &str, fields:
 /// The JDK's client offers `h2c` with each request, and continues in HTTP/1.1 on the same connection. Bytes before the
 /// response may be meant for HTTP/2.
 #[tokio::test]
-async fn connection_that_offers_h2c_stays_open() {
+async fn connection_remains_open_after_h2c_offer() {
     let (upstream, app) = recording().await;
     let offer = "connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n";
     let mut io = app.connect().await.expect("a connection");
@@ -102,7 +102,7 @@ async fn connection_that_offers_h2c_stays_open() {
 }
 
 #[tokio::test]
-async fn refused_connect_ends_its_connection() {
+async fn refused_connect_closes_connection() {
     let upstream = stub(|request: Request<Incoming>| async move {
         let status = if request.method() == Method::CONNECT { 403 } else { 200 };
         Ok(Stub::reply(status, request.uri().path().to_owned()))
@@ -118,7 +118,7 @@ async fn refused_connect_ends_its_connection() {
 
 /// The connection behaves as the response's Connection header announces.
 #[tokio::test]
-async fn answer_over_http10_says_that_it_ends_its_connection() {
+async fn http10_response_announces_connection_close() {
     let (upstream, app) = recording().await;
     for path in ["/version", "/api/v1/namespaces/default/pods/p/log"] {
         let fields = "host: localhost\r\nconnection: keep-alive\r\n";
@@ -131,7 +131,7 @@ async fn answer_over_http10_says_that_it_ends_its_connection() {
 
 /// These responses precede authentication, so each costs its sender a connection.
 #[tokio::test]
-async fn answer_before_authentication_ends_its_connection() {
+async fn response_before_authentication_closes_connection() {
     let (upstream, app) = recording().await;
     let hops = vec!["a"; 16].join(", ");
     let long = vec!["*"; 65].join(",");
@@ -152,7 +152,7 @@ async fn answer_before_authentication_ends_its_connection() {
 
 /// The fragment is not part of a request target. Without it the target is another one: a whole collection.
 #[tokio::test]
-async fn target_with_a_number_sign_is_refused() {
+async fn request_target_with_fragment_returns_400() {
     let (upstream, app) = recording().await;
     let collection = "/api/v1/namespaces/default/configmaps";
     let delete = format!("DELETE {collection}#/a HTTP/1.1\r\nhost: localhost\r\n\r\n");
@@ -170,7 +170,7 @@ async fn target_with_a_number_sign_is_refused() {
 
 /// Load balancers probe with HTTP/1.0 and without a Host header, which no browser does.
 #[tokio::test]
-async fn request_without_host_is_answered() {
+async fn http10_request_without_host_is_served() {
     let (upstream, app) = recording().await;
     let heard = say(&app, "GET /version HTTP/1.0\r\n\r\n").await;
     assert!(heard.starts_with("http/1.0 200"), "{heard}");
@@ -178,7 +178,7 @@ async fn request_without_host_is_answered() {
 }
 
 #[tokio::test]
-async fn a_request_that_can_be_read_in_two_ways_is_the_last_of_its_connection() {
+async fn ambiguous_request_returns_400_and_closes_connection() {
     let (upstream, app) = recording().await;
     for header in ["connection: impersonate-user", "x_remote_user: a", "host: other"] {
         let heard = say(&app, &format!("GET /version HTTP/1.1\r\nhost: localhost\r\n{header}\r\n\r\n{HIDDEN}")).await;
@@ -188,7 +188,7 @@ async fn a_request_that_can_be_read_in_two_ways_is_the_last_of_its_connection() 
 }
 
 #[tokio::test]
-async fn a_body_that_is_malformed_is_its_senders_fault() {
+async fn malformed_chunked_body_returns_400() {
     let echo = stub(|request: Request<Incoming>| async move {
         request.into_body().collect().await?;
         Ok(Stub::reply(200, "all of it"))
@@ -205,7 +205,7 @@ async fn a_body_that_is_malformed_is_its_senders_fault() {
 
 /// R-THREAT-9: a tunnel's credentials are not sent to the redirect target that upstream names.
 #[tokio::test]
-async fn a_tunnel_is_not_redirected() {
+async fn redirect_of_tunnel_returns_502() {
     let elsewhere = stub(|_| async { Ok(Stub::reply(200, "thank you")) }).await;
     let place = format!("{}/api/v1/namespaces/default/pods/p/portforward", elsewhere.url());
     let named = place.clone();

@@ -45,7 +45,7 @@ fn watch_path(rv: u64) -> String {
 }
 
 #[tokio::test]
-async fn a_handshake_is_judged_as_the_apiserver_judges_it() {
+async fn websocket_handshake_is_validated_like_apiserver() {
     let up = demo::upstream().pods(1).run().await;
     let app = direct::app(&up).run().await;
     let path = watch_path(up.revision());
@@ -71,7 +71,7 @@ async fn a_handshake_is_judged_as_the_apiserver_judges_it() {
 }
 
 #[tokio::test]
-async fn wrong_watches_are_refused_before_the_upgrade() {
+async fn invalid_websocket_watch_is_refused_before_upgrade() {
     let up = demo::upstream().pods(1).run().await;
     let app = direct::app(&up).run().await;
     for (query, code) in [("labelSelector=a%20in", 400), ("sendInitialEvents=true", 422), ("resourceVersion=abc", 500)]
@@ -83,7 +83,7 @@ async fn wrong_watches_are_refused_before_the_upgrade() {
 }
 
 #[tokio::test]
-async fn pings_are_answered_words_are_ignored_and_a_close_ends_the_watch() {
+async fn websocket_watch_handles_ping_text_and_close() {
     let up = demo::upstream().pods(1).run().await;
     let app = direct::app(&up).run().await;
     let mut request = format!("ws://localhost{}", watch_path(up.revision())).into_client_request().expect("a request");
@@ -103,7 +103,7 @@ async fn pings_are_answered_words_are_ignored_and_a_close_ends_the_watch() {
 }
 
 #[tokio::test]
-async fn an_oversized_word_costs_the_one_who_says_it() {
+async fn oversized_websocket_message_ends_only_its_watch() {
     let up = demo::upstream().pods(1).run().await;
     let app = direct::app(&up).run().await;
     let other = app.watch(PODS).from(up.revision()).over(Protocol::WebSocket).await;
@@ -146,7 +146,7 @@ async fn tunnels() -> (Stub, App) {
 
 /// R-MODE-1: a caller identified only by a local port cannot run commands in a pod.
 #[tokio::test]
-async fn a_loopback_port_does_not_run_commands_in_pods_unless_it_is_told_to() {
+async fn exec_and_attach_on_loopback_port_return_403() {
     let upstream = stub(|_| async { Ok(Stub::reply(200, "ran")) }).await;
     let app = direct::in_front_of(&upstream.url()).run().await;
     for verb in ["exec", "attach"] {
@@ -161,7 +161,7 @@ async fn a_loopback_port_does_not_run_commands_in_pods_unless_it_is_told_to() {
 }
 
 #[tokio::test]
-async fn a_loopback_port_leads_into_no_pod_service_or_node_unless_it_is_told_to() {
+async fn tunnel_paths_on_loopback_require_exec_on_loopback() {
     let upstream = stub(|_| async { Ok(Stub::reply(200, "reached")) }).await;
     let app = direct::in_front_of(&upstream.url()).unix().run().await;
     let told = direct::in_front_of(&upstream.url()).with(|config| config.serve.exec_on_loopback = true).run().await;
@@ -201,7 +201,7 @@ async fn a_loopback_port_leads_into_no_pod_service_or_node_unless_it_is_told_to(
 const EXEC: &str = "/api/v1/namespaces/default/pods/p/exec?command=sh&stdin=1";
 
 #[tokio::test]
-async fn a_tunnel_carries_every_byte_both_ways_and_its_ends() {
+async fn tunnel_forwards_all_bytes_and_half_close() {
     let (upstream, app) = tunnels().await;
     for protocol in ["websocket", "SPDY/3.1"] {
         let mut io = app.connect().await.expect("a connection");
@@ -230,7 +230,7 @@ async fn a_tunnel_carries_every_byte_both_ways_and_its_ends() {
 }
 
 #[tokio::test]
-async fn a_refused_tunnel_is_an_ordinary_answer_and_nothing_behind_it_goes_upstream() {
+async fn refused_tunnel_returns_403_and_tunnels_no_bytes() {
     let (upstream, app) = tunnels().await;
     let mut io = app.connect().await.expect("a connection");
     let path = EXEC.replace("/exec", "/attach");
@@ -257,7 +257,7 @@ async fn a_refused_tunnel_is_an_ordinary_answer_and_nothing_behind_it_goes_upstr
 }
 
 #[tokio::test]
-async fn a_watch_over_websocket_that_passes_through_is_a_tunnel() {
+async fn forwarded_websocket_watch_returns_upstream_response() {
     let up = demo::upstream().pods(1).run().await;
     let app = direct::app(&up).run().await;
     let table = "application/json;as=Table;v=v1;g=meta.k8s.io";

@@ -19,7 +19,7 @@ async fn of_two_storages(up: &RunningUpstream, other: &RunningUpstream) -> Stub 
 
 /// The version that proves pods current is one that config maps have passed already, and not their current one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_version_of_one_storage_proves_nothing_of_another() {
+async fn freshness_check_does_not_cross_storage_backends() {
     let (up, other) = (demo::upstream().pods(5).run().await, demo::upstream().pods(5).run().await);
     let server = of_two_storages(&up, &other).await;
     let app = direct::in_front_of(&server.url()).run().await;

@@ -70,7 +70,7 @@ pub async fn were_cut(stuck: &[Watch]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn their_time_is_up_whether_they_read_or_not() {
+async fn stuck_watches_are_cut_after_timeout_seconds() {
     let up = large().await;
     let app = impatient(&up, UNREAD).run().await;
     let mut were_stuck = false;
@@ -94,7 +94,7 @@ async fn their_time_is_up_whether_they_read_or_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_right_that_ends_ends_them() {
+async fn revoked_permission_ends_stuck_watches() {
     let up = large().await;
     up.reviews().give("a", "ada");
     up.reviews().allow("ada", "*");
@@ -112,7 +112,7 @@ async fn a_right_that_ends_ends_them() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_list_that_is_not_read_is_over_when_its_time_is() {
+async fn unread_list_is_cut_after_body_timeout() {
     let up = large().await;
     let body_max = Duration::from_secs(3);
     let app = impatient(&up, UNREAD).with(|config| config.serve.body_max = body_max).run().await;
@@ -136,7 +136,7 @@ async fn a_list_that_is_not_read_is_over_when_its_time_is() {
 
 /// A codec that may not send anything never polls the watch either.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_window_that_was_never_open_keeps_nothing() {
+async fn http2_watch_without_window_is_reset_after_timeout() {
     let up = large().await;
     let app = impatient(&up, UNREAD).run().await;
     // A machine may stall until their timeout, before they have started. Then they end without events.

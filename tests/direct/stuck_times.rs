@@ -8,7 +8,7 @@ use kube_fanout::serve::Unread;
 use crate::stuck::{UNREAD, impatient, large, nothing_is_kept_behind, stuck, were_cut};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_takes_nothing_for_a_while_is_over_before_its_time() {
+async fn stuck_watch_is_cut_after_initial_state_idle_timeout() {
     let up = large().await;
     let unread = Unread { state_idle_max: Duration::from_secs(12), ..UNREAD };
     let app = impatient(&up, unread).run().await;
@@ -18,7 +18,7 @@ async fn who_takes_nothing_for_a_while_is_over_before_its_time() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_drain_does_not_wait_for_them() {
+async fn drain_does_not_wait_for_stuck_watches() {
     let up = large().await;
     let drain = Duration::from_secs(20);
     let app = impatient(&up, UNREAD).drain(drain).run().await;

@@ -26,7 +26,7 @@ async fn gated(up: &RunningUpstream, plan: direct::Plan) -> App {
 }
 
 #[tokio::test]
-async fn requests_wait_for_the_first_list_and_are_served_by_it() {
+async fn requests_wait_for_initial_list_and_are_served_from_cache() {
     let up = demo::upstream().pods(8).run().await;
     let history = History::begin(&up, PODS).await;
     let app = gated(&up, direct::app(&up)).await;
@@ -56,7 +56,7 @@ async fn requests_wait_for_the_first_list_and_are_served_by_it() {
 }
 
 #[tokio::test]
-async fn those_who_have_waited_long_enough_pass_through_and_beyond_the_cap_are_told_to_come_again() {
+async fn lists_after_sync_timeout_are_forwarded_up_to_limit_else_429() {
     let up = demo::upstream().pods(8).run().await;
     let wait = Duration::from_millis(200);
     let app = gated(&up, direct::app(&up).sync_wait(wait).unready_forwards(3)).await;
@@ -86,7 +86,7 @@ async fn those_who_have_waited_long_enough_pass_through_and_beyond_the_cap_are_t
 }
 
 #[tokio::test]
-async fn watches_that_have_waited_long_enough_are_told_to_come_again_and_never_pass_through() {
+async fn watches_after_sync_timeout_get_429_and_are_not_forwarded() {
     let up = demo::upstream().pods(8).run().await;
     let plan = direct::app(&up).sync_wait(Duration::from_millis(100));
     let app = gated(&up, plan).await;
@@ -106,7 +106,7 @@ async fn watches_that_have_waited_long_enough_are_told_to_come_again_and_never_p
 }
 
 #[tokio::test]
-async fn one_resource_that_does_not_come_holds_up_no_other() {
+async fn unsynced_resource_does_not_delay_other_resources() {
     let up = demo::upstream().pods(8).run().await;
     up.faults().only("pods").answer(RequestKind::Watch, usize::MAX, 503, None);
     let app = direct::app(&up).sync_wait(Duration::from_secs(3)).run().await;
@@ -117,7 +117,7 @@ async fn one_resource_that_does_not_come_holds_up_no_other() {
 }
 
 #[tokio::test]
-async fn readiness_waits_for_what_is_preloaded() {
+async fn readiness_waits_for_preloaded_feeds() {
     let up = demo::upstream().pods(8).run().await;
     up.faults().hush_watches();
     let app = direct::app(&up).preload("widgets.demo.kube-fanout.io").run().await;

@@ -22,7 +22,7 @@ fn without_ages(table: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn identical_pages_that_are_asked_for_together_share_an_answer() {
+async fn identical_concurrent_table_pages_share_one_response() {
     let up = demo::upstream().pods(7).run().await;
     let app = direct::app(&up).run().await;
     app.discovered().await;
@@ -53,7 +53,7 @@ async fn identical_pages_that_are_asked_for_together_share_an_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn table_watches_share_a_stream_and_outlive_its_end() {
+async fn table_watches_share_one_stream_and_survive_reset() {
     let up = demo::upstream().pods(20).seed(5).run().await;
     let app = direct::app(&up).run().await;
     let from = up.revision();

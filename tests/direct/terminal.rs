@@ -153,7 +153,7 @@ fn assert_restored(said: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn screen_obeys_keys_and_restores_the_terminal() {
+async fn top_handles_keys_and_restores_terminal() {
     let up = demo::upstream().pods(20).run().await;
     let dir = Dir::new();
     let socket = dir.join("admin.sock");
@@ -189,7 +189,7 @@ async fn screen_obeys_keys_and_restores_the_terminal() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn signals_end_top_with_and_without_colours() {
+async fn signals_end_top_and_no_color_disables_colors() {
     let up = demo::upstream().pods(3).run().await;
     let app = direct::app(&up).run().await;
     let admin = app.admin_client().url();
@@ -213,7 +213,7 @@ async fn signals_end_top_with_and_without_colours() {
 
 /// Without a proxy, or without a terminal that can show a screen, there is none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn text_is_printed_without_a_usable_terminal() {
+async fn top_prints_plain_text_without_usable_terminal() {
     let up = demo::upstream().pods(3).run().await;
     let app = direct::app(&up).run().await;
     let admin = app.admin_client().url();

@@ -33,7 +33,7 @@ fn seen(up: &RunningUpstream, path: &str) -> (usize, usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn upstream_sees_nothing_of_a_leafs_clients_but_the_proofs_that_its_zone_asks_for() {
+async fn leaf_clients_cost_upstream_only_zone_freshness_checks() {
     let up = demo::upstream().pods(60).seed(71).run().await;
     let (_zone, leaf) = tiers(&up).await;
     let mut history = History::begin(&up, PODS).await;
@@ -67,7 +67,7 @@ async fn upstream_sees_nothing_of_a_leafs_clients_but_the_proofs_that_its_zone_a
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_bookmark_crosses_two_tiers_within_a_second_and_byte_for_byte() {
+async fn bookmark_passes_two_tiers_unchanged_within_one_second() {
     let up = demo::upstream().pods(3).run().await;
     let (zone, leaf) = tiers(&up).await;
     let from = up.revision();

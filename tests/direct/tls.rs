@@ -13,7 +13,7 @@ fn bind(address: &str) -> Listener {
 }
 
 #[tokio::test]
-async fn a_clients_certificate_comes_with_each_of_its_requests() {
+async fn client_certificate_is_passed_with_each_request() {
     let (dir, own) = (Dir::new(), pair());
     let names = vec!["127.0.0.1".to_owned()];
     let tls = Tls::self_signed(names, ClientCertificates::Requested).expect("a certificate");
@@ -30,7 +30,7 @@ async fn a_clients_certificate_comes_with_each_of_its_requests() {
 }
 
 #[tokio::test]
-async fn a_connection_that_is_closed_gives_its_last_answer_first() {
+async fn connection_sends_last_response_before_close() {
     let listening = Listening::start(bind("127.0.0.1:0"), None, ConnectionLimits::default());
     let client = listening.client().multiplexed().await;
     assert_eq!(client.get("/").await.status, 200);
@@ -43,7 +43,7 @@ async fn a_connection_that_is_closed_gives_its_last_answer_first() {
 }
 
 #[tokio::test]
-async fn a_unix_socket_is_for_its_own_users() {
+async fn unix_socket_rejects_other_uids() {
     let dir = Dir::new();
     let path = format!("unix:{}", dir.join("api.sock").display());
     let open = Listening::start(bind(&path), None, ConnectionLimits::default());
@@ -56,7 +56,7 @@ async fn a_unix_socket_is_for_its_own_users() {
 }
 
 #[tokio::test]
-async fn a_connection_ends_at_its_age_and_its_watch_goes_on() {
+async fn connection_age_limit_stops_requests_but_keeps_watch() {
     let up = demo::upstream().pods(2).run().await;
     let age = Duration::from_secs(2);
     let app = direct::app(&up).with(|config| config.connections.connection_age_max = age).run().await;

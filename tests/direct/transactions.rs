@@ -67,7 +67,7 @@ fn gone(watch: &Watch) -> Vec<String> {
 const GONE: [&str; 4] = ["leased/l0", "leased/l1", "leased/l2", "leased/l3"];
 
 #[tokio::test]
-async fn a_state_is_of_the_version_before_until_all_of_them_have_come() {
+async fn list_during_partial_transaction_has_previous_version() {
     for _ in 0..TRIES_MAX {
         if is_of_the_version_before().await {
             return;
@@ -110,7 +110,7 @@ async fn is_of_the_version_before() -> bool {
 }
 
 #[tokio::test]
-async fn who_has_seen_their_version_elsewhere_waits_for_all_of_them() {
+async fn read_at_transaction_version_waits_for_all_events() {
     let Amid { app, at, up: _up, watch: _watch, .. } = amid(|plan| plan).await;
     let path = format!("/api/v1/pods?resourceVersion={at}&resourceVersionMatch=NotOlderThan");
     let listed = direct::proven(&app, || path.clone()).await;
@@ -122,7 +122,7 @@ async fn who_has_seen_their_version_elsewhere_waits_for_all_of_them() {
 const REST_MAX: Duration = Duration::from_secs(3);
 
 #[tokio::test]
-async fn a_watch_whose_time_is_up_between_them_is_told_the_rest_first() {
+async fn timed_out_watch_receives_rest_of_transaction_first() {
     const LASTS: u32 = 6;
     for _ in 0..TRIES_MAX {
         // A machine may stall until the watch's timeout, before the stream is between them.
@@ -144,7 +144,7 @@ async fn a_watch_whose_time_is_up_between_them_is_told_the_rest_first() {
 const DRAIN: Duration = Duration::from_secs(12);
 
 #[tokio::test]
-async fn a_watch_that_is_sent_away_between_them_is_told_the_rest_first() {
+async fn drained_watch_receives_rest_of_transaction_first() {
     // If the machine stalls until the drain ends, this shows nothing, and the test retries.
     for _ in 0..TRIES_MAX {
         let Amid { app, watch, up: _up, .. } = amid(|plan| plan.drain(DRAIN)).await;
@@ -161,7 +161,7 @@ async fn a_watch_that_is_sent_away_between_them_is_told_the_rest_first() {
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_between_them_is_resumed_before_them() {
+async fn broken_stream_resumes_before_partial_transaction() {
     for _ in 0..TRIES_MAX {
         let Amid { up, app, watch, at, since } = amid(|plan| plan).await;
         up.faults().drop_connections();

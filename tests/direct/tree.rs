@@ -62,7 +62,7 @@ const DOCUMENTS: [(&str, &str); 8] = [
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_upstream_says_of_itself_reaches_any_number_of_leaves_by_one_question() {
+async fn zone_caches_discovery_documents_for_all_leaves() {
     let up = demo::upstream().run().await;
     let (zone, leaves) = tree(&up, 3).await;
     let get =
@@ -107,7 +107,7 @@ async fn what_upstream_says_of_itself_reaches_any_number_of_leaves_by_one_questi
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leaf_hears_by_its_zone_that_upstream_is_of_another_release() {
+async fn leaf_refreshes_objects_after_upstream_upgrade_through_zone() {
     let up = demo::upstream().pods(40).seed(81).run().await;
     let mut history = History::begin(&up, PODS).await;
     let (zone, leaves) = tree(&up, 2).await;
@@ -154,7 +154,7 @@ async fn a_leaf_hears_by_its_zone_that_upstream_is_of_another_release() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_proxy_says_to_proxies_whether_it_is_ready_itself() {
+async fn readyz_of_zone_reports_own_readiness_to_leaves() {
     let up = demo::upstream().run().await;
     let ready = zone(&up).run().await;
     ready.discovered().await;
@@ -215,7 +215,7 @@ async fn zone_that_hears(up: &RunningUpstream) -> (App, Client, Watch) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reviews_of_leaves_are_asked_for_once_and_by_who_may_until_rights_change() {
+async fn zone_caches_leaf_reviews_until_rbac_changes() {
     let up = demo::upstream().run().await;
     up.reviews().give("leaf", "system:node:leaf");
     up.reviews().give("nobody", "eve");
@@ -243,7 +243,7 @@ async fn reviews_of_leaves_are_asked_for_once_and_by_who_may_until_rights_change
 /// The zone keeps permissions from RBAC for open watches until RBAC changes, so upstream reviews them no more often
 /// than without a tree. A request always gets the current decision.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_rbac_gives_open_watches_is_told_to_them_until_rights_change_and_to_no_request() {
+async fn zone_keeps_rbac_decisions_for_watches_but_not_requests() {
     let up = demo::upstream().run().await;
     up.reviews().give("leaf", "system:node:leaf");
     up.reviews().allow("system:node:leaf", "*");
@@ -277,7 +277,7 @@ async fn what_rbac_gives_open_watches_is_told_to_them_until_rights_change_and_to
 /// The Node authorizer denies requests about a new pod until it has observed the pod. Through a zone, the pod's kubelet
 /// does not wait longer for that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_denied_for_now_is_asked_for_again_and_other_denials_are_kept() {
+async fn zone_retries_node_authorizer_denials_and_caches_others() {
     let up = demo::upstream().run().await;
     up.reviews().give("leaf", "system:node:leaf");
     up.reviews().allow("system:node:leaf", "*");
@@ -298,7 +298,7 @@ async fn what_is_denied_for_now_is_asked_for_again_and_other_denials_are_kept() 
 /// A leaf requests reviews about each of its clients. Its permission to do so is cached, because it grants no access to
 /// the cache.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whether_a_leaf_may_ask_is_asked_once_for_many_questions() {
+async fn zone_caches_leaf_permission_to_create_reviews() {
     let up = demo::upstream().run().await;
     up.reviews().give("leaf", "system:node:leaf");
     up.reviews().allow("system:node:leaf", "*");
@@ -321,7 +321,7 @@ async fn whether_a_leaf_may_ask_is_asked_once_for_many_questions() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn delegated_leaves_ask_the_zone_and_their_common_questions_are_one() {
+async fn zone_coalesces_reviews_of_delegated_leaves() {
     let up = demo::upstream().pods(3).run().await;
     up.reviews().give("a", "ada");
     up.reviews().allow("ada", "*");
@@ -350,7 +350,7 @@ async fn delegated_leaves_ask_the_zone_and_their_common_questions_are_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tables_of_all_leaves_are_one_stream_upstream() {
+async fn table_watches_of_all_leaves_share_one_upstream_stream() {
     let up = demo::upstream().pods(20).seed(83).run().await;
     let (_zone, leaves) = tree(&up, 3).await;
     let from = up.revision();
@@ -374,7 +374,7 @@ async fn tables_of_all_leaves_are_one_stream_upstream() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_asked_for_only_to_compare_is_answered_from_memory_or_not_at_all() {
+async fn zone_serves_leaf_checks_only_from_cache() {
     let up = demo::upstream().pods(5).run().await;
     let zone = zone(&up).run().await;
     let from = up.churn(3).await;
@@ -405,7 +405,7 @@ async fn what_is_asked_for_only_to_compare_is_answered_from_memory_or_not_at_all
 }
 
 #[tokio::test]
-async fn clients_cannot_pass_their_questions_for_those_of_a_proxy() {
+async fn client_cause_header_is_not_forwarded() {
     let up = demo::upstream().pods(2).run().await;
     let app = direct::app(&up).run().await;
     // The proxy sends this request with its own cause.

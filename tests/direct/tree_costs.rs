@@ -14,7 +14,7 @@ const READS: usize = 6;
 const READS_MAX: usize = 60;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_read_at_a_leaf_costs_its_zone_one_question() {
+async fn leaf_read_costs_zone_one_request() {
     let up = demo::upstream().pods(700).seed(82).run().await;
     let (_zone, leaves) = tree(&up, 1).await;
     let leaf = &leaves[0];

@@ -4,7 +4,7 @@ use crate::direct::Dir;
 use crate::process::run;
 
 #[test]
-fn invalid_arguments_of_try_are_rejected() {
+fn try_rejects_invalid_arguments() {
     let wrong = run(&["try", "--demo", "--script", "5s etcd"]);
     assert_eq!(wrong.code, Some(64), "{}", wrong.stderr);
     assert!(wrong.stderr.contains("expected apiserver, proxy or quit"), "{}", wrong.stderr);

@@ -3,7 +3,7 @@
 use crate::process::run;
 
 #[tokio::test]
-async fn apiserver_and_proxy_are_killed_and_nothing_is_lost() {
+async fn try_loses_no_event_when_apiserver_and_proxy_are_killed() {
     let script = "300ms apiserver, 2s proxy, 4s quit";
     let asked = ["try", "--demo", "--informers", "120", "--pods", "15", "--rate", "40", "--script", script];
     let output = tokio::task::spawn_blocking(move || run(&asked)).await.expect("no panic");

@@ -30,7 +30,7 @@ async fn failures(app: &direct::App) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_certificate_that_is_not_to_be_trusted_is_named_and_the_next_good_one_is_used() {
+async fn untrusted_upstream_certificate_returns_503_until_replaced() {
     let (up, signer) = (demo::upstream().pods(5).run().await, Signer::new());
     let front = Front::passing(up.address(), &signer.good()).await;
     for (what, pair, words) in wrong_ones(&signer) {
@@ -60,7 +60,7 @@ async fn a_certificate_that_is_not_to_be_trusted_is_named_and_the_next_good_one_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_server_whose_certificate_has_ended_gives_way_to_the_next() {
+async fn server_with_untrusted_certificate_fails_over_to_next() {
     let (up, signer) = (demo::upstream().pods(5).run().await, Signer::new());
     let good = Front::passing(up.address(), &signer.good()).await;
     for (what, pair, _) in wrong_ones(&signer) {

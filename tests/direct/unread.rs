@@ -125,7 +125,7 @@ fn queued_bytes(server: SocketAddr, client: SocketAddr) -> usize {
 
 /// A client that does not read uses little of the memory that the machine has for all connections (R-THREAT-11).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_kernel_holds_little_for_a_client_that_does_not_read() {
+async fn unread_connection_limits_kernel_send_buffer() {
     const HELD_MAX: usize = 256 << 10;
     let upstream = endless(watch::Sender::new(0)).await;
     let app = direct::in_front_of(&upstream.url()).run().await;
@@ -148,7 +148,7 @@ async fn the_kernel_holds_little_for_a_client_that_does_not_read() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_that_nobody_reads_gives_its_place_and_its_connection_back() {
+async fn unread_forwarded_response_times_out_and_frees_permit() {
     for protocol in [Protocol::Http1, Protocol::Http2] {
         let guests = watch::Sender::new(0);
         let upstream = endless(guests.clone()).await;
@@ -165,7 +165,7 @@ async fn an_answer_that_nobody_reads_gives_its_place_and_its_connection_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_that_is_read_for_too_long_is_cut_and_one_of_a_log_is_not() {
+async fn body_timeout_cuts_slow_response_but_not_followed_log() {
     let guests = watch::Sender::new(0);
     let upstream = endless(guests.clone()).await;
     let app = one_at_a_time(&upstream).await;
@@ -177,7 +177,7 @@ async fn an_answer_that_is_read_for_too_long_is_cut_and_one_of_a_log_is_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_body_that_never_comes_gives_its_place_back() {
+async fn incomplete_request_body_times_out_and_frees_permit() {
     let senders = watch::Sender::new(0);
     let upstream = endless_for(watch::Sender::new(0), senders.clone()).await;
     let app = one_at_a_time(&upstream).await;
@@ -211,7 +211,7 @@ async fn a_body_that_never_comes_gives_its_place_back() {
 
 /// An unauthenticated caller has this time limit for every request, streams included.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_in_particular_keeps_no_place_by_not_reading() {
+async fn unread_anonymous_stream_times_out_and_frees_permit() {
     let guests = watch::Sender::new(0);
     let upstream = endless(guests.clone()).await;
     let plan = direct::in_front_of(&upstream.url()).with(|config| {
@@ -231,7 +231,7 @@ async fn nobody_in_particular_keeps_no_place_by_not_reading() {
 
 /// A response instead of a requested tunnel has the same limit as any other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_answer_instead_of_a_tunnel_has_an_end() {
+async fn response_to_refused_tunnel_times_out() {
     let guests = watch::Sender::new(0);
     let upstream = endless(guests.clone()).await;
     let app = one_at_a_time(&upstream).await;
@@ -265,7 +265,7 @@ async fn with_little_room(up: &RunningUpstream) -> App {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_get_that_nobody_reads_is_over_in_time_and_gives_its_place_back() {
+async fn unread_cached_get_times_out_and_frees_permit() {
     let up = with_objects().await;
     let app = with_little_room(&up).await;
     let client = app.over(Protocol::Http2);
@@ -302,7 +302,7 @@ async fn a_get_that_nobody_reads_is_over_in_time_and_gives_its_place_back() {
 
 /// The response is buffered so that others could share it, and then not read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn shared_answers_that_nobody_reads_are_counted_and_beyond_that_nothing_is_read_for_them() {
+async fn unread_shared_responses_count_against_memory_limit() {
     let up = with_objects().await;
     let app = with_little_room(&up).await;
     let watch = app.watch(CONFIGMAPS).initial_events().await;

@@ -7,7 +7,7 @@ use crate::shut::{LARGE, MIDDLING, Shut, with_objects};
 const PER_CONNECTION: usize = 200;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn gets_that_nobody_reads_hold_no_memory_of_their_own() {
+async fn unread_gets_use_bounded_process_memory() {
     let (up, dir) = (with_objects().await, Dir::new());
     let file = dir.file("config", "limits: {listMebibytes: 16}");
     let process = Process::serve(&dir, &up.url(), &["--config", file.to_str().expect("a path")]).await;

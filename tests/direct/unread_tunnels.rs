@@ -10,7 +10,7 @@ use crate::process::Process;
 
 /// A port-forward whose client stops reading: unread data stays at its source.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tunnels_whose_client_stops_reading_hold_little_and_nobody_up() {
+async fn unread_tunnels_use_little_memory_and_block_no_client() {
     const TUNNELS: usize = 40;
     const BYTES: usize = 4 << 20;
     let up = demo::upstream().pods(1).run().await;

@@ -87,7 +87,7 @@ async fn assert_all_are_new(up: &RunningUpstream, app: &App, pods: usize) {
 }
 
 #[tokio::test]
-async fn after_a_resume_no_state_is_of_the_old_release_and_nobody_is_told_anything() {
+async fn upgrade_refreshes_cached_objects_without_watch_events() {
     let up = demo::upstream().pods(120).seed(61).run().await;
     let mut history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
@@ -117,7 +117,7 @@ async fn after_a_resume_no_state_is_of_the_old_release_and_nobody_is_told_anythi
 
 /// The list that mends a gap also refreshes the bytes.
 #[tokio::test]
-async fn after_a_mended_gap_all_is_new_without_another_list() {
+async fn backfilled_gap_after_upgrade_refreshes_objects_with_one_list() {
     let up = demo::upstream().pods(40).seed(62).run().await;
     let history = History::begin(&up, PODS).await;
     let app = direct::app(&up).run().await;
@@ -141,7 +141,7 @@ async fn after_a_mended_gap_all_is_new_without_another_list() {
 }
 
 #[tokio::test]
-async fn a_list_in_pages_that_began_before_goes_on_upstream() {
+async fn paginated_list_begun_before_upgrade_is_forwarded() {
     let up = demo::upstream().pods(40).seed(63).run().await;
     let app = direct::app(&up).run().await;
     assert_eq!(marks(&app.get(CACHED).await.text()), 0);
@@ -157,7 +157,7 @@ async fn a_list_in_pages_that_began_before_goes_on_upstream() {
 
 /// A restart of the same build is not an upgrade.
 #[tokio::test]
-async fn a_server_that_comes_back_as_it_was_is_not_listed() {
+async fn upstream_restart_of_same_build_causes_no_list() {
     let up = demo::upstream().pods(40).seed(64).run().await;
     let app = direct::app(&up).run().await;
     let open = watches(&app, up.revision()).await;
@@ -175,7 +175,7 @@ async fn a_server_that_comes_back_as_it_was_is_not_listed() {
 
 /// Old and new servers alternate at one address: each new stream may reach the other one.
 #[tokio::test]
-async fn servers_that_take_turns_are_not_listed_again_and_again() {
+async fn alternating_releases_cause_bounded_refresh_lists() {
     let up = demo::upstream().pods(20).seed(65).run().await;
     let app = direct::app(&up).sync_wait(Duration::from_millis(500)).run().await;
     direct::eventually("it is held", || async { app.get(CACHED).await.is_cached() }).await;

@@ -105,7 +105,7 @@ fn file(dir: &Dir, name: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_proxy_is_found_to_keep_its_promises() {
+async fn verify_passes_for_proxy() {
     let up = demo::upstream().run().await;
     let app = direct::app(&up).run().await;
     let dir = Dir::new();
@@ -124,7 +124,7 @@ async fn the_proxy_is_found_to_keep_its_promises() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_drops_repeats_or_tears_a_line_of_a_watch_or_falls_silent_is_found_and_shown() {
+async fn verify_detects_lost_repeated_torn_or_silent_watch_events() {
     let up = demo::upstream().run().await;
     let app = direct::app(&up).run().await;
     let json = ["--encodings", "json", "--duration", "5s", "--rate", "100"];
@@ -146,7 +146,7 @@ async fn whoever_drops_repeats_or_tears_a_line_of_a_watch_or_falls_silent_is_fou
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_that_go_from_server_to_server_are_judged_across_them() {
+async fn verify_checks_watches_that_move_between_servers() {
     let up = demo::upstream().run().await;
     let zone = direct::app(&up).run().await;
     let leaf = direct::in_front_of(&zone.url()).run().await;
@@ -183,7 +183,7 @@ fn judged_again(record: &Path, promise: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_run_in_which_little_happens_is_void_and_so_is_one_without_a_truth() {
+async fn verify_is_inconclusive_with_few_events_or_no_history() {
     let up = demo::upstream().run().await;
     let dir = Dir::new();
     let little = ["--rate", "0.2", "--duration", "1s", "--min-events", "2000"];
@@ -212,7 +212,7 @@ async fn compacted_etcd() -> Stub {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_truth_that_lost_its_history_judges_nothing() {
+async fn verify_is_inconclusive_if_etcd_history_is_compacted() {
     let (up, etcd) = (demo::upstream().run().await, compacted_etcd().await);
     let output = verify(&up.url(), &format!("etcd={}", etcd.url()), &Dir::new(), &["--duration", "5s"]).await;
     assert_eq!(output.code, Some(2), "{}{}", output.stdout, output.stderr);
@@ -220,7 +220,7 @@ async fn a_truth_that_lost_its_history_judges_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_fault_that_fails_is_told_and_a_run_without_one_that_works_is_void() {
+async fn verify_is_inconclusive_if_every_fault_command_fails() {
     let up = demo::upstream().run().await;
     let fault = ["--duration", "10s", "--fault", "echo no apiserver here >&2; false", "--fault-every", "1s", "1s"];
     let output = verify(&up.url(), &up.url(), &Dir::new(), &fault).await;
@@ -229,7 +229,7 @@ async fn a_fault_that_fails_is_told_and_a_run_without_one_that_works_is_void() {
 }
 
 #[test]
-fn wrong_usage_is_64_with_every_problem_at_once() {
+fn verify_exits_with_64_and_all_usage_errors() {
     let wrong = ["verify", "http://127.0.0.1:1", "--clients", "0", "--truth", "etcd=", "--namespaces", "99"];
     let output = run(&wrong);
     assert_eq!(output.code, Some(64), "{}", output.stderr);

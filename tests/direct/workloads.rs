@@ -72,7 +72,7 @@ fn excess(pod: &Value) -> Vec<String> {
 }
 
 #[test]
-fn pods_have_no_more_of_their_machine_than_they_need() {
+fn deployed_pods_have_minimal_host_privileges() {
     let mut pods = Vec::new();
     for (name, text) in deployed() {
         for document in documents(&text) {
@@ -108,7 +108,7 @@ fn pods_have_no_more_of_their_machine_than_they_need() {
 /// Proxies have a memory limit, half of which feeds use (src/config/memory.rs), probes, and a termination period that
 /// covers the drain.
 #[test]
-fn proxies_are_bounded_asked_how_they_are_and_given_the_time_to_end() {
+fn deployed_pods_have_limits_probes_and_grace_period() {
     for (name, text) in deployed() {
         for document in documents(&text) {
             let Some(pod) = pod_of(&document) else { continue };
@@ -129,7 +129,7 @@ fn proxies_are_bounded_asked_how_they_are_and_given_the_time_to_end() {
 }
 
 #[test]
-fn the_binary_takes_the_arguments_of_every_container_of_its_own() {
+fn deployed_container_arguments_are_valid() {
     for (name, text) in deployed() {
         for document in documents(&text) {
             let Some(pod) = pod_of(&document) else { continue };
@@ -165,7 +165,7 @@ fn selectors(document: &Value) -> Vec<&Value> {
 }
 
 #[test]
-fn what_selects_pods_selects_these_and_ports_are_those_of_the_configuration() {
+fn manifest_selectors_and_ports_match_configuration() {
     for (base, workload, parts) in [
         ("central", "deployment", &["service", "disruption", "network", "deployment"][..]),
         ("zone", "deployment", &["service", "disruption", "network", "deployment"]),
@@ -201,7 +201,7 @@ fn what_selects_pods_selects_these_and_ports_are_those_of_the_configuration() {
 }
 
 #[test]
-fn the_configurations_of_the_manifests_are_those_of_the_samples() {
+fn manifest_configurations_equal_samples() {
     for name in ["central", "node", "zone"] {
         let sample = text(&format!("config/{name}.yaml"));
         for copy in [format!("deploy/kustomize/{name}/config.yaml"), format!("deploy/chart/files/{name}.yaml")] {
@@ -211,7 +211,7 @@ fn the_configurations_of_the_manifests_are_those_of_the_samples() {
 }
 
 #[test]
-fn the_chart_has_the_version_of_the_crate_and_a_schema_for_each_of_its_values() {
+fn chart_version_matches_crate_and_schema_covers_values() {
     let parse = |name: &str| -> Value { serde_saphyr::from_str(&text(name)).expect("YAML") };
     let chart = parse("deploy/chart/Chart.yaml");
     for key in ["version", "appVersion"] {
@@ -229,7 +229,7 @@ fn the_chart_has_the_version_of_the_crate_and_a_schema_for_each_of_its_values() 
 }
 
 #[test]
-fn the_unit_of_systemd_has_the_socket_of_the_sample_and_no_more_than_it_needs() {
+fn systemd_unit_uses_sample_socket_and_is_hardened() {
     let (service, socket) = (text("deploy/systemd/kube-fanout.service"), text("deploy/systemd/kube-fanout.socket"));
     let said = |unit: &str, key: &str| -> Vec<String> {
         let of_key = |line: &str| line.strip_prefix(key)?.strip_prefix('=').map(str::to_owned);

@@ -60,7 +60,7 @@ async fn others_change(tree: &Tree) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_zone_that_is_not_as_far_is_no_storage_that_went_back() {
+async fn lagging_zone_is_not_mistaken_for_restored_storage() {
     let mut tree = tree(501).await;
     let elsewhere = others_change(&tree).await;
     assert!(reach(&tree.second).await < elsewhere, "nobody has told the second");
@@ -78,7 +78,7 @@ async fn a_zone_that_is_not_as_far_is_no_storage_that_went_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_zone_comes_as_far_as_those_who_come_to_it() {
+async fn zone_catches_up_with_resume_version_of_leaf() {
     let tree = tree(502).await;
     let elsewhere = others_change(&tree).await;
     assert!(reach(&tree.second).await < elsewhere);
@@ -90,7 +90,7 @@ async fn a_zone_comes_as_far_as_those_who_come_to_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_leaf_has_to_prove_is_proven_to_its_zone_once() {
+async fn leaf_freshness_check_costs_upstream_one_zone_check() {
     let tree = tree(503).await;
     let asked = |up: &RunningUpstream| direct::asked_by_proxies(up, PODS).len();
     for n in 0..3 {

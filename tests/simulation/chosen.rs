@@ -51,7 +51,7 @@ fn kept(plan: Plan) -> Kept {
 /// A silently dead upstream connection is detected by an unanswered ping or, without HTTP/2, by a silent stream (FU-2).
 /// Clients only notice the delay.
 #[test]
-fn connections_upstream_that_die_without_a_word_are_found_in_time() {
+fn silently_dead_upstream_connection_is_detected_in_time() {
     let at = Duration::from_secs(100);
     for (multiplexes, longest) in [(true, Duration::from_secs(50)), (false, Duration::from_secs(95))] {
         let faults = vec![Fault { at, lasts: Duration::from_secs(100), kind: FaultKind::DeadenUpstream }];
@@ -66,7 +66,7 @@ fn connections_upstream_that_die_without_a_word_are_found_in_time() {
 /// Without bookmarks a quiet stream counts as dead after 90 s, again and again. Each time, that costs a watch, and
 /// small requests whether the storage is the same. The state is not listed (FU-16).
 #[test]
-fn an_upstream_without_bookmarks_costs_a_few_questions_now_and_then() {
+fn upstream_without_bookmarks_causes_no_relist_when_quiet() {
     let (never, duration) = (Duration::from_secs(86_400), Duration::from_secs(1_800));
     let kept = kept(Plan { clients: 3, rate: 0.002, bookmark_period: never, duration, ..quiet_plan() });
     assert_eq!(kept.expired, 0);

@@ -24,7 +24,7 @@ pub fn with_panics<T>(run: impl FnOnce() -> T) -> (Option<T>, Vec<String>) {
 }
 
 #[test]
-fn a_panic_is_noticed_whoever_catches_it() {
+fn panic_is_recorded_even_if_caught() {
     let (ran, panics) = with_panics(|| catch_unwind(|| panic!("caught")).is_err());
     assert!(ran == Some(true) && panics.len() == 1 && panics[0].contains("caught"), "{panics:?}");
     let (ran, panics) = with_panics(|| panic!("not caught"));

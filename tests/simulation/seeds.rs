@@ -69,7 +69,7 @@ fn said(name: &str) -> Option<u64> {
 /// the folder that `SIMULATION_RECORDS` names; `SIMULATION_LOG` shows the application's log.
 #[test]
 #[expect(clippy::print_stdout, reason = "whoever runs it repeats it by what it says")]
-fn fresh_seeds_keep_every_promise() {
+fn fresh_seeds_keep_every_guarantee() {
     // 32 bits, so that a person can dictate the seed.
     let first = said("SIMULATION_SEED").unwrap_or(FIXED.start);
     let named = said("SIMULATION_SEEDS");
@@ -103,12 +103,12 @@ fn fresh_seeds_keep_every_promise() {
 }
 
 #[test]
-fn what_was_broken_once_is_kept() {
+fn formerly_failing_seeds_keep_every_guarantee() {
     assert_kept(ONCE_BROKEN.iter().map(|(seed, _)| *seed));
 }
 
 #[test]
-fn telling_seeds_keep_every_promise() {
+fn mutant_detecting_seeds_keep_every_guarantee() {
     let lacks = assert_kept(TELLING).lacks();
     assert!(lacks.is_empty(), "{}", lacks.join("\n"));
 }

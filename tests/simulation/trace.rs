@@ -35,7 +35,7 @@ fn normal(record: Value, began_ns: u64) -> Value {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_trace() {
+fn same_seed_gives_the_same_trace() {
     let mut differ = Vec::new();
     for seed in SEEDS {
         let (once, again) = (trace(seed), trace(seed));

@@ -49,7 +49,7 @@ fn problem(document: &str, behind: &str, text: impl Fn(&str) -> String) -> Optio
 }
 
 #[test]
-fn every_block_of_commands_is_run_or_says_why_not() {
+fn documented_command_blocks_are_tested_or_exempted() {
     let read = |name: &str| std::fs::read_to_string(files::root().join(name)).unwrap_or_default();
     let (mut count, mut found) = (0, Vec::new());
     for document in files::of_kind("md") {
@@ -64,7 +64,7 @@ fn every_block_of_commands_is_run_or_says_why_not() {
 }
 
 #[test]
-fn a_block_that_nobody_runs_is_found() {
+fn untested_command_block_is_reported() {
     let text =
         "a\n\n```sh\nls\n```\n\n<!-- Run by `tests/a.rs::b`. -->\n\n```text\nc\n```\n\n```yaml\nd: 1\n```\n\nNext.\n";
     let behind: Vec<_> = blocks(text).iter().map(|block| (block.first_line, block.behind)).collect();

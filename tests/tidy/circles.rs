@@ -153,13 +153,13 @@ fn circles<'a>(files: impl IntoIterator<Item = &'a File>) -> Vec<String> {
 }
 
 #[test]
-fn files_import_each_other_in_one_direction() {
+fn files_have_no_import_cycles() {
     let files = files::rust();
     assert_none("files that import each other in a circle", &circles(&files));
 }
 
 #[test]
-fn a_circle_is_found_however_it_is_written() {
+fn import_cycles_are_detected_in_every_syntax() {
     let file = |name: &str, text: &str| File { name: name.into(), text: text.into() };
     let below = "use super::b::B;";
     for (what, other) in [

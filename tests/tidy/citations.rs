@@ -180,7 +180,7 @@ fn joined(folder: &str, name: &str) -> String {
 }
 
 #[test]
-fn what_is_cited_can_be_found() {
+fn citations_resolve() {
     let known = Known::of(&files::of_kind("md"));
     assert!(known.ids.len() > 100, "the rules and promises were not found: {:?}", known.ids);
     let mut missing = Vec::new();
@@ -205,7 +205,7 @@ fn what_is_cited_can_be_found() {
 }
 
 #[test]
-fn every_rule_is_cited_outside_of_the_rules() {
+fn rules_are_cited_outside_the_rules_directory() {
     let mut uncited = Known::of(&files::of_kind("md")).ids;
     uncited.retain(|id, _| id.starts_with("R-"));
     assert!(uncited.len() > 100, "the rules were not found");
@@ -235,13 +235,13 @@ fn cited_rules(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_range_of_rules_cites_each_of_them() {
+fn rule_range_cites_every_included_rule() {
     let cited = cited_rules("as R-GET-1 and R-ACCEPT-2 to R-ACCEPT-4 say");
     assert_eq!(cited, ["R-GET-1", "R-ACCEPT-2", "R-ACCEPT-4", "R-ACCEPT-2", "R-ACCEPT-3"]);
 }
 
 #[test]
-fn no_id_stands_for_two_things() {
+fn ids_are_defined_once() {
     assert_none("ids that are defined twice", &Known::of(&files::of_kind("md")).defined_twice());
 }
 
@@ -257,7 +257,7 @@ fn example() -> Known {
 }
 
 #[test]
-fn a_planted_citation_of_nothing_is_found() {
+fn citation_of_missing_rule_or_section_is_reported() {
     let planted = [
         "the order (R-LIST-5) of items",
         "the order of R-SORT-1.",
@@ -284,7 +284,7 @@ fn a_planted_citation_of_nothing_is_found() {
 }
 
 #[test]
-fn what_can_be_found_or_only_looks_like_a_citation_is_not() {
+fn valid_citations_and_lookalikes_are_not_reported() {
     let fine = [
         "the order of items (R-LIST-4), W10 and W11b",
         "W10–W11b: both, `W10` and R-LIST-4.",
@@ -302,7 +302,7 @@ fn what_can_be_found_or_only_looks_like_a_citation_is_not() {
 }
 
 #[test]
-fn an_id_that_is_defined_twice_is_found_and_one_that_is_only_cited_is_not() {
+fn only_ids_defined_twice_are_reported() {
     assert_eq!(example().defined_twice(), Vec::<String>::new());
     let file = |name: &str, text: &str| File { name: name.to_owned(), text: text.to_owned() };
     let twice = Known::of(&[
@@ -317,7 +317,7 @@ fn an_id_that_is_defined_twice_is_found_and_one_that_is_only_cited_is_not() {
 }
 
 #[test]
-fn comments_are_told_from_strings_and_those_below_each_other_are_one() {
+fn adjacent_comment_lines_are_joined_and_strings_ignored() {
     let text = "//! One,\n//!\n//! two.\n\nconst A: &str = \"// none\"; // three\n/* four */ fn a() {}\n/// five";
     let comments = Source::parse("src/a.rs", text).comments;
     let expected = [(1, "One,\n \ntwo."), (5, "three"), (6, "/* four */"), (7, "five")];

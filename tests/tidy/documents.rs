@@ -14,7 +14,7 @@ type Names = BTreeSet<String>;
 const SERIES: [&str; 3] = ["src/admin/series.rs", "src/admin/cost.rs", "src/admin/process.rs"];
 
 #[test]
-fn every_metric_is_described_and_documented() {
+fn metrics_are_described_and_documented() {
     let (mut used, mut described) = (Names::new(), Names::new());
     for file in shipped() {
         let source = Source::parse(&file.name, &file.text);
@@ -46,7 +46,7 @@ fn is_metric(token: &Token) -> bool {
 }
 
 #[test]
-fn every_reason_is_documented() {
+fn reason_labels_are_documented() {
     let metrics = files::text("docs/METRICS.md");
     let reasons = labels("src/serve/route.rs", "ForwardReason");
     assert!(reasons.len() > 10, "the reasons were not found: {reasons:?}");
@@ -74,7 +74,7 @@ fn labels(file: &str, of: &str) -> Names {
 }
 
 #[test]
-fn every_flag_is_documented() {
+fn command_line_flags_are_documented() {
     let shared = "crates/fanoutctl/src/arguments/credentials.rs";
     flags_are_documented(&["src/config/serve_arguments.rs"], "docs/CONFIG.md");
     flags_are_documented(&["crates/fanoutctl/src/arguments/bench.rs", shared], "docs/tools/BENCH.md");
@@ -109,7 +109,7 @@ fn words_of(code: &str) -> Vec<String> {
 }
 
 #[test]
-fn links_lead_somewhere() {
+fn relative_links_in_documents_resolve() {
     let mut broken = Vec::new();
     for file in files::of_kind("md") {
         let folder = file.name.rsplit_once('/').map_or("", |(folder, _)| folder);
@@ -124,7 +124,7 @@ fn links_lead_somewhere() {
 }
 
 #[test]
-fn the_functions_that_documents_name_are_there() {
+fn functions_named_in_documents_exist() {
     let mut missing = Vec::new();
     for (document, at_least) in [
         ("docs/dev/PROMISES.md", 500),
@@ -149,7 +149,7 @@ fn the_functions_that_documents_name_are_there() {
 }
 
 #[test]
-fn every_promise_has_a_test_over_real_connections() {
+fn guarantees_have_a_test_over_real_connections() {
     let differences = files::text("docs/DIFFERENCES.md");
     let promised: Names = promises_of(section(&differences, "Promises")).map(|(id, _)| id.to_owned()).collect();
     assert!(promised.len() > 40, "the promises were not found");
@@ -181,7 +181,7 @@ fn unobserved(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn promise_without_a_test_over_connections_is_found() {
+fn guarantee_without_test_over_connections_is_reported() {
     let head = "| Id | Unit tests | Tests over connections |\n|---|---|---|\n";
     let rows = "| W1 | | `tests/direct/a.rs::b` |\n| W11b | `tests/direct/a.rs::b` | |\n\
         | L2 | | `src/a.rs::b` |\n| F3 | | `src/a.rs::b`, `tests/conformance/a.rs::b` |\n";
@@ -189,7 +189,7 @@ fn promise_without_a_test_over_connections_is_found() {
 }
 
 #[test]
-fn every_fault_is_injected_or_says_why_not() {
+fn documented_faults_are_injected_or_exempted() {
     let text = files::text("docs/dev/FAULTS.md");
     let (injected, rest) = text.split_once("## Not injected").expect("what is injected stands first");
     assert!(injected.lines().filter_map(fault).count() > 50, "the faults were not found");
@@ -222,14 +222,14 @@ fn own_id((id, _): (&str, &str)) -> String {
 }
 
 #[test]
-fn a_fault_that_nobody_accounts_for_is_found() {
+fn fault_without_test_or_reason_is_reported() {
     let injected = "| FU-1 | a | b | `src/a.rs::b` |\n| FU-2 | a | b | later |\n| FD-3 | a | b | `src/a.rs::b` |\n";
     let rest = "| FD-1 | a | Missing | |\n| FX-1 | a | | b |\n";
     assert_eq!(unaccounted(injected, rest), ["FU-2", "FX-1", "FD-2"]);
 }
 
 #[test]
-fn every_mutant_has_a_patch_and_a_test() {
+fn mutants_have_a_patch_and_a_test() {
     let document = files::text("docs/dev/PROMISES.md");
     let rows: Vec<_> = section(&document, "Mutants").lines().filter_map(numbered).collect();
     assert!(rows.len() > 20, "the mutants were not found");
@@ -256,7 +256,7 @@ fn names_its_judge(row: &str, promises: &str) -> bool {
 }
 
 #[test]
-fn a_judge_that_nobody_has_is_found() {
+fn unknown_or_missing_judge_of_a_mutant_is_reported() {
     let promises = "pub enum Promise {\n    Ordered,\n}\n";
     let names = |row: &str| names_its_judge(row, promises);
     assert!(names(" a | b | `tests/direct/a.rs::b` | Ordered |") && names(" a | b | `src/a.rs::b` | none |"));
@@ -314,7 +314,7 @@ fn assert_same(a: &str, of_a: &Names, b: &str, of_b: &Names) {
 }
 
 #[test]
-fn a_section_ends_at_the_next_heading_of_its_rank() {
+fn section_ends_at_next_heading_of_same_level() {
     let text = "# A\none\n## B\ntwo\n### C\nthree\n## D\nfour\n";
     assert_eq!(section(text, "B"), "two\n### C\nthree\n");
     assert_eq!(section(text, "D"), "four\n");

@@ -52,7 +52,7 @@ fn dependencies(manifest: &str) -> Vec<&str> {
 }
 
 #[test]
-fn crates_depend_on_each_other_in_one_direction() {
+fn crates_have_only_allowed_dependencies() {
     let mut found = Vec::new();
     for (name, allowed) in CRATES {
         let file = if name == "kube-fanout" { "Cargo.toml".to_owned() } else { format!("crates/{name}/Cargo.toml") };
@@ -137,7 +137,7 @@ fn names(source: &Source, at: usize) -> impl Iterator<Item = Import> {
 }
 
 #[test]
-fn a_planted_violation_is_found_wherever_it_is_written() {
+fn layer_violations_are_detected_in_every_syntax() {
     let planted = [
         ("wire/reader.rs", "use crate::cache::Event;"),
         ("wire.rs", "use crate::net::Address;"),
@@ -156,7 +156,7 @@ fn a_planted_violation_is_found_wherever_it_is_written() {
 }
 
 #[test]
-fn what_is_allowed_or_only_looks_like_an_import_is_not_found() {
+fn allowed_imports_and_lookalikes_are_not_reported() {
     let fine = [
         ("serve/frontend.rs", "use crate::{auth::Gate, cache::{Feeds, Lease}, net, serve::route};"),
         ("serve/frontend.rs", "pub(crate) fn f() {} // crate::reflect::Supervisor"),

@@ -29,7 +29,7 @@ fn is_function(path: &str) -> bool {
 }
 
 #[test]
-fn modules_that_answer_newcomers_questions_exist() {
+fn modules_named_in_contributing_exist() {
     let document = files::text("CONTRIBUTING.md");
     let rows: Vec<_> = section(&document, "Where is what").lines().filter(|line| line.contains("::")).collect();
     assert!(rows.len() >= 10, "{} questions were found", rows.len());
@@ -39,7 +39,7 @@ fn modules_that_answer_newcomers_questions_exist() {
 }
 
 #[test]
-fn functions_of_the_three_journeys_exist() {
+fn functions_named_in_contributing_exist() {
     let document = files::text("CONTRIBUTING.md");
     let journeys: Vec<_> = section(&document, "Three journeys").split("\n- **").skip(1).collect();
     assert_eq!(journeys.len(), 3, "the journeys were not found");
@@ -54,7 +54,7 @@ fn functions_of_the_three_journeys_exist() {
 }
 
 #[test]
-fn a_module_or_function_that_is_missing_is_found() {
+fn missing_module_or_function_is_reported() {
     assert!(is_module("serve::route") && is_module("kubeapi::status") && is_module("ForwardReason"));
     assert!(!is_module("serve::nowhere"));
     assert!(is_function("tests/tidy/journeys.rs::is_function"));

@@ -42,7 +42,7 @@ fn shared(types: BTreeMap<String, Vec<String>>) -> Vec<String> {
 }
 
 #[test]
-fn a_public_name_stands_for_one_thing() {
+fn public_type_names_are_unique() {
     let files = files::rust();
     let types = public_types(files.iter().filter(|file| file.is_source()));
     assert!(types.len() > 300, "the types were not found: {}", types.len());
@@ -50,7 +50,7 @@ fn a_public_name_stands_for_one_thing() {
 }
 
 #[test]
-fn a_name_that_is_used_twice_is_found() {
+fn duplicate_public_type_name_is_reported() {
     let file = |name: &str, text: &str| File { name: name.into(), text: text.into() };
     let files = [
         file("src/a.rs", "pub struct Lane; pub(super) enum Step {} struct Own; pub type Error = u8;"),

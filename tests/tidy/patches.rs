@@ -22,7 +22,7 @@ fn patches() -> Vec<File> {
 }
 
 #[test]
-fn every_patch_fits_the_code() {
+fn mutant_patches_apply_to_the_code() {
     let text = |file: &str| fs::read_to_string(files::root().join(file)).unwrap_or_default();
     let of = |patch: File| misfits(&patch.text, text).into_iter().map(move |why| format!("{}: {why}", patch.name));
     let violations: Vec<_> = patches().into_iter().flat_map(of).collect();
@@ -65,7 +65,7 @@ fn hunks(patch: &str) -> Vec<(&str, String)> {
 }
 
 #[test]
-fn a_patch_that_does_not_fit_is_found() {
+fn mutant_patch_that_does_not_apply_is_reported() {
     let patch = "--- a/src/a.rs\n+++ b/src/a.rs\n@@ -7,2 +7,2 @@\n one\n-two\n+three\n";
     let with = |text: &'static str| misfits(patch, move |_| text.to_owned());
     assert_eq!(with("zero\none\ntwo\n"), [""; 0]);

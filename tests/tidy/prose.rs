@@ -25,14 +25,14 @@ fn riddles(file: &File) -> Vec<String> {
 }
 
 #[test]
-fn doc_comments_begin_with_what_the_thing_is_or_does() {
+fn doc_comments_have_no_forbidden_opening() {
     let files = files::rust();
     let violations: Vec<_> = files.iter().flat_map(riddles).collect();
     assert_none("begin with what the thing is or does (CONTRIBUTING.md, \"Rules\")", &violations);
 }
 
 #[test]
-fn a_doc_comment_that_begins_with_a_riddle_is_found() {
+fn doc_comment_with_forbidden_opening_is_reported() {
     let text = [
         "//! Of a module.",
         "",

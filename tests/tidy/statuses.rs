@@ -49,7 +49,7 @@ fn made(source: &Source, at: usize, reads: bool) -> Option<String> {
 }
 
 #[test]
-fn statuses_are_made_where_clients_are_answered() {
+fn statuses_are_created_only_in_the_serve_layer() {
     let files = files::rust();
     let shipped = files.iter().filter(|file| file.name.starts_with("src/"));
     let found = shipped.flat_map(|file| {
@@ -60,7 +60,7 @@ fn statuses_are_made_where_clients_are_answered() {
 }
 
 #[test]
-fn a_status_that_is_made_below_is_found() {
+fn status_created_below_the_serve_layer_is_reported() {
     for (file, text, count) in [
         ("src/auth/authorizer.rs", "fn f() -> Status { why.status() }", 1),
         ("src/auth.rs", "use kubeapi::{Access, Status};", 1),

@@ -82,7 +82,7 @@ pub(crate) fn violations(file: &str, text: &str) -> Vec<(usize, String)> {
 }
 
 #[test]
-fn what_only_linux_has_is_found_where_every_system_would_see_it() {
+fn linux_only_code_without_cfg_is_reported() {
     let planted = [
         "use socket2::{SockFilter, SockRef};",
         "fn f() { socket.set_tcp_user_timeout(None); }",
@@ -101,7 +101,7 @@ fn what_only_linux_has_is_found_where_every_system_would_see_it() {
 }
 
 #[test]
-fn what_only_linux_sees_may_have_what_only_linux_has() {
+fn linux_only_code_with_cfg_is_allowed() {
     let fine = [
         ("src/net/linux.rs", "use socket2::SockFilter; const STAT: &str = \"/proc/self/stat\";"),
         (

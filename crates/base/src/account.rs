@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_dropped_is_given_back_and_what_is_copied_is_charged_again() {
+    fn charge_is_released_on_drop_and_added_again_on_clone() {
         let total = Account::new();
         let (one, other) = (Account::of(&total), Account::of(&total));
         let mut first = one.charge(100);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_charged_once_for_as_long_as_anybody_holds_a_part_of_them() {
+    fn kept_bytes_are_charged_once_until_the_last_slice_drops() {
         let account = Account::new();
         let kept = account.keep(Bytes::from_static(b"a long text"));
         let charged = account.bytes();

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn doubles_up_to_the_longest_wait() {
+    fn backoff_doubles_up_to_the_maximum() {
         let now = Instant::now();
         let mut backoff = Backoff::default();
         let waits: Vec<_> = (0..8).map(|_| backoff.failed(now)).collect();
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_is_asked_again_ever_more_rarely() {
+    fn refused_requests_retry_with_backoff_up_to_one_hour() {
         let waits = |times| Waits::REFUSED.after(times).as_secs_f64();
         assert!((waits(1) - 30.0).abs() < 0.001);
         for (times, longest) in (2..).zip([60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 3600.0, 3600.0]) {
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_success_does_not_reset_it_and_a_long_one_does() {
+    fn backoff_resets_only_after_a_long_success() {
         let start = Instant::now();
         let mut backoff = Backoff::default();
         for _ in 0..6 {

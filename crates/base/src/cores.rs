@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn places_are_shared_out_and_a_task_stays_where_it_is() {
+    fn places_are_balanced_and_tasks_never_leave_their_core() {
         let cores = Cores::start(3).expect("threads");
         let places: Vec<_> = (0..6).map(|_| cores.place().expect("a core")).collect();
         let (say, said) = mpsc::channel();
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn tasks_that_come_when_others_have_gone_are_shared_out_too() {
+    fn new_places_are_balanced_after_earlier_ones_are_dropped() {
         let cores = Cores::start(3).expect("threads");
         let mut numbers: Vec<_> = (0..6).map(|_| cores.place().expect("a core").number).collect();
         numbers.sort_unstable();
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_has_panicked_gets_no_tasks() {
+    fn panicked_core_receives_no_new_tasks() {
         struct Panics;
         impl std::task::Wake for Panics {
             fn wake(self: Arc<Self>) {
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_rung_for_is_woken_by_its_own_thread_however_often() {
+    fn every_waker_runs_in_order_on_the_thread_of_its_core() {
         struct Noted(mpsc::Sender<(usize, Option<usize>)>, usize);
         impl std::task::Wake for Noted {
             fn wake(self: Arc<Self>) {
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn the_threads_end_with_the_last_clone_and_drop_their_tasks() {
+    fn dropping_last_clone_ends_threads_and_drops_tasks() {
         let cores = Cores::start(2).expect("threads");
         let (held, dropped) = mpsc::channel::<()>();
         let place = cores.place().expect("a core");
@@ -316,12 +316,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_runtime_of_one_thread_has_none_beside_it() {
+    async fn single_threaded_runtime_starts_no_cores() {
         assert!(Cores::beside_runtime().expect("nothing is started").place().is_none());
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-    async fn a_runtime_of_several_has_as_many() {
+    async fn multi_threaded_runtime_starts_one_core_per_worker() {
         assert_eq!(Cores::beside_runtime().expect("threads").0.all.len(), 3);
     }
 }

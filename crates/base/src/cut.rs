@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn whoever_runs_it_hears_of_it_and_the_first_reason_counts() {
+    async fn cut_wakes_the_running_task_and_keeps_the_first_reason() {
         let cut = Cut::default();
         let heard = tokio::spawn({
             let cut = cut.clone();

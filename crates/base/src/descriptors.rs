@@ -40,7 +40,7 @@ mod tests {
     struct Outer(#[source] io::Error);
 
     #[test]
-    fn a_lack_of_descriptors_is_found_below_what_it_made_fail() {
+    fn descriptor_exhaustion_is_found_in_the_error_source_chain() {
         for (errno, expected) in [(Errno::MFILE, true), (Errno::NFILE, true), (Errno::CONNREFUSED, false)] {
             let error = || io::Error::from_raw_os_error(errno.raw_os_error());
             assert_eq!(lacks_descriptor(&error()), expected, "{errno:?}");

@@ -167,7 +167,7 @@ mod tests {
     const GRACE: Duration = Duration::from_secs(20);
 
     #[tokio::test(start_paused = true)]
-    async fn waits_for_every_holder() {
+    async fn drain_waits_for_every_holder() {
         let (trigger, watch) = DrainTrigger::new();
         let mut holder = watch.clone();
         drop(watch);
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn gives_up_at_the_deadline() {
+    async fn drain_gives_up_at_the_deadline() {
         for seconds in [0, 1, 5, 20, 600] {
             let (trigger, watch) = DrainTrigger::new();
             let _held = watch.hold();
@@ -202,7 +202,7 @@ mod tests {
 
     /// However long the drain is, the server is unavailable for two seconds at most.
     #[tokio::test(start_paused = true)]
-    async fn closes_last_and_not_for_long() {
+    async fn drain_ends_with_a_closing_phase_of_at_most_two_seconds() {
         for (grace, held, leaving, closing) in [(20, 100, 18, 2), (600, 1_000, 598, 2), (5, 100, 4, 1), (20, 3, 3, 2)] {
             let (trigger, mut watch) = DrainTrigger::new();
             let (began, seconds) = (Instant::now(), Duration::from_secs);
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_comes_during_a_drain_stays_until_it_closes_and_does_not_delay_it() {
+    async fn late_client_is_served_until_closing_without_delaying_drain() {
         let (trigger, watch) = DrainTrigger::new();
         let (mut early, under_way) = (watch.clone(), watch.under_way());
         let draining = tokio::spawn(trigger.drain(GRACE));
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn connections_are_told_before_anything_on_them_ends() {
+    async fn drain_notifies_connections_before_their_streams_end() {
         let (trigger, watch) = DrainTrigger::new();
         let notices: Vec<_> = (0..100).map(|_| watch.my_notice()).collect();
         let began = Instant::now();
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn without_a_trigger_nobody_has_a_moment_of_its_own() {
+    async fn watch_without_trigger_has_no_drain_interval() {
         let (trigger, mut watch) = DrainTrigger::new();
         drop(trigger);
         assert_eq!(watch.slots().await, None);

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn first_failure_is_logged_and_later_ones_are_summed_up() {
+    fn first_failure_is_logged_and_later_ones_are_counted() {
         let (limit, start) = (LogLimit::default(), Instant::now());
         assert_eq!(limit.unlogged(start), None);
         assert_eq!(limit.failed(start), Some(1));

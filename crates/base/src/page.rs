@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn url_is_read_with_and_without_path() {
+    fn url_parses_with_and_without_path() {
         let tcp = |place: &str, path: Option<&str>| Ok((PagePlace::Tcp(place.to_owned()), path.map(str::to_owned)));
         for (url, expected) in [
             ("http://127.0.0.1:10256", tcp("127.0.0.1:10256", None)),

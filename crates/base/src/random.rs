@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_test_draws_the_same_numbers_in_every_run() {
+    fn random_numbers_in_tests_are_the_same_in_every_run() {
         let draw = || (f64().to_bits(), u32(..), u64(1..=6), usize(..10));
         let here = draw();
         assert_eq!(std::thread::spawn(draw).join().expect("no panic"), here);

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn reason_is_the_current_one() {
+    fn pending_condition_reports_its_current_reason() {
         let (ready, why) = (Ready::new(), Arc::new(Mutex::new(None)));
         let shown = why.clone();
         let guard = ready.register("discovery").because(move || shown.lock().clone());

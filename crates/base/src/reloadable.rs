@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clones_share_and_what_was_taken_stays() {
+    fn set_updates_all_clones_but_not_earlier_snapshots() {
         let here = Reloadable::new(1);
         let (there, taken) = (here.clone(), here.get());
         assert_eq!(here.replaced(&taken).now_or_never(), None);

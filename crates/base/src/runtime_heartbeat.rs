@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_runtime_that_beats_is_not_silent_and_one_that_does_not_is_lost_in_time() {
+    async fn runtime_is_lost_only_after_its_heartbeat_stops() {
         let heartbeat = RuntimeHeartbeat::new();
         let (_other, beating) = (tokio::spawn(heartbeat.beat()), tokio::spawn(heartbeat.beat()));
         for _ in 0..100 {

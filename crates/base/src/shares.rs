@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_share_lasts_as_long_as_a_place_of_it() {
+    fn semaphore_persists_while_one_of_its_permits_is_in_use() {
         let shares = Shares::<u32>::new(2);
         let first = shares.of(&1).try_acquire_owned().expect("a place");
         assert_eq!((shares.of(&1).available_permits(), shares.of(&2).available_permits()), (1, 2));
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn unused_shares_are_forgotten() {
+    fn unused_semaphores_are_removed() {
         let shares = Shares::<usize>::new(1);
         let held: Vec<_> = (0..10).map(|holder| shares.of(&holder)).collect();
         (10..10 * KEPT_MAX).for_each(|holder| drop(shares.of(&holder)));

@@ -182,7 +182,7 @@ mod tests {
     use crate::CoreWaker;
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn connections_are_spread_and_all_else_stays_at_home_wherever_it_is_spawned() {
+    async fn spawn_uses_the_home_runtime_even_when_called_on_a_core() {
         let tasks = Tasks::beside(Cores::start(2).expect("threads"));
         let (say, mut said) = mpsc::unbounded_channel();
         let told = |what: &'static str| {
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_needed_task_that_panics_is_missed_and_no_other_is() {
+    async fn only_a_panicked_needed_task_is_reported_as_lost() {
         let tasks = Tasks::new();
         tasks.spawn("one of many", async { panic!("nobody minds") });
         tasks.spawn_needed("ended", async {});
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn tasks_end_with_their_owner_and_none_begins_later() {
+    async fn join_ends_all_tasks_and_later_spawns_never_run() {
         let tasks = Tasks::new();
         let (tx, mut told) = oneshot::channel();
         let held = Held(Some(tx));

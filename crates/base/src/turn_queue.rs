@@ -249,7 +249,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn holders_take_turns_and_a_holders_own_are_in_order() {
+    async fn turns_are_round_robin_by_holder_and_in_order_within_one() {
         let (turns, notes) = (TurnQueue::new(1, |_| false), Arc::<Mutex<String>>::default());
         let first = turns.wait('z').await;
         let work = async |holder: char, name: char| {
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_holder_has_all_of_them_unless_it_has_one_at_a_time() {
+    async fn holder_can_use_all_turns_unless_limited_to_one() {
         for (has_one, had) in [((|_| false) as fn(&u8) -> bool, 3), (|holder| *holder == 1, 1)] {
             let turns = TurnQueue::new(3, has_one);
             let held: Vec<_> = (0..5).filter_map(|_| turns.wait(1).now_or_never()).collect();
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_has_just_come_waits_for_one_turn_of_whoever_has_many() {
+    async fn new_holder_waits_for_only_one_turn_of_a_busy_holder() {
         let turns = TurnQueue::new(1, |_| false);
         let mut turn = turns.wait(1).await;
         let mut many: VecDeque<_> = (0..100).map(|_| turns.wait(1)).collect();

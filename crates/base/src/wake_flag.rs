@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn it_wakes_the_task_that_looked_last_each_time() {
+    fn wake_flag_wakes_the_task_that_polled_last() {
         let tasks: [Arc<Woken>; 2] = Default::default();
         let wakers = tasks.clone().map(Waker::from);
         let woken = || tasks.each_ref().map(|task| task.0.load(Ordering::Relaxed));

@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_median_is_in_the_middle() {
+    fn median_of_even_count_averages_the_middle_values() {
         assert_eq!(median(vec![]), None);
         assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), Some(2.5));
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn sides_are_compared_within_a_variant_and_variants_within_a_side() {
+    fn ratios_compare_sides_per_variant_and_variants_per_side() {
         let cells = [cell("few", "A", 8.0), cell("few", "B", 2.0), cell("many", "A", 16.0), cell("many", "B", 3.0)];
         let ratios = ratios(&cells);
         let found: Vec<_> = ratios

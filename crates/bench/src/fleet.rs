@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_stuck_and_the_slow_are_as_many_as_was_said() {
+    fn stuck_and_slow_watchers_match_the_planned_share() {
         let plan = Plan { stuck: 30, slow: 10, ..Plan::default() };
         let roles: Vec<_> = (0..1000).map(|lane| role(lane, &plan)).collect();
         let count = |wanted: WatcherRole| roles.iter().filter(|role| **role == wanted).count();

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_is_expected_to_see_what_it_asks_for() {
+    fn expected_event_count_matches_the_watch_selector() {
         let objects = WorkloadObjects::of(&plan(&json!({"objects": 6, "namespaces": 2, "spread": 3})));
         let written = WriteCounts::new(&objects, vec![1, 2, 3, 4, 5, 6]);
         let rows = [

@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_said_is_a_plan() {
+    fn empty_plan_equals_the_default() {
         assert_eq!(of(&json!({})).unwrap(), Plan::default());
     }
 
@@ -326,14 +326,14 @@ mod tests {
     }
 
     #[test]
-    fn later_layers_win() {
+    fn later_layers_override_earlier_ones() {
         let (file, flags) = (json!({"watches": 5, "rate": "max"}), json!({"watches": 7}));
         let plan = Plan::of_layers([&file, &flags].map(|layer| layer.as_object().unwrap())).unwrap();
         assert_eq!((plan.watches, plan.rate), (7, Rate::Max));
     }
 
     #[test]
-    fn groups_inherit_what_they_do_not_say() {
+    fn groups_inherit_unset_options_from_the_plan() {
         let groups = json!([{"watches": 2, "select": "node"}, {"watches": 3, "path": "/api/v1/services"}]);
         let plan = of(&json!({"groups": groups, "encoding": "protobuf", "select": "label"})).unwrap();
         let kinds = plan.kinds();

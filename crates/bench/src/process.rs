@@ -128,12 +128,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_generator_knows_what_it_spends() {
+    fn generator_measures_its_own_cpu_time() {
         assert!(own_cpu() > Duration::ZERO);
     }
 
     #[test]
-    fn what_metrics_say_is_read() {
+    fn cpu_and_memory_are_parsed_from_metrics() {
         let text = "# HELP x\nprocess_cpu_seconds_total 1.5\nprocess_resident_memory_bytes 1.048576e+06\n";
         let sample = of_metrics(text);
         assert_eq!((sample.cpu, sample.resident_bytes), (Some(Duration::from_millis(1500)), Some(1 << 20)));

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn report_is_complete_and_loads_nothing() {
+    fn report_is_complete_and_loads_no_external_resources() {
         let page = html(&results());
         assert!(!page.contains("{{"), "a place was not filled");
         for outside in ["src=", "href=", "url(", "@import", "<script", "<link", "<iframe", "<object"] {
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn percentiles_are_ordered() {
+    fn percentile_axis_positions_increase() {
         assert!(nines(50.0) < nines(90.0) && nines(99.99) < nines(100.0));
         assert!((nines(99.0) - 2.0).abs() < 1e-9);
     }

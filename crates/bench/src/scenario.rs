@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn every_file_is_embedded() {
+    fn every_scenario_file_is_embedded() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../benches/scenarios");
         let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
         let mut names: Vec<_> = files.collect();
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_override_variants_and_variants_override_the_rest() {
+    fn flags_override_variants_and_variants_override_the_scenario() {
         let text = "watches: 5\nobjects: 7\nvariants:\n- name: a\n- {name: b, watches: 6, rate: max}\n";
         let scenario = Scenario::parse("x", text).unwrap();
         let flags = serde_json::json!({"objects": 8});

@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_shards_have_is_summed_up() {
+    fn tally_sums_counts_and_latencies_of_all_shards() {
         let tally = Tally::new(0);
         for n in 0..100 {
             let mut shard = tally.shard(n);

@@ -99,7 +99,7 @@ mod tests {
     use crate::Figures;
 
     #[test]
-    fn different_ciphers_are_reported() {
+    fn different_cipher_suites_print_a_warning() {
         type Sides = [(&'static str, Option<&'static str>)];
         let outcome = |(side, cipher): &(&str, Option<&'static str>)| RunOutcome {
             side: (*side).to_owned(),

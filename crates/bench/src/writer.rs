@@ -238,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_put_is_the_object_at_another_time() {
+    fn put_body_sets_write_time_and_drops_resource_version() {
         let body =
             br#"{"metadata":{"resourceVersion":"7","annotations":{"kube-fanout.io/written-at-ns":"0","b":"c"}}}"#;
         let text = String::from_utf8(Template::of(body).unwrap().at(42).to_vec()).unwrap();

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_survive_a_round_trip() {
+    fn rfc3339_times_round_trip() {
         for seconds in [0, 951_782_400, 1_709_164_799, 1_709_251_200, 1_785_000_000, 4_102_444_799] {
             assert_eq!(parse_rfc3339(&rfc3339(seconds)), Some(seconds));
         }

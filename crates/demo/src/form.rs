@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_best_clause_that_we_can_serve_wins() {
+    fn best_supported_accept_clause_wins() {
         let table = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io";
         for (header, form) in [
             ("", Form::Plain),
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn what_we_do_not_write_is_406() {
+    fn unsupported_media_type_returns_406() {
         let widgets = &KINDS[by_plural("widgets").unwrap()];
         let refused =
             |kind, header| Form::negotiated(Some(header), kind, false).err().map(|status: DemoStatus| status.code);

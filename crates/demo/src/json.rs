@@ -289,13 +289,13 @@ mod tests {
     }
 
     #[test]
-    fn order_is_kept_and_strings_are_escaped_as_go_does() {
+    fn key_order_is_kept_and_strings_are_escaped_as_in_go() {
         assert_eq!(rewritten(r#"{"b": 1, "a": [true, null, -2, 1.5]}"#), r#"{"b":1,"a":[true,null,-2,1.5]}"#);
         assert_eq!(rewritten(r#""a<b>&\u2028\u0001\n\"é""#), "\"a\\u003cb\\u003e\\u0026\\u2028\\u0001\\n\\\"é\"");
     }
 
     #[test]
-    fn sorting_reaches_every_level() {
+    fn sort_orders_keys_at_every_level() {
         let mut json = Json::parse(br#"{"b":{"d":1,"c":[{"z":1,"y":2}]},"a":0}"#).unwrap();
         json.sort();
         assert_eq!(json.to_bytes(), br#"{"a":0,"b":{"c":[{"y":2,"z":1}],"d":1}}"#);

@@ -290,7 +290,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pods_come_first_and_every_resource_is_found_by_its_address() {
+    fn pods_are_first_and_every_kind_is_found_by_gvr() {
         assert_eq!(KINDS[PODS].plural, "pods");
         for (n, kind) in KINDS.iter().enumerate() {
             assert_eq!(position(kind.group, kind.version, kind.plural), Some(n));

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn built_in_kinds_are_written_in_struct_order() {
+    fn built_in_kinds_are_serialized_in_struct_order() {
         let pod = object(PODS);
         let tail = concat!(
             r#""metadata":{"name":"a","namespace":"n","uid":"u","resourceVersion":"7","labels":{"app":"x"}},"#,
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn custom_kinds_are_written_sorted_and_can_be_restamped() {
+    fn custom_objects_have_sorted_keys_and_accept_a_new_version() {
         let widget = object(by_plural("widgets").unwrap());
         let expected = concat!(
             r#"{"apiVersion":"demo.kube-fanout.io/v1","kind":"Widget","metadata":{"labels":{"app":"x"},"#,

@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn templates_are_filled() {
+    fn template_variables_are_replaced() {
         let filled = fill(r#"{"a": "$x-$y", "b": $n, "c": "$"}"#, &[("x", "1"), ("n", "2")]);
         assert_eq!(filled.to_bytes(), br#"{"a":"1-$y","b":2,"c":"$"}"#);
     }

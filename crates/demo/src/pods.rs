@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_is_about_two_and_a_half_kilobytes() {
+    fn pod_size_is_about_two_and_a_half_kilobytes() {
         for phase in ["Running", "Failed", "Succeeded"] {
             let (meta, rest) = nth(7, 3).phase(phase).document(None);
             let object = StoredObject::new(&KINDS[PODS], Meta { rv: 123_456, ..meta }, rest);

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_config_map_is_read_out_of_its_envelope() {
+    fn config_map_is_decoded_from_its_protobuf_envelope() {
         let metadata = [field(1, b"foo"), field(3, b"default")].concat();
         let entry = [field(1, b"k"), field(2, b"v")].concat();
         let object = [field(1, &metadata), field(2, &entry)].concat();

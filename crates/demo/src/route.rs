@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_name_what_the_apiserver_says_they_name() {
+    fn paths_resolve_to_the_same_resources_as_in_the_apiserver() {
         let collection = |plural, namespace: &str, watch| DemoRoute::Collection {
             kind: by_plural(plural).unwrap(),
             namespace: namespace.to_owned(),
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn selectors_are_not_read_with_the_rest() {
+    fn selectors_are_stripped_from_the_query() {
         let query = Query::parse("labelSelector=a%3Db&limit=5&fieldSelector=,&watch=1&labelSelector");
         let rest = without_selectors(&query);
         assert_eq!(rest.raw(), "limit=5&watch=1");

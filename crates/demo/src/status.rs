@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bodies_have_the_servers_order() {
+    fn status_fields_are_in_the_apiservers_order() {
         let missing = DemoStatus::not_found(&KINDS[by_plural("deployments").unwrap()], "x").to_json();
         let (head, message) =
             (r#"{"kind":"Status","apiVersion":"v1","metadata":{}"#, r#""deployments.apps \"x\" not found""#);

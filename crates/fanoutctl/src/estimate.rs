@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_memory_could_answer_is_counted_and_what_it_could_not_is_not() {
+    fn only_cacheable_requests_count_as_served_from_cache() {
         let done = |second, verb: &str, uri: &str| record(second, "ResponseComplete", verb, uri, "informer/v1 (linux)");
         let log = [
             done(0, "list", "/api/v1/pods?limit=500&resourceVersion=0"),
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_of_an_apiserver_to_itself_are_left_out() {
+    fn apiserver_loopback_requests_are_excluded() {
         let own = record(0, "ResponseComplete", "list", "/api/v1/pods", "kube-apiserver/v1.37")
             .replace(r#""username":"u""#, r#""username":"system:apiserver""#);
         let found = read(&[own, record(1, "ResponseComplete", "list", "/api/v1/pods", "a")]);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_that_is_named_is_held() {
+    fn sensitive_kind_counts_as_cached_only_if_listed() {
         let log = record(0, "ResponseComplete", "list", "/api/v1/secrets?resourceVersion=0", "a");
         let sensitive = ["secrets".to_owned()].into();
         let found = estimate(log.as_bytes(), &EstimateOrder { proxies: 1, sensitive }).expect("bytes");
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn however_many_there_are_the_rows_are_bounded() {
+    fn row_count_is_limited_with_many_agents() {
         let log: Vec<_> = (0..3 * tally::ROWS_MAX)
             .map(|n| record(0, "ResponseComplete", "list", "/api/v1/pods?resourceVersion=0", &format!("agent-{n}")))
             .collect();

@@ -69,7 +69,7 @@ fn manual_has_a_page_for_each_command() {
 }
 
 #[test]
-fn binary_named_kubectl_fanout_is_the_plugin_of_kubectl() {
+fn binary_named_kubectl_fanout_runs_as_kubectl_plugin() {
     let link = std::env::temp_dir().join(format!("fanoutctl-{}-{}", std::process::id(), fastrand::u64(..)));
     std::fs::create_dir(&link).expect("a folder");
     let plugin = link.join("kubectl-fanout");

@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_text_is_found_where_it_was_put() {
+    fn labels_are_found_by_key_and_fields_by_position() {
         let labels = [("a", "1"), ("b", ""), ("bb", "ü"), ("c", "1")];
         for n in 0..=labels.len() {
             let attributes = Attributes::new(&labels[..n], &["x", "", "y"]);
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn long_texts_and_many_of_them_are_found_too() {
+    fn long_and_numerous_attributes_are_found() {
         for length in [16_383, 16_384, 3_000_000] {
             let long = "x".repeat(length - 2);
             let attributes = Attributes::new(&[("a", &*long)], &["y"]);
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_texts_cut_elsewhere_are_not_equal() {
+    fn attributes_with_different_boundaries_are_not_equal() {
         let of = |key, value, field| Attributes::new(&[(key, value)], &[field]);
         assert_eq!(of("a", "b", "c"), of("a", "b", "c"));
         assert_ne!(of("a", "b", "c"), of("ab", "", "c"));
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn without_anything_there_is_nothing() {
+    fn empty_attributes_use_no_memory_and_find_nothing() {
         let empty = Attributes::default();
         assert_eq!((empty.labels().len(), empty.fields().len(), empty.held_bytes()), (0, 0, 0));
         assert_eq!((empty.label("a"), empty.field(0)), (None, ""));

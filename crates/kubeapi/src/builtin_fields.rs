@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn each_builtin_accepts_its_own_keys() {
+    fn each_builtin_kind_accepts_its_own_field_keys() {
         let references = ["kind", "namespace", "name", "uid", "apiVersion", "resourceVersion", "fieldPath"];
         let involved = references.map(|step| format!("involvedObject.{step}")).join(" ");
         let regarding = references.map(|step| format!("regarding.{step}")).join(" ");
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn no_builtin_knows_other_keys() {
+    fn builtin_kinds_reject_unknown_field_keys() {
         for (gvr, keys) in [
             ("/v1/pods", "foo"),
             ("/v1/nodes", "metadata.namespace"),
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_fields_read_as_their_kind_says() {
+    fn absent_fields_match_the_default_of_their_type() {
         let absent = |gvr: &str| -> Attributes {
             let fields = table(gvr).fields;
             let fields: Vec<_> = fields.iter().map(|field| field.kind.absent_text()).collect();
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn every_place_has_a_json_path_and_a_protobuf_path() {
+    fn every_field_has_matching_json_and_protobuf_paths() {
         for rows in [
             POD,
             NODE,
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn custom_resources_select_on_what_their_definition_lists() {
+    fn custom_resources_select_only_on_declared_selectable_fields() {
         let table = FieldTable::of_custom(&[".spec.color".to_owned(), ".spec.size.width".to_owned()], false);
         assert_eq!(table.fields[1].json, [["spec", "size", "width"]]);
         let compile = |selector: &str| {

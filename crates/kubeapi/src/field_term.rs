@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_term_is_written_as_the_apiserver_reads_it() {
+    fn field_term_is_escaped_as_the_apiserver_expects() {
         for (term, text) in [
             (FieldTerm::is("spec.nodeName", "n7"), "spec.nodeName%3Dn7"),
             (FieldTerm::is_not("spec.nodeName", "n7"), "spec.nodeName%21%3Dn7"),
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_reads_as_what_was_meant() {
+    fn escaped_field_term_parses_to_the_same_value() {
         for value in ["n7", "", "a,b", "a=b", r"\", "%2C", "ü&x=1#"] {
             let query = Query::parse(&format!("fieldSelector={}", FieldTerm::is("k", value)));
             let read = FieldSelector::parse(query.first("fieldSelector").expect("it is there")).expect("a selector");

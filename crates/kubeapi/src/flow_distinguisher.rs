@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_account_pays_whatever_else_is_known_of_it() {
+    fn flow_distinguisher_depends_only_on_user_name_and_uid() {
         let user = |name: &str, uid: &str, group: &str| User {
             name: name.to_owned(),
             uid: uid.to_owned(),
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_of_an_account_pay_node_by_node_and_nobody_else_does() {
+    fn only_service_account_pods_are_distinguished_by_node() {
         let user = |name: &str, extra: &[(&str, &str)]| User {
             name: name.to_owned(),
             extra: extra.iter().map(|(key, value)| ((*key).to_owned(), vec![(*value).to_owned()])).collect(),

@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strings_are_quoted_as_go_quotes_them() {
+    fn strings_are_quoted_as_in_go() {
         for (text, quoted) in [
             ("plain", r#""plain""#),
             ("", r#""""#),
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_parsed_as_go_parses_them() {
+    fn integers_are_parsed_as_in_go() {
         let refused = |text: &str, why: &str| Err(format!("strconv.ParseInt: parsing {text}: {why}"));
         for (text, parsed) in [
             ("0", Ok(0)),
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn several_errors_are_bracketed_and_told_once() {
+    fn aggregate_brackets_errors_and_removes_duplicates() {
         let told = |errors: &[&str]| aggregate(&errors.iter().map(|&error| error.to_owned()).collect::<Vec<_>>());
         assert_eq!(told(&[]), None);
         assert_eq!(told(&["a"]).as_deref(), Some("a"));

@@ -143,7 +143,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn pairs_are_decoded_as_go_decodes_them() {
+    fn pairs_are_decoded_as_in_go() {
         let cases: [(&str, &[(&str, &str)]); 12] = [
             ("", &[]),
             ("a=1&b=2", &[("a", "1"), ("b", "2")]),
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn long_text_is_held_once_where_it_is_literal() {
+    fn literal_text_is_stored_once() {
         let long = "x".repeat(60_000);
         let query = Query::parse(&format!("a={long}&b=c+d"));
         assert_eq!((query.first("a"), query.first("b")), (Some(&*long), Some("c d")));
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_first_value_counts_and_names_are_case_sensitive() {
+    fn first_value_is_used_and_names_are_case_sensitive() {
         let query = Query::parse("watch=0&watch=1&Watch=2");
         assert_eq!(query.first("watch"), Some("0"));
         assert_eq!(query.first("Watch"), Some("2"));
@@ -183,14 +183,14 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_not_text_are_told() {
+    fn query_with_invalid_utf8_is_not_lossless() {
         assert!(Query::parse("a=%C3%A4").is_lossless());
         assert!(!Query::parse("a=%ff").is_lossless());
         assert!(Query::default().is_lossless());
     }
 
     #[test]
-    fn a_query_of_too_many_pairs_reads_as_empty() {
+    fn query_with_too_many_pairs_parses_as_empty() {
         assert_eq!(Query::parse(&"a=1&".repeat(QUERY_PAIRS_MAX - 1)).first("a"), Some("1"));
         assert!(Query::parse(&"a=1&".repeat(QUERY_PAIRS_MAX)).is_empty());
     }

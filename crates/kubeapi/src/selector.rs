@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_and_fields_must_both_match() {
+    fn selector_requires_labels_and_fields_to_match() {
         let key = ObjectKey::new("shop", "cart-1");
         let attributes = Attributes::new(&[("app", "cart")], &["node-1"]);
         for (labels, fields, matches) in [
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_the_empty_selector_only() {
+    fn only_the_empty_selector_is_everything() {
         assert!(Selector::everything().is_everything());
         assert!(selector("", "").is_everything());
         assert!(!selector("!absent", "").is_everything());

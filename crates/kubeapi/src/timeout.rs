@@ -77,14 +77,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_duration_panics(text in any::<String>(), symbols in "([-+.0-9]|ns|us|µs|m|h|ä){0,12}") {
+        fn parsing_arbitrary_durations_never_panics(text in any::<String>(), symbols in "([-+.0-9]|ns|us|µs|m|h|ä){0,12}") {
             let _ = (parse(&text), parse(&symbols));
             let _ = check_timeout(&Query::parse(&format!("timeout={text}")));
         }
     }
 
     #[test]
-    fn what_go_takes_for_a_duration_is_taken() {
+    fn valid_go_durations_are_accepted() {
         for text in ["", "0", "-0", "+0", "30s", "1h30m", "1.5h", ".5s", "1.s", "-1s", "10us", "1\u{b5}s", "2540400h"] {
             let query = Query::parse(&format!("timeout={}", text.replace('+', "%2B")));
             assert_eq!(check_timeout(&query).map_err(|status| status.message), Ok(()), "{text}");
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_does_not_take_is_refused_in_its_words() {
+    fn invalid_duration_returns_400_with_go_error_text() {
         let cases = [
             ("abc", r#"time: invalid duration "abc""#),
             ("-", r#"time: invalid duration "-""#),

@@ -104,7 +104,7 @@ mod tests {
     use crate::target::TargetCredentials;
 
     #[tokio::test]
-    async fn a_connection_that_its_server_has_closed_is_dialled_again() {
+    async fn client_reconnects_after_server_closes_connection() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let url = format!("http://{}", listener.local_addr().expect("bound"));
         let tasks = Tasks::new();

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_come_out_whole_however_the_stream_is_cut() {
+    fn frames_are_reassembled_from_any_chunking() {
         let frames = [&b"one"[..], b"", b"three is longer"];
         let lines: Vec<u8> = frames.iter().flat_map(|frame| [frame, &b"\n"[..]].concat()).collect();
         let sized = |frame: &&[u8]| [&u32::try_from(frame.len()).unwrap().to_be_bytes()[..], frame].concat();
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_a_frame_is_told() {
+    fn partial_frame_is_reported_as_incomplete() {
         let mut frames = Frames::new(Framing::Lines);
         for (chunk, is_whole) in [("one\nt", false), ("wo\n", true)] {
             frames.feed(chunk.as_bytes(), |_| ()).unwrap();
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_is_too_long_is_refused_by_its_length() {
+    fn oversized_length_prefix_is_rejected() {
         assert_eq!(Frames::new(Framing::Lengths).feed(&[0xff; 5], |_| ()), Err(FrameTooLong));
     }
 }

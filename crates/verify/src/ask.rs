@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_name_a_resource_a_namespace_and_an_object() {
+    fn paths_parse_into_resource_namespace_and_name() {
         let list = ask(ReadVerb::List, "/apis/apps/v1/namespaces/a/deployments", "labelSelector=app%3Dx").unwrap();
         assert_eq!(
             (list.resource.as_str(), list.collection.as_str()),
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn every_row_of_the_list_matrix() {
+    fn list_parameters_map_to_read_plans() {
         let token = |rv| BASE64_URL_SAFE_NO_PAD.encode(format!(r#"{{"v":"meta.k8s.io/v1","rv":{rv},"start":"x"}}"#));
         let rows = [
             (String::new(), ReadPlan::Read(Fresh::Consistent)),
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn every_row_of_the_watch_matrix() {
+    fn watch_parameters_map_to_read_plans() {
         let rows = [
             ("", ReadPlan::State(Fresh::Consistent)),
             ("resourceVersion=0", ReadPlan::State(Fresh::Any)),

@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn order_version_and_type_make_no_difference_and_everything_else_does() {
+    fn digest_ignores_key_order_version_and_type_only() {
         let stored = json!({"kind": "ConfigMap", "apiVersion": "v1", "data": {"a": "1", "kind": "x"},
             "metadata": {"name": "n"}});
         let told = json!({"metadata": {"resourceVersion": "7", "name": "n"}, "data": {"kind": "x", "a": "1"}});
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_digest_reads_as_it_is_written() {
+    fn digest_round_trips_as_text() {
         let digest = Digest::of_bytes(b"x");
         assert_eq!(digest.to_string().parse(), Ok(digest));
         assert_eq!(serde_json::from_str::<Digest>("\"a1\"").unwrap().to_string(), "a1");

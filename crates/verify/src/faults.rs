@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_command_that_fails_says_why_and_what_it_leaves_behind_is_not_waited_for() {
+    async fn failed_command_reports_why_and_children_are_not_awaited() {
         let log = std::env::temp_dir().join(format!("kube-fanout-faults-{}.log", fastrand::u64(..)));
         assert_eq!(execute("sleep 600 & echo $!", &log).await, Ok(()));
         let failed = execute("echo no such thing >&2; exit 3", &log).await.expect_err("it fails");

@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_bytes_are_decoded_once_and_others_by_themselves() {
+    fn identical_frames_are_decoded_once() {
         let frames = FramesOnce::default();
         let first = decoded(&frames, 7);
         assert!(Arc::ptr_eq(&first, &decoded(&frames, 7)));
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_read_in_one_form_is_nothing_in_the_other() {
+    fn decoded_frames_are_cached_per_encoding() {
         let frames = FramesOnce::default();
         decoded(&frames, 7);
         assert_eq!(frames.event(RecordedEncoding::Protobuf, frame(7).as_bytes()), None);
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_are_held_than_so_many_and_the_latest_are() {
+    fn decoded_frame_cache_is_bounded_and_keeps_the_latest() {
         let frames = FramesOnce::default();
         (1..=10 * RECENT_MAX as u64).for_each(|version| drop(decoded(&frames, version)));
         let long = frame(1).replace("\"x\"", &format!("\"{}\"", "x".repeat(FRAME_BYTES_MAX)));

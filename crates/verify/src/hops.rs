@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn watch_that_resumes_at_another_server_is_a_hop() {
+    fn watch_resumed_at_another_server_counts_as_hop() {
         let text = r#"
 {"run":{"url":"https://leaf","also":["https://zone"]}}
 {"call":{"op":1,"client":7,"at_ns":1,"verb":"list","path":"/api/v1/pods"}}

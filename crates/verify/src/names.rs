@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sorted_keys_have_the_order_of_the_apiservers_lists() {
+    fn sorted_keys_follow_apiserver_list_order() {
         let mut keys = Keys::default();
         let old: Vec<_> = ["t1/b", "t1-a/z", "t1/a", "t1/b"].map(|text| keys.number(text)).into();
         let moved = keys.sort();

@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_further_server_may_have_an_authority_of_its_own() {
+    fn additional_server_argument_accepts_its_own_ca() {
         let of = |url: &str, ca: Option<&str>| AlsoOrder { url: url.to_owned(), ca: ca.map(PathBuf::from) };
         assert_eq!(AlsoOrder::parse("https://zone:1"), Ok(of("https://zone:1", None)));
         assert_eq!(AlsoOrder::parse("https://zone:1,zone.crt"), Ok(of("https://zone:1", Some("zone.crt"))));
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn where_etcd_is_may_be_said_with_or_without_files() {
+    fn etcd_argument_parses_with_or_without_tls_files() {
         let bare = EtcdOrder::parse("http://127.0.0.1:2379").expect("a URL");
         assert_eq!(bare, EtcdOrder { url: "http://127.0.0.1:2379".to_owned(), ..EtcdOrder::default() });
         let full = EtcdOrder::parse("https://e:2379,ca.crt,c.crt,c.key").expect("all of it");

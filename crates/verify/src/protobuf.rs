@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_read_in_their_order_and_what_is_cut_off_is_malformed() {
+    fn fields_parse_in_order_and_truncated_input_is_malformed() {
         let message = b"\x08\x96\x01\x12\x02hi\x1d\0\0\0\0";
         let read: Vec<_> = fields(message).collect();
         assert_eq!(read, [Some((1, Field::Number(150))), Some((2, Field::Bytes(b"hi"))), Some((3, Field::Other))]);

@@ -430,7 +430,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_reads_as_what_was_written_and_says_no_more_than_it_must() {
+    fn record_round_trips_and_omits_default_fields() {
         let event = EventRecord { op: 7, at_ns: 1200, key: "a/b".into(), version: 5, ..EventRecord::default() };
         let line = serde_json::to_string(&Record::Event(event.clone())).unwrap();
         assert_eq!(line, r#"{"event":{"op":7,"at_ns":1200,"type":"ADDED","key":"a/b","version":5}}"#);
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_named_where_it_is_not_the_first() {
+    fn record_omits_server_only_for_the_tested_one() {
         let call = |server| serde_json::to_string(&CallRecord { server, ..CallRecord::default() }).unwrap();
         assert!(!call(AskedServer::Subject).contains("server"));
         for (server, text) in [(AskedServer::Also(1), r#""server":{"also":1}"#), (AskedServer::Direct, r#":"direct""#)]
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_nobody_knows_is_an_error() {
+    fn unknown_record_field_is_an_error() {
         let line = r#"{"end":{"op":7,"at_ns":1,"how":"clean","why":"?"}}"#;
         assert!(serde_json::from_str::<Record>(line).is_err());
     }

@@ -140,7 +140,7 @@ mod tests {
     use crate::record::{EndRecord, EventRecord};
 
     #[tokio::test]
-    async fn what_was_put_is_there_line_by_line_and_a_full_record_says_so() {
+    async fn recorder_writes_every_record_and_signals_size_limit() {
         let path = std::env::temp_dir().join(format!("kube-fanout-recorder-{}.jsonl", fastrand::u64(..)));
         let recorder = Recorder::create(&path, 200).expect("a file");
         let event =

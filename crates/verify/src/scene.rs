@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everybody_draws_the_same_again_and_nobody_what_another_draws() {
+    fn each_participant_has_its_own_reproducible_rng() {
         let draws = |seed, who| rng(seed, who).u64(..);
         let who = [Draws::Client(0), Draws::Client(1), Draws::Writer(0), Draws::Writer(1), Draws::Faults];
         let drawn: std::collections::HashSet<_> =
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_is_kept_once_with_how_often_it_was_made() {
+    fn repeated_notes_are_merged_with_a_count() {
         let notes = Notes::default();
         for note in ["a", "b", "a"] {
             notes.add(note);

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn each_operator_admits_what_the_documentation_says() {
+    fn selector_operators_match_as_documented() {
         let object = object(&[("app", "x"), ("n", "5"), ("empty", "")], &[("spec.nodeName", "n,1")]);
         let admits = |labels: &str, fields: &str| Selection::parse("", labels, fields).unwrap().admits(&object);
         let yes = "app; !other; app=x; app == x; app!=y; other!=y; app in (x, y); app notin (z); n>4; n<6; empty=; \
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_covered_by_its_own_namespace_and_name_alone() {
+    fn selection_covers_only_exact_namespace_and_name() {
         let covers = |namespace, fields, key| Selection::parse(namespace, "", fields).unwrap().covers(key);
         assert!(covers("", "", "a/x") && covers("a", "", "a/x") && !covers("a", "", "a-b/x") && !covers("a", "", "x"));
         assert!(covers("", "metadata.name=x", "a/x") && !covers("", "metadata.name=x", "a/xy"));
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_malformed_is_not_guessed_at() {
+    fn malformed_selector_is_rejected() {
         for labels in ["a in", "a b", "=x", "n>x", "a foo (b)"] {
             assert_eq!(Selection::parse("", labels, ""), None, "{labels}");
         }

@@ -30,7 +30,7 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn a_server_that_keeps_its_promises_is_found_to(acts in acts::acts()) {
+    fn correct_server_has_no_violations(acts in acts::acts()) {
         let model = model::run(&acts);
         let violations = violations(&model.records);
         prop_assert!(violations.is_empty(), "{violations:#?}\n{:#?}", model.records);
@@ -45,7 +45,7 @@ fn runs(count: usize) -> impl Iterator<Item = model::Model> {
 }
 
 #[test]
-fn every_promise_is_put_to_the_test() {
+fn model_runs_check_every_guarantee() {
     let mut instances = [0; Promise::ALL.len()];
     for model in runs(60) {
         let history = History::of(model.records).unwrap();
@@ -57,7 +57,7 @@ fn every_promise_is_put_to_the_test() {
 }
 
 #[test]
-fn every_lie_is_found_by_the_judge_of_its_promise() {
+fn every_mutation_is_detected_by_its_judge() {
     let mut found = vec![0; mutations::all().len()];
     for (seed, model) in (0..).zip(runs(150)) {
         for (found, (name, promise, mutation)) in found.iter_mut().zip(mutations::all()) {

@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_seen_counts_from_then_on() {
+    fn seen_version_counts_as_known_from_then_on() {
         let seen = Witnessed::new(vec![(30, 5), (10, 3), (20, 9), (20, 4), (40, 11)]);
         let at = [10, 11, 20, 21, 31, 41].map(|at| seen.before(at));
         assert_eq!(at, [0, 3, 3, 9, 9, 11]);

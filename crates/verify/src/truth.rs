@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_is_at_each_version_what_its_last_change_left() {
+    fn object_state_at_a_version_is_that_of_its_last_change() {
         use EventKind::{Added, Deleted, Modified};
         let truth = truth(&[(5, 1, Deleted), (1, 1, Added), (3, 1, Modified), (5, 0, Added), (7, 1, Added)]).unwrap();
         let at = |version| truth.state_of(KeyNumber(1), version).map(|change| (change.version, change.is_deletion()));
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_have_happened_is_no_truth() {
+    fn impossible_change_sequence_is_rejected() {
         use EventKind::{Added, Deleted, Modified};
         let wrong: [(&[_], _); 6] = [
             (&[(3, 1, Modified)], 3),

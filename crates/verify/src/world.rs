@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_are_those_of_the_api_and_prefixes_those_of_its_storage() {
+    fn collection_paths_and_etcd_prefixes_are_correct() {
         let of = |group: &str, plural: &str| VerifiedResource {
             group: group.to_owned(),
             version: "v1".to_owned(),
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_of_a_while_ago_are_those_of_the_last_writes() {
+    fn recent_version_is_drawn_from_the_last_writes() {
         let resource = VerifiedResource {
             group: String::new(),
             version: "v1".to_owned(),

@@ -283,7 +283,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_known_of_an_object_follows_from_the_answer() {
+    fn write_response_determines_known_object_version() {
         for (code, version, known) in [
             (201, Some(7), Standing::At(7)),
             (200, None, Standing::Unknown),

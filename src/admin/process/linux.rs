@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_proc_says_is_read() {
+    fn process_metrics_are_read_from_proc() {
         let stat = "42 (a) name) S 1 42 42 0 -1 4194560 1 2 3 4 150 50 0 0 20 0 9 0 7700 2 3";
         assert_eq!([14, 15, 22].map(|number| field(stat, number)), [Some(150.0), Some(50.0), Some(7700.0)]);
         assert_eq!(field("", 14), None);

@@ -22,7 +22,7 @@ fn written(feeds: &Feeds) -> Vec<String> {
 
 /// A thousand namespaces are read, one after the other. In the end, no series of them remain.
 #[tokio::test(start_paused = true)]
-async fn series_begin_and_end_with_their_feed() {
+async fn metric_series_are_removed_after_their_feed_ends() {
     let config = CacheConfig::default();
     let kept = config.counts_age_max;
     let (feeds, mut demands) = Feeds::new(config);
@@ -54,6 +54,6 @@ async fn series_begin_and_end_with_their_feed() {
 }
 
 #[test]
-fn values_of_labels_are_escaped() {
+fn label_values_are_escaped() {
     assert_eq!(escaped("a\"b\\c\nd"), "a\\\"b\\\\c\\nd");
 }

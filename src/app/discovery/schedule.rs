@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn questions_follow_changes_and_are_bounded() {
+    fn polls_follow_changes_and_are_debounced() {
         let cases: [Case; 4] = [
             ("a change: soon, and twice to make sure", true, &[5000], 60_000, &[5100, 6000, 8000]),
             ("a group of changes is one", true, &[5000, 5020, 5090], 60_000, &[5100, 6090, 8090]),
@@ -168,7 +168,7 @@ mod tests {
 
     /// Thousands of proxies that started together do not send requests together.
     #[test]
-    fn what_is_periodic_is_spread() {
+    fn periodic_polls_are_jittered() {
         let second = 1000;
         for _ in 0..100 {
             let [first, next] = asked(false, &[], 65 * second)[..2] else { panic!("two questions") };
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn behind_a_change_it_is_looked_again_after_a_second_and_after_three() {
+    fn discovery_is_rechecked_one_and_three_seconds_after_change() {
         let now = Instant::now();
         let mut looks = SettlingLooks::default();
         assert_eq!(looks.due(), None);
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn where_only_built_ins_are_held_there_is_an_hour_between_questions_or_what_was_refused_is_due() {
+    fn builtin_only_cache_polls_hourly_or_at_refusal_retry() {
         let start = Instant::now();
         let after = |seconds: u64| start + Duration::from_secs(seconds);
         let mut schedule = Schedule::new(start, start);
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_storm_is_asked_about_five_times_a_second_at_most() {
+    fn change_storm_polls_discovery_at_most_five_times_a_second() {
         let storm: Vec<u64> = (5000..15_000).step_by(7).collect();
         let asked = asked(true, &storm, 30_000);
         assert!(asked.windows(2).all(|pair| pair[1] - pair[0] >= 200), "{asked:?}");
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_answers_are_not_asked_for_back_to_back() {
+    fn slow_poll_delays_next_poll_in_proportion() {
         let start = Instant::now();
         let mut schedule = Schedule::new(start, start);
         // Otherwise the periodic request, whose time is random, may be due first.

@@ -26,7 +26,7 @@ fn check(headers: &Headers) -> Result<(), Foreign> {
 const HERE: (&str, &str) = ("host", "127.0.0.1:8001");
 
 #[test]
-fn what_is_no_browser_or_a_page_of_this_origin_goes_on() {
+fn non_browser_and_same_origin_requests_pass() {
     let none: &Headers = &[HERE];
     for headers in [
         none,
@@ -50,7 +50,7 @@ fn what_is_no_browser_or_a_page_of_this_origin_goes_on() {
 }
 
 #[test]
-fn a_page_of_another_origin_does_not() {
+fn request_from_another_origin_is_rejected() {
     for origin in [
         "https://evil.example",
         "http://evil.example:8001",
@@ -106,7 +106,7 @@ fn a_page_of_another_origin_does_not() {
 }
 
 #[test]
-fn pages_that_are_named_may_and_only_they() {
+fn only_allowlisted_origins_pass_cross_site() {
     for origin in ["https://app.example", "https://app.example:443", "http://localhost:3000", "tauri://localhost"] {
         for site in ["cross-site", "same-site", "same-origin"] {
             assert_eq!(check(&[HERE, ("origin", origin), ("sec-fetch-site", site)]), Ok(()), "{origin} {site}");
@@ -123,7 +123,7 @@ fn pages_that_are_named_may_and_only_they() {
 }
 
 #[test]
-fn the_scheme_is_the_listeners() {
+fn origin_scheme_must_match_the_listener() {
     let headers = |origin| map(&[HERE, ("origin", origin)]);
     for (tls, origin, goes_on) in [
         (true, "https://127.0.0.1:8001", true),
@@ -138,7 +138,7 @@ fn the_scheme_is_the_listeners() {
 }
 
 #[test]
-fn a_request_is_for_one_host() {
+fn request_with_conflicting_hosts_is_rejected() {
     let check = |target: &str, host: Option<&str>, origin: &str| {
         let mut headers = HeaderMap::new();
         headers.extend(host.map(|host| (HOST, host.parse().expect("a value"))));
@@ -165,7 +165,7 @@ fn a_request_is_for_one_host() {
 }
 
 #[test]
-fn of_a_certificates_holder_a_browsers_word_counts_and_no_other() {
+fn site_check_uses_only_sec_fetch_site_and_ignores_origin() {
     let check = |headers: &Headers| guard(true).check_site(&map(headers));
     let host = ("host", "kube-fanout.example:8443");
     let fine: [&Headers; 6] = [
@@ -186,7 +186,7 @@ fn of_a_certificates_holder_a_browsers_word_counts_and_no_other() {
 }
 
 #[test]
-fn a_refusal_repeats_no_more_than_a_line() {
+fn rejection_message_truncates_a_long_origin() {
     let long = format!("http://{}", "a".repeat(60_000));
     let mut headers = map(&[HERE]);
     headers.insert(ORIGIN, long.parse().expect("a value"));
@@ -195,7 +195,7 @@ fn a_refusal_repeats_no_more_than_a_line() {
 }
 
 #[test]
-fn an_origin_has_one_spelling() {
+fn origin_parser_normalizes_case_port_and_ipv6() {
     for (a, b) in [
         ("http://a", "http://a:80"),
         ("https://a", "HTTPS://A:443"),

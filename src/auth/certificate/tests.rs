@@ -118,7 +118,7 @@ fn chain<const N: usize>(certificates: [&CertificateDer<'static>; N]) -> Chain {
 }
 
 #[test]
-fn a_certificate_of_an_authority_names_its_holder() {
+fn trusted_certificate_yields_user_until_expiry() {
     let ours = Authority::new("ours");
     let authorities = ours.trusted();
     let chain = chain([&ours.issue(&valid(0, 100))]);
@@ -131,7 +131,7 @@ fn a_certificate_of_an_authority_names_its_holder() {
 }
 
 #[test]
-fn other_certificates_are_nobodys() {
+fn untrusted_or_unusable_certificates_are_rejected() {
     let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
     let authorities = ours.trusted();
     let for_servers = |params: &mut CertificateParams| {
@@ -154,7 +154,7 @@ fn other_certificates_are_nobodys() {
 
 /// Every byte of a certificate is covered by its signature, so any change is detected, without a panic.
 #[test]
-fn a_certificate_with_any_byte_changed_is_nobodys() {
+fn certificate_with_any_byte_changed_is_rejected() {
     let ours = Authority::new("ours");
     let (authorities, leaf) = (ours.trusted(), ours.issue(&valid(0, 100)));
     authorities.verify(&chain([&leaf]), at(0)).expect("trusted as it is");
@@ -171,7 +171,7 @@ fn a_certificate_with_any_byte_changed_is_nobodys() {
 }
 
 #[test]
-fn authorities_are_shared_by_key_whatever_else_is_in_them() {
+fn shared_authorities_are_detected_by_public_key() {
     let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
     assert!(!ours.trusted().shares_with(&theirs.trusted()));
     let both = Authorities::from_pem(format!("{}{}", theirs.pem, ours.pem).as_bytes()).expect("two");
@@ -182,7 +182,7 @@ fn authorities_are_shared_by_key_whatever_else_is_in_them() {
 }
 
 #[test]
-fn a_chain_ends_with_its_earliest_certificate() {
+fn chain_expires_with_its_earliest_expiring_certificate() {
     for (root, between, leaf, until) in
         [(100, 200, 300, 101), (200, 100, 300, 101), (300, 200, 100, 101), (300, 300, 300, 301)]
     {
@@ -196,7 +196,7 @@ fn a_chain_ends_with_its_earliest_certificate() {
 }
 
 #[test]
-fn authorities_count_while_they_are_valid_and_of_two_that_which_lasts() {
+fn expired_authorities_are_ignored_and_the_longest_valid_wins() {
     let key = KeyPair::generate().expect("key");
     let again = || KeyPair::from_pem(&key.serialize_pem()).expect("a key");
     let old = Authority::with("root", again(), &valid(0, 100));
@@ -216,7 +216,7 @@ fn authorities_count_while_they_are_valid_and_of_two_that_which_lasts() {
 
 /// Paths that Go refuses and webpki accepts.
 #[test]
-fn what_an_authority_is_for_is_kept_as_go_keeps_it() {
+fn ca_constraints_and_key_usages_are_enforced_like_go() {
     let no_authority = |params: &mut CertificateParams| params.is_ca = IsCa::ExplicitNoCa;
     let says_nothing = |params: &mut CertificateParams| params.is_ca = IsCa::NoCa;
     let signs_no_certificates = |params: &mut CertificateParams| params.key_usages = vec![KeyUsagePurpose::CrlSign];
@@ -254,7 +254,7 @@ fn what_an_authority_is_for_is_kept_as_go_keeps_it() {
 /// A chain of the maximum length in which all certificates have one name. Each may be the issuer of any other, so every
 /// order is tried.
 #[test]
-fn the_dearest_chain_costs_one_signature_for_each_of_its_certificates() {
+fn worst_case_chain_costs_one_signature_check_per_certificate() {
     let root = Authority::new("x");
     let strangers: Vec<_> = (1..CHAIN_CERTIFICATES_MAX).map(|_| Authority::new("x")).collect();
     let leaf = strangers[0].issue(&|_| {});
@@ -267,7 +267,7 @@ fn the_dearest_chain_costs_one_signature_for_each_of_its_certificates() {
 
 /// The same with valid certificates, in both orders.
 #[test]
-fn a_long_chain_in_any_order_is_found() {
+fn chain_of_maximum_length_verifies_in_either_order() {
     let root = Authority::new("root");
     let mut all = vec![root.appoint("1", &|_| {})];
     for at in 2..CHAIN_CERTIFICATES_MAX {
@@ -286,7 +286,7 @@ fn a_long_chain_in_any_order_is_found() {
 }
 
 #[test]
-fn the_next_certificate_to_become_valid_is_known() {
+fn next_start_returns_when_the_next_certificate_becomes_valid() {
     let root = Authority::with("root", KeyPair::generate().expect("key"), &valid(10, 100));
     let shown = chain([&root.issue(&valid(20, 100))]);
     let authorities = root.trusted();

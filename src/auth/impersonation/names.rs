@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_a_nodes_or_a_service_accounts_only_if_it_can_be_one() {
+    fn malformed_node_and_service_account_names_are_plain_users() {
         for (user, expected) in [
             ("system:node:n1", Named::Node("n1")),
             ("system:node:n1.example", Named::Node("n1.example")),
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn an_extras_key_is_a_path_behind_a_domain() {
+    fn extra_key_must_be_a_domain_prefixed_path() {
         assert_eq!(wrong_extra_key("acme.io/foo"), None);
         assert_eq!(wrong_extra_key("acme.io/Foo/bar"), None);
         for (key, why) in [

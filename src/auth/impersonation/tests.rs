@@ -53,7 +53,7 @@ fn ways(requestor: &User, lines: &[(&'static str, &'static str)]) -> Vec<Vec<Str
 }
 
 #[test]
-fn headers_are_read_as_the_apiserver_reads_them() {
+fn impersonation_header_parsing_matches_the_apiserver() {
     let all = read(&[
         ("impersonate-user", "ada"),
         ("impersonate-group", "dev"),
@@ -79,7 +79,7 @@ fn headers_are_read_as_the_apiserver_reads_them() {
 }
 
 #[test]
-fn parts_of_nobody_are_refused_in_the_apiservers_words() {
+fn impersonation_without_user_fails_with_the_apiserver_message() {
     for nobody in [&[("x-other", "a")][..], &[("impersonate-user", "")], &[("impersonate-else", "a")]] {
         assert_eq!(read(nobody), Ok(None), "{nobody:?}");
     }
@@ -103,7 +103,7 @@ fn parts_of_nobody_are_refused_in_the_apiservers_words() {
 }
 
 #[test]
-fn somebody_is_asked_for_under_constraints_first_and_whole() {
+fn constrained_impersonation_is_tried_before_legacy() {
     let ways = ways(
         &user("bob"),
         &[
@@ -133,7 +133,7 @@ fn somebody_is_asked_for_under_constraints_first_and_whole() {
 }
 
 #[test]
-fn nodes_and_service_accounts_have_ways_of_their_own() {
+fn node_and_service_account_impersonation_use_their_own_verbs() {
     let bob = user("bob");
     let of = |name| ways(&bob, &[("impersonate-user", name)]);
     assert_eq!(
@@ -164,7 +164,7 @@ fn nodes_and_service_accounts_have_ways_of_their_own() {
 }
 
 #[test]
-fn a_service_account_may_act_as_the_node_that_it_runs_on() {
+fn service_account_impersonates_its_associated_node() {
     let mut agent = user("system:serviceaccount:t1:agent");
     agent.extra.insert("authentication.kubernetes.io/node-name".into(), vec!["n1".into()]);
     agent.extra.insert("authentication.kubernetes.io/pod-name".into(), vec!["p".into()]);
@@ -190,7 +190,7 @@ fn a_service_account_may_act_as_the_node_that_it_runs_on() {
 }
 
 #[test]
-fn under_constraints_some_are_never_taken_for_anybody() {
+fn constrained_impersonation_rejects_forbidden_groups_and_extras() {
     let bob = user("bob");
     let constrained = |lines: &[(&'static str, &'static str)]| ways(&bob, lines).swap_remove(0).pop().expect("a step");
     let ada = ("impersonate-user", "ada");
@@ -220,7 +220,7 @@ fn under_constraints_some_are_never_taken_for_anybody() {
 }
 
 #[test]
-fn many_are_asked_about_at_once_first() {
+fn many_groups_or_extras_try_one_wildcard_review_first() {
     let bob = user("bob");
     let groups = ["a", "b", "c", "d"].map(|group| ("impersonate-group", group));
     let lines = [&[("impersonate-user", "ada")][..], &groups].concat();
@@ -236,7 +236,7 @@ fn many_are_asked_about_at_once_first() {
 }
 
 #[test]
-fn what_is_no_resource_is_asked_about_by_its_path_and_older_servers_know_no_constraints() {
+fn non_resource_impersonation_uses_path_or_legacy_verb_only() {
     let (bob, ada) = (user("bob"), user("ada"));
     let ways = modes(&bob, &ada, Some(&request("GET", "/healthz")));
     assert_eq!(steps(&ways[0])[0], "impersonate-on:user-info:get /healthz");

@@ -13,7 +13,7 @@ fn asked(shown: &PeerCertChain, authorities: &Authorities, moments: &[u64]) -> (
 }
 
 #[test]
-fn a_chain_is_looked_at_once_for_all_requests_of_its_connection() {
+fn chain_is_verified_once_per_connection() {
     let (ours, theirs) = (Authority::new("one name"), Authority::new("one name"));
     let authorities = counted(ours.trusted());
     let (known, unknown) = (shown(&ours, 0, 1000), shown(&theirs, 0, 1000));
@@ -23,7 +23,7 @@ fn a_chain_is_looked_at_once_for_all_requests_of_its_connection() {
 }
 
 #[test]
-fn other_authorities_judge_anew_and_the_same_do_not() {
+fn changed_authorities_reverify_and_equal_ones_reuse_verdict() {
     let (ours, theirs) = (Authority::new("one name"), Authority::new("one name"));
     let (first, second) = (counted(ours.trusted()), counted(theirs.trusted()));
     let known = shown(&ours, 0, 1000);
@@ -34,7 +34,7 @@ fn other_authorities_judge_anew_and_the_same_do_not() {
 }
 
 #[test]
-fn time_ends_a_verdict() {
+fn cached_verdict_changes_at_validity_boundaries() {
     let root = Authority::new("root");
     let authorities = counted(root.trusted());
     let certificate = shown(&root, 30, 100);
@@ -46,7 +46,7 @@ fn time_ends_a_verdict() {
 }
 
 #[test]
-fn a_client_is_no_front_proxy_by_what_was_found_out_of_it_as_a_client() {
+fn cached_client_verdict_does_not_apply_to_front_proxy_role() {
     let (clients, proxies) = (Authority::new("clients"), Authority::new("proxies"));
     let client = shown(&clients, 0, 100);
     let (clients, proxies) = (clients.trusted(), proxies.trusted());

@@ -28,7 +28,7 @@ fn names(ready: &Ready) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ready_once_both_rights_are_proven_and_nothing_is_asked_after() {
+async fn process_is_ready_after_both_rights_pass_and_rechecks_nothing() {
     let (ready, stub, _gate, _tasks) = process();
     assert_eq!(names(&ready), ["subjectaccessreviews", "tokenreviews"], "before anything is answered");
     sleep(Duration::from_millis(1)).await;
@@ -39,7 +39,7 @@ async fn ready_once_both_rights_are_proven_and_nothing_is_asked_after() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn missing_right_keeps_process_unready_and_says_which() {
+async fn missing_right_keeps_process_unready_and_is_named() {
     for topic in [ReviewTopic::Token, ReviewTopic::Access] {
         let (authorizer, stub, tasks) = authorizer(AuthConfig::default());
         stub.lack(topic, true);
@@ -58,7 +58,7 @@ async fn missing_right_keeps_process_unready_and_says_which() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refused_review_makes_process_unready_until_one_succeeds() {
+async fn rejected_review_makes_process_unready_until_one_succeeds() {
     let (ready, stub, _gate, _tasks) = process();
     sleep(Duration::from_millis(1)).await;
     let right = ReviewRight::new();
@@ -93,7 +93,7 @@ async fn refused_review_makes_process_unready_until_one_succeeds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unreachable_upstream_proves_nothing_and_unknown_self_reviews_are_no_denial() {
+async fn unready_while_upstream_fails_ready_if_self_review_is_forbidden() {
     let (authorizer, stub, tasks) = authorizer(AuthConfig::default());
     stub.refuse_own_rights(Some(Box::new(|| refusal(503))));
     let ready = Ready::new();

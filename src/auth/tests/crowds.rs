@@ -26,7 +26,7 @@ async fn lost(scene: &Scene, watch: &Grant) -> Duration {
 }
 
 #[tokio::test(start_paused = true)]
-async fn guesses_do_not_delay_a_revocation() {
+async fn unknown_token_flood_does_not_delay_revocation() {
     let scene = scene();
     let watch = scene.watch("ada", PODS).await;
     scene.stub.slow("guess", SLOW);
@@ -40,7 +40,7 @@ async fn guesses_do_not_delay_a_revocation() {
 
 /// Guesses do not delay a lease's token review either, even if requests review the same token.
 #[tokio::test(start_paused = true)]
-async fn guesses_do_not_delay_the_end_of_a_token() {
+async fn unknown_token_flood_does_not_delay_token_expiry() {
     let scene = scene_with(AuthConfig { token_ttl: Duration::from_millis(1), ..AuthConfig::remembering_for_a_day() });
     let watch = scene.watch("ada", PODS).await;
     scene.stub.slow("guess", SLOW);
@@ -64,7 +64,7 @@ async fn guesses_do_not_delay_the_end_of_a_token() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_crowd_of_requests_does_not_delay_a_revocation() {
+async fn request_burst_does_not_delay_revocation() {
     let scene = scene();
     let watch = scene.watch("ada", PODS).await;
     // Half of the crowd uses her token and asks for the same access. A lease does not wait with them.
@@ -86,7 +86,7 @@ async fn a_crowd_of_requests_does_not_delay_a_revocation() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn namespaces_of_readable_watches_do_not_delay_a_revocation() {
+async fn namespace_reviews_do_not_delay_revocation() {
     let scene = scene();
     let watch = scene.watch("ada", PODS).await;
     let mut readable = Vec::new();
@@ -105,7 +105,7 @@ async fn namespaces_of_readable_watches_do_not_delay_a_revocation() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_users_leases_do_not_delay_anothers() {
+async fn leases_of_one_user_do_not_delay_another_users_revocation() {
     let scene = scene_with(AuthConfig { accesses_burst_per_user: 10_000, ..AuthConfig::remembering_for_a_day() });
     let watch = scene.watch("ada", PODS).await;
     let mut others = Vec::new();
@@ -123,7 +123,7 @@ async fn one_users_leases_do_not_delay_anothers() {
 
 /// The cost of a selector for upstream does not grow with the number of requests, however long the selector is.
 #[tokio::test(start_paused = true)]
-async fn a_long_question_of_requests_is_put_once_until_rights_change() {
+async fn long_selector_is_reviewed_once_until_policy_changes() {
     let scene = scene();
     let values = (0..2_500).map(|n| format!("v{n}")).collect::<Vec<_>>().join(",");
     let uri = format!("/api/v1/namespaces/t1/pods?labelSelector=app%20in%20({values})");
@@ -145,7 +145,7 @@ async fn a_long_question_of_requests_is_put_once_until_rights_change() {
 /// Denials are cached, except the Node authorizer's for an object that a pod may need already. Nothing reports when the
 /// authorizer has seen the pod, and a kubelet retries within a second.
 #[tokio::test(start_paused = true)]
-async fn what_the_node_authorizer_denies_for_now_is_asked_about_each_time() {
+async fn node_authorizer_missing_pod_denial_is_not_cached() {
     let scene = scene();
     let caller = scene.authorizer.known("ada", [127, 0, 0, 1]).await.expect("somebody");
     let no_pod = "no relationship found between node 'n1' and this object";
@@ -161,7 +161,7 @@ async fn what_the_node_authorizer_denies_for_now_is_asked_about_each_time() {
 
 /// Nor is it cached in the place of an allow decision that a lease has found to be outdated.
 #[tokio::test(start_paused = true)]
-async fn what_a_lease_is_denied_for_now_does_not_last_as_long_as_the_yes_before() {
+async fn temporary_denial_of_lease_is_not_cached_as_long_as_an_allow() {
     let scene = scene();
     let caller = scene.authorizer.known("ada", [127, 0, 0, 1]).await.expect("somebody");
     let watch = info("/api/v1/namespaces/t1/configmaps?watch=1&fieldSelector=metadata.name%3Dc");
@@ -180,7 +180,7 @@ async fn what_a_lease_is_denied_for_now_does_not_last_as_long_as_the_yes_before(
 
 /// A decision is for a user with all its attributes, and not for another user of that name (A3).
 #[tokio::test(start_paused = true)]
-async fn whoever_differs_in_anything_is_asked_about_apart() {
+async fn decisions_are_cached_per_full_user_identity() {
     let stub = Arc::new(Stub::default());
     let reviewer = AccessReviewer::new(Arc::new(stub.clone()), &AuthConfig::remembering_for_a_day());
     let access = Arc::new(Access::of(&info(PODS)));
@@ -199,7 +199,7 @@ async fn whoever_differs_in_anything_is_asked_about_apart() {
 
 /// A dropped decision is gone, however many rights change at the same moment (A3).
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn whoever_loses_a_right_among_thousands_who_do_is_not_let_in_again() {
+async fn mass_revocation_leaves_no_cached_allow_decision() {
     const LATER: usize = 200;
     let plenty = 10_000_000;
     let config = AuthConfig {

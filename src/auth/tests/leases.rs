@@ -12,7 +12,7 @@ fn pods(namespace: usize) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_nobody_hears_of_ends_a_lease_within_the_bound() {
+async fn unreported_revocation_ends_lease_within_the_bound() {
     let node = "system:node:n1";
     for (name, loss, why) in [
         ("ada", "right", "denied"),
@@ -36,7 +36,7 @@ async fn what_nobody_hears_of_ends_a_lease_within_the_bound() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_that_upstream_sees_late_is_asked_about_again() {
+async fn review_repeats_when_authorizer_lags_after_policy_change() {
     for late in [500, 1_900] {
         let scene = scene();
         let watch = scene.watch("ada", &pods(1)).await;
@@ -50,7 +50,7 @@ async fn a_change_that_upstream_sees_late_is_asked_about_again() {
 
 /// A lease exists before its right is reviewed (R-LEASE-1). Otherwise, a change between the two would not find it.
 #[tokio::test(start_paused = true)]
-async fn a_change_while_a_watch_is_being_granted_ends_it() {
+async fn revocation_during_watch_authorization_ends_the_watch() {
     let scene = scene();
     scene.authorizer.known("ada", [127, 0, 0, 1]).await.expect("somebody");
     scene.stub.decides_first();
@@ -70,7 +70,7 @@ async fn a_change_while_a_watch_is_being_granted_ends_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_that_touches_somebody_else_or_elsewhere_costs_nothing() {
+async fn unrelated_policy_change_sends_no_reviews() {
     let scene = scene();
     let _watch = scene.watch("ada", &pods(1)).await;
     let _everything = scene.watch("ada", "/api/v1/pods?watch=1").await;
@@ -87,9 +87,9 @@ async fn a_change_that_touches_somebody_else_or_elsewhere_costs_nothing() {
     assert!(asked.iter().all(|asked| asked.namespace.as_deref() == Some("t1")), "policy says nothing of tokens");
 }
 
-/// The counterpart of `changes::a_thousand_changes_are_asked_about_once`: the reviews that upstream receives.
+/// The counterpart of `changes::thousand_changes_are_coalesced_into_few_review_rounds`: the reviews that upstream receives.
 #[tokio::test(start_paused = true)]
-async fn a_release_of_a_thousand_bindings_costs_each_lease_a_few_questions() {
+async fn thousand_binding_changes_cost_few_reviews_per_lease() {
     let scene = scene();
     let mut watches = Vec::new();
     for namespace in 0..100 {
@@ -107,7 +107,7 @@ async fn a_release_of_a_thousand_bindings_costs_each_lease_a_few_questions() {
 
 /// If a change affects very many leases, the rate of reviews stays within its limit.
 #[tokio::test(start_paused = true)]
-async fn leases_ask_upstream_no_faster_than_is_stated() {
+async fn lease_reviews_stay_within_the_configured_rate() {
     let scene = scene_with(AuthConfig {
         lease_reviews: 100,
         accesses_burst_per_user: 10_000,
@@ -130,7 +130,7 @@ async fn leases_ask_upstream_no_faster_than_is_stated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn leases_of_one_token_share_what_is_asked_about_it() {
+async fn leases_of_one_token_share_its_token_review() {
     let scene = scene();
     let mut watches = Vec::new();
     for namespace in 0..200 {
@@ -170,7 +170,7 @@ async fn asked_for_a_thousand(token: impl Fn(usize) -> String, uri: impl Fn(usiz
 
 /// A shared part is reviewed once per period, and a separate part once for each lease.
 #[tokio::test(start_paused = true)]
-async fn a_thousand_leases_of_one_caller_are_asked_about_together() {
+async fn leases_of_one_caller_share_reviews() {
     let ada = |_| "ada".to_owned();
     let [tokens, accesses] = asked_for_a_thousand(ada, |_| pods(1)).await;
     assert!((10..=17).contains(&tokens) && (10..=17).contains(&accesses), "alike: {tokens} and {accesses}");
@@ -183,7 +183,7 @@ async fn a_thousand_leases_of_one_caller_are_asked_about_together() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_leases_share_is_asked_once_a_round_when_policy_changes() {
+async fn policy_change_sends_one_shared_review_per_round() {
     let scene = scene_of_many_tokens();
     let mut watches = Vec::new();
     for number in 0..1_000 {
@@ -198,7 +198,7 @@ async fn what_leases_share_is_asked_once_a_round_when_policy_changes() {
 
 /// If a thousand proxies start together, the leases of each begin together.
 #[tokio::test(start_paused = true)]
-async fn leases_that_begin_together_are_asked_about_apart() {
+async fn reviews_of_simultaneous_leases_are_spread_over_time() {
     let scene = scene();
     let mut watches = Vec::new();
     for number in 0..1_000 {
@@ -217,7 +217,7 @@ async fn leases_that_begin_together_are_asked_about_apart() {
 
 /// A failed review is retried, however recent the decision from before the change is.
 #[tokio::test(start_paused = true)]
-async fn a_change_that_could_not_be_asked_about_is_asked_about_later() {
+async fn failed_review_after_policy_change_is_retried() {
     let scene = scene();
     let watch = scene.watch("ada", &pods(1)).await;
     scene.stub.silent(true);
@@ -230,7 +230,7 @@ async fn a_change_that_could_not_be_asked_about_is_asked_about_later() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn in_an_outage_a_lease_lasts_for_the_grace_and_no_longer() {
+async fn upstream_outage_ends_lease_after_the_grace_period() {
     let scene = scene();
     let watch = scene.watch("ada", &pods(1)).await;
     scene.stub.silent(true);
@@ -248,7 +248,7 @@ async fn in_an_outage_a_lease_lasts_for_the_grace_and_no_longer() {
 }
 
 #[test]
-fn leases_are_counted_while_they_are_held() {
+fn lease_gauge_counts_open_leases() {
     let recorder = PrometheusBuilder::new().build_recorder();
     let counted = || {
         let text = recorder.handle().render();

@@ -24,7 +24,7 @@ fn lease(readable: &Readable) -> CancellationToken {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_in_one_namespace_asks_about_that_namespace() {
+async fn change_in_one_namespace_reviews_only_that_namespace() {
     let scene = scene();
     let readable = scene.readable("ada", &named(500)).await.expect("it is let in");
     sleep(seconds(1)).await;
@@ -43,7 +43,7 @@ async fn a_change_in_one_namespace_asks_about_that_namespace() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_change_each_namespace_is_asked_about_once_a_minute_and_not_together() {
+async fn unchanged_namespaces_are_reviewed_once_a_minute_spread_out() {
     let scene = scene();
     let readable = scene.readable("ada", &named(1_000)).await.expect("it is let in");
     scene.stub.asked();
@@ -67,7 +67,7 @@ async fn without_a_change_each_namespace_is_asked_about_once_a_minute_and_not_to
 
 /// A change affects all namespaces of a user, at their maximum number.
 #[tokio::test(start_paused = true)]
-async fn a_change_everywhere_is_asserted_in_time_and_within_the_budget() {
+async fn cluster_wide_change_reviews_all_namespaces_within_rate_limit() {
     let scene = scene();
     let namespaces = named(2_000);
     let readable = scene.readable("ada", &namespaces).await.expect("it is let in");
@@ -85,7 +85,7 @@ async fn a_change_everywhere_is_asserted_in_time_and_within_the_budget() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_users_watches_stand_on_no_more_namespaces_than_can_be_asked_about() {
+async fn watches_above_the_namespace_limit_are_rejected_or_ended() {
     let scene =
         scene_with(AuthConfig { namespaces: 100, namespaces_per_user: 25, ..AuthConfig::remembering_for_a_day() });
     let first = scene.readable("ada", &named(60)).await.expect("it is let in");
@@ -105,7 +105,7 @@ async fn one_users_watches_stand_on_no_more_namespaces_than_can_be_asked_about()
 
 /// Upstream answers too slowly for all reviews: nothing is served by an outdated decision.
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_asserted_in_time_is_not_shown_any_more() {
+async fn watch_ends_when_namespace_reviews_are_too_slow() {
     let scene = scene();
     let readable = scene.readable("ada", &named(1_000)).await.expect("it is let in");
     scene.stub.slow("ada", seconds(2));
@@ -116,7 +116,7 @@ async fn what_cannot_be_asserted_in_time_is_not_shown_any_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn in_an_outage_namespaces_are_shown_for_the_grace_and_no_longer() {
+async fn upstream_outage_ends_namespace_access_after_grace_period() {
     let scene = scene();
     let readable = scene.readable("ada", &named(300)).await.expect("it is let in");
     scene.stub.silent(true);
@@ -131,7 +131,7 @@ async fn in_an_outage_namespaces_are_shown_for_the_grace_and_no_longer() {
 
 /// An authorizer that fails for one namespace does not delay the others.
 #[tokio::test(start_paused = true)]
-async fn a_namespace_about_which_nobody_answers_delays_no_other() {
+async fn namespace_with_failing_review_does_not_delay_others() {
     let scene = scene();
     let readable = scene.readable("ada", &named(1_000)).await.expect("it is let in");
     scene.stub.mute("t7");
@@ -151,7 +151,7 @@ async fn a_namespace_about_which_nobody_answers_delays_no_other() {
 
 /// A change between a review and its answer is not lost.
 #[tokio::test(start_paused = true)]
-async fn a_change_while_a_namespace_is_asked_about_is_asked_about_too() {
+async fn change_during_namespace_review_triggers_another_review() {
     let scene = scene();
     scene.stub.slow("ada", Duration::from_millis(500));
     let (authorizer, stub) = (scene.authorizer.clone(), scene.stub.clone());

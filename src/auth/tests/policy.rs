@@ -36,7 +36,7 @@ fn accesses(scene: &Scene) -> usize {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_right_that_rbac_gives_is_not_asked_about_each_minute_while_rbac_is_heard_and_does_not_change() {
+async fn rbac_granted_access_is_reviewed_rarely_while_rbac_is_watched() {
     for (reason, least, most) in [(RBAC, 3, 6), ("", 30, 40), ("allowed by a webhook", 30, 40)] {
         let scene = scene_of(reason);
         let watch = scene.watch("ada", PODS).await;
@@ -52,7 +52,7 @@ async fn a_right_that_rbac_gives_is_not_asked_about_each_minute_while_rbac_is_he
 
 /// Upstream's authorizers may lag further than the rounds after a change cover.
 #[tokio::test(start_paused = true)]
-async fn what_upstream_says_right_behind_a_change_is_asked_again_a_minute_later() {
+async fn decision_right_after_policy_change_is_reviewed_again() {
     for name in ["ada", "system:node:n1"] {
         let scene = scene_of(RBAC);
         sleep(seconds(60)).await;
@@ -70,7 +70,7 @@ async fn what_upstream_says_right_behind_a_change_is_asked_again_a_minute_later(
 
 /// The authorizers may not have seen a change a few seconds later either, when a watch begins.
 #[tokio::test(start_paused = true)]
-async fn what_upstream_says_as_a_watch_begins_behind_a_change_is_asked_again_a_minute_later() {
+async fn watch_opened_after_policy_change_is_reviewed_again_in_a_minute() {
     for name in ["ada", "system:node:n1"] {
         let scene = scene_of(RBAC);
         sleep(seconds(300)).await;
@@ -86,7 +86,7 @@ async fn what_upstream_says_as_a_watch_begins_behind_a_change_is_asked_again_a_m
 
 /// A watch of some namespaces has a review for each of them, and its keeper sends none.
 #[tokio::test(start_paused = true)]
-async fn behind_a_change_a_watch_of_some_namespaces_waits_for_its_time() {
+async fn unrelated_change_keeps_review_schedule_of_namespaced_watch() {
     for name in ["ada", "system:node:n1"] {
         let scene = scene_of(RBAC);
         let readable = scene.readable(name, &["t1".to_owned()]).await.expect("it is let in");
@@ -102,7 +102,7 @@ async fn behind_a_change_a_watch_of_some_namespaces_waits_for_its_time() {
 
 /// The first decision counts too: a watch that begins while RBAC is watched is not reviewed again.
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_begins_while_rbac_is_heard_costs_one_question() {
+async fn new_watch_costs_one_review_while_rbac_is_watched() {
     let scene = scene_of(RBAC);
     sleep(seconds(60)).await;
     let _watch = scene.watch("ada", PODS).await;
@@ -111,7 +111,7 @@ async fn a_watch_that_begins_while_rbac_is_heard_costs_one_question() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_of_rbac_ends_such_a_right_as_soon_as_any() {
+async fn rbac_change_ends_rbac_granted_watch_within_seconds() {
     for late in [0, 1_900] {
         let scene = scene_of(RBAC);
         let watch = scene.watch("ada", PODS).await;
@@ -126,7 +126,7 @@ async fn a_change_of_rbac_ends_such_a_right_as_soon_as_any() {
 
 /// A change before all policy watches are open ends the right shortly after they are.
 #[tokio::test(start_paused = true)]
-async fn what_was_missed_before_rbac_is_heard_ends_such_a_right() {
+async fn rbac_change_missed_before_watches_open_ends_the_watch() {
     let scene = patient_scene();
     scene.stub.because(RBAC);
     let watch = scene.watch("ada", PODS).await;
@@ -139,7 +139,7 @@ async fn what_was_missed_before_rbac_is_heard_ends_such_a_right() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_rbac_does_not_tell_ends_such_a_right_within_eleven_minutes_and_else_within_the_bound() {
+async fn revocation_without_rbac_change_ends_watch_within_bound() {
     for (is_heard, bound) in [(true, BOUND), (false, seconds(75))] {
         for after in [0, 200, 500, 900] {
             let scene = scene_of(RBAC);
@@ -158,7 +158,7 @@ async fn what_rbac_does_not_tell_ends_such_a_right_within_eleven_minutes_and_els
 
 /// The grace of an outage counts from the last known decision, and not from the failed review.
 #[tokio::test(start_paused = true)]
-async fn in_an_outage_such_a_right_lasts_as_long_as_any() {
+async fn rbac_granted_watch_ends_after_the_same_outage_grace() {
     let scene = scene_of(RBAC);
     let watch = scene.watch("ada", PODS).await;
     sleep(seconds(500)).await;
@@ -172,7 +172,7 @@ async fn in_an_outage_such_a_right_lasts_as_long_as_any() {
 /// A node's right is reviewed rarely. A single failed review ends nothing, and a watch continues in an outage for the
 /// same grace as others, from when the outage is noticed.
 #[tokio::test(start_paused = true)]
-async fn in_an_outage_a_nodes_watch_lasts_for_the_grace_from_when_it_is_noticed() {
+async fn node_watch_outage_grace_starts_when_outage_is_detected() {
     for after in [1, 100, 450, 900] {
         let scene = scene();
         let watch = scene.watch("system:node:n1", PODS).await;
@@ -195,7 +195,7 @@ async fn in_an_outage_a_nodes_watch_lasts_for_the_grace_from_when_it_is_noticed(
 
 /// The Node authorizer gives no reason, and the apiserver does not end a node's watches, like all others.
 #[tokio::test(start_paused = true)]
-async fn a_nodes_right_is_asked_about_every_ten_minutes_and_somebodys_else_each_minute() {
+async fn node_access_is_reviewed_every_ten_minutes_others_each_minute() {
     for (name, least, most) in [("system:node:n1", 3, 6), ("node:n1", 30, 40)] {
         let scene = scene();
         let watch = scene.watch(name, PODS).await;
@@ -211,7 +211,7 @@ async fn a_nodes_right_is_asked_about_every_ten_minutes_and_somebodys_else_each_
 
 /// A node's proxy sends a review for its kubelet, and then opens the same watch as its node.
 #[tokio::test(start_paused = true)]
-async fn what_upstream_said_when_a_proxy_asked_is_not_asked_for_again() {
+async fn decision_learned_for_a_downstream_proxy_is_reused() {
     for allowed in [true, false] {
         let scene = scene();
         let caller = scene.authorizer.known("ada", [127, 0, 0, 1]).await.expect("somebody");
@@ -249,7 +249,7 @@ async fn what_upstream_said_when_a_proxy_asked_is_not_asked_for_again() {
 
 /// A downstream proxy's requests other than for the content of feeds.
 #[tokio::test(start_paused = true)]
-async fn whether_a_proxy_may_ask_is_asked_as_rarely_as_about_a_watch_and_when_rights_change() {
+async fn downstream_proxy_access_is_reviewed_as_rarely_as_a_watch() {
     for (reason, least, most) in [("", 27, 31), (RBAC, 2, 4)] {
         let scene = scene_of(reason);
         let caller = scene.authorizer.known("ada", [127, 0, 0, 1]).await.expect("somebody");

@@ -22,7 +22,7 @@ fn token(clock: &WallClock, seconds: u64) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_the_time_is_set_beyond_the_end_of_a_token_its_watch_ends_within_the_bound() {
+async fn clock_step_past_token_expiry_ends_watch_within_bound() {
     let scene = scene();
     let token = token(&scene.stub.clock, 600);
     let watch = scene.watch(&token, PODS).await;
@@ -35,7 +35,7 @@ async fn when_the_time_is_set_beyond_the_end_of_a_token_its_watch_ends_within_th
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_the_time_is_set_back_what_upstream_says_ends_a_watch_as_soon_as_ever() {
+async fn revocation_ends_watch_within_bound_after_clock_steps_back() {
     let scene = scene();
     let token = token(&scene.stub.clock, 600);
     let watch = scene.watch(&token, PODS).await;
@@ -49,7 +49,7 @@ async fn when_the_time_is_set_back_what_upstream_says_ends_a_watch_as_soon_as_ev
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_time_that_is_set_back_and_forth_ends_nothing_and_costs_no_more_questions() {
+async fn clock_steps_end_no_watch_and_send_no_extra_reviews() {
     let scene = scene();
     let token = token(&scene.stub.clock, 24 * 3600);
     let watch = scene.watch(&token, PODS).await;

@@ -11,7 +11,7 @@ fn scene_of(recheck_tokens: u64) -> Scene {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whose_a_token_is_is_asked_as_often_as_is_said_and_what_it_may_each_minute() {
+async fn token_reviews_follow_recheck_period_and_access_each_minute() {
     // If the period is shorter than that of rights, the latter applies.
     for (recheck, least, most) in [(1, 30, 40), (60, 30, 40), (600, 3, 5)] {
         let scene = scene_of(recheck);
@@ -25,7 +25,7 @@ async fn whose_a_token_is_is_asked_as_often_as_is_said_and_what_it_may_each_minu
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_token_that_is_taken_away_ends_its_watch_within_that_time_and_a_minute_and_a_right_as_soon_as_ever() {
+async fn token_recheck_period_bounds_token_but_not_access_revocation() {
     for after in [1, 100, 550, 1_300] {
         let scene = scene_of(600);
         let watch = scene.watch("ada", PODS).await;
@@ -47,7 +47,7 @@ async fn a_token_that_is_taken_away_ends_its_watch_within_that_time_and_a_minute
 
 /// The grace of an outage counts from the last known identity, and not from the failed review.
 #[tokio::test(start_paused = true)]
-async fn in_an_outage_such_a_token_lasts_as_long_as_any() {
+async fn long_token_recheck_does_not_extend_outage_grace() {
     for after in [100, 550, 900] {
         let scene = scene_of(600);
         let watch = scene.watch("ada", PODS).await;

@@ -22,7 +22,7 @@ fn creating(config: CacheConfig, base: u64, at: &[u64]) -> (CacheWriter, CacheRe
 }
 
 #[test]
-fn every_start_around_the_ring_is_told_exactly_what_came_after_it() {
+fn watch_starts_around_ring_bounds_get_exactly_later_events() {
     // Four events, three of which fit: oldest 12, newest 14.
     let (_writer, reader) = creating(ring(3), 10, &[11, 12, 13, 14]);
     let (q, r, s) = ("ADDED a/q 12", "ADDED a/r 13", "ADDED a/s 14");
@@ -40,7 +40,7 @@ fn every_start_around_the_ring_is_told_exactly_what_came_after_it() {
 }
 
 #[test]
-fn with_an_empty_ring_after_a_list_watches_start_at_the_list() {
+fn watch_with_empty_ring_starts_at_the_list_version() {
     let (mut writer, reader) = listed(ring(3), 10, &[(POD, 4)]);
     assert_eq!(from(&reader, 8), ["too old resource version: 8 (10)"]);
     assert_eq!(from(&reader, 9), ["too old resource version: 9 (10)"], "what happened at 10 is not known");
@@ -55,14 +55,14 @@ fn with_an_empty_ring_after_a_list_watches_start_at_the_list() {
 }
 
 #[test]
-fn before_the_first_list_there_is_an_empty_history_from_zero() {
+fn unlisted_feed_has_an_empty_history_from_version_zero() {
     let (_writer, reader) = super::fixture::pods(ring(3));
     assert_eq!(reader.stats().floor, rv(0));
     assert_eq!(from(&reader, 0), Vec::<String>::new());
 }
 
 #[test]
-fn versions_between_events_are_starts_like_any_other() {
+fn watch_can_start_at_versions_between_events() {
     let (_writer, reader) = creating(ring(2), 10, &[20, 30, 40]);
     for (after, expected) in [
         (19, vec!["too old resource version: 19 (20)"]),
@@ -77,7 +77,7 @@ fn versions_between_events_are_starts_like_any_other() {
 }
 
 #[test]
-fn upstreams_bookmarks_do_not_move_the_oldest_start() {
+fn upstream_bookmark_does_not_move_the_oldest_start() {
     let (mut writer, reader) = listed(ring(2), 10, &[]);
     writer.advance(rv(50), true);
     for after in [10, 30, 50] {
@@ -89,7 +89,7 @@ fn upstreams_bookmarks_do_not_move_the_oldest_start() {
 
 /// etcd #20221 sent old events, and bookmarks, to watches from the future.
 #[test]
-fn a_watch_from_the_future_is_told_nothing_until_the_future_is_there() {
+fn watch_from_a_future_version_gets_no_older_events() {
     let (mut writer, reader) = creating(ring(10), 10, &[11, 12]);
     let mut opened = reader.open(Start::After(rv(14)), View::everything()).expect("the future is no error");
     assert_eq!(told(&mut opened.cursor), Vec::<String>::new());
@@ -101,7 +101,7 @@ fn a_watch_from_the_future_is_told_nothing_until_the_future_is_there() {
 }
 
 #[test]
-fn a_watch_from_the_future_expires_like_any_other() {
+fn watch_from_a_future_version_expires_after_eviction() {
     let (mut writer, reader) = creating(ring(2), 10, &[11]);
     let mut opened = reader.open(Start::After(rv(99)), View::everything()).expect("the future is no error");
     for version in 12..16 {
@@ -112,7 +112,7 @@ fn a_watch_from_the_future_expires_like_any_other() {
 }
 
 #[test]
-fn a_reader_that_stood_still_is_told_that_it_expired_and_never_anything_else_again() {
+fn expired_reader_receives_no_further_events() {
     let (mut writer, reader) = creating(ring(2), 10, &[]);
     let mut opened = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring");
     for version in 11..=13 {
@@ -127,7 +127,7 @@ fn a_reader_that_stood_still_is_told_that_it_expired_and_never_anything_else_aga
 
 /// etcd #18089 and #19179 lost deletions here.
 #[test]
-fn a_reader_at_the_very_edge_of_the_ring_gets_all_of_it() {
+fn reader_at_the_ring_edge_loses_no_deletion() {
     let (mut writer, reader) = listed(ring(2), 10, &[(POD, 4), (Pod { name: "q", ..POD }, 5)]);
     let mut opened = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring");
     writer.apply(deleted(&POD, 11)).expect("in order");
@@ -141,7 +141,7 @@ fn a_reader_at_the_very_edge_of_the_ring_gets_all_of_it() {
 }
 
 #[test]
-fn a_new_history_ends_every_watch_of_the_old_one() {
+fn relist_expires_all_watches_of_the_old_history() {
     let (mut writer, reader) = creating(ring(10), 10, &[11, 12]);
     let open = |after| reader.open(Start::After(rv(after)), View::everything()).expect("in the ring").cursor;
     let (mut behind, mut at_the_end) = (open(10), open(12));
@@ -161,7 +161,7 @@ fn a_new_history_ends_every_watch_of_the_old_one() {
 }
 
 #[test]
-fn a_store_that_went_back_in_time_starts_over_from_there() {
+fn relist_at_an_older_version_restarts_from_that_version() {
     let (mut writer, reader) = creating(ring(10), 100, &[101]);
     let mut old = reader.open(Start::After(rv(101)), View::everything()).expect("in the ring").cursor;
     writer.replace(snapshot(50, &[(POD, 40)]));
@@ -175,7 +175,7 @@ fn a_store_that_went_back_in_time_starts_over_from_there() {
 }
 
 #[test]
-fn a_feed_that_is_over_ends_its_watches() {
+fn ended_feed_expires_its_watches() {
     let (writer, reader) = creating(ring(10), 10, &[11]);
     let mut opened = reader.open(Start::After(rv(11)), View::everything()).expect("in the ring");
     drop(writer);
@@ -185,7 +185,7 @@ fn a_feed_that_is_over_ends_its_watches() {
 }
 
 #[test]
-fn a_watch_from_now_begins_behind_everything_there_is() {
+fn watch_from_now_skips_all_existing_events() {
     for view in [View::everything(), view("a", "app=x", ""), view("a", "", "metadata.name=p")] {
         let (mut writer, reader) = creating(ring(1), 10, &[11, 12, 13]);
         writer.advance(rv(20), false);

@@ -37,7 +37,7 @@ fn pods(namespaces: &[&str], count: usize) -> Vec<Object> {
 }
 
 #[test]
-fn they_have_every_object_once_and_end_with_their_namespace() {
+fn chunks_hold_each_object_once_and_never_span_namespaces() {
     let (snapshot, chunks) = chunks(pods(&["t1", "t1-a", "t1.a"], 400));
     let told: Vec<_> = chunks.iter().flat_map(|chunk| snapshot.objects_of(chunk)).map(|object| &object.key).collect();
     assert_eq!(told, snapshot.iter().map(|object| &object.key).collect::<Vec<_>>());
@@ -54,7 +54,7 @@ fn they_have_every_object_once_and_end_with_their_namespace() {
 }
 
 #[test]
-fn a_change_touches_one_chunk() {
+fn object_change_of_equal_length_changes_one_chunk() {
     let (_, before) = chunks(pods(&["a"], 600));
     for changed in [0, 1, 299, 598, 599] {
         let mut objects = pods(&["a"], 600);
@@ -68,7 +68,7 @@ fn a_change_touches_one_chunk() {
 
 /// A full chunk ends by its length, but chunks after the next natural boundary are unchanged.
 #[test]
-fn an_object_that_comes_goes_or_grows_touches_few() {
+fn object_add_remove_or_growth_changes_few_chunks() {
     let (_, before) = chunks(pods(&["a"], 1_000));
     let mut grown = pods(&["a"], 1_000);
     grown[500] = pod("a", "p0500", 20_000, BYTES * 4);
@@ -85,14 +85,14 @@ fn an_object_that_comes_goes_or_grows_touches_few() {
 }
 
 #[test]
-fn an_object_that_is_larger_than_a_chunk_is_one() {
+fn oversized_object_gets_its_own_chunk() {
     let large = |name: &str| pod("a", name, 1, Chunk::BYTES_MAX * 2);
     let (_, chunks) = chunks([large("p"), large("q"), large("r")]);
     assert_eq!(chunks.iter().map(|chunk| chunk.lengths().items).collect::<Vec<_>>(), [1, 1, 1]);
 }
 
 #[test]
-fn a_state_is_cut_once_and_a_new_one_anew() {
+fn chunks_are_computed_once_per_state() {
     let (mut writer, reader): (CacheWriter, _) = super::fixture::listed(CacheConfig::default(), 10, &[]);
     let cut = |snapshot: &Snapshot| snapshot.chunks().now_or_never().expect("few enough for one go");
     let empty = reader.snapshot();
@@ -108,7 +108,7 @@ fn a_state_is_cut_once_and_a_new_one_anew() {
 
 /// After a restore from a backup the same version may have other content.
 #[test]
-fn versions_of_another_history_are_other_versions() {
+fn chunk_names_differ_between_histories_at_the_same_version() {
     let (mut writer, reader) = super::fixture::listed(CacheConfig::default(), 10, &[(super::fixture::POD, 5)]);
     let name = || reader.snapshot().chunks().now_or_never().expect("few")[0].name();
     let before = name();

@@ -24,7 +24,7 @@ fn shown(reader: &CacheReader) -> (u64, usize, u64) {
 }
 
 #[test]
-fn confirmed_state_has_the_later_version_and_open_watches_get_nothing() {
+fn confirmed_version_advances_state_and_sends_no_events() {
     let (_writer, reader) = confirmed();
     assert_eq!(shown(&reader), (15, 1, 10));
     assert_eq!(reader.told().map(|state| state.rv), Some(rv(10)), "the stream is where it was");
@@ -63,7 +63,7 @@ fn late_events_below_the_confirmed_version_reach_open_watches_only() {
 }
 
 #[test]
-fn stream_that_reaches_the_confirmed_version_replaces_it() {
+fn stream_reaching_the_confirmed_version_replaces_confirmation() {
     for at in [15, 20] {
         let (mut writer, reader) = confirmed();
         writer.bookmark(rv(12));
@@ -77,7 +77,7 @@ fn stream_that_reaches_the_confirmed_version_replaces_it() {
 }
 
 #[test]
-fn version_of_which_more_may_come_confirms_nothing() {
+fn incomplete_version_blocks_confirmation() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     writer.take(added(&OTHER, 12)).expect("in order");
     assert!(!reader.confirm(reader.state_mark(), rv(15)));
@@ -85,7 +85,7 @@ fn version_of_which_more_may_come_confirms_nothing() {
 }
 
 #[test]
-fn reader_that_waits_for_the_confirmed_version_is_woken() {
+fn confirmation_wakes_readers_waiting_for_that_version() {
     let (_writer, reader) = listed(ring(10), 10, &[]);
     let (mut states, mut streams) = (reader.follow_progress(), reader.follow_progress());
     let (mut state, mut stream) = (pin!(states.show(rv(15))), pin!(streams.reach(rv(15))));

@@ -24,7 +24,7 @@ fn aging() -> CacheConfig {
 }
 
 #[tokio::test(start_paused = true)]
-async fn events_stay_for_as_long_as_they_may() {
+async fn events_are_evicted_only_after_the_maximum_age() {
     let (mut writer, reader) = listed(aging(), 10, &[]);
     changed(&mut writer, 11);
     advance(AGE).await;
@@ -40,7 +40,7 @@ async fn events_stay_for_as_long_as_they_may() {
 
 /// A quiet resource only learns from bookmarks that its events are too old.
 #[tokio::test(start_paused = true)]
-async fn a_bookmark_is_enough_to_evict_what_is_too_old() {
+async fn bookmark_evicts_events_above_the_maximum_age() {
     for announce in [false, true] {
         let (mut writer, reader) = listed(aging(), 10, &[]);
         changed(&mut writer, 11);
@@ -58,7 +58,7 @@ async fn a_bookmark_is_enough_to_evict_what_is_too_old() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_reader_of_aged_events_expires() {
+async fn slow_reader_of_aged_out_events_expires() {
     let (mut writer, reader) = listed(aging(), 10, &[]);
     let mut stalled = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring").cursor;
     let mut current = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring").cursor;
@@ -71,7 +71,7 @@ async fn a_late_reader_of_aged_events_expires() {
 }
 
 #[test]
-fn bytes_bound_the_ring_as_well() {
+fn window_bytes_limit_evicts_events() {
     // The charge of an event with a previous object.
     let one = {
         let (mut writer, reader) = listed(ring(1), 10, &[(POD, 10)]);
@@ -91,7 +91,7 @@ fn bytes_bound_the_ring_as_well() {
 
 /// Current readers still get it. Otherwise an object above the limit would end every watch.
 #[test]
-fn one_event_above_the_budget_is_held_alone() {
+fn event_above_the_byte_limit_is_cached_alone() {
     let config = CacheConfig { window_bytes_max: 1, ..short_lanes() };
     let (mut writer, reader) = listed(config, 10, &[]);
     let mut opened = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring");
@@ -103,7 +103,7 @@ fn one_event_above_the_budget_is_held_alone() {
 }
 
 #[test]
-fn a_reader_of_a_quiet_lane_outlives_what_busy_ones_lose() {
+fn quiet_lane_reader_survives_eviction_of_other_lanes_events() {
     let quiet = Pod { namespace: "b", node: "n2", ..POD };
     let (mut writer, reader) = listed(ring(2), 10, &[(quiet, 4)]);
     let mut readers = [
@@ -130,7 +130,7 @@ fn a_reader_of_a_quiet_lane_outlives_what_busy_ones_lose() {
 }
 
 #[test]
-fn a_reader_of_a_quiet_lane_expires_when_its_own_events_go() {
+fn quiet_lane_reader_expires_when_its_own_events_are_evicted() {
     let quiet = Pod { namespace: "b", ..POD };
     let (mut writer, reader) = listed(ring(2), 10, &[(quiet, 4)]);
     let open = || reader.open(Start::After(rv(10)), view("b", "", "")).expect("in the ring").cursor;
@@ -146,7 +146,7 @@ fn a_reader_of_a_quiet_lane_expires_when_its_own_events_go() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_charged_for_what_is_gone() {
+async fn accounting_returns_to_zero_after_delete_and_eviction() {
     let (mut writer, reader) = listed(aging(), 10, &[]);
     let names = ["p", "q", "r", "s"];
     for (name, version) in names.into_iter().zip(11..) {
@@ -172,7 +172,7 @@ async fn nothing_is_charged_for_what_is_gone() {
 }
 
 #[test]
-fn a_new_history_is_charged_for_itself_only() {
+fn relist_resets_object_and_event_accounting() {
     let (mut writer, reader) = listed(ring(10), 10, &[(POD, 5)]);
     changed(&mut writer, 11);
     let other = Pod { name: "q", note: 12_345, ..POD };
@@ -183,7 +183,7 @@ fn a_new_history_is_charged_for_itself_only() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_span_is_the_time_between_the_first_and_the_last_event() {
+async fn window_span_is_time_between_first_and_last_event() {
     let (mut writer, reader) = listed(aging(), 10, &[]);
     assert!(reader.stats().span_seconds.abs() < f64::EPSILON);
     changed(&mut writer, 11);
@@ -195,7 +195,7 @@ async fn the_span_is_the_time_between_the_first_and_the_last_event() {
 
 /// Old bodies live only as long as they are referenced.
 #[tokio::test(start_paused = true)]
-async fn evicted_events_are_freed() {
+async fn evicted_events_release_their_bodies() {
     let (mut writer, reader) = listed(aging(), 10, &[]);
     let mut narrow = reader.open(Start::After(rv(10)), view("a", "", "")).expect("in the ring").cursor;
     let upstream = POD.frame(Added, 11);

@@ -139,7 +139,7 @@ impl Bounds {
 
 /// A selector on the whole ring together with the lane of one object.
 #[test]
-fn a_selector_and_an_object_in_every_order_of_four_events() {
+fn selector_and_object_watches_match_model_for_any_four_events() {
     let readers = [(Want::AppX, Begin::Oldest), (Want::TheOneInA, Begin::Current)];
     let bounds = Bounds { alphabet: &Step::ALL, events: 4, rings: &[1, 2, 3], readers, moves: [2, 2] };
     assert!(bounds.run_all() > 250_000);
@@ -147,7 +147,7 @@ fn a_selector_and_an_object_in_every_order_of_four_events() {
 
 /// Two readers that share a narrow lane: one may create it, the other extend it backwards or find it evicted.
 #[test]
-fn two_readers_of_one_lane_in_every_order_of_five_events() {
+fn shared_lane_readers_match_model_for_any_five_events() {
     let readers = [(Want::NodeOne, Begin::Current), (Want::NodeOne, Begin::Oldest)];
     let alphabet = &[Step::Enter, Step::Leave, Step::Other];
     let bounds = Bounds { alphabet, events: 5, rings: &[2], readers, moves: [2, 2] };
@@ -156,7 +156,7 @@ fn two_readers_of_one_lane_in_every_order_of_five_events() {
 
 /// A reader that pulls event by event with the smallest possible ring.
 #[test]
-fn one_frame_at_a_time_in_every_order_of_three_events() {
+fn single_frame_pulls_match_model_for_any_three_events() {
     let readers = [(Want::Everything, Begin::Oldest), (Want::NotAppX, Begin::Current)];
     let bounds = Bounds { alphabet: &Step::ALL, events: 3, rings: &[1, 2], readers, moves: [3, 3] };
     assert!(bounds.run_all() > 50_000);

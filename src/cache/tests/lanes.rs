@@ -26,7 +26,7 @@ fn lanes(reader: &CacheReader) -> usize {
 }
 
 #[test]
-fn a_view_follows_the_narrowest_lane_that_has_all_it_may_see() {
+fn view_follows_the_narrowest_sufficient_lane() {
     let app_x = || LaneTerm::Label("app".into(), "x".into());
     let name = || LaneTerm::Name("p".into());
     let node = |value: &str| LaneTerm::Field(NODE, value.into());
@@ -85,7 +85,7 @@ fn a_view_follows_the_narrowest_lane_that_has_all_it_may_see() {
 }
 
 #[test]
-fn a_set_of_many_values_follows_all_that_have_the_label() {
+fn selector_with_many_values_follows_the_has_label_lane() {
     let values = |n: usize| (0..n).map(|n| format!("v{n}")).collect::<Vec<_>>().join(",");
     let term = |n| LaneKey::of(&view("", &format!("app in ({})", values(n)), "")).term;
     assert!(matches!(term(LANE_VALUES_MAX), LaneTerm::LabelIn(_, values) if values.len() == LANE_VALUES_MAX));
@@ -93,7 +93,7 @@ fn a_set_of_many_values_follows_all_that_have_the_label() {
 }
 
 #[test]
-fn the_model_agrees_on_who_follows_what() {
+fn test_model_assigns_views_to_the_same_lanes() {
     for want in Want::ALL {
         let lane = want.lane();
         let term = match lane.term {
@@ -112,7 +112,7 @@ fn the_model_agrees_on_who_follows_what() {
 }
 
 #[test]
-fn a_lane_goes_with_its_last_reader() {
+fn lane_is_dropped_with_its_last_reader() {
     let (_writer, reader) = listed(ring(10), 10, &[]);
     let open_all = || Want::ALL.map(|want| open(&reader, 10, want.view()));
     let mut narrow: Vec<_> = Want::ALL.map(|want| LaneKey::of(&want.view())).into();
@@ -132,14 +132,14 @@ fn a_lane_goes_with_its_last_reader() {
 }
 
 #[test]
-fn a_refused_watch_leaves_no_lane_behind() {
+fn rejected_watch_leaves_no_lane() {
     let (_writer, reader) = listed(ring(10), 10, &[]);
     assert!(reader.open(Start::After(rv(9)), view("a", "", "")).is_err());
     assert_eq!(lanes(&reader), 0);
 }
 
 #[test]
-fn readers_of_an_ended_history_do_not_touch_the_lanes_of_the_new_one() {
+fn reader_of_old_history_does_not_affect_lanes_after_relist() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let old = open(&reader, 10, view("a", "", ""));
     writer.replace(snapshot(20, &[]));
@@ -152,7 +152,7 @@ fn readers_of_an_ended_history_do_not_touch_the_lanes_of_the_new_one() {
 }
 
 #[test]
-fn a_lane_made_late_has_what_the_ring_still_has() {
+fn late_lane_is_filled_from_the_ring() {
     let (mut writer, reader) = listed(ring(4), 10, &[]);
     for version in 11..=16 {
         let namespace = if version % 2 == 0 { "a" } else { "b" };
@@ -165,7 +165,7 @@ fn a_lane_made_late_has_what_the_ring_still_has() {
 
 /// The second reader starts before the first, which created the lane.
 #[test]
-fn a_lane_grows_backwards_for_an_older_reader() {
+fn lane_extends_backwards_for_an_older_reader() {
     for namespace_view in [view("a", "", ""), view("a", "", "metadata.name=p"), view("", "", "spec.nodeName=n1")] {
         let (mut writer, reader) = listed(ring(10), 10, &[]);
         for version in [11, 13, 15] {
@@ -184,7 +184,7 @@ fn a_lane_grows_backwards_for_an_older_reader() {
 }
 
 #[test]
-fn a_lane_made_again_after_it_was_dropped_is_complete_again() {
+fn recreated_lane_includes_events_missed_while_dropped() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     writer.apply(added(&POD, 11)).expect("in order");
     drop(open(&reader, 11, view("a", "", "")));
@@ -195,7 +195,7 @@ fn a_lane_made_again_after_it_was_dropped_is_complete_again() {
 }
 
 #[test]
-fn an_object_that_moves_is_in_the_lanes_of_both_nodes_once() {
+fn object_moving_nodes_is_delivered_once_to_each_node_lane() {
     let (mut writer, reader) = listed(ring(10), 10, &[(POD, 5)]);
     let mut nodes = ["n1", "n2", ""].map(|node| open(&reader, 10, view("", "", &format!("spec.nodeName={node}"))));
     for (event_type, node, version) in
@@ -211,7 +211,7 @@ fn an_object_that_moves_is_in_the_lanes_of_both_nodes_once() {
 
 /// A set leads to its lane from the value before and from the one after.
 #[test]
-fn an_object_that_changes_within_a_set_is_in_its_lane_once() {
+fn object_changing_within_a_value_set_is_delivered_once() {
     let (mut writer, reader) = listed(ring(10), 10, &[(POD, 5)]);
     let mut set = open(&reader, 10, view("", "app in (x,y)", ""));
     for (app, version, expected) in [
@@ -229,7 +229,7 @@ fn an_object_that_changes_within_a_set_is_in_its_lane_once() {
 
 /// The lane of all events is the ring, and holds the same events.
 #[test]
-fn a_narrow_lane_holds_as_many_events_as_its_feed_says() {
+fn narrow_lane_keeps_at_most_the_configured_events() {
     for lane_events_max in [1, LANE_EVENTS, 8] {
         let config = CacheConfig { lane_events_max, ..ring(20) };
         let (mut writer, reader) = listed(config, 10, &[]);
@@ -249,7 +249,7 @@ fn a_narrow_lane_holds_as_many_events_as_its_feed_says() {
 
 /// The lane only holds the end of its sequence; a reader further behind gets the rest from the ring.
 #[test]
-fn a_reader_behind_the_beginning_of_its_lane_loses_nothing() {
+fn reader_older_than_its_lane_continues_from_the_ring() {
     for narrow in [view("a", "", ""), view("", "app in (x,y)", ""), view("a", "", "metadata.name=p")] {
         let (mut writer, reader) = listed(ring(100), 10, &[]);
         let mut slow = open(&reader, 10, narrow);
@@ -264,7 +264,7 @@ fn a_reader_behind_the_beginning_of_its_lane_loses_nothing() {
 
 /// A reader only misses events that were in its lane, regardless of evicted events of other lanes.
 #[test]
-fn a_reader_behind_the_beginning_of_its_lane_expires_with_its_own_events_only() {
+fn reader_expires_only_if_its_own_lane_events_are_evicted() {
     let (mut writer, reader) = listed(ring(8), 10, &[]);
     let mut slow = open(&reader, 10, view("a", "", ""));
     let other = |version| added(&Pod { namespace: "b", ..POD }, version);
@@ -281,7 +281,7 @@ fn a_reader_behind_the_beginning_of_its_lane_expires_with_its_own_events_only() 
 }
 
 #[test]
-fn cluster_scoped_objects_have_lanes_by_name() {
+fn cluster_scoped_object_watch_by_name_uses_a_lane() {
     let gvr = Gvr::new("", "v1", "nodes");
     let envelope = Envelope::new(Encoding::Json, "v1", "Pod", JsonLayout::BuiltIn);
     let fields = FieldTable::of_builtin(&gvr, false);
@@ -325,7 +325,7 @@ fn write() -> impl Strategy<Value = Write> {
 proptest! {
     /// The same view twice: in its lane, and among all events.
     #[test]
-    fn a_narrow_lane_tells_exactly_what_all_events_tell(
+    fn narrow_lane_delivers_the_same_events_as_the_full_ring(
         writes in prop::collection::vec(write(), 1..60),
         // The number of writes before each view is opened, and the number of writes between reads.
         opened in 0..40_usize,

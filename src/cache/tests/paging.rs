@@ -17,13 +17,13 @@ fn crowd() -> Snapshot {
 }
 
 #[test]
-fn objects_come_in_the_bytewise_order_of_namespace_slash_name() {
+fn objects_are_sorted_bytewise_by_namespace_slash_name() {
     let all = ["a/p 5", "b/p 6", "t1-a/p 3", "t1.a/p 4", "t1/a 7", "t1/p 1", "t1/q 2"];
     assert_eq!(shown(&crowd(), &View::everything()), all);
 }
 
 #[test]
-fn a_view_selects_its_namespace_and_nothing_that_only_begins_like_it() {
+fn namespace_view_excludes_namespaces_with_the_same_prefix() {
     for (namespace, labels, fields, expected) in [
         ("t1", "", "", vec!["t1/a 7", "t1/p 1", "t1/q 2"]),
         ("t1-a", "", "", vec!["t1-a/p 3"]),
@@ -44,7 +44,7 @@ fn a_view_selects_its_namespace_and_nothing_that_only_begins_like_it() {
 }
 
 #[test]
-fn namespaces_come_once_each_in_the_order_of_their_objects() {
+fn namespaces_are_listed_once_in_object_order() {
     for (labels, fields, start, expected) in [
         ("", "", None, vec!["a", "b", "t1-a", "t1.a", "t1"]),
         ("", "metadata.name=a", None, vec!["t1"]),
@@ -60,7 +60,7 @@ fn namespaces_come_once_each_in_the_order_of_their_objects() {
 }
 
 #[test]
-fn a_page_starts_at_the_first_key_that_is_not_before_its_start() {
+fn page_starts_at_the_first_key_at_or_after_its_start() {
     for (namespace, fields, start, expected) in [
         ("", "", "", 7),
         ("", "", "b/p", 6),
@@ -88,7 +88,7 @@ fn a_page_starts_at_the_first_key_that_is_not_before_its_start() {
 }
 
 #[test]
-fn pages_of_any_size_are_the_whole_once() {
+fn pages_of_any_size_add_up_to_the_full_list() {
     let snapshot = crowd();
     for view in [View::everything(), view("t1", "", ""), view("", "app=x", "metadata.name=p")] {
         let whole = shown(&snapshot, &view);
@@ -107,7 +107,7 @@ fn pages_of_any_size_are_the_whole_once() {
 }
 
 #[test]
-fn of_two_objects_with_one_key_the_later_wins() {
+fn last_object_wins_if_a_list_repeats_a_key() {
     let listed = [(POD, 1), (Pod { app: "y", ..POD }, 2)];
     let snapshot = snapshot(10, &listed);
     assert_eq!(shown(&snapshot, &View::everything()), ["a/p 2"]);
@@ -117,7 +117,7 @@ fn of_two_objects_with_one_key_the_later_wins() {
 }
 
 #[test]
-fn a_snapshot_stays_what_it_was() {
+fn snapshot_is_unchanged_by_later_writes() {
     let (mut writer, reader) = listed(ring(2), 10, &[(POD, 5)]);
     let before = reader.snapshot();
     for version in 11..20 {
@@ -134,7 +134,7 @@ fn versions(reader: &CacheReader, range: std::ops::RangeInclusive<u64>) -> Vec<u
 }
 
 #[test]
-fn the_state_of_a_version_is_known_from_its_last_event_to_the_progress_behind_it() {
+fn snapshot_at_covers_versions_from_last_event_to_progress() {
     let (mut writer, reader) = listed(ring(10), 10, &[(POD, 5)]);
     assert_eq!(versions(&reader, 8..=12), [10]);
     writer.advance(rv(12), false);
@@ -162,7 +162,7 @@ fn hold_all(config: CacheConfig, last: u64) -> (crate::cache::CacheWriter, Cache
 }
 
 #[test]
-fn a_held_snapshot_is_there_for_the_next_page() {
+fn pinned_snapshot_serves_the_next_page() {
     let (mut writer, reader) = hold_all(holding(64, 300), 11);
     writer.apply(deleted(&POD, 12)).expect("in order");
     let held = reader.snapshot_at(rv(11)).expect("it is held");
@@ -171,7 +171,7 @@ fn a_held_snapshot_is_there_for_the_next_page() {
 }
 
 #[test]
-fn the_least_recently_read_is_dropped_for_a_new_one() {
+fn least_recently_read_snapshot_is_evicted_first() {
     let (mut writer, reader) = hold_all(holding(3, 300), 13);
     assert!(reader.snapshot_at(rv(11)).is_some(), "a page of the oldest is read");
     writer.apply(added(&POD, 14)).expect("in order");
@@ -180,7 +180,7 @@ fn the_least_recently_read_is_dropped_for_a_new_one() {
 }
 
 #[test]
-fn holding_one_again_does_not_take_a_second_place() {
+fn pinning_a_snapshot_again_takes_no_second_slot() {
     let (mut writer, reader) = hold_all(holding(2, 300), 12);
     for _ in 0..3 {
         reader.hold(&reader.snapshot_at(rv(11)).expect("it is held"));
@@ -192,7 +192,7 @@ fn holding_one_again_does_not_take_a_second_place() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_snapshot_is_dropped_when_its_time_is_up_however_often_its_pages_are_read() {
+async fn paging_snapshot_expires_despite_page_reads() {
     let (mut writer, reader) = hold_all(holding(64, 300), 11);
     advance(Duration::from_secs(200)).await;
     reader.hold(&reader.held_at(rv(11)).expect("a page of it is read, and there are more"));
@@ -207,7 +207,7 @@ async fn a_snapshot_is_dropped_when_its_time_is_up_however_often_its_pages_are_r
 }
 
 #[test]
-fn a_new_history_drops_what_was_held_of_the_old_one() {
+fn relist_drops_snapshots_pinned_for_paging() {
     let (mut writer, reader) = hold_all(holding(64, 300), 12);
     writer.replace(snapshot(50, &[]));
     assert_eq!(versions(&reader, 11..=12), Vec::<u64>::new());
@@ -215,7 +215,7 @@ fn a_new_history_drops_what_was_held_of_the_old_one() {
 
 /// Later changes are undone as long as they are held.
 #[test]
-fn a_past_state_is_what_it_was_as_far_as_what_followed_is_held() {
+fn past_state_is_rebuilt_while_later_events_are_cached() {
     let pod = |name| Pod { name, ..POD };
     let (mut writer, reader) = listed(ring(3), 10, &[(pod("a"), 1), (pod("b"), 2)]);
     let everything = View::everything();

@@ -21,7 +21,7 @@ fn whole(reader: &CacheReader) -> usize {
 }
 
 #[test]
-fn a_pin_keeps_what_has_left_the_store_since_and_no_more_than_its_state() {
+fn pin_is_charged_only_for_objects_gone_from_the_store() {
     let (mut writer, reader) = feed();
     let (pins, whole) = (Pins::default(), whole(&reader));
     let len = whole / 4;
@@ -42,7 +42,7 @@ fn a_pin_keeps_what_has_left_the_store_since_and_no_more_than_its_state() {
 }
 
 #[test]
-fn what_a_feed_had_that_is_over_is_kept_by_pins_alone() {
+fn pin_is_charged_for_its_whole_state_after_feed_ends() {
     let (mut writer, reader) = feed();
     let pins = Pins::default();
     let (_cut, _pin) = pin(&pins, &reader);
@@ -52,7 +52,7 @@ fn what_a_feed_had_that_is_over_is_kept_by_pins_alone() {
 }
 
 #[test]
-fn the_oldest_go_first_and_only_as_many_as_it_takes() {
+fn freeing_pins_cuts_only_as_many_of_the_oldest_as_needed() {
     let (mut writer, reader) = feed();
     let (mut busy, still) = (feed(), feed());
     let (pins, mut pinned) = (Pins::default(), Vec::new());

@@ -112,7 +112,7 @@ fn explain(writer: &mut CacheWriter, reader: &CacheReader, model: &Model, from: 
 }
 
 #[test]
-fn a_history_that_begins_earlier_is_told_as_if_it_had_been_followed_from_there() {
+fn backfilled_history_reads_as_if_watched_from_its_start() {
     for seed in drawn_seed()..drawn_seed() + 30 {
         let mut random = fastrand::Rng::with_seed(seed);
         let model = happens(&mut random);
@@ -164,7 +164,7 @@ fn held() -> (CacheWriter, CacheReader) {
 }
 
 #[test]
-fn what_does_not_lead_to_what_is_held_is_refused() {
+fn backfill_inconsistent_with_the_snapshot_is_rejected() {
     let r = Pod { name: "r", ..POD };
     let changed = |pod: Pod, rv: u64| change(Modified, &pod, rv);
     for (what, from, changes, misfit) in [
@@ -200,7 +200,7 @@ fn what_does_not_lead_to_what_is_held_is_refused() {
 
 /// Events before the first backfill need not match the versions of its objects, only their existence.
 #[test]
-fn a_second_prehistory_joins_the_first() {
+fn second_backfill_joins_the_first() {
     for (what, changes, fits) in [
         ("it changed before as well", vec![change(Modified, &Q, 60)], true),
         ("it was added", vec![added(&Q, 60)], true),
@@ -216,7 +216,7 @@ fn a_second_prehistory_joins_the_first() {
 }
 
 #[test]
-fn the_first_history_alone_begins_earlier_and_only_while_it_is_whole() {
+fn backfill_needs_the_first_history_with_nothing_evicted() {
     let (mut writer, reader) = listed(ring(2), 100, &[]);
     assert!(reader.may_begin_earlier());
     let past = joined(&reader, 90, vec![]).expect("nothing happened");
@@ -240,7 +240,7 @@ fn the_first_history_alone_begins_earlier_and_only_while_it_is_whole() {
 
 /// Two backfills for the same beginning: the second no longer joins.
 #[test]
-fn nothing_is_put_in_front_twice() {
+fn concurrent_backfill_of_the_same_start_is_rejected() {
     let (mut writer, reader) = held();
     let [one, two] = [80, 85].map(|from| joined(&reader, from, vec![change(Modified, &Q, 90)]).expect("it joins"));
     assert!(writer.begin_earlier(one));
@@ -253,7 +253,7 @@ fn told_behind(reader: &CacheReader, after: u64) -> Vec<String> {
 }
 
 #[test]
-fn a_ring_takes_what_it_has_room_for_and_lets_go_of_the_oldest_first() {
+fn ring_rejects_backfill_without_room_and_evicts_oldest_first() {
     let (mut writer, reader) = listed(ring(4), 100, &[(P, 90)]);
     let many = |names: [&'static str; 2]| {
         let gone = names.map(|name| deleted(&Pod { name, ..POD }, if name == "r" { 84 } else { 85 }));
@@ -283,7 +283,7 @@ fn a_ring_takes_what_it_has_room_for_and_lets_go_of_the_oldest_first() {
 }
 
 #[test]
-fn what_is_counted_is_what_is_there() {
+fn backfill_accounting_matches_cached_events() {
     let (mut writer, reader) = held();
     let before = reader.stats();
     let past = joined(&reader, 80, vec![deleted(&Pod { name: "r", ..POD }, 85), change(Modified, &Q, 90)]);
@@ -297,7 +297,7 @@ fn what_is_counted_is_what_is_there() {
 
 /// A reopened watch may repeat listed changes, and is not rejected for it.
 #[test]
-fn what_our_own_stream_repeats_from_before_the_list_is_a_duplicate() {
+fn stream_event_older_than_the_list_is_a_duplicate() {
     let (mut writer, reader) = held();
     assert!(writer.begin_earlier(joined(&reader, 80, vec![change(Modified, &Q, 90)]).expect("it joins")));
     for (event_type, pod, version) in [(Modified, Q, 90), (Modified, Q, 85), (EventType::Added, P, 40)] {
@@ -308,7 +308,7 @@ fn what_our_own_stream_repeats_from_before_the_list_is_a_duplicate() {
 
 /// In a feed scoped by a field selector, that selector does not restrict a view. Any other does.
 #[test]
-fn views_that_go_by_the_key_need_not_know_what_was_before() {
+fn key_only_views_do_not_need_previous_objects() {
     for (namespace, labels, fields, everywhere, on_n1) in [
         ("", "", "", true, true),
         ("a", "", "", true, true),

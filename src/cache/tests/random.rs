@@ -170,7 +170,7 @@ proptest! {
 
     /// W1–W9, W11, L1, F6 at once: every reader gets exp(w, a, b) of R-EVENT-3, or expires.
     #[test]
-    fn every_reader_is_told_what_the_model_says(events in 1..7_usize, ops in prop::collection::vec(op(), 1..80)) {
+    fn random_readers_match_the_model_or_expire(events in 1..7_usize, ops in prop::collection::vec(op(), 1..80)) {
         let mut world = World::new(events, 10);
         for op in ops {
             take(&mut world, op);
@@ -180,7 +180,7 @@ proptest! {
 
     /// The same without evictions: no reader may expire, so all of them get everything.
     #[test]
-    fn with_room_for_all_nobody_expires(ops in prop::collection::vec(op(), 1..60)) {
+    fn random_readers_never_expire_without_eviction(ops in prop::collection::vec(op(), 1..60)) {
         let mut world = World::new(1_000, 10);
         for op in ops.into_iter().filter(|op| !matches!(op, Op::Replace { .. })) {
             take(&mut world, op);

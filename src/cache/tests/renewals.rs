@@ -37,7 +37,7 @@ const Q: Pod = Pod { name: "q", ..POD };
 const R: Pod = Pod { name: "r", ..POD };
 
 #[test]
-fn states_are_of_the_new_bodies_and_what_was_made_of_the_old_ones_has_other_names() {
+fn renewal_changes_bodies_and_chunk_names_without_events() {
     let (mut writer, reader) = listed(ring(10), 10, &[(POD, 5), (Q, 6)]);
     let before = reader.snapshot();
     let (old_names, progress, history) = (names(&before), reader.progress(), reader.history());
@@ -61,7 +61,7 @@ fn states_are_of_the_new_bodies_and_what_was_made_of_the_old_ones_has_other_name
 }
 
 #[test]
-fn only_the_same_version_of_what_is_held_is_renewed() {
+fn renewal_replaces_only_bodies_of_the_same_version() {
     let (mut writer, reader) = listed(ring(10), 10, &[(POD, 5), (Q, 6)]);
     writer.apply(added(&R, 11)).expect("in order");
     // One is listed at a later version, one at the same version with another body, and one at an older version.
@@ -79,7 +79,7 @@ fn only_the_same_version_of_what_is_held_is_renewed() {
 
 /// The state before an incomplete version stays visible until it is complete, and is not renewed before.
 #[tokio::test]
-async fn what_is_shown_before_a_version_is_whole_goes_with_it() {
+async fn renewal_is_visible_only_after_the_version_is_complete() {
     let (mut writer, reader) = listed(ring(10), 10, &[(POD, 5), (Q, 6)]);
     writer.take(added(&Pod { note: 1, ..POD }, 11)).expect("in order");
     let list = [otherwise(&Q, 6), otherwise(&Pod { note: 1, ..POD }, 11)];
@@ -95,7 +95,7 @@ async fn what_is_shown_before_a_version_is_whole_goes_with_it() {
 proptest! {
     /// For all differences, sizes match the held bodies, and an existing snapshot keeps its old bodies.
     #[test]
-    fn what_is_counted_is_what_is_there(
+    fn renewal_accounting_matches_cached_bodies(
         held in prop::collection::vec((0usize..3, 1u64..9), 0..3),
         listed_as in prop::collection::vec((0usize..3, 1u64..9, any::<bool>()), 0..6),
     ) {

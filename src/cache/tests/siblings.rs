@@ -30,7 +30,7 @@ fn revoke(writer: &mut CacheWriter, names: &[&'static str]) {
 const ALL_GONE: [&str; 4] = ["DELETED a/p 20", "DELETED a/q 20", "DELETED a/r 20", "DELETED a/s 20"];
 
 #[test]
-fn all_of_them_are_delivered_once() {
+fn all_events_of_one_version_are_delivered_once() {
     let (mut writer, reader) = leased(10);
     let mut opened = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring");
     revoke(&mut writer, &NAMES);
@@ -40,7 +40,7 @@ fn all_of_them_are_delivered_once() {
 }
 
 #[test]
-fn a_batch_may_end_between_them() {
+fn batch_can_end_between_events_of_one_version() {
     let (mut writer, reader) = leased(10);
     let mut opened = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring");
     revoke(&mut writer, &NAMES);
@@ -55,7 +55,7 @@ fn a_batch_may_end_between_them() {
 
 /// W3: such a watch must not keep an object forever that other watches know to be deleted.
 #[test]
-fn a_watch_that_starts_with_the_state_between_them_begins_before_all_of_them() {
+fn watch_list_amid_a_version_starts_before_that_version() {
     for narrow in [View::everything(), view("a", "", ""), view("", "app=x", ""), view("", "", "spec.nodeName=n1")] {
         let (mut writer, reader) = leased(10);
         revoke(&mut writer, &NAMES[..2]);
@@ -68,7 +68,7 @@ fn a_watch_that_starts_with_the_state_between_them_begins_before_all_of_them() {
 }
 
 #[test]
-fn a_watch_from_now_between_them_is_told_of_all_of_them() {
+fn watch_from_now_amid_a_version_gets_all_its_events() {
     let (mut writer, reader) = leased(10);
     revoke(&mut writer, &NAMES[..2]);
     let mut opened = reader.open_at_end(View::everything());
@@ -84,7 +84,7 @@ fn announced(reader: &CacheReader) -> (u64, usize, u64, Vec<u64>) {
 }
 
 #[test]
-fn their_version_is_announced_when_a_later_one_comes() {
+fn version_is_published_when_a_later_version_arrives() {
     let (mut writer, reader) = leased(10);
     assert_eq!(announced(&reader), (10, 4, 10, vec![10]));
     for name in NAMES {
@@ -99,7 +99,7 @@ fn their_version_is_announced_when_a_later_one_comes() {
 }
 
 #[test]
-fn a_later_bookmark_vouches_for_their_version_and_an_older_one_does_not() {
+fn only_a_later_bookmark_completes_the_open_version() {
     for (bookmark, expected) in [(19, (19, 4, 19)), (23, (23, 2, 23))] {
         let (mut writer, reader) = leased(10);
         revoke(&mut writer, &NAMES[..2]);
@@ -112,7 +112,7 @@ fn a_later_bookmark_vouches_for_their_version_and_an_older_one_does_not() {
 
 /// The apiserver sends bookmarks periodically, so also between two of the events.
 #[test]
-fn a_bookmark_at_their_version_vouches_for_it_if_a_silence_follows() {
+fn bookmark_completes_its_version_only_if_silence_follows() {
     let (mut writer, reader) = leased(10);
     revoke(&mut writer, &NAMES[..2]);
     for (names, silence) in [(&NAMES[..0], Some(REST_FOLLOWS_WITHIN)), (&NAMES[2..3], None)] {
@@ -133,7 +133,7 @@ fn a_bookmark_at_their_version_vouches_for_it_if_a_silence_follows() {
 }
 
 #[test]
-fn a_bookmark_at_the_version_of_one_event_leaves_it_to_the_same_silence() {
+fn bookmark_at_a_single_events_version_keeps_settle_delay() {
     let (mut writer, reader) = leased(10);
     revoke(&mut writer, &NAMES[..1]);
     let alone = writer.settles_after();
@@ -144,7 +144,7 @@ fn a_bookmark_at_the_version_of_one_event_leaves_it_to_the_same_silence() {
 }
 
 #[test]
-fn silence_tells_of_one_event_and_of_several_it_does_not() {
+fn silence_completes_a_version_with_only_one_event() {
     let (mut writer, reader) = leased(10);
     assert_eq!(writer.settles_after(), None, "nothing is open");
     revoke(&mut writer, &NAMES[..1]);
@@ -158,7 +158,7 @@ fn silence_tells_of_one_event_and_of_several_it_does_not() {
 
 /// A reader that registers before it parks is woken, however the version becomes complete.
 #[test]
-fn whoever_waits_is_woken_when_it_is_whole() {
+fn waiting_reader_is_woken_when_the_version_completes() {
     type Settle = fn(&mut CacheWriter);
     let ways: [Settle; 3] =
         [CacheWriter::settle, |writer| writer.advance(rv(20), false), |writer| drop(writer.take(added(&POD, 21)))];
@@ -182,7 +182,7 @@ fn whoever_waits_is_woken_when_it_is_whole() {
 /// A client that resumes after a version gets only later events, as from upstream. But a reader that disconnected in
 /// the middle of the version may be the one that resumes, so then the rest is sent.
 #[test]
-fn a_watch_from_their_version_is_told_the_rest_only_if_somebody_left_amid() {
+fn watch_from_open_version_gets_rest_only_if_a_reader_left_amid() {
     let who_left = [("nobody", &[] as &[&str]), ("who had seen none", &[]), ("who had seen one", &ALL_GONE[2..])];
     for (left, rest) in who_left {
         for is_closed in [false, true] {
@@ -211,7 +211,7 @@ fn a_watch_from_their_version_is_told_the_rest_only_if_somebody_left_amid() {
 
 /// A reader opened after their version has processed none of it, regardless of the ring's progress.
 #[test]
-fn a_reader_that_had_their_version_before_may_leave_without_effect() {
+fn reader_opened_after_the_open_version_leaves_no_effect() {
     let (mut writer, reader) = leased(10);
     revoke(&mut writer, &NAMES[..2]);
     drop(reader.open(Start::After(rv(20)), View::everything()).expect("in the ring"));
@@ -222,7 +222,7 @@ fn a_reader_that_had_their_version_before_may_leave_without_effect() {
 
 /// A deleted Event is rarely the only one, because a lease has expired. No bookmark follows, so silence decides.
 #[test]
-fn deleted_event_waits_for_the_rest_of_its_lease_and_not_for_ever() {
+fn deletion_of_an_event_object_waits_longer_to_settle() {
     let moment = |writer: &CacheWriter| writer.settles_after().is_some_and(|lasts| lasts < REST_FOLLOWS_WITHIN);
     let table = [("events", true, false), ("events", false, true), ("pods", true, true)];
     for (resource, goes, soon) in table {
@@ -241,7 +241,7 @@ fn deleted_event_waits_for_the_rest_of_its_lease_and_not_for_ever() {
 
 /// etcd #18089: deletions lost at the boundary of eviction. The store must remove every object, however small the ring.
 #[test]
-fn more_of_them_than_the_ring_holds_are_still_applied() {
+fn deletions_of_one_version_apply_even_above_the_ring_size() {
     for events in 1..=4 {
         let (mut writer, reader) = leased(events);
         let mut eager = reader.open(Start::Current, View::everything()).expect("current").cursor;
@@ -259,7 +259,7 @@ fn more_of_them_than_the_ring_holds_are_still_applied() {
 /// For all splits of transactions and all events in between: a reader that resumes from a published version and state
 /// converges to the full state.
 #[test]
-fn nobody_who_goes_on_from_what_was_announced_misses_anything() {
+fn resume_from_any_published_version_misses_nothing() {
     for seed in 0..2_000 {
         let mut random = fastrand::Rng::with_seed(seed);
         let (mut writer, reader) = listed(ring(1_000), 10, &[]);
@@ -310,7 +310,7 @@ fn state_of(state: &Snapshot) -> BTreeMap<String, u64> {
 }
 
 #[test]
-fn a_ring_that_begins_in_the_middle_of_them_serves_nobody_who_needs_the_first() {
+fn partly_evicted_version_expires_watches_from_earlier_versions() {
     let (mut writer, reader) = leased(2);
     revoke(&mut writer, &NAMES[..3]);
     assert_eq!(reader.stats().floor, rv(20));
@@ -323,7 +323,7 @@ fn a_ring_that_begins_in_the_middle_of_them_serves_nobody_who_needs_the_first() 
 
 /// Two streams of one history overlap: the second repeats everything.
 #[test]
-fn they_are_known_again_even_if_evicted() {
+fn replayed_deletions_are_duplicates_after_eviction() {
     for events in 1..=4 {
         let (mut writer, reader) = leased(events);
         revoke(&mut writer, &NAMES);
@@ -336,7 +336,7 @@ fn they_are_known_again_even_if_evicted() {
 }
 
 #[test]
-fn a_creation_beside_them_is_known_again_even_if_evicted() {
+fn replayed_add_among_deletions_is_duplicate_after_eviction() {
     let (mut writer, reader) = leased(1);
     let created = Pod { name: "x", ..POD };
     assert_eq!(writer.apply(added(&created, 20)), Ok(Applied::Fresh));
@@ -346,14 +346,14 @@ fn a_creation_beside_them_is_known_again_even_if_evicted() {
 }
 
 #[test]
-fn the_list_contains_everything_at_its_own_version() {
+fn event_at_the_list_version_is_a_duplicate() {
     let (mut writer, reader) = leased(10);
     assert_eq!(writer.apply(deleted(&pod("p"), 10)), Ok(Applied::Duplicate));
     assert_eq!(reader.stats().objects, 4);
 }
 
 #[test]
-fn a_straggler_after_upstream_vouched_for_more_is_out_of_order() {
+fn late_event_after_a_later_bookmark_is_out_of_order() {
     let (mut writer, _reader) = leased(10);
     revoke(&mut writer, &NAMES[..2]);
     writer.bookmark(rv(20));
@@ -366,7 +366,7 @@ fn a_straggler_after_upstream_vouched_for_more_is_out_of_order() {
 }
 
 #[test]
-fn one_object_changes_once_at_a_version() {
+fn second_change_of_an_object_at_one_version_is_duplicate() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     assert_eq!(writer.apply(added(&POD, 11)), Ok(Applied::Fresh));
     let mut opened = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring");

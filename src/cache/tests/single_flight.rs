@@ -28,7 +28,7 @@ fn is_kept(flight: &SingleFlight<u128>, chunk: u128) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_oldest_go_when_there_are_too_many_bytes() {
+async fn least_recently_used_values_are_evicted_above_byte_limit() {
     let flight = SingleFlight::new(100, None);
     for chunk in 1..=4 {
         assert_eq!(get(&flight, chunk, 25), Poll::Ready(chunk));
@@ -43,7 +43,7 @@ async fn the_oldest_go_when_there_are_too_many_bytes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_nobody_wants_any_more_goes() {
+async fn unused_values_expire() {
     let flight = SingleFlight::new(100, Some(Duration::from_secs(10)));
     let _ = (get(&flight, 1, 10), get(&flight, 2, 10));
     advance(Duration::from_secs(8)).await;
@@ -58,7 +58,7 @@ async fn what_nobody_wants_any_more_goes() {
 }
 
 #[test]
-fn whoever_comes_while_it_is_made_waits_for_it() {
+fn concurrent_caller_waits_for_the_value_in_flight() {
     let (flight, wakes) = (SingleFlight::new(100, None), Arc::new(WakeCounter::default()));
     let waker = wakes.waker();
     let again = || -> Result<(u128, usize), Infallible> { panic!("it is made already") };
@@ -73,7 +73,7 @@ fn whoever_comes_while_it_is_made_waits_for_it() {
 }
 
 #[test]
-fn whoever_waits_is_woken_when_it_comes_to_nothing() {
+fn waiting_caller_is_woken_when_the_computation_fails() {
     let (flight, wakes) = (SingleFlight::<u128>::new(100, None), Arc::new(WakeCounter::default()));
     let waker = wakes.waker();
     let never = || -> Result<(u128, usize), &str> { panic!("somebody else makes it") };

@@ -14,13 +14,13 @@ const EVENT_BYTES: RangeInclusive<usize> = 80..=112;
 const OBJECT_BYTES: RangeInclusive<usize> = 350..=520;
 
 #[test]
-fn a_cursor_and_an_event_are_small() {
+fn cursor_and_event_sizes_are_within_limits() {
     assert!(CURSOR_BYTES.contains(&size_of::<Cursor>()), "{}", size_of::<Cursor>());
     assert!(EVENT_BYTES.contains(&size_of::<Event>()), "{}", size_of::<Event>());
 }
 
 #[test]
-fn what_is_read_of_an_object_is_small() {
+fn object_attribute_overhead_is_within_limits() {
     let labels = concat!(
         r#""app.kubernetes.io/instance":"checkout-production","app.kubernetes.io/managed-by":"Helm","#,
         r#""app.kubernetes.io/name":"checkout","pod-template-hash":"6c8f9d7b54","team":"payments","#,
@@ -40,7 +40,7 @@ fn open(reader: &CacheReader, view: View) -> Cursor {
 }
 
 #[test]
-fn watches_that_want_the_same_share_what_they_want() {
+fn equal_views_are_shared_between_watches() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let [first, second, other, third] =
         ["app=x", "app=x", "app=x,tier!=front", "app=x,tier!=front"].map(|labels| open(&reader, view("", labels, "")));

@@ -34,7 +34,7 @@ fn assert_is_all(numbers: &[usize]) {
 }
 
 #[test]
-fn many_that_come_in_order_or_against_it_are_all_there_once() {
+fn staged_objects_in_any_order_are_kept_once() {
     let many: Vec<_> = (0..2_000).collect();
     assert_is_all(&many);
     assert_is_all(&many.iter().copied().rev().collect::<Vec<_>>());
@@ -45,7 +45,7 @@ fn many_that_come_in_order_or_against_it_are_all_there_once() {
 proptest! {
     /// The later of two objects with one key wins, wherever the first one is buffered.
     #[test]
-    fn of_those_with_one_key_the_last_stays(numbers in prop::collection::vec(0..8_usize, 0..12)) {
+    fn last_staged_object_wins_for_each_key(numbers in prop::collection::vec(0..8_usize, 0..12)) {
         assert_is_all(&numbers);
     }
 }

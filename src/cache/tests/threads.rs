@@ -85,7 +85,7 @@ fn expected(want: Want, after: u64) -> Vec<Seen> {
 const STUCK: Duration = Duration::from_secs(60);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn no_wake_up_is_lost() {
+async fn no_wakeup_is_lost_under_concurrent_writes() {
     for _ in 0..20 {
         let (writer, reader) = listed(ring(10_000), 7, &[]);
         let readers = Want::ALL.map(|want| {
@@ -127,7 +127,7 @@ fn state_at(want: Want, at: u64) -> BTreeMap<String, u64> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_state_and_the_place_behind_it_are_of_one_moment() {
+async fn snapshot_and_cursor_are_consistent_under_concurrent_writes() {
     for _ in 0..5 {
         let (writer, reader) = listed(ring(10_000), 7, &[]);
         let wants = [Want::Everything, Want::NamespaceA, Want::TheOneInA, Want::NodeOne, Want::AppX];
@@ -142,7 +142,7 @@ async fn a_state_and_the_place_behind_it_are_of_one_moment() {
 
 /// #116122: a watch registered during a restart of the cache must not silently follow the old history.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_watch_opened_while_the_history_starts_over_is_of_one_history_or_ends() {
+async fn watch_opened_during_relist_expires_or_follows_new_history() {
     for round in 0..20 {
         let (mut writer, reader) = listed(ring(10_000), 7, &[]);
         let opening = tokio::spawn(async move {

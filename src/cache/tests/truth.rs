@@ -10,7 +10,7 @@ use crate::cache::{Applied, CacheReader, Change, Cursor, Start, View, seen_as};
 use kubeapi::EventType::{self, Added, Deleted, Modified};
 
 #[test]
-fn a_change_is_seen_by_what_matched_before_and_what_matches_now() {
+fn event_type_depends_on_match_before_and_after_the_change() {
     for (before, now, expected) in
         [(false, false, None), (false, true, Some(Added)), (true, true, Some(Modified)), (true, false, Some(Deleted))]
     {
@@ -35,7 +35,7 @@ const OUTSIDE_TOO: Pod = Pod { app: "", note: 4, ..POD };
 
 /// One object through all transitions of the table, as seen by three kinds of readers.
 #[test]
-fn every_transition_has_its_type_content_and_version() {
+fn selector_transitions_have_correct_type_content_and_version() {
     let (mut writer, reader) = listed(ring(100), 10, &[]);
     let mut cursors = ["", "app=x", "app!=x"].map(|labels| open(&reader, 10, view("", labels, "")));
     let seen = |event_type, rv, pod| Some(Seen { event_type, rv, pod });
@@ -59,7 +59,7 @@ fn every_transition_has_its_type_content_and_version() {
 
 /// In JSON the number of digits changes; nothing else may.
 #[test]
-fn leaving_a_selector_shows_the_old_content_at_the_new_version() {
+fn leaving_selector_sends_old_content_with_the_new_version() {
     for (was, left) in [(9, 10), (99, 100), (10, 11), (999, 1_000_000)] {
         let (mut writer, reader) = listed(ring(10), 1, &[(INSIDE, 1)]);
         writer.apply(change(Modified, &CHANGED, was)).expect("in order");
@@ -70,7 +70,7 @@ fn leaving_a_selector_shows_the_old_content_at_the_new_version() {
 }
 
 #[test]
-fn leaving_a_node_is_a_deletion_there_and_an_addition_elsewhere() {
+fn node_change_is_deleted_on_old_node_and_added_on_new_node() {
     let (mut writer, reader) = listed(ring(10), 10, &[(INSIDE, 5)]);
     let moved = Pod { node: "n2", note: 7, ..INSIDE };
     let mut nodes = ["n1", "n2", ""].map(|node| open(&reader, 10, view("", "", &format!("spec.nodeName={node}"))));
@@ -83,7 +83,7 @@ fn leaving_a_node_is_a_deletion_there_and_an_addition_elsewhere() {
 
 /// #76624: a watch cache that skipped deletions of unknown objects.
 #[test]
-fn a_deletion_of_an_unknown_object_is_told_to_those_who_would_have_seen_it() {
+fn deletion_of_an_unknown_object_reaches_matching_watches() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let mut cursors = ["", "app=x", "app=y"].map(|labels| open(&reader, 10, view("", labels, "")));
     assert_eq!(writer.apply(deleted(&POD, 11)), Ok(Applied::Fresh));
@@ -93,7 +93,7 @@ fn a_deletion_of_an_unknown_object_is_told_to_those_who_would_have_seen_it() {
 }
 
 #[test]
-fn upstreams_word_gives_way_to_what_the_store_knows() {
+fn event_type_is_corrected_from_the_cached_state() {
     let (mut writer, reader) = listed(ring(10), 10, &[(INSIDE, 5)]);
     let other = Pod { name: "q", ..INSIDE };
     let mut cursor = open(&reader, 10, View::everything());
@@ -104,7 +104,7 @@ fn upstreams_word_gives_way_to_what_the_store_knows() {
 }
 
 #[test]
-fn a_change_that_came_without_its_frame_gets_one() {
+fn change_without_a_frame_is_encoded_from_its_object() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let mut cursor = open(&reader, 10, View::everything());
     for (event_type, pod, at) in [(Added, INSIDE, 11), (Modified, CHANGED, 12), (Deleted, CHANGED, 13)] {
@@ -115,7 +115,7 @@ fn a_change_that_came_without_its_frame_gets_one() {
 }
 
 #[test]
-fn upstreams_frame_is_passed_on_and_never_copied() {
+fn upstream_frame_is_forwarded_without_a_copy() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let change = added(&POD, 11);
     let upstream = change.frame.clone().expect("it came in a frame");
@@ -127,7 +127,7 @@ fn upstreams_frame_is_passed_on_and_never_copied() {
 }
 
 #[test]
-fn frames_for_selectors_are_made_once_and_shared() {
+fn selector_transition_frames_are_encoded_once_and_shared() {
     let (mut writer, reader) = listed(ring(10), 10, &[(INSIDE, 5)]);
     let mut leaving = ["app=x", "app in (x)", "app,app!=y"].map(|labels| open(&reader, 10, view("", labels, "")));
     let mut entering = ["app=y", "app in (y)", "app!=x"].map(|labels| open(&reader, 10, view("", labels, "")));
@@ -140,7 +140,7 @@ fn frames_for_selectors_are_made_once_and_shared() {
 }
 
 #[test]
-fn members_that_nobody_here_knows_survive() {
+fn unknown_fields_survive_reencoding() {
     let known = POD.frame(Added, 11);
     let text = String::from_utf8(known.to_vec()).expect("text");
     let strange = text.replace(
@@ -156,7 +156,7 @@ fn members_that_nobody_here_knows_survive() {
 }
 
 #[test]
-fn a_frame_that_is_asked_for_again_is_the_same_bytes() {
+fn resumed_watch_reuses_the_encoded_frame() {
     let (mut writer, reader) = listed(ring(10), 10, &[(INSIDE, 5)]);
     writer.apply(change(Modified, &OUTSIDE, 11)).expect("in order");
     let first = pull_one(&mut open(&reader, 10, view("", "app=x", "")));
@@ -173,7 +173,7 @@ fn any_pod() -> impl Strategy<Value = Pod> {
 proptest! {
     /// A selector and its negation together see both sides of each change.
     #[test]
-    fn a_selector_and_its_opposite_share_every_change(before: Option<bool>, pods in [any_pod(), any_pod()]) {
+    fn selector_and_its_negation_together_see_every_change(before: Option<bool>, pods in [any_pod(), any_pod()]) {
         let [was, is] = pods;
         let (listing, event_type) = match before {
             None => (vec![], Added),

@@ -58,7 +58,7 @@ fn woken(readers: &[Parked; KINDS]) -> [usize; KINDS] {
 const ELSEWHERE: Pod = Pod { namespace: "b", name: "q", app: "", node: "n2", note: 1 };
 
 #[test]
-fn an_event_wakes_the_readers_of_its_lanes_and_nobody_else() {
+fn event_wakes_only_readers_of_its_lanes() {
     for (pod, expected) in [
         (POD, [1, 1, 1, 1, 1, 1, 1, 1]),
         (Pod { name: "q", ..POD }, [1, 1, 0, 1, 1, 1, 1, 1]),
@@ -81,7 +81,7 @@ fn an_event_wakes_the_readers_of_its_lanes_and_nobody_else() {
 
 /// More lanes for other labels than the object has labels, so the look-up uses the object's labels.
 #[test]
-fn an_event_finds_its_lanes_among_many_labels() {
+fn event_wakes_its_label_lane_among_many_other_lanes() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let others = ["b", "c", "d", "e"].map(|label| Parked::new(&reader, view("", &format!("{label}=x"), "")));
     let mut app = Parked::new(&reader, view("", "app=x", ""));
@@ -96,7 +96,7 @@ fn an_event_finds_its_lanes_among_many_labels() {
 }
 
 #[test]
-fn an_object_that_leaves_a_selector_wakes_the_readers_there() {
+fn object_leaving_a_selector_wakes_its_readers() {
     let (mut writer, reader) = listed(ring(10), 10, &[(POD, 5)]);
     let readers = one_of_each(&reader);
     writer.apply(added(&Pod { node: "n2", app: "", note: 1, ..POD }, 11)).expect("in order");
@@ -105,7 +105,7 @@ fn an_object_that_leaves_a_selector_wakes_the_readers_there() {
 
 /// Not every term of a selector has a lane: a reader woken without a matching event parks again.
 #[test]
-fn a_reader_woken_by_an_event_that_it_may_not_see_is_told_nothing() {
+fn spurious_wakeup_delivers_no_unmatched_event() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let mut parked = Parked::new(&reader, view("", "app!=x", ""));
     writer.apply(added(&POD, 11)).expect("in order");
@@ -117,7 +117,7 @@ fn a_reader_woken_by_an_event_that_it_may_not_see_is_told_nothing() {
 }
 
 #[test]
-fn a_bookmark_that_is_announced_wakes_everybody() {
+fn announced_bookmark_wakes_all_readers() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let mut readers = one_of_each(&reader);
     writer.advance(rv(20), true);
@@ -128,7 +128,7 @@ fn a_bookmark_that_is_announced_wakes_everybody() {
 }
 
 #[test]
-fn progress_without_an_announcement_wakes_nobody() {
+fn unannounced_progress_wakes_no_reader() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let readers = one_of_each(&reader);
     writer.advance(rv(20), false);
@@ -137,7 +137,7 @@ fn progress_without_an_announcement_wakes_nobody() {
 }
 
 #[test]
-fn what_is_not_applied_wakes_nobody() {
+fn rejected_or_duplicate_event_wakes_no_reader() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     writer.apply(added(&POD, 15)).expect("in order");
     let readers = one_of_each(&reader);
@@ -147,7 +147,7 @@ fn what_is_not_applied_wakes_nobody() {
 }
 
 #[test]
-fn the_end_of_a_history_wakes_everybody() {
+fn end_of_history_wakes_all_readers() {
     let ends: [fn(CacheWriter) -> Option<CacheWriter>; 2] = [
         |mut writer| {
             writer.replace(snapshot(10, &[]));
@@ -170,7 +170,7 @@ fn the_end_of_a_history_wakes_everybody() {
 }
 
 #[test]
-fn a_reader_is_woken_once_for_all_that_comes_before_it_reads() {
+fn reader_is_woken_once_for_all_events_before_its_next_pull() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let mut parked = Parked::new(&reader, View::everything());
     for version in 11..=13 {
@@ -185,7 +185,7 @@ fn a_reader_is_woken_once_for_all_that_comes_before_it_reads() {
 
 /// It need not pull again to learn that there are no more events.
 #[test]
-fn a_reader_that_got_everything_waits() {
+fn reader_that_drains_its_lane_is_parked_by_the_same_pull() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let mut cursor = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring").cursor;
     let wakes = Arc::<WakeCounter>::default();
@@ -202,7 +202,7 @@ fn a_reader_that_got_everything_waits() {
 
 /// Otherwise it would miss a bookmark that arrived while it was awake.
 #[test]
-fn a_reader_that_got_everything_knows_where_the_feed_is() {
+fn caught_up_reader_learns_the_feed_progress() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let mut cursor = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring").cursor;
     writer.apply(added(&POD, 11)).expect("in order");
@@ -213,7 +213,7 @@ fn a_reader_that_got_everything_knows_where_the_feed_is() {
 }
 
 #[test]
-fn the_last_waker_counts() {
+fn last_registered_waker_replaces_the_previous() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let mut parked = Parked::new(&reader, View::everything());
     let first = std::mem::take(&mut parked.wakes);
@@ -223,7 +223,7 @@ fn the_last_waker_counts() {
 }
 
 #[test]
-fn looking_without_a_waker_does_not_forget_the_one_that_waits() {
+fn pull_without_a_waker_keeps_the_registered_waker() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let mut parked = Parked::new(&reader, View::everything());
     assert_eq!(told(&mut parked.cursor), Vec::<String>::new());
@@ -232,7 +232,7 @@ fn looking_without_a_waker_does_not_forget_the_one_that_waits() {
 }
 
 #[test]
-fn a_reader_that_went_away_is_not_woken_and_its_place_is_used_again() {
+fn dropped_reader_is_not_woken_and_its_slot_is_reused() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let (gone, stays) = (Parked::new(&reader, View::everything()), Parked::new(&reader, View::everything()));
     let wakes = gone.wakes.clone();
@@ -245,7 +245,7 @@ fn a_reader_that_went_away_is_not_woken_and_its_place_is_used_again() {
 
 /// A leaving reader's entry is reused by another; the other readers must keep theirs.
 #[test]
-fn readers_that_leave_in_any_order_take_nobodys_place() {
+fn leaving_readers_do_not_unregister_remaining_readers() {
     for leave in [[0, 1, 2], [4, 3, 2], [0, 4, 2], [1, 0, 3], [3, 4, 0]] {
         let (mut writer, reader) = listed(ring(10), 10, &[]);
         let mut readers: Vec<_> = (0..5).map(|_| Some(Parked::new(&reader, View::everything()))).collect();
@@ -261,7 +261,7 @@ fn readers_that_leave_in_any_order_take_nobodys_place() {
 }
 
 #[test]
-fn a_waker_is_let_go_when_it_is_used_and_when_its_reader_goes() {
+fn waker_is_dropped_after_wakeup_and_with_its_reader() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let mut parked = Parked::new(&reader, view("a", "", ""));
     assert_eq!(Arc::strong_count(&parked.wakes), 2);
@@ -275,7 +275,7 @@ fn a_waker_is_let_go_when_it_is_used_and_when_its_reader_goes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_for_a_version_is_told_when_it_is_reached() {
+async fn waiter_completes_when_its_version_is_reached() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let poll = |waiting: &mut tokio::task::JoinHandle<()>| waiting.is_finished();
     let waits = |version| {
@@ -294,7 +294,7 @@ async fn who_waits_for_a_version_is_told_when_it_is_reached() {
 }
 
 #[test]
-fn a_feed_whose_writer_is_gone_is_over_for_whoever_looks() {
+fn feed_with_dropped_writer_reads_as_ended() {
     for (last, seen) in [
         (FeedState::Live, FeedState::Ended(FeedEnd::Shutdown)),
         (FeedState::Syncing, FeedState::Ended(FeedEnd::Shutdown)),
@@ -308,7 +308,7 @@ fn a_feed_whose_writer_is_gone_is_over_for_whoever_looks() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn staleness_counts_from_its_first_moment() {
+async fn repeated_stale_state_keeps_its_first_timestamp() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let mut states = reader.watch_state();
     assert_eq!(reader.state(), FeedState::Syncing);
@@ -338,7 +338,7 @@ impl Wake for Named {
 
 /// In every lane, and for events and bookmarks: other clients wait for each proxy.
 #[test]
-fn proxies_are_woken_before_all_others() {
+fn downstream_proxies_are_woken_before_clients() {
     let (mut writer, reader) = listed(ring(100), 10, &[]);
     let order = Arc::<Mutex<Vec<_>>>::default();
     let open = |view: View| reader.open(Start::After(rv(10)), view).expect("in the ring").cursor;

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lowest_limit_that_can_be_seen_is_the_room() {
+    fn lowest_visible_cgroup_limit_is_memory_limit() {
         let own = |path| ("/proc/self/cgroup", path);
         let nested = "0::/kubepods/pod1/c1\n";
         let huge = "9223372036854771712\n";

@@ -30,7 +30,7 @@ fn remembers(answers: &[BackfillOutcome], now: Instant) -> Memory {
 }
 
 #[test]
-fn who_may_be_served_waits_and_a_refusal_is_remembered() {
+fn backfill_outcome_decides_if_later_clients_wait() {
     use BackfillOutcome::{BrokeOff, Explained, Failed, Gone, Inexplicable, Joined, OtherHistory, TooEarly};
     let now = Instant::now();
     let spent = [Joined; QUESTIONS_MAX as usize];
@@ -69,7 +69,7 @@ fn who_may_be_served_waits_and_a_refusal_is_remembered() {
 }
 
 #[test]
-fn what_cannot_be_explained_is_remembered_for_those_who_inquire() {
+fn unexplained_range_rejects_later_clients_without_a_request() {
     let now = Instant::now();
     let memory = remembers(&[BackfillOutcome::Inexplicable { upto: rv(50) }], now);
     assert_eq!(memory.prospect(inquirer(49), now), Prospect::TurnedAway);
@@ -77,7 +77,7 @@ fn what_cannot_be_explained_is_remembered_for_those_who_inquire() {
 }
 
 #[test]
-fn the_last_question_is_waited_for_by_those_whom_it_may_serve() {
+fn clients_wait_for_the_last_request_only_if_served_by_its_range() {
     let now = Instant::now();
     for (question, served) in [
         (BackfillRequest::Events(rv(50)), [false, true, true, true]),
@@ -93,7 +93,7 @@ fn the_last_question_is_waited_for_by_those_whom_it_may_serve() {
 }
 
 #[test]
-fn upstream_is_asked_for_the_oldest_that_it_may_still_have() {
+fn backfill_requests_the_oldest_version_not_known_to_be_expired() {
     use BackfillOutcome::{Failed, Gone, Inexplicable, OtherHistory};
     let (now, fresh) = (Instant::now(), Memory::default());
     let gone = |before| remembers(&[Gone { before: rv(before) }], now);
@@ -137,7 +137,7 @@ fn upstream_is_asked_for_the_oldest_that_it_may_still_have() {
 
 /// Clients of a fleet reconnect in any order, each from its own version.
 #[test]
-fn five_thousand_versions_cost_a_handful_of_questions() {
+fn five_thousand_resume_versions_cost_few_backfill_requests() {
     let seed = drawn_seed();
     let mut random = fastrand::Rng::with_seed(seed);
     let mut resume_backfills: Vec<_> = (1..=5_000).collect();
@@ -159,7 +159,7 @@ fn five_thousand_versions_cost_a_handful_of_questions() {
 }
 
 #[test]
-fn without_a_word_from_upstream_each_refusal_halves_what_is_left() {
+fn backfill_bisects_if_upstream_reports_no_oldest_version() {
     let mut ledger = Ledger { waiting: (1..=5_000).map(|from| (rv(from), 1)).collect(), ..Ledger::default() };
     let (mut held, had) = (Held { floor: rv(6_000), known: rv(6_000) }, rv(4_321));
     while let Some(BackfillRequest::Events(from)) = ledger.next(held, Instant::now()) {
@@ -174,7 +174,7 @@ fn without_a_word_from_upstream_each_refusal_halves_what_is_left() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_goes_on_when_the_history_begins_earlier_or_will_not() {
+async fn waiting_resume_returns_when_backfill_joins_or_fails() {
     let (mut writer, reader) = listed(ring(10), 100, &[]);
     let (resume_backfills, everything) = (ResumeBackfills::default(), View::everything());
     let [mut served, mut earlier, mut later] =
@@ -196,7 +196,7 @@ async fn who_waits_goes_on_when_the_history_begins_earlier_or_will_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_question_without_an_answer_turns_away_who_is_there_and_for_a_while_who_comes() {
+async fn failed_backfill_rejects_clients_until_the_pause_ends() {
     let (_writer, reader) = listed(ring(10), 100, &[]);
     let (resume_backfills, everything) = (ResumeBackfills::default(), View::everything());
     let mut waits = pin!(resume_backfills.wait(rv(50), &everything, &reader));
@@ -210,7 +210,7 @@ async fn a_question_without_an_answer_turns_away_who_is_there_and_for_a_while_wh
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_breaks_off_turns_nobody_away_until_it_is_the_third() {
+async fn broken_backfill_is_retried_until_the_third_failure() {
     let (_writer, reader) = listed(ring(10), 100, &[]);
     let (resume_backfills, everything) = (ResumeBackfills::default(), View::everything());
     let mut waits = pin!(resume_backfills.wait(rv(50), &everything, &reader));
@@ -226,7 +226,7 @@ async fn an_answer_that_breaks_off_turns_nobody_away_until_it_is_the_third() {
 }
 
 #[tokio::test]
-async fn nobody_waits_where_the_history_cannot_begin_earlier() {
+async fn resume_does_not_wait_if_history_cannot_be_extended() {
     let (mut writer, reader) = listed(ring(1), 100, &[]);
     let (resume_backfills, everything) = (ResumeBackfills::default(), View::everything());
     assert!(resume_backfills.wait(rv(50), &everything, &reader).now_or_never().is_none());

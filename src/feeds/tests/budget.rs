@@ -134,7 +134,7 @@ fn alive(stage: &Stage, states: &[Snapshot]) -> usize {
 }
 
 #[test]
-fn what_is_charged_is_what_is_alive_whatever_happens() {
+fn memory_accounting_matches_live_data_in_random_runs() {
     const NAMES: [&str; 4] = ["p", "q", "r", "s"];
     let seed = drawn_seed();
     let mut random = fastrand::Rng::with_seed(seed);
@@ -200,7 +200,7 @@ const OBJECT: usize = 20_000;
 /// Derived bytes by last use, across feeds; then paging; then watches that are receiving a state; then history; the
 /// state last.
 #[tokio::test(start_paused = true)]
-async fn what_goes_first_is_what_costs_least_to_have_again() {
+async fn memory_pressure_evicts_the_cheapest_data_first() {
     const MAX: usize = 4 << 20;
     let (feeds, mut demands) = feeds(MAX);
     let (mut busy, quiet) = (stage(&feeds, &mut demands, "pods"), stage(&feeds, &mut demands, "nodes"));
@@ -239,7 +239,7 @@ async fn what_goes_first_is_what_costs_least_to_have_again() {
 }
 
 #[test]
-fn a_position_that_left_a_shortened_ring_is_expired() {
+fn watch_expires_if_memory_pressure_shortens_its_ring() {
     const MAX: usize = 2 << 20;
     let (feeds, mut demands) = feeds(MAX);
     let mut stage = stage(&feeds, &mut demands, "pods");
@@ -256,7 +256,7 @@ fn a_position_that_left_a_shortened_ring_is_expired() {
 
 /// The table of which feed ends is in `outgrown`.
 #[test]
-fn the_feed_that_outgrows_the_memory_ends_and_others_go_on() {
+fn feed_that_outgrows_memory_ends_and_others_continue() {
     const MAX: usize = 4 << 20;
     let (feeds, mut demands) = feeds(MAX);
     let (mut growing, mut small) = (stage(&feeds, &mut demands, "pods"), stage(&feeds, &mut demands, "nodes"));
@@ -289,7 +289,7 @@ fn the_feed_that_outgrows_the_memory_ends_and_others_go_on() {
 }
 
 #[test]
-fn two_states_that_fit_alone_do_not_both_fit() {
+fn concurrent_lists_share_one_memory_limit() {
     const MAX: usize = 2 << 20;
     let (feeds, mut demands) = feeds(MAX);
     let stages = [stage(&feeds, &mut demands, "pods"), stage(&feeds, &mut demands, "nodes")];
@@ -319,7 +319,7 @@ fn busy(feeds: &Feeds, demands: &mut mpsc::Receiver<Demand>, keep: impl FnOnce(&
 
 /// A collection is not refused because of snapshots of paging clients.
 #[test]
-fn a_page_that_fits_once_older_states_are_gone_is_read() {
+fn list_page_evicts_paging_snapshots_to_fit() {
     let config = CacheConfig { memory_bytes_max: 4 << 20, window_events_max: 1, ..CacheConfig::default() };
     let (feeds, mut demands) = Feeds::new(config);
     let _busy = busy(&feeds, &mut demands, |stage, state| stage.feed.reader.hold(&state));
@@ -333,7 +333,7 @@ fn a_page_that_fits_once_older_states_are_gone_is_read() {
 /// Nor because of watches that are receiving an older state. These end within moments; until then the limit may be
 /// exceeded slightly.
 #[test]
-fn an_object_that_fits_once_a_watch_is_cut_is_let_in() {
+fn listed_object_cuts_watches_that_pin_old_state_to_fit() {
     const MAX: usize = 4 << 20;
     let config = CacheConfig { memory_bytes_max: MAX, window_events_max: 1, ..CacheConfig::default() };
     let (feeds, mut demands) = Feeds::new(config);
@@ -355,7 +355,7 @@ fn an_object_that_fits_once_a_watch_is_cut_is_let_in() {
 }
 
 #[test]
-fn a_page_counts_while_it_is_read() {
+fn list_page_is_charged_during_decoding() {
     let (feeds, mut demands) = feeds(1 << 20);
     let stage = stage(&feeds, &mut demands, "pods");
     let mut staged = stage.feed.reader.stage();
@@ -370,7 +370,7 @@ fn a_page_counts_while_it_is_read() {
 
 /// Each attempt would cost upstream a list.
 #[tokio::test(start_paused = true)]
-async fn what_did_not_fit_is_tried_ever_more_rarely_and_when_there_is_room() {
+async fn over_budget_feed_retries_with_backoff_or_when_memory_frees() {
     let (feeds, mut demands) = feeds(1 << 20);
     let fail = |demand: Demand, bytes: usize| {
         let mut staged = demand.feed.reader.stage();
@@ -401,7 +401,7 @@ async fn what_did_not_fit_is_tried_ever_more_rarely_and_when_there_is_room() {
 }
 
 #[test]
-fn what_is_made_of_objects_is_charged_for_as_long_as_somebody_sends_it() {
+fn derived_bytes_are_charged_while_they_are_sent() {
     let (feeds, mut demands) = feeds(1 << 20);
     let stage = stage(&feeds, &mut demands, "pods");
     let sent = stage.derive(1, 600 << 10);
@@ -415,7 +415,7 @@ fn what_is_made_of_objects_is_charged_for_as_long_as_somebody_sends_it() {
 
 /// As in benches and tests of the cache alone: a cache has its own budget, and its objects are not charged.
 #[test]
-fn a_cache_without_feeds_works_as_well() {
+fn standalone_cache_charges_no_shared_memory() {
     let envelope = Envelope::new(Encoding::Json, "v1", "Pod", JsonLayout::BuiltIn);
     let (_writer, reader): (CacheWriter, CacheReader) =
         CacheWriter::new(CacheConfig::default(), Gvr::new("", "v1", "pods"), envelope, true);

@@ -13,7 +13,7 @@ fn selected(field: &str, value: &str) -> Scope {
 }
 
 #[test]
-fn the_selector_of_a_scope_is_in_every_question() {
+fn scope_selector_is_in_every_upstream_request() {
     let (pod, node) = (ObjectKey::new("a", "p"), ObjectKey::new("", "n1"));
     for (key, object, expected) in [
         (
@@ -62,7 +62,7 @@ fn the_selector_of_a_scope_is_in_every_question() {
 }
 
 #[test]
-fn scopes_have_names_for_people_and_for_metrics() {
+fn feed_key_formats_display_name_and_metric_labels() {
     for (scope, name, [namespace, selector]) in [
         (Scope::Cluster, "pods.v1 (json)", ["", ""]),
         (Scope::Namespace("a".into()), "pods.v1 in a (json)", ["a", ""]),

@@ -10,7 +10,7 @@ use crate::feeds::Freshness;
 const SECOND: Duration = Duration::from_secs(1);
 
 #[tokio::test(start_paused = true)]
-async fn a_proof_covers_who_came_before_its_question_was_sent() {
+async fn freshness_proof_covers_only_earlier_requests() {
     let freshness = Freshness::default();
     let asked = Instant::now() + SECOND;
     assert!(!freshness.covers(asked), "nothing is proven yet");
@@ -27,7 +27,7 @@ async fn a_proof_covers_who_came_before_its_question_was_sent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn proofs_only_ever_reach_further() {
+async fn older_freshness_proof_does_not_replace_a_newer_one() {
     let freshness = Freshness::default();
     let early = Instant::now();
     advance(SECOND).await;
@@ -38,7 +38,7 @@ async fn proofs_only_ever_reach_further() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_feed_that_starts_over_has_nothing_proven() {
+async fn relist_clears_proven_freshness() {
     let freshness = Freshness::default();
     let asked = Instant::now();
     freshness.prove(asked);
@@ -55,7 +55,7 @@ fn waiting(freshness: &Freshness, received: Instant) -> tokio::task::JoinHandle<
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_is_served_by_a_question_sent_after_it_came() {
+async fn waiting_request_needs_a_check_sent_after_its_arrival() {
     let freshness = Freshness::default();
     let wanted = freshness.wanted();
     let received = Instant::now();
@@ -70,7 +70,7 @@ async fn who_waits_is_served_by_a_question_sent_after_it_came() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_wish_that_counts_is_the_latest() {
+async fn latest_freshness_request_covers_all_waiters() {
     let freshness = Freshness::default();
     let mut wanted = freshness.wanted();
     let first = Instant::now();
@@ -88,7 +88,7 @@ async fn the_wish_that_counts_is_the_latest() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_covered_already_asks_for_nothing() {
+async fn already_covered_request_sends_no_freshness_check() {
     let freshness = Freshness::default();
     let received = Instant::now();
     freshness.prove(received);
@@ -97,7 +97,7 @@ async fn who_is_covered_already_asks_for_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn clones_share() {
+async fn cloned_freshness_shares_state() {
     let freshness = Freshness::default();
     let now = Instant::now();
     let other = freshness.clone();
@@ -108,7 +108,7 @@ async fn clones_share() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_version_wakes_who_goes_after_it_and_repetition_does_not() {
+async fn repeated_version_request_does_not_wake_the_catch_up_task() {
     let freshness = Freshness::default();
     let mut wanted = freshness.watch_versions();
     for (want, is_news, next) in [(5, true, 5), (5, false, 5), (3, true, 3), (9, true, 3)] {

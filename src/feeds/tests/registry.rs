@@ -44,7 +44,7 @@ fn keys(demands: &[Demand]) -> Vec<String> {
 
 /// F4: a thousand simultaneous clients cause one upstream watch.
 #[test]
-fn a_feed_is_demanded_once_however_many_want_it() {
+fn concurrent_clients_start_one_feed() {
     let (feeds, mut demands) = feeds();
     let leases: Vec<_> = (0..1_000).map(|_| feeds.handle(&pods(), None).expect("there is room")).collect();
     assert_eq!(keys(&demanded(&mut demands)), ["pods.v1 (json)"]);
@@ -53,7 +53,7 @@ fn a_feed_is_demanded_once_however_many_want_it() {
 }
 
 #[test]
-fn scopes_and_forms_are_feeds_of_their_own() {
+fn each_scope_and_encoding_has_its_own_feed() {
     let (feeds, mut demands) = feeds();
     let specs = [
         pods(),
@@ -73,7 +73,7 @@ fn scopes_and_forms_are_feeds_of_their_own() {
 }
 
 #[test]
-fn finding_starts_nothing() {
+fn find_does_not_start_a_feed() {
     let (feeds, mut demands) = feeds();
     assert!(feeds.find(&pods().key, None).is_none());
     assert!(demanded(&mut demands).is_empty());
@@ -84,7 +84,7 @@ fn finding_starts_nothing() {
 
 /// A client may use the new definition before the feed of the old one is retired.
 #[test]
-fn a_feed_of_another_definition_is_not_found() {
+fn find_skips_feed_of_another_crd_definition() {
     let (feeds, _demands) = feeds();
     let editions: [Arc<str>; 2] = ["uid/1".into(), "uid/2".into()];
     let spec = FeedSpec { edition: Some(editions[0].clone()), ..pods() };
@@ -95,7 +95,7 @@ fn a_feed_of_another_definition_is_not_found() {
 }
 
 #[test]
-fn a_feed_that_ended_is_not_found_and_started_anew_when_wanted() {
+fn ended_feed_is_not_found_and_restarts_on_demand() {
     let (feeds, mut demands) = feeds();
     let old = feeds.handle(&pods(), None).expect("there is room");
     let mut demand = demands.try_recv().expect("it is demanded");
@@ -110,7 +110,7 @@ fn a_feed_that_ended_is_not_found_and_started_anew_when_wanted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refused_feed_is_left_alone_for_half_a_minute() {
+async fn rejected_feed_is_not_retried_for_30_seconds() {
     for (end, refused) in [
         (FeedEnd::Forbidden, true),
         (FeedEnd::Gone, true),
@@ -156,7 +156,7 @@ async fn ended_as(end: FeedEnd, feeds: &Feeds, demands: &mut mpsc::Receiver<Dema
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_read_is_tried_ever_more_rarely_until_upstream_serves_something_else() {
+async fn unreadable_resource_backs_off_until_discovery_changes() {
     for end in [FeedEnd::Unreadable, FeedEnd::NotOffered] {
         let (feeds, mut demands) = feeds();
         let day = ended_as(end, &feeds, &mut demands, 24 * 3600).await;
@@ -171,7 +171,7 @@ async fn what_cannot_be_read_is_tried_ever_more_rarely_until_upstream_serves_som
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_may_not_be_read_is_tried_ever_more_rarely_and_soon_when_rights_may_have_changed() {
+async fn forbidden_feed_backs_off_until_permissions_change() {
     let (feeds, mut demands) = feeds();
     let day = refused(&feeds, &mut demands, 24 * 3600).await;
     assert_eq!(day[..2], [0, 30]);
@@ -191,7 +191,7 @@ async fn what_may_not_be_read_is_tried_ever_more_rarely_and_soon_when_rights_may
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_had_been_served_and_is_refused_is_tried_again_soon() {
+async fn forbidden_feed_that_was_live_before_is_retried_soon() {
     let (feeds, mut demands) = feeds();
     refused(&feeds, &mut demands, 2000).await;
     advance(Duration::from_secs(3600)).await;
@@ -204,7 +204,7 @@ async fn what_had_been_served_and_is_refused_is_tried_again_soon() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_upstream_serves_something_new_refusals_are_forgotten() {
+async fn discovery_change_clears_feed_rejections() {
     let (feeds, _demands) = feeds();
     drop(feeds.handle(&pods(), None).expect("there is room"));
     feeds.ended(&the_one(&feeds), FeedEnd::Gone);
@@ -214,7 +214,7 @@ async fn when_upstream_serves_something_new_refusals_are_forgotten() {
 }
 
 #[test]
-fn there_are_only_so_many_feeds() {
+fn feed_count_is_limited() {
     let (feeds, mut demands) = feeds();
     let specs: Vec<_> = (0..FEEDS_MAX).map(|n| spec("pods", Some(&format!("ns-{n}")), Encoding::Json)).collect();
     for spec in &specs {
@@ -228,7 +228,7 @@ fn there_are_only_so_many_feeds() {
 }
 
 #[test]
-fn without_a_supervisor_there_are_no_feeds() {
+fn feed_request_fails_without_a_supervisor() {
     let (feeds, demands) = feeds();
     drop(demands);
     assert_eq!(feeds.handle(&pods(), None).map(drop), Err(Unavailable::TooMany));
@@ -236,7 +236,7 @@ fn without_a_supervisor_there_are_no_feeds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_feed_is_idle_since_its_last_reader_went() {
+async fn feed_idle_time_counts_from_its_last_reader_drop() {
     let (feeds, _demands) = feeds();
     let first = feeds.handle(&pods(), None).expect("there is room");
     let feed = feeds.all().remove(0);
@@ -257,7 +257,7 @@ async fn a_feed_is_idle_since_its_last_reader_went() {
 
 /// A feed reads certain fields of its objects. If others become selectable, its objects lack them.
 #[tokio::test(start_paused = true)]
-async fn a_feed_that_no_longer_fits_its_resource_is_replaced() {
+async fn feed_with_outdated_spec_is_replaced() {
     let (feeds, mut demands) = feeds();
     let old = feeds.handle(&pods(), None).expect("there is room");
     let old_feed = the_one(&feeds);
@@ -274,7 +274,7 @@ async fn a_feed_that_no_longer_fits_its_resource_is_replaced() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_takes_a_retired_feeds_place_settles_for_a_while() {
+async fn replacement_of_a_retired_feed_settles_first() {
     let (feeds, _demands) = feeds();
     let first = feeds.handle(&pods(), None).expect("there is room");
     assert!(!first.is_settling());
@@ -290,7 +290,7 @@ async fn what_takes_a_retired_feeds_place_settles_for_a_while() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_what_upstream_did_not_know_is_forgotten_when_it_may_know_it_now() {
+async fn forget_gone_clears_only_not_found_rejections() {
     let (feeds, _demands) = feeds();
     let (gone, forbidden) = (pods(), spec("nodes", None, Encoding::Json));
     for (spec, end) in [(&gone, FeedEnd::Gone), (&forbidden, FeedEnd::Forbidden)] {
@@ -303,7 +303,7 @@ async fn only_what_upstream_did_not_know_is_forgotten_when_it_may_know_it_now() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_idle_feed_is_taken_out_before_anybody_else_can_lease_it() {
+async fn idle_feed_is_removed_atomically_with_the_idle_check() {
     const IDLE: Duration = Duration::from_secs(10);
     let (feeds, _demands) = feeds();
     let lease = feeds.handle(&pods(), None).expect("there is room");
@@ -321,7 +321,7 @@ async fn an_idle_feed_is_taken_out_before_anybody_else_can_lease_it() {
 
 /// A starting feed learns the versions from which its first readers want to resume.
 #[test]
-fn the_oldest_version_to_go_on_from_is_noted_while_the_feed_starts() {
+fn starting_feed_records_the_oldest_resume_version() {
     let (feeds, mut demands) = feeds();
     let lease = feeds.handle(&pods(), None).expect("there is room");
     assert_eq!(lease.oldest_resume(), None);
@@ -338,7 +338,7 @@ fn the_oldest_version_to_go_on_from_is_noted_while_the_feed_starts() {
 }
 
 #[test]
-fn every_end_has_its_word() {
+fn feed_end_reasons_have_stable_names() {
     let ends = [
         (FeedEnd::Forbidden, "forbidden"),
         (FeedEnd::Gone, "gone"),

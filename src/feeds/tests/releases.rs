@@ -22,7 +22,7 @@ fn frames(reader: &CacheReader, renderer: Renderer) -> Vec<Bytes> {
 }
 
 #[tokio::test]
-async fn an_events_frame_is_written_anew_for_another_release() {
+async fn event_frame_is_reencoded_for_another_release() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     writer.apply(added(&POD, 11)).expect("in order");
     // Until 1.33 an absent time was printed as null.
@@ -36,7 +36,7 @@ async fn an_events_frame_is_written_anew_for_another_release() {
 }
 
 #[tokio::test]
-async fn what_was_refused_says_for_which_release_and_what_was_wrong_says_so() {
+async fn rendering_refusal_keeps_its_release_and_reason() {
     let (_writer, reader) = listed(ring(10), 10, &[]);
     let renderings = Renderings::default();
     assert_eq!(renderings.release(), None);

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn others_read_what_is_written_and_it_is_as_long_as_it_says() {
+    fn block_inflates_to_input_and_has_predicted_length() {
         let mut random = fastrand::Rng::with_seed(6);
         let rare =
             |at: usize| (0..2_usize.pow(at.try_into().expect("small"))).map(move |_| u8::try_from(at).expect("small"));
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn base64_is_three_quarters_of_itself() {
+    fn base64_compresses_to_three_quarters() {
         let mut random = fastrand::Rng::with_seed(64);
         let text: Vec<u8> = (0..100_000).map(|_| b'0' + random.u8(..64)).collect();
         let len = Literals::of(&text).len();

@@ -34,7 +34,7 @@ fn words(len: usize) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_whole_answer_is_one_member() {
+async fn whole_response_is_one_gzip_member() {
     for len in [0, 1, 2, 63, 64, 128, 65_534, 65_535, 65_536, 131_070, 200_000, 400_001] {
         for plain in [vec![b'x'; len], incompressible(len), base64(len), words(len)] {
             assert!(gunzipped(&whole(plain.clone().into()).await) == plain, "{len} bytes");
@@ -44,7 +44,7 @@ async fn a_whole_answer_is_one_member() {
 
 /// Clients read stored data a hundred times as fast, and no output grows by more than five bytes in 65,535.
 #[tokio::test]
-async fn what_gains_nothing_is_stored_and_what_gains_something_is_not() {
+async fn incompressible_pieces_are_stored_and_others_compressed() {
     const LEN: usize = 1 << 20;
     let frame = 10 + 2 + 8;
     let compressed = async |plain: Vec<u8>| whole(plain.into()).await.len();
@@ -61,7 +61,7 @@ async fn what_gains_nothing_is_stored_and_what_gains_something_is_not() {
 }
 
 #[test]
-fn pieces_are_joined_to_one_member_and_refer_to_what_is_before_them() {
+fn pieces_form_one_member_and_reference_preceding_text() {
     let texts = [
         incompressible(70_000),
         words(50_000),
@@ -94,7 +94,7 @@ fn pieces_are_joined_to_one_member_and_refer_to_what_is_before_them() {
 }
 
 #[test]
-fn gzip_is_asked_for_by_its_name_alone() {
+fn accept_encoding_gzip_must_match_exactly() {
     for (value, asked) in [
         ("gzip", true),
         ("deflate, gzip", true),

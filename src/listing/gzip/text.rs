@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_is_what_the_whole_has_there_however_it_is_sliced() {
+    fn range_is_independent_of_slice_boundaries() {
         let whole = b"abcdefghij";
         for cuts in [vec![], vec![1], vec![3, 3, 7], vec![1, 2, 3, 4, 5, 6, 7, 8, 9]] {
             let bounds: Vec<usize> = [vec![0], cuts, vec![10]].concat();

@@ -110,7 +110,7 @@ impl Scene {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_asks_rarely_waits_for_a_slice_of_a_storm_and_not_for_all_of_it() {
+async fn light_callers_wait_one_slice_during_storm() {
     let mut scene = Scene::new();
     scene.spawn(STORM, 400, 20);
     let due: Vec<_> = (1..40).map(|at| 3 * TIMER * at).collect();
@@ -123,7 +123,7 @@ async fn who_asks_rarely_waits_for_a_slice_of_a_storm_and_not_for_all_of_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stranger_waits_no_longer() {
+async fn unauthenticated_connection_waits_at_most_one_slice() {
     let mut scene = Scene::new();
     scene.spawn(STORM, 400, 20);
     let (stranger, due) = (scene.begin((Connection::default(), source(2)), 2, 1, None), scene.began + 3 * TIMER);
@@ -137,7 +137,7 @@ async fn a_stranger_waits_no_longer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unknown_callers_of_one_address_share_its_turns() {
+async fn unauthenticated_connections_of_one_address_share_turns() {
     let mut scene = Scene::new();
     for _ in 0..400 {
         drop(scene.all.spawn(scene.begin((Connection::default(), source(1)), STORM, 20, None)));
@@ -157,7 +157,7 @@ async fn unknown_callers_of_one_address_share_its_turns() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_are_alone_wait_for_nothing_and_no_core_is_idle() {
+async fn lone_caller_never_waits_while_cpu_is_idle() {
     for others in [0, 1] {
         let mut scene = Scene::new();
         // The paused clock of an idle runtime advances to its next timer.
@@ -173,7 +173,7 @@ async fn who_are_alone_wait_for_nothing_and_no_core_is_idle() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_storm_of_many_connections_has_no_more_than_one_of_few() {
+async fn caller_with_many_connections_gets_no_more_cpu_time() {
     let mut scene = Scene::new();
     scene.spawn(STORM, 80, 20);
     scene.spawn(2, 4, 400);
@@ -184,7 +184,7 @@ async fn a_storm_of_many_connections_has_no_more_than_one_of_few() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn light_caller_waits_for_one_slice_however_many_others_are_heavy() {
+async fn light_caller_waits_one_slice_despite_many_heavy_callers() {
     const NAMES: u32 = 40;
     let mut scene = Scene::new();
     (0..NAMES).for_each(|name| scene.spawn(100 + u64::from(name), 30, 20));
@@ -195,7 +195,7 @@ async fn light_caller_waits_for_one_slice_however_many_others_are_heavy() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn light_caller_waits_for_one_poll_that_is_longer_than_a_slice() {
+async fn light_caller_waits_for_one_poll_if_polls_exceed_a_slice() {
     let mut scene = Scene { poll: Duration::from_millis(1), ..Scene::new() };
     (0..6).for_each(|name| scene.spawn(100 + name, 30, 5));
     scene.spawn_at(70 * TIMER, 2);
@@ -205,7 +205,7 @@ async fn light_caller_waits_for_one_poll_that_is_longer_than_a_slice() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn heavy_callers_get_equal_time_whether_their_polls_are_long_or_short() {
+async fn heavy_callers_get_equal_time_regardless_of_poll_length() {
     let scene = Scene::new();
     let long = Scene {
         poll: Duration::from_millis(1),
@@ -223,7 +223,7 @@ async fn heavy_callers_get_equal_time_whether_their_polls_are_long_or_short() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_asks_rarely_on_new_connections_waits_for_nobody() {
+async fn light_caller_on_new_connections_never_waits() {
     let scene = Scene::new();
     let _other = other(&scene.turns);
     for _ in 0..20 {
@@ -235,7 +235,7 @@ async fn who_asks_rarely_on_new_connections_waits_for_nobody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_asks_on_ever_new_connections_is_known_by_what_they_have_had() {
+async fn cpu_charge_follows_caller_across_new_connections() {
     let scene = Scene::new();
     // The connection of another owner makes the turns count.
     let _other = other(&scene.turns);
@@ -250,7 +250,7 @@ async fn who_asks_on_ever_new_connections_is_known_by_what_they_have_had() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_goes_away_or_panics_holds_nobody_up() {
+async fn dropped_or_panicked_connection_does_not_block_others() {
     let mut scene = Scene::new();
     let other = other(&scene.turns);
     let some: Vec<_> = (0..30).map(|_| scene.all.spawn(scene.connection(STORM, 40))).collect();
@@ -277,7 +277,7 @@ async fn who_goes_away_or_panics_holds_nobody_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_woken_by_something_else_does_not_go_before_others_were_let_in() {
+async fn spurious_wake_does_not_bypass_yield_to_others() {
     let scene = Scene::new();
     let _other = other(&scene.turns);
     let mut connection = Box::pin(scene.connection(STORM, 100));
@@ -293,7 +293,7 @@ async fn who_is_woken_by_something_else_does_not_go_before_others_were_let_in() 
 }
 
 #[test]
-fn of_many_callers_those_are_kept_who_have_had_something_or_wait() {
+fn caller_table_keeps_only_recent_and_waiting_callers() {
     let (mut lines, now) = (Lines::default(), Instant::now());
     let waker = Waker::noop();
     lines.end(Owner::Caller(STORM), now, now + SLICE);

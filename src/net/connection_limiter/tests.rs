@@ -17,7 +17,7 @@ fn source(host: u8) -> ConnectionSource {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_oldest_silent_one_makes_room_and_none_that_is_busy() {
+async fn oldest_idle_connection_is_evicted_but_no_busy_one() {
     let places = places(3, LEAVING_MAX);
     let (mut here, mut busy) = (Vec::new(), Vec::new());
     for at in 0..3 {
@@ -46,7 +46,7 @@ async fn the_oldest_silent_one_makes_room_and_none_that_is_busy() {
 
 /// One place, and one for a connection that has not authenticated.
 #[tokio::test(start_paused = true)]
-async fn where_all_are_busy_who_comes_waits_for_a_place() {
+async fn accept_waits_when_all_connections_are_busy() {
     let places = places(1, LEAVING_MAX);
     let (first, stranger, second) = (Connection::default(), Connection::default(), Connection::default());
     let request = first.request(LATE_MAX);
@@ -109,7 +109,7 @@ fn taken_by(places: &Arc<ConnectionLimiter>, count: usize, caller: u64) -> Vec<B
 const MANY: usize = 2 * PLACES_PER_UNKNOWN;
 
 #[tokio::test(start_paused = true)]
-async fn newcomer_of_another_caller_closes_one_connection_of_the_caller_with_most() {
+async fn new_caller_evicts_youngest_connection_of_largest_caller() {
     let places = places(MANY, LEAVING_MAX);
     let here = taken_by(&places, MANY, 1);
     let other = Busy::come(&places, 2);
@@ -126,7 +126,7 @@ async fn newcomer_of_another_caller_closes_one_connection_of_the_caller_with_mos
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_callers_that_come_back_again_and_again_settle_at_half_of_the_places() {
+async fn two_reconnecting_callers_settle_at_half_of_the_places() {
     let places = places(MANY, LEAVING_MAX);
     let (mut of, mut closed, mut refused) = ([taken_by(&places, MANY, 0), Vec::new()], 0, 0);
     for round in 0..4 * MANY {
@@ -148,7 +148,7 @@ async fn two_callers_that_come_back_again_and_again_settle_at_half_of_the_places
 }
 
 #[tokio::test(start_paused = true)]
-async fn strangers_close_no_busy_connection() {
+async fn unauthenticated_connections_evict_no_busy_connection() {
     let places = places(MANY, LEAVING_MAX);
     let here = taken_by(&places, MANY, 1);
     let mut strangers = Vec::new();
@@ -164,7 +164,7 @@ async fn strangers_close_no_busy_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_callers_are_all_one_sources_have_shares() {
+async fn connections_are_shared_by_source_without_caller_identity() {
     let places = places(MANY, LEAVING_MAX);
     let here: Vec<_> = (0..MANY).map(|_| Busy::come(&places, 1)).collect();
     assert!(here.iter().all(|busy| busy.connection.found_known(None)));
@@ -176,7 +176,7 @@ async fn where_callers_are_all_one_sources_have_shares() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn connection_whose_client_takes_nothing_makes_room() {
+async fn stalled_connection_is_evicted_for_new_one() {
     let places = places(MANY, LEAVING_MAX);
     let mut here = taken_by(&places, MANY, 1);
     here.iter_mut().for_each(|busy| busy.request.waits_for_client());
@@ -192,7 +192,7 @@ async fn connection_whose_client_takes_nothing_makes_room() {
 
 /// One source has all places and reconnects in a loop; a connection of another source is accepted and keeps its place.
 #[tokio::test(start_paused = true)]
-async fn who_floods_displaces_itself() {
+async fn flooding_source_evicts_its_own_connections() {
     const ROUNDS: usize = 100;
     let places = places(20, LEAVING_MAX);
     let mut flood = Vec::new();
@@ -216,7 +216,7 @@ async fn who_floods_displaces_itself() {
 
 /// The rest is for upstream, for files and for health checks: about fifteen before any client connects.
 #[test]
-fn those_that_have_not_gone_yet_take_nobody_elses_descriptors() {
+fn places_and_closing_connections_fit_in_descriptor_limit() {
     for (descriptors, expected) in [(0, (1, 1)), (80, (55, 5)), (1_024, (704, 64)), (1 << 20, (786_176, 256))] {
         let (places_max, leaving_max) = within(descriptors);
         assert_eq!((places_max, leaving_max), expected, "{descriptors}");
@@ -226,7 +226,7 @@ fn those_that_have_not_gone_yet_take_nobody_elses_descriptors() {
 
 /// `make_room` is called in a loop while the closed connections still hold their descriptors.
 #[tokio::test(start_paused = true)]
-async fn where_there_are_no_descriptors_no_more_go_than_it_takes() {
+async fn descriptor_exhaustion_evicts_only_a_bounded_batch() {
     let places = places(4 * ROOM, LEAVING_MAX);
     let mut here = Vec::new();
     for _ in 0..4 * ROOM {
@@ -249,7 +249,7 @@ async fn where_there_are_no_descriptors_no_more_go_than_it_takes() {
 
 /// A client reconnects in a loop while upstream has no descriptor.
 #[tokio::test(start_paused = true)]
-async fn what_others_were_given_is_not_taken_by_who_comes_next() {
+async fn reconnect_loop_does_not_take_reclaimed_descriptors() {
     let places = places(1_000, LEAVING_MAX);
     let mut here = Vec::new();
     let come = async |here: &mut Vec<(Connection, ConnectionPlace)>| {
@@ -278,7 +278,7 @@ async fn what_others_were_given_is_not_taken_by_who_comes_next() {
 
 /// A source that sends requests all the time does not protect the idle connections of another source.
 #[tokio::test(start_paused = true)]
-async fn where_there_are_no_descriptors_those_of_any_source_go_who_have_long_been_silent() {
+async fn descriptor_exhaustion_evicts_long_idle_of_any_source() {
     let places = places(100, LEAVING_MAX);
     let (mut old, mut young) = (Vec::new(), Vec::new());
     for (host, connections) in [(1, &mut old), (2, &mut young)] {
@@ -297,7 +297,7 @@ async fn where_there_are_no_descriptors_those_of_any_source_go_who_have_long_bee
 
 /// Some connections arrived while there was room, before any scan.
 #[tokio::test(start_paused = true)]
-async fn who_has_just_come_is_the_last_to_go() {
+async fn descriptor_exhaustion_evicts_newest_connection_last() {
     const PLACES: usize = 3 * ROOM;
     let places = places(PLACES, LEAVING_MAX);
     let mut here = Vec::new();
@@ -334,7 +334,7 @@ async fn who_has_just_come_is_the_last_to_go() {
 
 /// All connections that were idle at the last scan are gone, and others have become idle since.
 #[tokio::test(start_paused = true)]
-async fn a_newcomer_does_not_go_before_who_has_been_silent_for_longer() {
+async fn new_connection_is_not_evicted_before_longer_idle_ones() {
     let places = places(3, LEAVING_MAX);
     let come = async || {
         tokio::time::advance(2 * LOOK_EVERY).await;
@@ -355,7 +355,7 @@ async fn a_newcomer_does_not_go_before_who_has_been_silent_for_longer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn those_that_do_not_go_hold_up_the_next() {
+async fn accept_waits_when_evicted_connections_do_not_close() {
     let places = places(1, LEAVING_MAX);
     let mut slow = Vec::new();
     for _ in 0..=LEAVING_MAX {

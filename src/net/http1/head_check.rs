@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn unfinished_head_without_room_ends_the_connection() {
+    async fn unfinished_head_beyond_budget_closes_connection() {
         let budget = Arc::<HeadBudget>::default();
         let others = budget.connection();
         assert!(others.hold_unfinished((16 << 20) + (16 << 10)));
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_request_line_is_changed() {
+    fn fragment_mark_is_replaced_only_in_request_line() {
         for (reads, expected) in [
             (vec!["DELETE /a#/b HTTP/1.1\r\nx: #\r\n\r\n"], "DELETE /a\u{1}/b HTTP/1.1\r\nx: #\r\n\r\n"),
             (vec!["GET /a", "#b HTTP/1.1\r\n", "x: #\r\n\r\n"], "GET /a\u{1}b HTTP/1.1\r\nx: #\r\n\r\n"),
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn each_request_line_is_looked_at_and_no_tunnel() {
+    fn every_request_line_is_checked_but_not_tunnel_bytes() {
         let check = check();
         let looked = |text: &str| {
             let mut bytes = text.as_bytes().to_vec();
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_behind_a_head_are_noticed_in_any_pieces() {
+    fn bytes_after_head_are_detected_for_any_chunking() {
         let head = "\r\nGET /a HTTP/1.1\r\nx: y\r\n\r\n";
         for (text, is_early) in [
             (head.to_owned(), false),

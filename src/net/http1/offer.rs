@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn offer_of_h2c_alone_is_removed_with_all_that_belongs_to_it() {
+    fn sole_h2c_upgrade_offer_is_removed_with_its_headers() {
         for (connection, kept) in [
             ("Upgrade, HTTP2-Settings", None),
             ("upgrade,http2-settings , keep-alive", Some("keep-alive")),
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn any_other_offer_stays() {
+    fn other_upgrade_offers_are_kept() {
         let with = |fields: &[(&'static str, &'static str)]| [&[("connection", "upgrade")], fields].concat();
         for (method, fields) in [
             (Method::GET, with(&[])),

@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn patience_ends_and_comes_back() {
+    async fn abuse_budget_is_exhausted_and_refills_over_time() {
         let mut abuse_budget = AbuseBudget::new();
         let spend = |abuse_budget: &mut AbuseBudget, count: u32| (0..count).all(|_| abuse_budget.spend().is_ok());
         assert!(spend(&mut abuse_budget, AT_ONCE_MAX));
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn window_updates_are_free_for_what_was_sent() {
+    fn window_updates_are_free_in_proportion_to_data_sent() {
         let mut abuse_budget = AbuseBudget::new();
         let free = |abuse_budget: &mut AbuseBudget| {
             let before = abuse_budget.spent;
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn data_of_a_reset_stream_is_legitimate_up_to_its_window() {
+    fn data_on_reset_stream_is_accepted_up_to_its_window() {
         let mut reset = RecentResets::default();
         reset.note(1, 100);
         reset.note(3, 100);
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_silent_client_is_pinged_and_then_dead() {
+    async fn heartbeat_pings_silent_client_then_reports_timeout() {
         let after = Duration::from_secs(30);
         let mut heartbeat = Heartbeat::new(after);
         let begun = Instant::now();
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn so_many_streams_are_remembered() {
+    fn recent_resets_are_bounded() {
         let mut reset = RecentResets::default();
         (0..=u32::try_from(REMEMBERED_MAX).expect("few")).for_each(|stream| reset.note(stream, 0));
         assert!(!reset.has(0) && reset.has(1) && reset.has(256));

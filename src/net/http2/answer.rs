@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_has_a_date_and_a_length_and_nothing_of_another_connection() {
+    fn response_has_date_and_length_without_hop_by_hop_headers() {
         let mut fields = HeaderMap::new();
         for (name, value) in [
             ("connection", "close, x-hop"),
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_answer_says_itself_stays() {
+    fn response_keeps_its_own_date_and_length() {
         let mut fields = HeaderMap::new();
         fields.insert(DATE, HeaderValue::from_static("yesterday"));
         fields.insert(CONTENT_LENGTH, HeaderValue::from_static("7"));

@@ -182,7 +182,7 @@ mod tests {
 
     /// There is one for each watch.
     #[test]
-    fn a_stream_is_small() {
+    fn stream_state_size_is_bounded() {
         // The response future is boxed, and so are the large parts of the body.
         type Stream = Exchange<Box<()>, [usize; 7]>;
         assert!(size_of::<Stream>() <= 160, "{} bytes", size_of::<Stream>());

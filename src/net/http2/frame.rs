@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_is_read_as_it_was_written() {
+    fn frame_head_round_trips() {
         for (head, bytes) in [
             (FrameHead::new(FrameKind::Data, END_STREAM, 1, 5), [0, 0, 5, 0, 1, 0, 0, 0, 1]),
             (FrameHead::new(FrameKind::GoAway, 0, 0, 8), [0, 0, 8, 7, 0, 0, 0, 0, 0]),
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_breaks_a_rule_is_refused_for_its_stream_or_for_all() {
+    fn invalid_frame_is_stream_or_connection_error() {
         use Reason::{FrameSize, Protocol};
         let connection = |reason| Err((0, reason));
         let rows: &[(u8, u8, u32, &[u8], Outcome)] = &[
@@ -309,14 +309,14 @@ mod tests {
     }
 
     #[test]
-    fn padding_counts_for_the_window_and_is_not_data() {
+    fn padding_counts_for_flow_control_but_is_not_data() {
         let payload = [2, b'a', 0, 0];
         let read = Frame::read(head(0, PADDED | END_STREAM, 1, &payload), &payload);
         assert_eq!(read.expect("right"), Frame::Data { stream: 1, data: b"a", flow: 4, ends: true });
     }
 
     #[test]
-    fn settings_are_taken_where_they_are_ours_and_refused_where_they_are_wrong() {
+    fn known_settings_are_parsed_and_invalid_values_refused() {
         let read = |name: u8, value: u32| {
             let mut payload = vec![0, name];
             payload.extend(value.to_be_bytes());

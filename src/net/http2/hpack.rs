@@ -323,7 +323,7 @@ mod tests {
     /// The examples of RFC 7541, Appendix C.3 and C.4: three requests on one connection, without and with Huffman
     /// coding.
     #[test]
-    fn requests_of_the_rfc_are_read() {
+    fn rfc7541_request_examples_are_decoded() {
         let plain = [
             "8286 8441 0f77 7777 2e65 7861 6d70 6c65 2e63 6f6d",
             "8286 84be 5808 6e6f 2d63 6163 6865",
@@ -355,7 +355,7 @@ mod tests {
 
     /// The example of RFC 7541, Appendix C.5: a table of 256 bytes evicts its oldest entries.
     #[test]
-    fn the_oldest_fields_are_forgotten() {
+    fn dynamic_table_evicts_oldest_entries() {
         let mut decoder = Decoder::new();
         assert_eq!(read(&mut decoder, &bytes("3fe101")), Ok(vec![]), "256 bytes");
         let first = "4803 3330 3258 0770 7269 7661 7465 611d 4d6f 6e2c 2032 3120 4f63 7420 3230 3133 2032 303a 3133 \
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_refused() {
+    fn invalid_block_is_refused() {
         for (block, what) in [
             ("80", "a field without a number"),
             ("be", "a field that is in no table"),
@@ -395,7 +395,7 @@ mod tests {
 
     /// Two bytes refer to a name of 4,000.
     #[test]
-    fn a_block_that_stands_for_far_more_is_not_read_to_its_end() {
+    fn hpack_bomb_is_refused_as_too_large() {
         let mut decoder = Decoder::new();
         let mut block = vec![0x40];
         put_string(&mut block, &[b'x'; 4_000]);
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn encoded_fields_round_trip() {
         let mut fields = HeaderMap::new();
         fields.insert("content-type", "application/json".parse().expect("right"));
         fields.insert("kube-fanout-served", "cache".parse().expect("right"));
@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn indexed_value_that_is_no_header_value_is_refused_each_time() {
+    fn invalid_indexed_value_is_refused_each_time() {
         let (mut decoder, mut values) = (Decoder::new(), Vec::new());
         let mut block = vec![0x40];
         put_string(&mut block, b"x");
@@ -453,7 +453,7 @@ mod tests {
 
     /// The decoder reads or refuses any block, and the memory it keeps is bounded.
     #[test]
-    fn no_block_breaks_it() {
+    fn decoder_survives_random_blocks_within_table_limit() {
         let mut decoder = Decoder::new();
         let mut random = fastrand::Rng::with_seed(7541);
         for _ in 0..20_000 {

@@ -145,7 +145,7 @@ mod tests {
 
     /// The examples of RFC 7541, Appendix C.4 and C.6.
     #[test]
-    fn strings_of_the_rfc_are_read() {
+    fn rfc7541_string_examples_round_trip() {
         let rows: [(&[u8], &str); 5] = [
             (&[0xf1, 0xe3, 0xc2, 0xe5, 0xf2, 0x3a, 0x6b, 0xa0, 0xab, 0x90, 0xf4, 0xff], "www.example.com"),
             (&[0xa8, 0xeb, 0x10, 0x64, 0x9c, 0xbf], "no-cache"),
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_is_read_beside_every_other() {
+    fn every_byte_pair_round_trips() {
         for first in 0..=u8::MAX {
             for second in 0..=u8::MAX {
                 let bytes = [first, second, b'a', first];
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_ends_are_refused() {
+    fn invalid_padding_and_eos_are_refused() {
         // 'a' is 00011.
         assert_eq!(decoded(&[0b0001_1111]), Some(b"a".to_vec()));
         assert_eq!(decoded(&[0b0001_1110]), None, "no padding of ones");

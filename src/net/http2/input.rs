@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn request_that_may_not_begin_waits_with_everything_after_it() {
+    fn blocked_request_holds_back_all_later_frames() {
         let [first, second] = [1, 3].map(|stream| frame(FrameKind::Headers, END_STREAM, stream, b"ab"));
         let rest = frame(FrameKind::Continuation, END_HEADERS, 1, b"cd");
         let [ping, last] = [(FrameKind::Ping, 0), (FrameKind::Continuation, 3)]
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_heard_however_they_come() {
+    fn frames_are_parsed_for_any_chunking() {
         let bytes = [
             frame(FrameKind::Settings, 0, 0, &[]),
             frame(FrameKind::Headers, END_STREAM, 1, b"ab"),
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_block_is_not_interrupted_and_has_an_end() {
+    fn interleaved_or_endless_header_block_is_connection_error() {
         let begun = frame(FrameKind::Headers, 0, 1, b"ab");
         let wrong = [
             frame(FrameKind::Ping, 0, 0, &[0; 8]),
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_is_too_large_is_not_waited_for() {
+    fn oversized_frame_is_refused_from_its_head() {
         let head = FrameHead::new(FrameKind::Data, 0, 1, PAYLOAD_BYTES_MAX + 1).bytes();
         assert!(matches!(heard(&head, 9), Err(Fault::Connection(Reason::FrameSize, _))));
     }

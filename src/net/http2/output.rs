@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn frames_go_out_in_order_and_an_idle_connection_keeps_no_buffer() {
+    async fn frames_are_sent_in_order_and_idle_output_frees_buffer() {
         let (mut near, mut far) = tokio::io::duplex(1 << 20);
         let mut output = Output::default();
         output.put_pong(*b"12345678");
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_taken_is_held_and_nothing_else_is() {
+    async fn output_buffers_only_bytes_the_socket_did_not_accept() {
         let (mut near, mut far) = tokio::io::duplex(10);
         let mut output = Output::default();
         assert_eq!(output.put_directly(&mut near, &mut cx(), (0, 1, b"abcd")).expect("open"), 4);
@@ -260,7 +260,7 @@ mod tests {
     /// The bytes that the client receives equal those that were put, whatever the sizes of its reads, and each frame is
     /// one TLS record.
     #[tokio::test]
-    async fn what_there_is_much_of_goes_out_in_frames_of_a_record_each() {
+    async fn large_data_is_sent_as_one_frame_per_tls_record() {
         let sent: Vec<u8> = (0..=250).cycle().take(3 * RECORD_DATA + 100).collect();
         for room in [1 << 20, RECORD_DATA + HEAD_BYTES, 20_000, 5] {
             let (mut near, mut far) = tokio::io::duplex(room);
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_long_piece_does_not_end_with_its_first_part() {
+    async fn end_stream_is_set_only_on_last_part_of_data() {
         let (mut near, mut far) = tokio::io::duplex(1 << 20);
         let mut output = Output::default();
         let data = vec![b'x'; DIRECT_BYTES_MAX + 1];
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_is_full_and_then_stuck() {
+    async fn output_reports_full_then_stuck_when_client_does_not_read() {
         let (mut near, _far) = tokio::io::duplex(10);
         let mut output = Output::default();
         output.put(FrameKind::Data, 0, 1, &vec![0; GATHERED_BYTES_MAX + 10]);
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_block_is_several_frames() {
+    fn large_header_block_is_split_into_continuation_frames() {
         let mut output = Output::default();
         output.put_block(1, &[7; 25], true, 10);
         let frames: Vec<_> = [(10, 1, END_STREAM), (10, 9, 0), (5, 9, END_HEADERS)].into();

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_has_what_its_fields_say() {
+    fn request_is_built_from_pseudo_headers_and_fields() {
         let (request, length) =
             with(&[("accept", "*/*"), ("content-length", "7"), ("content-length", "7")]).expect("right");
         assert_eq!(request.uri(), "https://fanout/api/v1/pods?watch=1");
@@ -201,14 +201,14 @@ mod tests {
     }
 
     #[test]
-    fn a_cookie_in_pieces_is_one() {
+    fn split_cookie_headers_are_joined() {
         let (request, _) = with(&[("cookie", "a=1"), ("accept", "*/*"), ("cookie", "b=2; c=3")]).expect("right");
         let cookies: Vec<_> = request.headers().get_all(COOKIE).iter().collect();
         assert_eq!(cookies, ["a=1; b=2; c=3"]);
     }
 
     #[test]
-    fn what_is_no_request_is_refused() {
+    fn malformed_request_head_is_refused() {
         let rows: &[&[(&str, &str)]] = &[
             &GET[1..],
             &[GET[0], GET[2], GET[3]],
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_has_a_limit() {
+    fn request_head_and_trailers_size_is_limited() {
         let long = "x".repeat(1_000);
         assert_eq!(with(&[("a", &long)]).map(|_| ()), Err(NoRequest::TooLarge));
         let many = vec![("a", ""); 30];
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn trailers_are_fields_alone() {
+    fn trailers_reject_pseudo_headers_and_upper_case_names() {
         assert_eq!(head(&[("a", "1")]).into_trailers().expect("right")["a"], "1");
         assert_eq!(head(&[(":path", "/")]).into_trailers(), Err(NoRequest::Malformed));
         assert_eq!(head(&[("A", "1")]).into_trailers(), Err(NoRequest::Malformed));

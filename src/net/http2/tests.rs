@@ -161,7 +161,7 @@ fn reset(stream: u32, reason: Reason) -> (FrameKind, u32, Vec<u32>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_goes_out_as_it_comes_and_others_beside_it() {
+async fn responses_are_streamed_and_interleaved() {
     let mut client = Client::new(1 << 16).await;
     client.ask(1, GET, true).await;
     client.ask(3, GET, true).await;
@@ -186,7 +186,7 @@ async fn an_answer_goes_out_as_it_comes_and_others_beside_it() {
 
 /// Covers the windows of the stream and of the connection, and settings that change them.
 #[tokio::test(start_paused = true)]
-async fn no_more_is_sent_than_there_is_room_for_and_nothing_is_lost() {
+async fn response_data_respects_flow_control_windows() {
     let mut client = Client::new(1 << 20).await;
     let setting = |bytes: u32| [&[0, 4][..], &bytes.to_be_bytes()].concat();
     client.put(FrameKind::Settings, 0, 0, &setting(10)).await;
@@ -224,7 +224,7 @@ async fn no_more_is_sent_than_there_is_room_for_and_nothing_is_lost() {
 
 /// A client that returns the connection's window in small steps.
 #[tokio::test(start_paused = true)]
-async fn streams_share_a_narrow_connection_by_turns() {
+async fn streams_share_connection_window_round_robin() {
     let mut client = Client::new(1 << 20).await;
     for stream in [1, 3, 5] {
         client.ask(stream, GET, true).await;
@@ -254,7 +254,7 @@ async fn streams_share_a_narrow_connection_by_turns() {
 
 /// A client that reads as fast as the server sends, with unlimited windows.
 #[tokio::test(start_paused = true)]
-async fn others_run_before_large_answers_have_gone_out() {
+async fn large_responses_yield_to_other_tasks() {
     const LARGE: usize = 8 << 20;
     let mut client = Client::new(64 << 20).await;
     let setting = [&[0, 4][..], &HIGHEST.to_be_bytes()].concat();
@@ -284,7 +284,7 @@ async fn others_run_before_large_answers_have_gone_out() {
 
 /// The reader of an upload gets an error when the connection ends.
 #[tokio::test(start_paused = true)]
-async fn a_body_that_is_not_whole_breaks_off_with_its_connection() {
+async fn incomplete_upload_fails_when_connection_ends() {
     let mut client = Client::new(1 << 16).await;
     client.ask(1, POST, false).await;
     client.put(FrameKind::Data, 0, 1, b"data").await;
@@ -297,7 +297,7 @@ async fn a_body_that_is_not_whole_breaks_off_with_its_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_is_cut_or_reset_leaves_the_others() {
+async fn reset_stream_does_not_affect_other_streams() {
     let mut client = Client::new(1 << 16).await;
     for stream in [1, 3, 5] {
         client.ask(stream, GET, true).await;
@@ -314,7 +314,7 @@ async fn a_stream_that_is_cut_or_reset_leaves_the_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn more_streams_than_there_may_be_are_refused_and_may_come_again() {
+async fn streams_above_limit_are_refused_until_one_ends() {
     let mut client = Client::new(1 << 16).await;
     for stream in [1, 3, 5, 7] {
         client.ask(stream, GET, true).await;
@@ -329,7 +329,7 @@ async fn more_streams_than_there_may_be_are_refused_and_may_come_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_is_taken_through_its_windows_and_answered() {
+async fn upload_larger_than_windows_is_received_whole() {
     let mut client = Client::new(1 << 16).await;
     client.ask(1, POST, false).await;
     client.next().await;
@@ -370,7 +370,7 @@ async fn read(client: &mut Client, room: &mut usize) -> FrameKind {
 
 /// The window of unread uploads is returned when their streams end, however they end.
 #[tokio::test(start_paused = true)]
-async fn the_connections_window_does_not_leak() {
+async fn connection_window_is_returned_when_uploads_end() {
     let mut client = Client::new(1 << 20).await;
     let mut room: usize = 1 << 20;
     for round in 0..40_u32 {
@@ -398,7 +398,7 @@ async fn the_connections_window_does_not_leak() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_goodbye_is_announced_and_said_and_what_was_asked_is_answered() {
+async fn goaway_is_two_step_and_accepted_requests_complete() {
     let mut client = Client::new(1 << 16).await;
     client.ask(1, GET, true).await;
     client.next().await;
@@ -433,7 +433,7 @@ async fn a_goodbye_is_announced_and_said_and_what_was_asked_is_answered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_stays_behind_the_goodbye_is_waited_for_a_second() {
+async fn connection_closes_one_second_after_final_goaway() {
     let mut client = Client::new(1 << 16).await;
     client.leave = None;
     assert_eq!(client.numbers().await.0, FrameKind::GoAway);
@@ -447,7 +447,7 @@ async fn a_client_that_stays_behind_the_goodbye_is_waited_for_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_client_is_pinged_and_a_dead_one_is_left() {
+async fn silent_client_is_pinged_and_closed_without_ping_ack() {
     let mut client = Client::new(1 << 16).await;
     let begun = Instant::now();
     client.ask(1, GET, true).await;
@@ -464,7 +464,7 @@ async fn a_silent_client_is_pinged_and_a_dead_one_is_left() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_is_not_over_in_its_time_is_cut() {
+async fn stream_past_its_deadline_is_reset() {
     let mut client = Client::new(1 << 16).await;
     for stream in [1, 3] {
         client.ask(stream, GET, true).await;

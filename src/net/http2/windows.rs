@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_change_what_is_sent() {
+    fn client_settings_change_send_limits() {
         let mut send = SendLimits::new();
         send.must_say_no_table = false;
         assert_eq!(send.take(&[0, 4, 0, 0, 0, 1, 0, 5, 0, 255, 255, 255, 0, 4, 0, 0, 0, 5]), Ok(5 - 65_535));
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_has_31_bits_and_may_be_below_zero() {
+    fn window_is_31_bits_and_can_be_negative() {
         let mut window = 10;
         assert_eq!((grow(&mut window, -20), window), (Some(()), -10));
         assert_eq!(grow(&mut window, i64::from(HIGHEST)), Some(()));
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn room_is_given_back_by_halves_and_never_lost() {
+    fn receive_window_is_returned_in_halves_without_loss() {
         let mut output = Output::default();
         let mut window = ReceiveWindow::announced(&mut output, 250, 65_536);
         assert_eq!(window.take(CONNECTION_BYTES_MAX), Ok(()));

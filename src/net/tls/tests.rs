@@ -80,7 +80,7 @@ fn server(clients: ClientCertificates) -> Tls {
 }
 
 #[tokio::test]
-async fn a_certificate_of_any_issuer_is_taken_and_none_is_required() {
+async fn client_certificate_is_optional_and_any_issuer_accepted() {
     let (server, pair) = (server(ClientCertificates::Requested), pair());
     for version in VERSIONS {
         let (_, stream) = shake(&server, &client(&server, version, Some(shows(&pair, &pair)))).await.unwrap();
@@ -92,7 +92,7 @@ async fn a_certificate_of_any_issuer_is_taken_and_none_is_required() {
 
 /// An event is encrypted once for each of its readers.
 #[tokio::test]
-async fn the_cheapest_cipher_that_both_know_is_taken_whichever_the_client_prefers() {
+async fn server_prefers_aes128_over_client_order() {
     let server = server(ClientCertificates::Ignored);
     for version in VERSIONS {
         let (_, stream) = shake(&server, &client(&server, version, None)).await.unwrap();
@@ -102,7 +102,7 @@ async fn the_cheapest_cipher_that_both_know_is_taken_whichever_the_client_prefer
 }
 
 #[tokio::test]
-async fn a_certificate_without_its_key_is_refused() {
+async fn client_certificate_without_private_key_is_refused() {
     let (server, stolen, own) = (server(ClientCertificates::Requested), pair(), pair());
     for version in VERSIONS {
         let client = client(&server, version, Some(shows(&stolen, &own)));
@@ -112,7 +112,7 @@ async fn a_certificate_without_its_key_is_refused() {
 
 /// R-DOWNSTREAM-5: a chain that would be expensive to verify is refused before verification.
 #[tokio::test]
-async fn a_chain_that_is_too_long_is_refused_in_the_handshake() {
+async fn oversized_certificate_chain_fails_handshake() {
     use super::super::client_certificates::{CERTIFICATES_MAX, CHAIN_BYTES_MAX};
     let (server, pair) = (server(ClientCertificates::Requested), pair());
     let own = pair.cert.der();
@@ -135,7 +135,7 @@ async fn a_chain_that_is_too_long_is_refused_in_the_handshake() {
 }
 
 #[tokio::test]
-async fn certificates_are_shown_anew_on_every_connection() {
+async fn requesting_certificates_disables_session_resumption() {
     let pair = pair();
     for (clients, second) in
         [(ClientCertificates::Requested, HandshakeKind::Full), (ClientCertificates::Ignored, HandshakeKind::Resumed)]
@@ -150,7 +150,7 @@ async fn certificates_are_shown_anew_on_every_connection() {
 }
 
 #[tokio::test]
-async fn nobody_is_asked_where_certificates_are_ignored() {
+async fn server_requests_no_certificate_when_ignored() {
     let (server, pair) = (server(ClientCertificates::Ignored), pair());
     for version in VERSIONS {
         let (_, stream) = shake(&server, &client(&server, version, Some(shows(&pair, &pair)))).await.unwrap();
@@ -182,7 +182,7 @@ fn invalid_certificate_file_is_named_in_the_error() {
 
 /// What is kept of a client that sends more than is read: one record, and not the beginning of the next.
 #[tokio::test]
-async fn record_that_is_not_read_whole_is_the_last_that_is_begun() {
+async fn tls_reader_starts_no_record_while_one_is_partly_read() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     const RECORD: usize = 16 << 10;
     let server = server(ClientCertificates::Ignored);

@@ -170,7 +170,7 @@ fn chosen(of: &[(usize, usize)], count: usize) -> Vec<Vec<(usize, usize)>> {
 }
 
 #[tokio::test]
-async fn whoever_is_woken_is_polled_and_nobody_else() {
+async fn only_woken_parts_are_polled_and_no_wake_is_lost() {
     let choices: Vec<_> = (1..=PLACES).flat_map(|place| (0..PARTS).map(move |part| (place, part))).collect();
     let mut passed = 0;
     for plan in chosen(&choices, WAKES) {

@@ -43,7 +43,7 @@ fn apply(writer: &mut CacheWriter, kind: &str, name: &str, version: u64) {
 type Listed = (u64, &'static [(&'static str, u64)]);
 
 #[test]
-fn a_list_that_cannot_have_come_of_what_was_known_is_of_another_history() {
+fn list_inconsistent_with_known_state_is_another_history() {
     use Finding::{Later, Other, Same};
     const KNOWN: Listed = (20, &[("p", 12), ("q", 18)]);
     let cases: [(&str, Listed, Finding); 14] = [
@@ -71,7 +71,7 @@ fn a_list_that_cannot_have_come_of_what_was_known_is_of_another_history() {
 }
 
 #[test]
-fn of_the_version_of_the_newest_event_more_may_be_on_its_way() {
+fn version_of_the_newest_event_counts_as_incomplete() {
     let (mut writer, reader) = cache();
     writer.replace(snapshot(10, &[("p", 5)]));
     assert_eq!(Reach::of(&reader, rv(10)), Reach { at: rv(10), whole: rv(10) }, "a list is whole");
@@ -89,7 +89,7 @@ fn of_the_version_of_the_newest_event_more_may_be_on_its_way() {
 
 /// The first item of a stream that was opened right before our newest change.
 #[test]
-fn a_stream_tells_the_newest_change_first_or_another_history() {
+fn first_event_of_reopened_watch_proves_or_refutes_history() {
     use ResumeEvidence::{Continues, Contradicts, Expired, Refuses};
     let (mut writer, reader) = cache();
     writer.replace(snapshot(10, &[("p", 5), ("q", 7)]));
@@ -125,7 +125,7 @@ fn a_stream_tells_the_newest_change_first_or_another_history() {
 }
 
 #[test]
-fn what_was_told_again_is_known_again() {
+fn repeated_events_after_resume_are_duplicates() {
     let (mut writer, reader) = cache();
     writer.replace(snapshot(10, &[("p", 5)]));
     let again = |writer: &mut CacheWriter, kind, name, version| {
@@ -141,7 +141,7 @@ fn what_was_told_again_is_known_again() {
 }
 
 #[test]
-fn an_empty_feed_has_no_witness_and_one_that_is_sure_needs_none() {
+fn resume_marker_exists_only_for_a_nonempty_unsure_feed() {
     let (mut writer, reader) = cache();
     assert_eq!(reader.resume_marker(), None);
     writer.replace(snapshot(10, &[("p", 5)]));

@@ -25,7 +25,7 @@ fn end(error: Error) -> Option<FeedEnd> {
 }
 
 #[tokio::test]
-async fn a_feed_is_over_only_for_what_waiting_does_not_cure() {
+async fn only_permanent_errors_end_a_feed() {
     for (error, expected) in [
         (Error::Unreachable("nobody listens".into()), None),
         (Error::Broken(Error::broken_off().await), None),
@@ -66,7 +66,7 @@ fn untrusted() -> std::io::Error {
 }
 
 #[tokio::test]
-async fn each_failure_is_of_one_kind() {
+async fn each_error_maps_to_one_failure_kind() {
     use FailureKind as Kind;
     for (error, expected) in [
         (Error::Unreachable("nobody listens".into()), Kind::Unreachable),
@@ -104,7 +104,7 @@ async fn each_failure_is_of_one_kind() {
 }
 
 #[test]
-fn a_kind_that_is_about_the_way_to_upstream_is_waited_out_with_everybody() {
+fn failure_kinds_have_stable_labels_and_connection_flag() {
     use FailureKind as Kind;
     for (kind, is_connection, label) in [
         (Kind::Over, false, "feed_terminated"),
@@ -125,7 +125,7 @@ fn a_kind_that_is_about_the_way_to_upstream_is_waited_out_with_everybody() {
 }
 
 #[test]
-fn only_a_server_that_does_not_know_streamed_lists_is_listed_in_pages() {
+fn only_watch_list_rejection_falls_back_to_paged_lists() {
     for (error, expected) in [
         (refused(400), true),
         (refused(422), true),

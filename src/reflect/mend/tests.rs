@@ -8,7 +8,7 @@ use super::*;
 use crate::wire::{Encoding, JsonLayout, ObjectReader};
 
 #[test]
-fn the_window_start_is_read_from_the_apiservers_words() {
+fn window_start_is_parsed_from_the_410_message() {
     for (message, start) in [
         ("too old resource version: 1 (258)", Some(258)),
         ("too old resource version: 4711 (4712): extra", Some(4712)),
@@ -61,7 +61,7 @@ fn state(objects: &[(&str, u64)]) -> State {
 }
 
 #[test]
-fn what_differs_is_what_came_went_or_has_another_version() {
+fn differences_are_added_deleted_or_changed_objects() {
     let none: &[(&str, u64)] = &[];
     for (before, after, expected) in [
         (none, none, vec![]),
@@ -86,7 +86,7 @@ fn what_differs_is_what_came_went_or_has_another_version() {
 }
 
 #[test]
-fn versions_of_the_snapshots_themselves_say_nothing() {
+fn snapshot_versions_do_not_affect_differences() {
     let same = state(&[("a/p", 1), ("b/q", 2)]);
     for (before, after) in [(10, 20), (20, 10), (10, 10)] {
         assert!(differences(&snapshot(before, &same), &snapshot(after, &same)).is_empty());
@@ -94,7 +94,7 @@ fn versions_of_the_snapshots_themselves_say_nothing() {
 }
 
 #[test]
-fn both_sides_are_handed_out_as_they_were() {
+fn difference_returns_old_and_new_objects_unchanged() {
     let found = differences(&snapshot(10, &state(&[("a/p", 1)])), &snapshot(20, &state(&[("a/p", 2)])));
     let [Difference { before: Some(before), after: Some(after), .. }] = found.as_slice() else { panic!("{found:?}") };
     assert_eq!(before.body(), object("a/p", 1).body());
@@ -117,14 +117,14 @@ fn states() -> impl Strategy<Value = State> {
 
 proptest! {
     #[test]
-    fn merging_finds_what_looking_up_every_key_finds(before in states(), after in states()) {
+    fn merge_diff_matches_key_by_key_lookup(before in states(), after in states()) {
         let found = differences(&snapshot(10, &before), &snapshot(20, &after));
         prop_assert_eq!(said(&found), naive(&before, &after));
     }
 
     /// The differences are complete: applied to one state they yield the other.
     #[test]
-    fn differences_lead_from_the_one_state_to_the_other(before in states(), after in states()) {
+    fn applying_differences_turns_old_state_into_new_state(before in states(), after in states()) {
         let mut walked = before.clone();
         for Difference { key, after, .. } in differences(&snapshot(10, &before), &snapshot(20, &after)) {
             match after {

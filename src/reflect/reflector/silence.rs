@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn silence_lasts_no_longer_than_it_must_once_somebody_waits_for_its_end() {
+    fn silence_period_is_shortened_once_a_reader_waits() {
         let (start, lasts) = (Instant::now(), Duration::from_millis(10));
         let ms = |instant: Instant| instant.duration_since(start).as_millis();
         let silence = StreamSilence::from(start, lasts);
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_that_nobody_listened_to_is_waited_for_again_once() {
+    fn silence_timer_that_fires_late_is_restarted_once() {
         let (start, lasts) = (Instant::now(), Duration::from_millis(10));
         let first = StreamSilence::from(start, lasts);
         assert_eq!(first.ends(), start + lasts);

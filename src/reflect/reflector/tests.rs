@@ -86,7 +86,7 @@ impl Hands {
 }
 
 #[tokio::test(start_paused = true)]
-async fn items_in_order_lead_on_and_what_is_known_leads_nowhere() {
+async fn ordered_events_advance_progress_and_duplicates_do_not() {
     let mut hands = hands();
     hands.told("a", 11, 10);
     hands.told("b", 13, 11);
@@ -106,7 +106,7 @@ async fn items_in_order_lead_on_and_what_is_known_leads_nowhere() {
 
 /// The cached objects may be wrong, so none are served until the state has been listed.
 #[tokio::test(start_paused = true)]
-async fn an_item_that_contradicts_the_history_leads_to_the_start() {
+async fn out_of_order_event_restarts_the_feed() {
     let mut hands = hands();
     hands.told("a", 11, 10);
     hands.told("b", 13, 11);
@@ -117,7 +117,7 @@ async fn an_item_that_contradicts_the_history_leads_to_the_start() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_410_leads_to_a_list_at_the_start_of_upstreams_window_if_that_is_later() {
+async fn watch_410_relists_at_the_upstream_window_start_if_later() {
     for (message, window) in [
         ("too old resource version: 11 (15)", Some(ResourceVersion(15))),
         // The message claims a window that includes the refused version.
@@ -134,7 +134,7 @@ async fn a_410_leads_to_a_list_at_the_start_of_upstreams_window_if_that_is_later
 
 /// If the age of a gap is unknown, an older state would not help to mend it.
 #[tokio::test(start_paused = true)]
-async fn a_410_behind_a_long_silence_leads_to_the_current_state() {
+async fn watch_410_after_long_silence_relists_the_current_state() {
     let mut hands = hands();
     hands.told("a", 11, 10);
     sleep(seconds(6 * 60)).await;
@@ -147,7 +147,7 @@ type Follows = fn(&mut Hands);
 
 /// The listed state has left upstream's window before its stream began, so the same list would fail again.
 #[tokio::test(start_paused = true)]
-async fn second_410_in_a_row_lists_the_current_state() {
+async fn second_410_in_a_row_relists_the_current_state() {
     let window = Some(ResourceVersion(15));
     // Description, events after the list, how long the stream then stays open in seconds, and whether the 410 is in a
     // row.
@@ -186,7 +186,7 @@ async fn second_410_in_a_row_lists_the_current_state() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_error_leads_to_the_same_place_again() {
+async fn watch_error_other_than_410_resumes_from_the_same_version() {
     let mut hands = hands();
     hands.told("a", 11, 10);
     let refused = hands.error(500, "etcdserver: leader changed");
@@ -195,7 +195,7 @@ async fn another_error_leads_to_the_same_place_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_end_is_a_failure_only_of_a_stream_that_was_none() {
+async fn clean_end_fails_only_an_immediately_closed_empty_stream() {
     for (lived, told, fails) in [(0, false, true), (0, true, false), (2, false, false)] {
         let mut hands = hands();
         sleep(seconds(1)).await;
@@ -211,7 +211,7 @@ async fn an_end_is_a_failure_only_of_a_stream_that_was_none() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pause_grows_but_for_a_stream_that_had_lived_and_follows_what_upstream_says() {
+async fn backoff_grows_resets_after_a_live_stream_and_obeys_retry_after() {
     let mut hands = hands();
     let broken = || StepFailure::Upstream(Error::Timeout(Duration::from_secs(1)));
     let mut state = State::Listed { at: BASE };
@@ -253,7 +253,7 @@ async fn refusal_after_an_outage_is_retried_soon() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_proof_is_taken_in_for_the_history_that_it_was_read_for() {
+async fn catch_up_proof_applies_only_to_its_own_history() {
     let mut hands = hands();
     hands.told("a", 11, 10);
     let history = hands.feed.reader.history();
@@ -276,7 +276,7 @@ async fn a_proof_is_taken_in_for_the_history_that_it_was_read_for() {
 
 /// The object that differed may have changed since, or the finding may belong to another history.
 #[tokio::test(start_paused = true)]
-async fn what_differs_is_given_up_if_it_is_still_held_so() {
+async fn divergence_discards_the_state_only_if_still_cached() {
     let mut hands = hands();
     hands.told("a", 11, 10);
     let (history, at) = (hands.feed.reader.history(), ResourceVersion(11));
@@ -300,7 +300,7 @@ async fn what_differs_is_given_up_if_it_is_still_held_so() {
 }
 
 #[test]
-fn a_pause_is_cut_short_at_once_the_first_time_in_a_row_and_then_ever_later() {
+fn early_wakeups_in_a_row_shorten_backoff_less_each_time() {
     assert_eq!(least_pause(0), Duration::ZERO);
     for (woken_early, longest) in [(1, 1.0), (2, 2.0), (3, 4.0), (4, 8.0), (5, 16.0), (6, 30.0), (u32::MAX, 30.0)] {
         let least = least_pause(woken_early).as_secs_f64();

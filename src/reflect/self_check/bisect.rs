@@ -44,7 +44,7 @@ mod tests {
 
     /// Our objects are the even numbers.
     #[test]
-    fn what_is_missing_on_either_side_is_within_the_keys_that_are_found() {
+    fn bisection_finds_the_page_with_the_differing_key() {
         for keys in [1, 2, 8, 50, 500] {
             for differing in 0..2 * ALL {
                 let is_theirs = |number: usize| number.is_multiple_of(2) != (number == differing);

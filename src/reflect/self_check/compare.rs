@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn at_one_version_everything_that_differs_is_found() {
+    fn every_difference_at_the_same_version_is_found() {
         let ours = state(9, &[("a", 1), ("b", 2), ("d", 4)]);
         for (what, theirs, expected) in [
             ("the same", [("a", 1), ("b", 2), ("d", 4)].as_slice(), [].as_slice()),
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_compared_with_what_it_covers_and_no_more() {
+    fn list_page_is_compared_only_within_its_key_range() {
         let ours = state(9, &[("a", 1), ("b", 2), ("d", 4), ("e", 5)]);
         for (behind, theirs, is_last, expected) in [
             (None, [("a", 1), ("b", 2)].as_slice(), false, [].as_slice()),
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_state_in_between_what_may_have_happened_meanwhile_is_no_difference() {
+    fn changes_between_two_snapshots_are_not_reported_as_differences() {
         let (before, after) = (state(10, &[("a", 1), ("b", 2)]), state(20, &[("a", 1), ("b", 18), ("c", 17)]));
         for (what, theirs, expected) in [
             ("as it was before", [("a", 1), ("b", 2)].as_slice(), [].as_slice()),
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_differ_only_where_they_may_be_compared() {
+    fn bytes_are_compared_only_for_the_same_version_and_encoder() {
         let ours = Arc::new(object("a", 1, ""));
         let (other, later) = (object("a", 1, r#","spec":{}"#), object("a", 2, ""));
         for (mine, theirs, alike, expected) in [

@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_feed_that_differs_again_and_again_is_given_up_ever_more_rarely() {
+    fn repeatedly_diverging_feed_is_discarded_with_backoff() {
         let (mut pace, mut now) = (Pace::default(), Instant::now());
         assert!(!pace.is_resting(now));
         let hour = Duration::from_secs(3600);

@@ -9,7 +9,7 @@ async fn next_is_told(scene: &Scene) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_ends_is_resumed_at_once_and_without_a_list() {
+async fn cleanly_ended_watch_resumes_at_once_without_a_list() {
     let scene = Scene::of(upstream().pods(3)).await;
     let (history, before) = (scene.feed.reader.history(), scene.up.counts());
     for n in 0..5 {
@@ -28,7 +28,7 @@ async fn a_watch_that_ends_is_resumed_at_once_and_without_a_list() {
 
 /// An apiserver that ends each watch right after it began is refusing us: that is a failure, with backoff.
 #[tokio::test(start_paused = true)]
-async fn watches_that_end_as_they_begin_are_opened_ever_more_rarely() {
+async fn watches_that_end_immediately_are_reopened_with_backoff() {
     let scene = Scene::of(upstream().pods(3)).await;
     let opened = scene.up.counts().watches_opened.total();
     let began = Instant::now();
@@ -43,7 +43,7 @@ async fn watches_that_end_as_they_begin_are_opened_ever_more_rarely() {
 
 /// Upstream repeats the newest change, which shows that the history is the same.
 #[tokio::test(start_paused = true)]
-async fn a_connection_that_is_lost_is_resumed_from_in_front_of_the_newest_change() {
+async fn lost_connection_resumes_just_before_the_newest_event() {
     let scene = Scene::of(upstream().pods(3)).await;
     let newest = scene.up.create_pod("t1", "newest");
     scene.until(newest).await;
@@ -58,7 +58,7 @@ async fn a_connection_that_is_lost_is_resumed_from_in_front_of_the_newest_change
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_leaves_out_the_newest_change_is_of_another_history() {
+async fn resumed_stream_without_newest_event_starts_new_history() {
     let scene = Scene::of(upstream().pods(3)).await;
     let backup = scene.up.faults().backup();
     let lost = scene.up.create_pod("t1", "lost");
@@ -82,7 +82,7 @@ async fn a_stream_that_leaves_out_the_newest_change_is_of_another_history() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_is_silent_for_too_long_is_taken_for_dead() {
+async fn silent_stream_times_out_and_reconnects() {
     let scene = Scene::of(upstream().pods(3)).await;
     scene.up.faults().hush_watches();
     let took = scene.until_state("stale", |state| matches!(state, FeedState::Stale { .. })).await;
@@ -93,7 +93,7 @@ async fn a_stream_that_is_silent_for_too_long_is_taken_for_dead() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_told_twice_is_taken_once() {
+async fn duplicate_event_is_applied_once() {
     let scene = Scene::of(upstream().pods(3)).await;
     let written = scene.up.create_pod("t1", "once");
     scene.until(written).await;
@@ -106,7 +106,7 @@ async fn what_is_told_twice_is_taken_once() {
 
 /// An unreadable stream is not retried forever: after the third failure in a row from one version, the feed relists.
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_cannot_be_read_three_times_from_one_version_is_listed_anew() {
+async fn third_unreadable_stream_from_one_version_relists() {
     let scene = Scene::of(upstream().pods(3)).await;
     let lists = || scene.said("initial");
     for time in 1..=3 {
@@ -129,7 +129,7 @@ async fn a_stream_that_cannot_be_read_three_times_from_one_version_is_listed_ane
 
 /// A truncated frame is never half applied: the watch resumes before it.
 #[tokio::test(start_paused = true)]
-async fn a_torn_frame_is_read_again_whole() {
+async fn truncated_frame_is_reread_in_full() {
     let scene = Scene::of(upstream().pods(3)).await;
     let history = scene.feed.reader.history();
     let orders: [fn(&demo::Faults); 2] = [|faults| faults.break_frame(40), |faults| faults.tear_frame(40)];
@@ -142,7 +142,7 @@ async fn a_torn_frame_is_read_again_whole() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_upstream_that_is_away_is_asked_ever_more_rarely_and_found_soon_when_it_is_back() {
+async fn unavailable_upstream_is_retried_with_backoff_and_found_soon() {
     let scene = Scene::of(upstream().pods(3)).await;
     scene.up.faults().down().await;
     let took = scene.until_state("stale", |state| matches!(state, FeedState::Stale { .. })).await;
@@ -175,7 +175,7 @@ async fn flap(scene: &Scene, long: Duration) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_feed_that_was_woken_in_vain_is_woken_again_when_somebody_is_answered() {
+async fn successful_request_wakes_feed_after_earlier_false_wakeups() {
     for _ in 0..10 {
         let scene = Scene::of(upstream().pods(3)).await;
         scene.up.faults().down().await;
@@ -190,7 +190,7 @@ async fn a_feed_that_was_woken_in_vain_is_woken_again_when_somebody_is_answered(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_feed_that_is_woken_in_vain_goes_on_ever_more_rarely() {
+async fn flapping_upstream_does_not_defeat_feed_backoff() {
     let scene = Scene::of(upstream().pods(3)).await;
     scene.up.faults().down().await;
     scene.until_state("stale", |state| matches!(state, FeedState::Stale { .. })).await;
@@ -200,7 +200,7 @@ async fn a_feed_that_is_woken_in_vain_goes_on_ever_more_rarely() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_feed_that_nobody_reads_ends() {
+async fn feed_without_readers_ends_after_the_idle_timeout() {
     let Scene { up, feeds, feed, client: _client, _tasks } = Scene::of(upstream().pods(3)).await;
     let mut state = feed.reader.watch_state();
     sleep(seconds(3600)).await;
@@ -217,7 +217,7 @@ async fn a_feed_that_nobody_reads_ends() {
 /// The apiserver sends bookmarks by the clock, and so also between two events of one version. That version is not
 /// announced until a silence in which its remaining events would have come (W17).
 #[tokio::test(start_paused = true)]
-async fn a_bookmark_between_two_events_of_a_version_does_not_say_that_it_is_whole() {
+async fn bookmark_amid_a_version_needs_silence_to_complete_the_version() {
     const LEASED: [&str; 4] = ["l0", "l1", "l2", "l3"];
     for (rest_comes_after, announced) in [(Some(150), false), (None, true)] {
         let scene = Scene::of(upstream().pods(3)).await;

@@ -16,7 +16,7 @@ async fn restarts(scene: &Scene, away: Duration, meanwhile: impl FnOnce(&Running
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_happened_during_a_restart_is_read_back() {
+async fn changes_during_upstream_restart_are_recovered() {
     let scene = Scene::of(upstream().pods(3)).await;
     for name in ["changed", "gone"] {
         scene.until(scene.up.create_pod("t1", name)).await;
@@ -39,7 +39,7 @@ async fn what_happened_during_a_restart_is_read_back() {
 /// An apiserver that has just started sheds load and authenticates clients again. A retry gets the recovered changes
 /// later.
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_read_back_for_a_moment_is_read_back_then() {
+async fn gap_repair_is_retried_after_a_temporary_error() {
     for code in [401, 429, 500, 503] {
         let scene = Scene::of(upstream().pods(3)).await;
         let history = scene.feed.reader.history();
@@ -56,7 +56,7 @@ async fn what_cannot_be_read_back_for_a_moment_is_read_back_then() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_restart_in_which_nothing_happened_costs_one_list() {
+async fn upstream_restart_without_changes_costs_at_most_one_list() {
     let scene = Scene::of(upstream().pods(3)).await;
     let history = scene.feed.reader.history();
     restarts(&scene, seconds(20), |_| {}).await;
@@ -66,7 +66,7 @@ async fn a_restart_in_which_nothing_happened_costs_one_list() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_gap_that_is_too_old_or_too_wide_is_not_mended() {
+async fn gap_that_is_too_old_or_too_wide_starts_a_new_history() {
     let changes: [(Duration, usize); 2] = [(seconds(400), 1), (seconds(20), 65)];
     for (away, objects) in changes {
         let scene = Scene::of(upstream().pods(3)).await;
@@ -85,7 +85,7 @@ async fn a_gap_that_is_too_old_or_too_wide_is_not_mended() {
 
 /// The storage was compacted too, so nothing can be recovered.
 #[tokio::test(start_paused = true)]
-async fn a_gap_of_which_storage_knows_nothing_starts_a_new_history() {
+async fn gap_past_storage_compaction_starts_a_new_history() {
     let scene = Scene::of(upstream().pods(3)).await;
     let history = scene.feed.reader.history();
     restarts(&scene, seconds(20), |up| {
@@ -100,7 +100,7 @@ async fn a_gap_of_which_storage_knows_nothing_starts_a_new_history() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_storage_that_went_back_is_found_out_by_a_list() {
+async fn list_after_storage_restore_starts_a_new_history() {
     let scene = Scene::of(upstream().pods(3)).await;
     let backup = scene.up.faults().backup();
     let lost = scene.up.create_pod("t1", "lost");
@@ -120,7 +120,7 @@ async fn a_storage_that_went_back_is_found_out_by_a_list() {
 
 /// The second restart is not attributed to the list after the first one, although no item came in between.
 #[tokio::test(start_paused = true)]
-async fn two_restarts_close_together_end_no_quiet_watch() {
+async fn two_quick_upstream_restarts_end_no_quiet_watch() {
     for between in [1, 4, 27, 50] {
         let scene = Scene::of(upstream().pods(3)).await;
         let history = scene.feed.reader.history();
@@ -184,7 +184,7 @@ async fn outage(scene: &Scene, outage: Outage, away: Duration, name: &str, is_bu
 
 /// For any sequence of outages: upstream's storage has the whole history, so no watch ends.
 #[tokio::test(start_paused = true)]
-async fn no_sequence_of_outages_ends_a_watch() {
+async fn random_outages_end_no_client_watch() {
     use Outage::{DuringMend, DuringRelist, Plain};
     for seed in 0..60 {
         random::seed(seed);
@@ -208,7 +208,7 @@ async fn no_sequence_of_outages_ends_a_watch() {
 
 /// An upstream that responds 410 to every watch is listed, but not as fast as it can respond.
 #[tokio::test(start_paused = true)]
-async fn lists_in_vain_are_paced() {
+async fn relists_are_paced_if_every_watch_returns_410() {
     let scene = Scene::of(upstream().pods(3)).await;
     scene.up.faults().answer(demo::RequestKind::Watch, 1_000_000, 410, None);
     scene.up.faults().end_watches();
@@ -218,7 +218,7 @@ async fn lists_in_vain_are_paced() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn feeds_of_one_upstream_look_when_one_of_them_finds_that_it_went_back() {
+async fn restore_found_by_one_feed_makes_other_feeds_check() {
     let scene = Scene::of(upstream().pods(3)).await;
     scene.elsewhere(1);
     let other = scene.other();

@@ -7,7 +7,7 @@ use kubeapi::ObjectKey;
 const MANY: usize = 600;
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_asked_while_nobody_waits() {
+async fn no_freshness_requests_are_sent_without_waiting_clients() {
     let scene = Scene::of(upstream().pods(3)).await;
     let before = scene.up.counts();
     for n in 0..20 {
@@ -21,7 +21,7 @@ async fn nothing_is_asked_while_nobody_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_question_proves_for_all_who_had_come() {
+async fn one_freshness_check_covers_all_waiting_clients() {
     let scene = Scene::of(upstream().pods(3)).await;
     let came = Instant::now();
     let readers = futures_util::future::join_all((0..1_000).map(|_| scene.feed.freshness.reached(came)));
@@ -31,7 +31,7 @@ async fn one_question_proves_for_all_who_had_come() {
 
 /// A request proves the feed current only for readers that arrived before it.
 #[tokio::test(start_paused = true)]
-async fn who_comes_after_a_question_was_sent_is_not_covered_by_it() {
+async fn client_arriving_after_a_freshness_check_needs_a_new_one() {
     let scene = Scene::of(upstream().pods(3)).await;
     scene.proof().await;
     assert_eq!(scene.said("position"), 1);
@@ -41,7 +41,7 @@ async fn who_comes_after_a_question_was_sent_is_not_covered_by_it() {
 
 /// The process may be suspended between a request and its response while much is written (etcd issue 20418).
 #[tokio::test(start_paused = true)]
-async fn who_comes_while_an_answer_is_on_its_way_is_not_covered_by_it() {
+async fn client_arriving_during_a_freshness_check_is_not_covered() {
     let scene = Scene::of(upstream().pods(3)).await;
     scene.up.faults().hush_watches();
     let (first, proof) = (Instant::now(), scene.feed.freshness.reached(Instant::now()));
@@ -56,7 +56,7 @@ async fn who_comes_while_an_answer_is_on_its_way_is_not_covered_by_it() {
 
 /// Several objects may change at one version, and the stream may stall between two of them (W17).
 #[tokio::test(start_paused = true)]
-async fn the_rest_of_a_version_that_the_stream_does_not_tell_is_caught_up_with() {
+async fn stream_stalled_amid_a_version_is_completed_by_catch_up() {
     let scene = Scene::of(upstream().pods(MANY)).await;
     scene.elsewhere(1);
     scene.proof().await;
@@ -74,7 +74,7 @@ async fn the_rest_of_a_version_that_the_stream_does_not_tell_is_caught_up_with()
 /// A proof costs no more than the response would, for example for kubelets that open a watch of `csidrivers` one after
 /// the other.
 #[tokio::test(start_paused = true)]
-async fn a_tiny_collection_that_is_quiet_is_proven_by_one_question_each_time() {
+async fn small_quiet_collection_is_proven_fresh_by_one_list_each_time() {
     let scene = Scene::of(upstream().pods(3)).await;
     for n in 1..=5 {
         scene.elsewhere(n);
@@ -91,7 +91,7 @@ async fn a_tiny_collection_that_is_quiet_is_proven_by_one_question_each_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_write_elsewhere_is_proven_not_to_concern_a_small_collection_by_its_versions() {
+async fn write_to_other_resource_is_proven_irrelevant_by_one_list() {
     let scene = Scene::of(upstream().pods(3)).await;
     scene.elsewhere(1);
     let took = scene.proof().await;
@@ -100,7 +100,7 @@ async fn a_write_elsewhere_is_proven_not_to_concern_a_small_collection_by_its_ve
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_large_collection_is_listed_rarely_and_caught_up_with_otherwise() {
+async fn large_collection_freshness_uses_few_lists_then_catch_up() {
     let scene = Scene::of(upstream().pods(MANY)).await;
     scene.elsewhere(1);
     scene.proof().await;
@@ -113,7 +113,7 @@ async fn a_large_collection_is_listed_rarely_and_caught_up_with_otherwise() {
 
 /// A state that is proven at N has version N, although the stream reaches N a minute later (R-VERSION-1).
 #[tokio::test(start_paused = true)]
-async fn state_has_the_version_that_it_is_proven_at() {
+async fn proven_state_has_the_version_of_its_proof() {
     for objects in [3, 100, MANY] {
         let scene = Scene::of(upstream().pods(objects)).await;
         for number in 1..=3 {
@@ -132,7 +132,7 @@ async fn state_has_the_version_that_it_is_proven_at() {
 
 /// A restored storage assigns versions again, so an event below the confirmed version may be new.
 #[tokio::test(start_paused = true)]
-async fn confirmed_version_does_not_outlive_a_storage_that_went_back() {
+async fn confirmed_version_is_dropped_after_storage_restore() {
     let scene = Scene::of(upstream().pods(3)).await;
     let backup = scene.up.faults().backup();
     for number in 0..20 {
@@ -164,7 +164,7 @@ async fn version_of_another_resource_is_reached_by_one_list() {
 
 /// The stream stalls, and the missing changes are read beside it: every reader gets everything that was written.
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_stands_still_is_gone_around() {
+async fn stalled_stream_is_bypassed_by_a_catch_up() {
     let scene = Scene::of(upstream().pods(MANY)).await;
     scene.elsewhere(1);
     scene.proof().await;
@@ -183,7 +183,7 @@ async fn a_stream_that_stands_still_is_gone_around() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_below_what_the_feed_holds_proves_nothing_and_is_looked_into() {
+async fn response_older_than_the_cache_triggers_a_history_check() {
     let scene = Scene::of(upstream().pods(3)).await;
     let history = scene.feed.reader.history();
     // One server of several lags.
@@ -197,7 +197,7 @@ async fn an_answer_below_what_the_feed_holds_proves_nothing_and_is_looked_into()
 }
 
 #[tokio::test(start_paused = true)]
-async fn questions_that_are_not_answered_are_asked_ever_more_rarely() {
+async fn failing_freshness_checks_are_retried_with_backoff() {
     let scene = Scene::of(upstream().pods(3)).await;
     scene.up.faults().answer(demo::RequestKind::Watch, 1_000_000, 503, None);
     assert!(scene.waits(seconds(30)).await);
@@ -207,7 +207,7 @@ async fn questions_that_are_not_answered_are_asked_ever_more_rarely() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_has_gone_is_not_asked_for() {
+async fn freshness_checks_stop_after_the_client_leaves() {
     let scene = Scene::of(upstream().pods(3)).await;
     scene.up.faults().answer(demo::RequestKind::Watch, 1_000_000, 503, None);
     assert!(scene.waits(seconds(2)).await);
@@ -218,7 +218,7 @@ async fn who_has_gone_is_not_asked_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_version_that_somebody_has_seen_elsewhere_is_gone_after() {
+async fn version_seen_elsewhere_is_fetched_despite_a_stalled_stream() {
     let scene = Scene::of(upstream().pods(3)).await;
     scene.up.faults().stall_watches(0);
     let written = scene.up.create_pod("t1", "new");
@@ -229,7 +229,7 @@ async fn a_version_that_somebody_has_seen_elsewhere_is_gone_after() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_version_of_the_future_is_given_up_and_hides_no_other() {
+async fn future_version_is_abandoned_and_does_not_block_others() {
     let scene = Scene::of(upstream().pods(3)).await;
     scene.feed.freshness.want_version(ResourceVersion(1 << 40));
     sleep(seconds(60)).await;
@@ -248,7 +248,7 @@ async fn a_version_of_the_future_is_given_up_and_hides_no_other() {
 
 /// While upstream does not respond, the version is not reported as too large.
 #[tokio::test(start_paused = true)]
-async fn a_version_that_cannot_be_asked_for_is_asked_for_ever_more_rarely_while_somebody_waits() {
+async fn failing_version_check_backs_off_while_a_client_waits() {
     let scene = Scene::of(upstream().pods(3)).await;
     scene.up.faults().stall_watches(0);
     scene.up.faults().answer(demo::RequestKind::Watch, 1_000_000, 503, None);
@@ -266,7 +266,7 @@ async fn a_version_that_cannot_be_asked_for_is_asked_for_ever_more_rarely_while_
 
 /// The lowest version is requested first, and a new one must not end the backoff of another.
 #[tokio::test(start_paused = true)]
-async fn ever_lower_versions_that_cannot_be_asked_for_are_asked_for_as_rarely_as_one() {
+async fn decreasing_version_requests_share_one_backoff() {
     let scene = Scene::of(upstream().pods(3)).await;
     scene.up.faults().stall_watches(0);
     scene.up.faults().answer(demo::RequestKind::Watch, 1_000_000, 503, None);
@@ -280,7 +280,7 @@ async fn ever_lower_versions_that_cannot_be_asked_for_are_asked_for_as_rarely_as
 
 /// A request about a history that was given up says nothing about the next one.
 #[tokio::test(start_paused = true)]
-async fn a_proof_does_not_outlive_the_history_that_it_was_asked_of() {
+async fn freshness_proof_is_dropped_with_its_history() {
     let scene = Scene::of(upstream().pods(3)).await;
     let backup = scene.up.faults().backup();
     scene.up.create_pod("t1", "lost");

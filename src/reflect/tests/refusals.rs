@@ -10,7 +10,7 @@ async fn ended(scene: &Scene) -> (FeedEnd, Duration) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_first_refusal_ends_a_feed_for_what_it_says() {
+async fn rejected_initial_list_ends_feed_with_matching_reason() {
     for (code, end) in
         [(403, FeedEnd::Forbidden), (404, FeedEnd::Gone), (405, FeedEnd::Gone), (406, FeedEnd::NotOffered)]
     {
@@ -27,7 +27,7 @@ async fn a_first_refusal_ends_a_feed_for_what_it_says() {
 
 /// An apiserver that has just started denies requests until its caches are filled.
 #[tokio::test(start_paused = true)]
-async fn a_feed_that_had_been_served_bears_a_refusal_for_a_while() {
+async fn live_feed_tolerates_403_and_404_for_a_grace_period() {
     for code in [403, 404] {
         let scene = Scene::of(upstream().pods(3)).await;
         let history = scene.feed.reader.history();
@@ -46,7 +46,7 @@ async fn a_feed_that_had_been_served_bears_a_refusal_for_a_while() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn upstream_is_not_asked_again_before_it_says() {
+async fn retry_after_delays_the_next_request() {
     let scene = Scene::of(upstream().pods(3)).await;
     let opened = scene.up.counts().requests;
     scene.up.faults().answer(RequestKind::Watch, 1, 429, Some(17));
@@ -59,7 +59,7 @@ async fn upstream_is_not_asked_again_before_it_says() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_upstream_says_of_a_pause_is_believed_within_bounds() {
+async fn excessive_retry_after_is_capped() {
     let scene = Scene::of(upstream().pods(3)).await;
     scene.up.faults().answer(RequestKind::Watch, 1, 503, Some(86_400));
     scene.up.faults().end_watches();
@@ -70,7 +70,7 @@ async fn what_upstream_says_of_a_pause_is_believed_within_bounds() {
 
 /// A server without streamed lists is sent paginated lists, and no further streamed ones.
 #[tokio::test(start_paused = true)]
-async fn a_server_that_does_not_stream_lists_is_listed_by_pages() {
+async fn server_without_watch_list_gets_paged_lists() {
     for code in [400, 422] {
         let up = upstream().pods(1_200).in_memory();
         up.faults().answer(RequestKind::Watch, 1, code, None);
@@ -88,7 +88,7 @@ async fn a_server_that_does_not_stream_lists_is_listed_by_pages() {
 
 /// A server that is temporarily unable to respond is sent the same request again.
 #[tokio::test(start_paused = true)]
-async fn a_server_that_cannot_answer_now_is_asked_again_in_the_same_way() {
+async fn temporary_list_error_retries_the_same_request() {
     for code in [429, 500, 503] {
         let up = upstream().pods(3).in_memory();
         up.faults().answer(RequestKind::Watch, 3, code, None);
@@ -103,7 +103,7 @@ async fn a_server_that_cannot_answer_now_is_asked_again_in_the_same_way() {
 
 /// Objects that were read by another definition no longer fit: the next feed replaces this one.
 #[tokio::test(start_paused = true)]
-async fn a_feed_whose_definition_changed_ends_and_the_next_one_begins_at_once() {
+async fn changed_definition_ends_feed_and_starts_its_replacement() {
     let scene = Scene::of(upstream().pods(3)).await;
     let changed = FeedSpec { edition: Some("2".into()), ..spec() };
     let next = scene.feeds.handle(&changed, None).expect("it is no refusal");

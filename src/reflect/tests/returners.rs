@@ -57,7 +57,7 @@ fn held(reader: &CacheReader, from: u64) -> Vec<(String, u64)> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_comes_back_late_goes_on_and_a_quiet_upstream_proves_it_by_a_bookmark() {
+async fn late_client_resumes_after_backfill_confirmed_by_bookmark() {
     let (scene, from) = late(2).await;
     let lists = scene.up.counts();
     let (goes_on, took) = comes_back(&scene, from).await;
@@ -76,7 +76,7 @@ async fn who_comes_back_late_goes_on_and_a_quiet_upstream_proves_it_by_a_bookmar
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_busy_upstream_proves_it_by_the_next_event() {
+async fn backfill_completes_at_the_next_event_of_a_busy_upstream() {
     let (scene, from) = late(2).await;
     scene.until(scene.up.create_pod("t1", "later")).await;
     let (goes_on, took) = comes_back(&scene, from).await;
@@ -86,7 +86,7 @@ async fn a_busy_upstream_proves_it_by_the_next_event() {
 
 /// A fleet returns in any order, each client from another version.
 #[tokio::test(start_paused = true)]
-async fn a_fleet_costs_a_handful_of_watches() {
+async fn fleet_resuming_from_many_versions_costs_few_backfills() {
     const FLEET: usize = 1_000;
     let (scene, from) = late(FLEET).await;
     let scene = Arc::new(scene);
@@ -105,7 +105,7 @@ async fn a_fleet_costs_a_handful_of_watches() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_is_remembered_and_whoever_upstream_still_remembers_goes_on() {
+async fn expired_versions_are_rejected_from_memory_newer_ones_resume() {
     let (scene, from) = late(9).await;
     let window = from + 5;
     scene.up.faults().compact(window);
@@ -123,7 +123,7 @@ async fn a_refusal_is_remembered_and_whoever_upstream_still_remembers_goes_on() 
 
 /// A client that requests ever older versions affects no other client.
 #[tokio::test(start_paused = true)]
-async fn a_client_that_asks_for_ever_older_versions_is_heard_a_few_times() {
+async fn client_resuming_from_ever_older_versions_is_limited() {
     let (scene, from) = late(100).await;
     let floor = scene.feed.reader.floor().0;
     for older in (from..floor).rev() {
@@ -133,7 +133,7 @@ async fn a_client_that_asks_for_ever_older_versions_is_heard_a_few_times() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_upstream_that_refuses_is_left_alone_and_its_clients_are_told_in_time() {
+async fn rejected_backfill_is_not_repeated_and_clients_fail_fast() {
     for code in [401, 403, 429, 500, 503] {
         let (scene, from) = late(2).await;
         scene.up.faults().answer(RequestKind::Watch, 1_000, code, Some(1));
@@ -158,7 +158,7 @@ async fn asked(scene: &Scene, times: u64) {
 
 /// A broken connection says nothing about how much history upstream has.
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_breaks_off_is_asked_for_again_while_its_clients_wait() {
+async fn broken_backfill_is_retried_while_clients_wait() {
     type Break = fn(&Faults);
     let breaks: [(&str, Break); 4] = [
         ("torn", |faults| faults.tear_frame(20)),
@@ -186,7 +186,7 @@ async fn an_answer_that_breaks_off_is_asked_for_again_while_its_clients_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_breaks_off_is_not_asked_for_again_if_nobody_waits_any_more() {
+async fn broken_backfill_is_not_retried_without_waiting_clients() {
     let (scene, from) = late(2).await;
     assert!(timeout(seconds(1), comes_back(&scene, from)).await.is_err(), "it leaves");
     assert_eq!(scene.said("backfill"), 1);
@@ -197,7 +197,7 @@ async fn an_answer_that_breaks_off_is_not_asked_for_again_if_nobody_waits_any_mo
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_upstream_that_says_nothing_is_not_waited_for() {
+async fn backfill_times_out_if_upstream_sends_nothing() {
     let (scene, from) = late(2).await;
     scene.up.faults().hush_watches();
     let (goes_on, took) = comes_back(&scene, from).await;
@@ -209,7 +209,7 @@ async fn an_upstream_that_says_nothing_is_not_waited_for() {
 
 /// Without upstream no client gets a result; once it is back, the clients that still wait continue.
 #[tokio::test(start_paused = true)]
-async fn while_upstream_is_away_it_is_not_asked() {
+async fn backfill_waits_until_upstream_is_available() {
     let (scene, from) = late(2).await;
     scene.up.faults().down().await;
     scene.until_state("stale", |state| matches!(state, FeedState::Stale { .. })).await;
@@ -228,7 +228,7 @@ async fn while_upstream_is_away_it_is_not_asked() {
 /// Upstream was restored from a backup, and the open stream does not show it. The backfilled events do not lead to the
 /// listed state.
 #[tokio::test(start_paused = true)]
-async fn what_is_of_another_history_is_never_put_in_front() {
+async fn backfill_from_another_history_is_rejected() {
     let up = upstream().pods(3).in_memory();
     let backup = up.faults().backup();
     let from = up.revision();
@@ -254,7 +254,7 @@ async fn what_is_of_another_history_is_never_put_in_front() {
 
 /// A history that began because an earlier one was unproven or rewound is not extended backwards.
 #[tokio::test(start_paused = true)]
-async fn a_later_history_is_not_continued_backwards() {
+async fn later_history_is_not_backfilled() {
     let (scene, from) = late(2).await;
     scene.up.faults().down().await;
     scene.until_state("stale", |state| matches!(state, FeedState::Stale { .. })).await;
@@ -271,7 +271,7 @@ async fn a_later_history_is_not_continued_backwards() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_ring_has_no_room_for_is_not_read_to_the_end() {
+async fn backfill_larger_than_the_ring_is_abandoned() {
     let up = upstream().pods(3).in_memory();
     let from = up.revision();
     for n in 0..50 {
@@ -301,7 +301,7 @@ async fn changed(pods: usize) -> (Scene, u64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_objects_were_before_is_asked_for_those_alone_who_need_to_know() {
+async fn past_objects_are_requested_only_for_clients_that_need_them() {
     let (scene, from) = changed(5).await;
     assert!(comes_back(&scene, from).await.0);
     assert_eq!(scene.said("past_object"), 0, "nobody needs to know");
@@ -321,14 +321,14 @@ async fn what_objects_were_before_is_asked_for_those_alone_who_need_to_know() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_inquires_first_gets_both() {
+async fn first_resume_gets_events_and_past_objects() {
     let (scene, from) = changed(3).await;
     assert!(inquires(&scene, from).await.0);
     assert_eq!((scene.said("backfill"), scene.said("previous_found"), scene.said("past_object")), (1, 1, 3));
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_more_objects_than_so_many_it_is_not_asked() {
+async fn past_objects_are_not_requested_above_the_limit() {
     let (scene, from) = changed(70).await;
     assert!(!inquires(&scene, from).await.0);
     assert_eq!((scene.said("past_object"), scene.said("previous_missing")), (0, 1));
@@ -340,7 +340,7 @@ async fn of_more_objects_than_so_many_it_is_not_asked() {
 
 /// The watch window has events whose previous objects storage has compacted.
 #[tokio::test(start_paused = true)]
-async fn what_storage_has_forgotten_ends_what_is_known() {
+async fn compacted_past_objects_limit_how_far_clients_resume() {
     let (scene, from) = changed(4).await;
     assert!(comes_back(&scene, from).await.0);
     scene.up.faults().compact(from + 2);
@@ -352,7 +352,7 @@ async fn what_storage_has_forgotten_ends_what_is_known() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_question_about_the_past_that_fails_turns_away_who_asks() {
+async fn failed_past_object_request_rejects_the_resuming_client() {
     let (scene, from) = changed(3).await;
     assert!(comes_back(&scene, from).await.0);
     scene.up.faults().answer(RequestKind::Selection, 1, 429, Some(1));

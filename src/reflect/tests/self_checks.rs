@@ -28,7 +28,7 @@ fn differed(scene: &Scene) -> (u64, u64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_has_not_changed_is_not_asked_for_and_what_has_is_once() {
+async fn self_check_runs_once_per_change_and_never_when_idle() {
     let scene = Scene::checked(upstream().pods(3)).await;
     sleep(24 * HOUR).await;
     assert_eq!(asked(&scene), 0, "all of it was listed");
@@ -42,7 +42,7 @@ async fn what_has_not_changed_is_not_asked_for_and_what_has_is_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_feed_that_is_kept_and_not_read_is_not_asked_for() {
+async fn unread_warm_feed_is_not_self_checked() {
     let scene = Scene::checked(upstream().pods(3)).await;
     drop(scene.feed.clone().only_keeping());
     for n in 0..50 {
@@ -78,7 +78,7 @@ const MISTAKES: [Mistake; 4] = [
 ];
 
 #[tokio::test(start_paused = true)]
-async fn what_was_lost_is_found_and_ends_the_history() {
+async fn self_check_detects_lost_events_and_starts_a_new_history() {
     for (what, mistake) in MISTAKES {
         let scene = Scene::checked(upstream().pods(0)).await;
         scene.up.create_pod("t1", "kept");
@@ -108,7 +108,7 @@ async fn what_was_lost_is_found_and_ends_the_history() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_a_large_collection_what_is_missing_is_found_by_its_number_in_one_round() {
+async fn missing_object_in_large_collection_is_found_by_object_count() {
     let scene = Scene::checked(upstream().pods(MANY)).await;
     let history = scene.feed.reader.history();
     scene.up.faults().lose_next_event();
@@ -121,7 +121,7 @@ async fn of_a_large_collection_what_is_missing_is_found_by_its_number_in_one_rou
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_large_collection_is_compared_part_by_part() {
+async fn large_collection_is_self_checked_in_parts() {
     let scene = Scene::checked(upstream().pods(MANY)).await;
     let (last, _) = scene.up.keys("pods").pop().expect("many");
     written(&scene, "next").await;
@@ -141,7 +141,7 @@ async fn a_large_collection_is_compared_part_by_part() {
 
 /// Objects are created and deleted all the time, some of them several at one version.
 #[tokio::test(start_paused = true)]
-async fn a_feed_that_is_followed_never_differs() {
+async fn self_check_finds_no_difference_in_a_healthy_busy_feed() {
     const LEASED: [&str; 3] = ["l0", "l1", "l2"];
     for pods in [20, MANY] {
         let scene = Scene::checked(upstream().pods(pods)).await;
@@ -176,7 +176,7 @@ async fn a_feed_that_is_followed_never_differs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_selection_is_compared_with_the_current_state() {
+async fn field_selector_feed_is_self_checked_with_current_state() {
     for (what, mistake) in &MISTAKES[..3] {
         let scene = Scene::checked(upstream().pods(10)).await;
         let ours = scene.of_a_node("node-1");
@@ -199,7 +199,7 @@ async fn a_selection_is_compared_with_the_current_state() {
 
 /// The rest of a transaction is still on its way when the feed is compared.
 #[tokio::test(start_paused = true)]
-async fn what_comes_late_is_no_difference() {
+async fn late_event_is_not_a_divergence() {
     let scene = Scene::checked(upstream().pods(3)).await;
     let history = scene.feed.reader.history();
     let two = ["a", "b"];
@@ -221,7 +221,7 @@ async fn what_comes_late_is_no_difference() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_upstream_has_forgotten_or_refuses_is_not_asked_for_again_and_again() {
+async fn rejected_self_check_is_retried_with_backoff() {
     let scene = Scene::checked(upstream().pods(3)).await;
     written(&scene, "one").await;
     scene.up.faults().answer(demo::RequestKind::List, 1_000_000, 410, None);
@@ -247,7 +247,7 @@ async fn what_upstream_has_forgotten_or_refuses_is_not_asked_for_again_and_again
 
 /// After an upgrade, the same objects have other bytes at the same versions.
 #[tokio::test(start_paused = true)]
-async fn another_release_is_no_difference() {
+async fn upstream_upgrade_is_not_a_divergence() {
     let scene = Scene::checked(upstream().pods(5)).await;
     let history = scene.feed.reader.history();
     for minor in 37..43 {
@@ -264,7 +264,7 @@ async fn another_release_is_no_difference() {
 
 /// A restored upstream is detected by its versions, before or after a comparison, and its restored state is served.
 #[tokio::test(start_paused = true)]
-async fn a_restored_upstream_is_no_difference_and_is_followed() {
+async fn upstream_restore_is_a_rewind_and_not_a_divergence() {
     let scene = Scene::checked(upstream().pods(3)).await;
     let backup = scene.up.faults().backup();
     for n in 0..20 {
@@ -285,7 +285,7 @@ async fn a_restored_upstream_is_no_difference_and_is_followed() {
 
 /// For a feed of one namespace, the keys in continue tokens are names without a namespace.
 #[tokio::test(start_paused = true)]
-async fn a_namespace_of_several_pages_is_compared_as_well() {
+async fn multi_page_namespace_feed_is_self_checked() {
     let scene = Scene::checked(upstream().pods(20)).await;
     let name = |n: usize| format!("p{n:04}");
     for n in 0..700 {
@@ -309,7 +309,7 @@ async fn a_namespace_of_several_pages_is_compared_as_well() {
 
 /// Upstream responds with whole objects if it does not support metadata-only lists.
 #[tokio::test(start_paused = true)]
-async fn what_is_too_long_for_an_answer_is_asked_for_in_smaller_parts() {
+async fn oversized_self_check_response_shrinks_the_page() {
     const OBJECTS: usize = 300;
     let scene = Scene::checked(upstream().pods(0)).await;
     let filler = "x".repeat(40 << 10);
@@ -326,7 +326,7 @@ async fn what_is_too_long_for_an_answer_is_asked_for_in_smaller_parts() {
 
 /// Proxies that started together, as after a rollout, with one upstream.
 #[tokio::test(start_paused = true)]
-async fn a_fleet_asks_at_random_moments_and_at_rest_not_at_all() {
+async fn fleet_self_checks_are_spread_and_stop_without_changes() {
     const PROXIES: u64 = 30;
     /// The requests of a round: the versions, and three objects.
     const EACH: u64 = 4;

@@ -28,7 +28,7 @@ impl Scene {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_nobody_waits_for_is_whole_after_a_second_or_when_something_follows() {
+async fn version_completes_after_one_second_or_at_the_next_event() {
     let scene = Scene::of(upstream().pods(3)).await;
     let at = scene.told_of_a_pod("alone").await;
     sleep(990 * MS).await;
@@ -44,7 +44,7 @@ async fn what_nobody_waits_for_is_whole_after_a_second_or_when_something_follows
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_waits_ten_milliseconds_behind_the_event_at_most_and_five_later_on() {
+async fn reader_waits_at_most_ten_milliseconds_for_a_version() {
     for (comes_after, waits) in [(0, 8..=11), (5, 5..=6), (9, 5..=6), (500, 5..=6), (900, 5..=6)] {
         let scene = Scene::of(upstream().pods(3)).await;
         let at = scene.told_of_a_pod("one").await;
@@ -58,7 +58,7 @@ async fn who_waits_waits_ten_milliseconds_behind_the_event_at_most_and_five_late
 
 /// A reader that waits for a future version is already there when the event comes.
 #[tokio::test(start_paused = true)]
-async fn who_waits_already_when_it_comes_has_it_as_soon() {
+async fn reader_waiting_before_an_event_is_served_promptly() {
     let scene = Scene::of(upstream().pods(3)).await;
     let next = ResourceVersion(scene.up.revision() + 1);
     let reader = scene.feed.reader.clone();
@@ -77,7 +77,7 @@ async fn who_waits_already_when_it_comes_has_it_as_soon() {
 
 /// A list of the current state includes recent events (`CacheReader::settled`).
 #[tokio::test(start_paused = true)]
-async fn a_state_has_what_came_before_it_was_asked_for() {
+async fn current_read_includes_earlier_events() {
     for comes_after in [0, 5, 15, 300] {
         let scene = Scene::of(upstream().pods(3)).await;
         let at = scene.told_of_a_pod("one").await;
@@ -93,7 +93,7 @@ async fn a_state_has_what_came_before_it_was_asked_for() {
 /// A read during an upstream outage returns everything that watches were sent, even if no reader had waited for it
 /// (L6).
 #[tokio::test(start_paused = true)]
-async fn what_a_stream_was_silent_behind_is_whole_when_it_is_lost() {
+async fn lost_stream_publishes_its_last_version_after_a_silence() {
     let scene = Scene::of(upstream().pods(3)).await;
     let at = scene.told_of_a_pod("one").await;
     sleep(500 * MS).await;
@@ -107,7 +107,7 @@ async fn what_a_stream_was_silent_behind_is_whole_when_it_is_lost() {
 /// Where a stream resumes: after the event if the stream ended cleanly, because then no more events of that version
 /// were sent. Before the event if the connection broke.
 #[tokio::test(start_paused = true)]
-async fn a_stream_goes_on_behind_a_clean_end_and_before_what_another_one_may_have_cut_off() {
+async fn stream_resumes_after_last_event_on_clean_end_else_before() {
     type Ends = fn(&RunningUpstream);
     let ends: [(u32, Ends, u64); 3] = [
         (500, |up| up.faults().end_watches(), 0),
@@ -128,7 +128,7 @@ async fn a_stream_goes_on_behind_a_clean_end_and_before_what_another_one_may_hav
 
 /// Events have no bookmarks: only silence shows that a deletion was the last change of its version.
 #[tokio::test(start_paused = true)]
-async fn deleted_event_is_proven_without_a_later_event() {
+async fn deletion_of_an_event_object_settles_without_a_later_event() {
     for count in [1, 3, 600] {
         let scene = Scene::of_events(upstream().in_memory(), 600).await;
         let names: Vec<_> = scene.up.keys("events").into_iter().take(count).map(|(key, _)| key).collect();
@@ -148,7 +148,7 @@ async fn deleted_event_is_proven_without_a_later_event() {
 
 /// The stream breaks between two deletions of one version: it resumes before them, and none is missing.
 #[tokio::test(start_paused = true)]
-async fn stream_of_events_that_breaks_amid_a_lease_misses_no_deletion() {
+async fn stream_broken_amid_one_version_misses_no_deletion() {
     let scene = Scene::of_events(upstream().in_memory(), 10).await;
     let names: Vec<_> = scene.up.keys("events").into_iter().take(4).map(|(key, _)| key).collect();
     scene.up.faults().stall_watches(2);

@@ -53,7 +53,7 @@ fn served() -> ServedLocally {
 }
 
 #[test]
-fn a_read_is_recorded_as_the_apiserver_records_it() {
+fn audit_event_of_read_matches_apiserver_format() {
     let (queue, mut lines) = Queue::new(8, 1 << 16);
     let record = record(&queue, "/apis/apps/v1/namespaces/a/deployments/d?pretty=1");
     assert!(record.answered(&response(served(), Some(Decision::Allowed("RBAC: allowed by x".into())))));
@@ -102,7 +102,7 @@ fn a_read_is_recorded_as_the_apiserver_records_it() {
 }
 
 #[test]
-fn a_refusal_has_its_status_and_the_decision() {
+fn audit_event_of_refusal_has_status_and_decision() {
     let (queue, mut lines) = Queue::new(8, 1 << 16);
     let status = Status::unauthorized();
     let refused = ServedLocally { status: Some(status), ..ServedLocally::default() };
@@ -117,7 +117,7 @@ fn a_refusal_has_its_status_and_the_decision() {
 }
 
 #[test]
-fn a_watch_is_recorded_when_it_begins_and_when_it_is_over() {
+fn watch_is_audited_at_start_and_end() {
     let (queue, mut lines) = Queue::new(8, 1 << 16);
     let record = record(&queue, "/api/v1/pods?watch=1");
     assert!(record.answered(&response(ServedLocally { is_watch: true, ..served() }, None)));
@@ -131,7 +131,7 @@ fn a_watch_is_recorded_when_it_begins_and_when_it_is_over() {
 }
 
 #[test]
-fn what_upstream_has_answered_is_in_its_own_log() {
+fn forwarded_response_is_not_audited_by_proxy() {
     let (queue, mut lines) = Queue::new(8, 1 << 16);
     assert!(record(&queue, "/api/v1/pods").answered(&Response::new(())));
     assert!(next(&mut lines).is_none());
@@ -139,7 +139,7 @@ fn what_upstream_has_answered_is_in_its_own_log() {
 
 /// If the queue is full, records are dropped, but Secrets are not served without a record.
 #[test]
-fn secrets_are_not_served_without_a_record() {
+fn secrets_are_not_served_without_audit_record() {
     let (queue, _lines) = Queue::new(1, 1 << 16);
     assert_eq!(queue.put(vec![b'x']), Ok(()));
     assert_eq!(queue.put(vec![b'x']), Err(Full));
@@ -156,7 +156,7 @@ fn secrets_are_not_served_without_a_record() {
 }
 
 #[test]
-fn the_queue_is_bounded_in_bytes_too() {
+fn audit_queue_is_bounded_in_bytes() {
     let (queue, mut lines) = Queue::new(8, 10);
     assert_eq!(queue.put(vec![0; 11]), Err(Full));
     assert_eq!(queue.put(vec![0; 6]), Ok(()));
@@ -166,7 +166,7 @@ fn the_queue_is_bounded_in_bytes_too() {
 }
 
 #[test]
-fn values_of_tokens_are_hidden() {
+fn token_query_parameters_are_redacted() {
     for (target, expected) in [
         ("/api/v1/pods", "/api/v1/pods"),
         ("/a?limit=5&continue=abc", "/a?limit=5&continue=abc"),
@@ -181,7 +181,7 @@ fn values_of_tokens_are_hidden() {
 }
 
 #[test]
-fn sources_are_in_the_order_of_the_apiserver() {
+fn source_ips_are_in_apiserver_order() {
     let tcp = |ip: &str| PeerAddress::Tcp(SocketAddr::new(ip.parse().expect("an address"), 1));
     for (lines, address, expected) in [
         (&[][..], tcp("10.0.0.7"), &["10.0.0.7"][..]),
@@ -196,7 +196,7 @@ fn sources_are_in_the_order_of_the_apiserver() {
 }
 
 #[test]
-fn long_names_of_clients_are_cut() {
+fn long_user_agents_are_truncated() {
     assert_eq!(shortened("curl"), "curl");
     assert_eq!(shortened(&"x".repeat(1024)).len(), 1024);
     assert_eq!(shortened(&"x".repeat(1025)), format!("{}...TRUNCATED", "x".repeat(1024)));
@@ -204,7 +204,7 @@ fn long_names_of_clients_are_cut() {
 
 /// Each connection of an unauthenticated caller can cause one record.
 #[test]
-fn record_of_an_unknown_caller_is_bounded_whatever_it_sends() {
+fn audit_record_of_unauthenticated_caller_is_bounded() {
     let (queue, mut lines) = Queue::new(8, 1 << 20);
     let long = "\u{e4}".repeat(30_000);
     let uri: Uri = format!("/api/v1/pods?a={}", "b".repeat(60_000)).parse().expect("a target");
@@ -226,7 +226,7 @@ fn record_of_an_unknown_caller_is_bounded_whatever_it_sends() {
 }
 
 #[tokio::test]
-async fn a_file_that_was_renamed_is_made_again() {
+async fn audit_file_is_recreated_after_rename() {
     let dir = std::env::temp_dir().join(format!("kube-fanout-audit-{}-{}", std::process::id(), fastrand::u64(..)));
     std::fs::create_dir(&dir).expect("a directory");
     let (path, rotated) = (dir.join("audit.log"), dir.join("audit.log.1"));

@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_question_under_way_does_not_serve_those_who_come_later() {
+    async fn review_in_flight_is_not_shared_with_later_requests() {
         let desk = Desk::new();
         let (first, later) = desk.one_and(5).await;
         desk.authorizer.add_permits(2);
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn those_who_wait_are_asked_for_when_the_first_goes_away() {
+    async fn waiters_get_new_review_when_first_caller_disconnects() {
         let desk = Desk::new();
         let (first, later) = desk.one_and(3).await;
         first.abort();
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_waits_for_ever_when_all_is_stopped() {
+    async fn waiters_fail_when_tasks_are_stopped() {
         let desk = Desk::new();
         let (first, later) = desk.one_and(2).await;
         desk.tasks.join().await;
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_is_alone_leaves_nothing_behind() {
+    async fn single_review_leaves_no_coalescing_state() {
         let desk = Desk::new();
         let (alone, _) = desk.one_and(0).await;
         desk.authorizer.add_permits(1);

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_body_that_nobody_polls_gives_back_what_it_holds() {
+    async fn unpolled_body_releases_its_permit_after_timeout() {
         let (slow_readers, concurrency) = one_place();
         let body = BoundedBody::new(Silent(concurrency.forward(None).expect("a place")), &slow_readers, Cut::default());
         sleep(Duration::from_secs(59)).await;
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_waits_for_more_of_it_hears_that_it_was_cut() {
+    async fn reader_of_timed_out_body_gets_error() {
         let (slow_readers, concurrency) = one_place();
         let mut body =
             BoundedBody::new(Silent(concurrency.forward(None).expect("a place")), &slow_readers, Cut::default());
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_that_was_read_whole_keeps_its_place_until_it_is_taken() {
+    async fn complete_response_holds_permit_until_sent() {
         let (slow_readers, concurrency) = one_place();
         let place = Arc::new(concurrency.forward(None).expect("a place"));
         let text = Bytes::from(vec![b'a'; 3 * PIECE_BYTES_MAX + 1]);
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_large_is_shared_and_the_end_of_an_answer_comes_by_itself() {
+    async fn large_body_is_sent_without_copy_and_last_byte_separately() {
         let (head, tail) = (Bytes::from_static(b"{"), Bytes::from_static(b"\n"));
         let body = Bytes::from(vec![b'a'; PIECE_BYTES_MAX + 1]);
         let mut whole = Whole::new([head, body.clone(), tail], Vec::new());
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_over_at_once_has_no_timer() {
+    async fn body_that_ends_at_once_has_no_timer() {
         let (slow_readers, concurrency) = one_place();
         let place = Arc::new(concurrency.forward(None).expect("a place"));
         let mut body = BoundedBody::new(Whole::of(Bytes::new(), vec![place]), &slow_readers, Cut::default());

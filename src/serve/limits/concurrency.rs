@@ -269,7 +269,7 @@ mod tests {
 
     /// Held permits stay valid and count toward the new limits.
     #[test]
-    fn limits_may_change_while_places_are_taken() {
+    fn limits_can_be_resized_while_permits_are_in_use() {
         let (room, ada) = (room(100, 10), payer("ada"));
         let mut held: Vec<_> = std::iter::from_fn(|| room.take(Some(&ada)).ok()).collect();
         room.resize(100, 12);
@@ -283,7 +283,7 @@ mod tests {
 
     /// R-LIMIT-1: one user leaves room for the others.
     #[test]
-    fn nobody_takes_more_than_a_share() {
+    fn user_is_limited_to_its_share_of_permits() {
         let (ada, bob) = (payer("ada"), payer("bob"));
         let room = room(5, 3);
         let adas: Vec<_> = std::iter::from_fn(|| room.take(Some(&ada)).ok()).collect();
@@ -296,7 +296,7 @@ mod tests {
 
     /// Other users find permits even if a handful of users hold as many as they can.
     #[test]
-    fn a_handful_of_users_who_fill_their_shares_leave_something_to_everybody_else() {
+    fn users_at_their_share_leave_reserve_for_others() {
         let room = room(600, 200);
         let greedy: Vec<_> = ["a", "b", "c", "d", "e"].map(payer).into();
         let held: Vec<_> = greedy.iter().flat_map(|of| std::iter::from_fn(|| room.take(Some(of)).ok())).collect();
@@ -314,7 +314,7 @@ mod tests {
 
     /// Ten thousand watches of one caller hold no more memory with long selectors than with none.
     #[test]
-    fn a_watch_is_charged_for_what_its_selector_holds() {
+    fn watch_is_charged_for_selector_size() {
         let concurrency = ConcurrencyLimits::new(&ConcurrencyConfig {
             watches_max: 100,
             watches_per_caller_max: 50,
@@ -336,7 +336,7 @@ mod tests {
 
     /// A user's waiting requests are limited before they wait; a ready request is never rejected.
     #[test]
-    fn waiting_request_takes_a_place_and_ready_one_takes_none() {
+    fn waiting_request_takes_permit_and_ready_request_takes_none() {
         let limits = ConcurrencyConfig { lists_bytes_max: 16 * WAITING_BYTES, ..ConcurrencyConfig::default() };
         let (concurrency, ada, bob) = (ConcurrencyLimits::new(&limits), payer("ada"), payer("bob"));
         let concurrency = &concurrency;
@@ -354,7 +354,7 @@ mod tests {
 
     /// A list of any length is charged only for the bytes in flight.
     #[test]
-    fn lists_are_charged_what_they_hold() {
+    fn lists_are_charged_only_for_bytes_in_flight() {
         let concurrency =
             ConcurrencyLimits::new(&ConcurrencyConfig { lists_bytes_max: 2 << 20, ..ConcurrencyConfig::default() });
         let ada = payer("ada");
@@ -370,7 +370,7 @@ mod tests {
 
     /// A permit covers all bytes that a complete response keeps alive.
     #[test]
-    fn an_answer_that_is_all_there_is_charged_its_length() {
+    fn complete_response_is_charged_its_length() {
         let concurrency =
             ConcurrencyLimits::new(&ConcurrencyConfig { lists_bytes_max: 8 << 20, ..ConcurrencyConfig::default() });
         let (ada, bob) = (payer("ada"), payer("bob"));

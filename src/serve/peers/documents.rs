@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn documents_are_known_by_their_paths() {
+    fn cached_documents_are_recognized_by_path() {
         for (path, kind, group) in [
             ("/version", Some(Kind::Version), None),
             ("/api", Some(Kind::Discovery), None),
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_limit_changes_no_document_and_anything_else_may() {
+    fn only_timeout_parameter_allows_cached_document() {
         for (query, expected) in [
             ("", true),
             ("timeout=32s", true),

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_comes_while_a_question_is_under_way_gets_a_later_one_with_all_who_wait() {
+    async fn concurrent_callers_share_one_request_started_after_arrival() {
         let (remembered, questions) = (Remembered::<&str, Answer>::new(1 << 20), AtomicUsize::new(0));
         let ask = |last: Option<Answer>| {
             let (asked, number) = (Instant::now(), questions.fetch_add(1, Ordering::SeqCst));

@@ -266,7 +266,7 @@ mod tests {
     /// A change at 0 s. Decisions normally reflect it from 5 s on, and certainly from 60 s on. They are reused for 10
     /// s, and decisions by RBAC for open watches for 600 s.
     #[test]
-    fn an_answer_serves_as_long_as_one_of_our_own_and_no_longer_than_until_a_change() {
+    fn shared_review_expires_after_ttl_or_rbac_change() {
         let zero = Instant::now();
         let at = |second: u64| zero + Duration::from_secs(second);
         let change = LastChange { seen: at(5), settled: at(60) };

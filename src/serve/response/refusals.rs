@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bad_timeout_comes_first_where_a_request_has_an_end() {
+    fn invalid_timeout_is_reported_first_unless_long_running() {
         for (path, comes_first) in [
             ("/api/v1/pods", true),
             ("/api/v1/namespaces/a/pods/p", true),

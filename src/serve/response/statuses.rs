@@ -50,7 +50,7 @@ mod tests {
     use kubeapi::{Query, RequestInfo};
 
     #[test]
-    fn each_reason_to_give_nothing_has_its_status() {
+    fn each_denial_reason_has_its_status() {
         let query = Query::parse("watch=1");
         let info = RequestInfo::parse("GET", "/api/v1/namespaces/t1/pods", &query).expect("a path");
         let denied = "pods is forbidden: User \"ada\" cannot watch resource \"pods\" in API group \"\" in the \

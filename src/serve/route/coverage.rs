@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_follows_from_the_configuration_and_the_resource_alone() {
+    fn cached_scope_follows_from_configuration_and_resource() {
         let [pods, secrets, maps] = ["pods", "secrets", "configmaps"].map(|plural| resource("", "v1", plural));
         let (hidden, deployments) =
             (resource("hidden.example", "v1", "secrets"), resource("apps", "v1", "deployments"));
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_a_node_is_held_for_that_node() {
+    fn node_scoped_resources_are_cached_only_for_own_node() {
         let node = Coverage { node: Some("n7".into()), ..Coverage::default() };
         for ((group, version, plural), expected) in [
             (("", "v1", "pods"), "spec.nodeName=n7"),
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_covered_when_it_requires_what_the_feed_selects() {
+    fn request_is_covered_if_its_selector_implies_feed_selector() {
         let of = |field: &str| Scope::Selected { field: field.into(), value: "n7".into() };
         let pods = of("spec.nodeName");
         for (uri, covered) in [

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_wish_is_taken_out_of_the_request() {
+    fn readable_option_is_removed_from_request() {
         for (header, uri, expected, rest) in [
             (None, "/api/v1/pods", false, "/api/v1/pods"),
             (None, "/api/v1/pods?watch=1", false, "/api/v1/pods?watch=1"),

@@ -163,7 +163,7 @@ fn reads(random: &mut fastrand::Rng) -> ListRead {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_is_its_objects_one_after_the_other() {
+async fn list_response_equals_rendered_objects() {
     let mut random = fastrand::Rng::with_seed(31);
     for round in 0..12 {
         // Some objects are large enough to be shared rather than copied; some rounds have none of these.
@@ -188,7 +188,7 @@ async fn a_list_is_its_objects_one_after_the_other() {
 
 /// Ten lists share the memory of each chunk, and so do ten compressed ones.
 #[tokio::test]
-async fn lists_share_what_they_are_made_of() {
+async fn lists_share_chunk_memory() {
     let objects: Vec<_> = (0..200).map(|name| padded("a", name, 7, 5_000)).collect();
     let (feed, _feeds) = feed(objects);
     let plan = ListPlan { version: VersionMatch::Any, limit: None, start: None };
@@ -215,7 +215,7 @@ async fn lists_share_what_they_are_made_of() {
 
 /// A client that does not read keeps nothing alive for longer than the apiserver would.
 #[tokio::test(start_paused = true)]
-async fn a_list_that_is_not_read_lets_its_state_go() {
+async fn unread_list_is_cut_and_releases_its_snapshot() {
     let (feed, feeds) = feed((0..100).map(|name| padded("a", name, 7, 5_000)).collect());
     let plan = ListPlan { version: VersionMatch::Any, limit: None, start: None };
     let read = ListRead {
@@ -246,7 +246,7 @@ async fn a_list_that_is_not_read_lets_its_state_go() {
 
 /// The attack: a selector that matches nothing, again and again. Waiting tasks run every few thousand objects.
 #[tokio::test(start_paused = true)]
-async fn whoever_looks_at_many_objects_lets_others_in_about_every_millisecond() {
+async fn large_scan_yields_every_few_thousand_objects() {
     let (feed, _feeds) = feed((0..6_000).map(|name| padded("a", name, 7, 0)).collect());
     let snapshot = feed.reader.snapshot();
     let (scans, slices, everybody) = (ScanQueue::at_a_time(1), CpuSlices::new(1), Permit::clone(&permit()));
@@ -269,7 +269,7 @@ async fn whoever_looks_at_many_objects_lets_others_in_about_every_millisecond() 
 
 /// When the scan started, it was estimated to need no turn.
 #[tokio::test(start_paused = true)]
-async fn what_turns_out_to_cost_more_than_a_slice_waits_for_its_turn() {
+async fn scan_longer_than_estimated_waits_for_its_turn() {
     let (feed, _feeds) = feed((0..6_000).map(|name| padded("a", name, 7, 0)).collect());
     let (snapshot, everybody) = (feed.reader.snapshot(), Permit::clone(&permit()));
     let scans = ScanQueue::at_a_time(1);

@@ -16,7 +16,7 @@ fn bytes_of_list<'a, F>(_: impl FnOnce(&'a Reader, &'a ReadRequest, &'a Permit, 
 
 /// Thousands of them wait at a time.
 #[test]
-fn waiting_request_is_small() {
+fn waiting_request_size_is_bounded() {
     let (answer, list) = (bytes_of_answer(Frontend::answer), bytes_of_list(Reader::list));
     assert!(answer <= 2 << 10, "{answer} bytes of each request");
     assert!(list <= 2 << 10, "{list} bytes of each LIST");

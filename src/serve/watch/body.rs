@@ -111,7 +111,7 @@ mod tests {
 
     /// Each open watch has one body.
     #[test]
-    fn what_a_watch_is_made_of_is_small() {
+    fn watch_body_size_is_bounded() {
         assert!(size_of::<WatchBody>() <= 384, "{} bytes", size_of::<WatchBody>());
     }
 }

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn each_event_of_a_batch_is_a_chunk() {
+    fn each_watch_event_is_its_own_chunk() {
         let rows: [Row<'_>; 4] = [
             (&[&[b"{1}\n"], &[b"{2}\n"]], &[b"{1}\n", b"{2}\n"]),
             (&[&[b"{1}\n", b"{2}\n", b"{3}\n"]], &[b"{1}\n", b"{2}\n", b"{3}\n"]),

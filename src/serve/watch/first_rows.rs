@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_state_is_listed_with_the_same_selectors_and_version() {
+    fn initial_table_list_keeps_selectors_and_version_of_watch() {
         let pods = Gvr::new("", "v1", "pods");
         for (path, namespace, query, expected) in [
             (

@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_watch_is_held_as_long_as_it_would_last_and_not_longer_than_the_bound() {
+    fn watch_waits_for_proof_at_most_its_timeout_or_the_limit() {
         for (asked, held) in [
             (None, Freshness::WAIT_MAX),
             (Some(0), Freshness::WAIT_MAX),

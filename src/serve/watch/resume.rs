@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_comes_from_before_the_history_of_a_feed_that_is_over_is_routed_again() {
+    async fn resume_on_ended_feed_is_routed_again() {
         for encoding in [Encoding::Json, Encoding::Table] {
             let (feeds, feed, mut writer) = feed(encoding);
             let (_trigger, drain) = DrainTrigger::new();
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_watch_from_before_the_history_is_held_until_something_is_known_and_not_for_long() {
+    async fn resume_before_history_waits_for_backfill_up_to_limit() {
         for (event, comes_to, held) in [
             (Event::Nothing, "too old", HELD_MAX),
             (Event::HistoryBeginsEarlier, "opened", Duration::from_secs(1)),
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_can_be_answered_at_once_is_not_held() {
+    async fn resume_within_history_or_of_table_does_not_wait() {
         for (encoding, version, comes_to) in [
             (Encoding::Json, 100, "opened"),
             (Encoding::Json, 120, "opened"),
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_is_held_no_longer_than_it_would_last() {
+    fn resume_waits_at_most_its_timeout_or_the_limit() {
         for (asked, held) in [
             (None, HELD_MAX),
             (Some(0), HELD_MAX),

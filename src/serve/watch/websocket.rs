@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn messages_of_clients_are_read_in_the_slices_of_their_user() {
+    async fn client_messages_consume_cpu_slices_of_their_user() {
         const FREE: usize = cost::GLANCE / cost::DERIVED;
         const OF_A_SLICE: usize = cost::SLICE / cost::DERIVED;
         let ping = [0x89, 0x80, 0, 0, 0, 0];
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn origins_are_read_as_go_reads_them() {
+    fn origin_parsing_matches_go() {
         for origin in
             ["http://localhost", "https://a.example:8443", "file://", "app://x", "/", "http://[::1]:80", "a:b"]
         {

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_definition_is_read_by_the_names_that_upstream_accepted() {
+    fn crd_uses_names_accepted_in_status() {
         let expected = Definition {
             edition: "u/3".into(),
             kind: "Mouse".into(),
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_established_is_not_served() {
+    fn crd_that_is_not_established_is_not_served() {
         let mut young = definition("True");
         young["status"] = json!({"conditions": null, "acceptedNames": {"plural": "", "kind": ""}});
         let mut newborn = definition("True");

@@ -87,14 +87,14 @@ mod tests {
     }
 
     #[test]
-    fn on_a_node_it_is_asked_for_twice_and_then_when_rights_may_have_changed() {
+    fn node_proxy_retries_twice_then_only_after_rights_change() {
         let insistence = RefusalBackoff::on_node(WAITS);
         assert_eq!(asked(insistence, &[]), [0, 30]);
         assert_eq!(asked(insistence, &[40, 41, 50_000]), [0, 30, 60, 90, 50_000, 50_030]);
     }
 
     #[test]
-    fn elsewhere_it_is_asked_for_ever_more_rarely_and_about_once_an_hour_at_last() {
+    fn central_proxy_backs_off_to_hourly_retries() {
         let insistence = RefusalBackoff::central(WAITS);
         let asked_for = asked(insistence, &[]);
         assert!((29..=37).contains(&asked_for.len()), "{asked_for:?}");

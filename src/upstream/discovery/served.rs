@@ -204,7 +204,7 @@ mod tests {
 
     /// As in upstream: the paths of a group version that kube-apiserver serves never lead to a definition's objects.
     #[test]
-    fn builtin_wins_over_a_definition_of_its_group_version() {
+    fn builtin_resource_shadows_crd_of_same_group_version() {
         let requests = Gvr::new("certificates.k8s.io", "v1", "certificatesigningrequests");
         let other = Gvr::new("certificates.k8s.io", "v9", "certificatesigningrequests");
         let missing = Gvr::new("certificates.k8s.io", "v1", "others");

@@ -68,7 +68,7 @@ impl World {
 }
 
 #[test]
-fn while_all_is_well_nobody_is_asked() {
+fn healthy_servers_are_not_probed() {
     let mut world = World::of(&[true, true]);
     world.hear(EndpointEvent::Due);
     world.pass(1000 * SECOND, |_| {});
@@ -76,7 +76,7 @@ fn while_all_is_well_nobody_is_asked() {
 }
 
 #[test]
-fn the_first_server_that_is_ready_takes_the_place_of_one_that_is_not() {
+fn failover_selects_first_ready_server() {
     use SwitchCause::Failed;
     for (ready, asked, switches) in [
         (&[true, true, true][..], &[0][..], &[][..]),
@@ -91,14 +91,14 @@ fn the_first_server_that_is_ready_takes_the_place_of_one_that_is_not() {
 }
 
 #[test]
-fn a_server_that_is_not_used_may_fail() {
+fn failure_of_unused_server_is_ignored() {
     let mut world = World::of(&[true, false]);
     world.hear(EndpointEvent::Alarm { at: 1 });
     assert_eq!(world.asked, []);
 }
 
 #[test]
-fn signs_against_a_server_that_is_ready_cost_ever_fewer_questions() {
+fn alarms_for_ready_server_back_off_probes() {
     let mut world = World::of(&[true, true]);
     world.pass(600 * SECOND, World::alarm);
     assert!((30..60).contains(&world.asked.len()), "{} questions in ten minutes", world.asked.len());
@@ -110,7 +110,7 @@ fn signs_against_a_server_that_is_ready_cost_ever_fewer_questions() {
 }
 
 #[test]
-fn while_no_server_is_ready_all_are_asked_and_whichever_comes_first_is_used() {
+fn all_servers_are_probed_until_one_is_ready() {
     for first in 0..3 {
         let mut world = World::of(&[false; 3]);
         world.alarm();
@@ -124,7 +124,7 @@ fn while_no_server_is_ready_all_are_asked_and_whichever_comes_first_is_used() {
 }
 
 #[test]
-fn a_preferred_server_is_used_again_when_it_has_been_ready_for_a_while() {
+fn preferred_server_is_used_again_after_staying_ready() {
     let mut world = World::of(&[false, true]);
     world.alarm();
     assert_eq!(world.choice.current(), 1);
@@ -141,7 +141,7 @@ fn a_preferred_server_is_used_again_when_it_has_been_ready_for_a_while() {
 }
 
 #[test]
-fn a_preferred_server_that_stays_away_is_asked_ever_more_rarely() {
+fn probes_of_failed_preferred_server_back_off() {
     let mut world = World::of(&[false, true]);
     world.alarm();
     world.pass(24 * 3600 * SECOND, |_| {});
@@ -151,7 +151,7 @@ fn a_preferred_server_that_stays_away_is_asked_ever_more_rarely() {
 }
 
 #[test]
-fn a_server_is_not_good_when_it_is_ready_now_and_then() {
+fn intermittently_ready_server_is_not_failed_back_to() {
     let mut world = World::of(&[false, true]);
     world.alarm();
     let mut steps = 0;
@@ -165,7 +165,7 @@ fn a_server_is_not_good_when_it_is_ready_now_and_then() {
 }
 
 #[test]
-fn a_return_that_does_not_last_makes_the_next_one_later() {
+fn flapping_preferred_server_delays_next_failback() {
     let mut world = World::of(&[false, true]);
     world.alarm();
     world.pass(24 * 3600 * SECOND, |world| {
@@ -180,7 +180,7 @@ fn a_return_that_does_not_last_makes_the_next_one_later() {
 }
 
 #[test]
-fn servers_that_come_and_go_in_turn_are_changed_twice_a_minute_at_most() {
+fn alternating_failures_switch_at_most_twice_a_minute() {
     let mut world = World::of(&[false, true, true]);
     world.pass(3600 * SECOND, |world| {
         // The server in use fails, and the others are ready.
@@ -194,7 +194,7 @@ fn servers_that_come_and_go_in_turn_are_changed_twice_a_minute_at_most() {
 }
 
 #[test]
-fn the_second_failure_in_a_row_is_acted_on_within_a_second() {
+fn second_consecutive_failure_fails_over_within_a_second() {
     let mut world = World::of(&[false, true, true]);
     world.alarm();
     assert_eq!(world.choice.current(), 1);
@@ -206,7 +206,7 @@ fn the_second_failure_in_a_row_is_acted_on_within_a_second() {
 }
 
 #[test]
-fn processes_that_began_together_go_back_at_different_times() {
+fn failback_time_is_jittered_between_processes() {
     let returns = |spread: f64| {
         let now = Instant::now();
         let mut choice = EndpointChoice::new(2, EndpointTimes::default(), spread, now);
@@ -230,7 +230,7 @@ fn endpoints(servers: &[&str]) -> Endpoints {
 const FAILED: EndpointSwitch = EndpointSwitch { from: 0, to: 1, cause: SwitchCause::Failed };
 
 #[tokio::test(start_paused = true)]
-async fn a_question_of_ours_is_given_up_when_its_server_has_failed_and_a_callers_request_is_not() {
+async fn failover_aborts_own_requests_but_not_caller_requests() {
     let two = endpoints(&["https://a", "https://b"]);
     let mut alarms = two.alarms();
     let (other, switching) = (two.clone(), two.clone());
@@ -251,7 +251,7 @@ async fn a_question_of_ours_is_given_up_when_its_server_has_failed_and_a_callers
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_server_is_left_alone_however_it_fails() {
+async fn single_server_raises_no_failover_alarms() {
     for one in [endpoints(&[]), endpoints(&["https://a"])] {
         let mut alarms = one.alarms();
         let failed = async { Err::<(), _>(Error::Timeout(SECOND)) };
@@ -263,7 +263,7 @@ async fn one_server_is_left_alone_however_it_fails() {
 }
 
 #[test]
-fn waits_are_doubled_up_to_the_longest() {
+fn backoff_doubles_up_to_maximum() {
     let waits = Waits { first: SECOND, longest: 10 * SECOND };
     let choice = EndpointChoice::new(2, EndpointTimes::default(), 0.0, Instant::now());
     let after: Vec<_> = [1, 2, 3, 4, 5, 60].map(|times| choice.after(waits, times).as_secs()).into();

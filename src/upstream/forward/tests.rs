@@ -10,7 +10,7 @@ use super::*;
 use kubeapi::{FlowDistinguisher, User};
 
 #[test]
-fn what_connection_lists_does_not_cross() {
+fn headers_listed_in_connection_are_not_forwarded() {
     let mut headers = HeaderMap::new();
     headers.append(CONNECTION, HeaderValue::from_static("keep-alive, X-Secret"));
     headers.append(CONNECTION, HeaderValue::from_static("upgrade"));
@@ -24,7 +24,7 @@ fn what_connection_lists_does_not_cross() {
 
 /// R-THREAT-1: should such a request reach this code, the listed headers are removed before the identity is set.
 #[test]
-fn an_identity_is_put_in_behind_what_connection_lists() {
+fn identity_is_set_after_connection_headers_are_stripped() {
     let body = Empty::new().map_err(|never| match never {}).boxed_unsync();
     let mut request = Request::new(body);
     request.headers_mut().insert(CONNECTION, HeaderValue::from_static("impersonate-user, impersonate-group, te"));
@@ -137,7 +137,7 @@ proptest! {
 
     /// R-THREAT-1, R-THREAT-2: for any headers, the forwarded ones name exactly the sender or no user.
     #[test]
-    fn no_headers_make_a_request_somebody_elses(headers in any_headers(), user in any_user(), tunnel: bool) {
+    fn caller_headers_cannot_change_forwarded_identity(headers in any_headers(), user in any_user(), tunnel: bool) {
         if inspect(&headers).is_err() {
             return Ok(());
         }

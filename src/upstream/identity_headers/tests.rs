@@ -6,7 +6,7 @@ fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
 
 /// R-THREAT-1: `Connection` must not name headers that determine permissions.
 #[test]
-fn what_can_be_read_in_two_ways_is_refused() {
+fn ambiguous_identity_headers_are_refused() {
     for lines in [
         &[("connection", "impersonate-user")][..],
         &[("connection", "close"), ("connection", "keep-alive, Impersonate-Group")],
@@ -34,7 +34,7 @@ fn what_can_be_read_in_two_ways_is_refused() {
 
 /// R-THREAT-2: no identity header of the caller remains beside the proxy's.
 #[test]
-fn a_user_is_put_in_whole() {
+fn impersonation_headers_replace_all_caller_identity_headers() {
     let mut dressed = headers(&[
         ("impersonate-user", "root"),
         ("impersonate-group", "system:masters"),

@@ -5,7 +5,7 @@ use crate::wire::{BookmarkTemplate, Encoding, Envelope, JsonLayout, WatchItem, W
 use kubeapi::ResourceVersion;
 
 #[test]
-fn a_template_reproduces_the_bookmark_it_was_made_from_and_its_sibling() {
+fn bookmark_template_reproduces_plain_and_initial_events_end() {
     for (encoding, shape) in FEEDS {
         for seen in [false, true] {
             let template = template(encoding, shape, bookmark(encoding, shape, seen));
@@ -21,7 +21,7 @@ fn a_template_reproduces_the_bookmark_it_was_made_from_and_its_sibling() {
 }
 
 #[test]
-fn a_template_takes_any_version() {
+fn bookmark_template_accepts_any_version() {
     for (encoding, shape) in FEEDS {
         let template = template(encoding, shape, bookmark(encoding, shape, false));
         for rv in [1, 9, 100, 4_711_000, u64::MAX] {
@@ -35,7 +35,7 @@ fn a_template_takes_any_version() {
 }
 
 #[test]
-fn what_older_servers_print_is_kept() {
+fn bookmark_template_keeps_fields_of_older_servers() {
     let json = |annotations: &str| {
         let metadata = format!(r#"{{"resourceVersion":"5","creationTimestamp":null{annotations}}}"#);
         let spec = r#""spec":{"containers":null},"status":{}"#;
@@ -54,7 +54,7 @@ fn what_older_servers_print_is_kept() {
 
 /// The conversion of a `DaemonSet` always sets one.
 #[test]
-fn other_annotations_stay_in_order() {
+fn bookmark_template_keeps_other_annotations_in_order() {
     let json = |annotations: &str| {
         let metadata = format!(r#"{{"resourceVersion":"5","annotations":{{{annotations}}},"finalizers":[]}}"#);
         format!(r#"{{"kind":"Pod","apiVersion":"v1","metadata":{metadata}}}"#)
@@ -74,7 +74,7 @@ fn other_annotations_stay_in_order() {
 }
 
 #[test]
-fn the_annotation_goes_where_go_declares_it() {
+fn initial_events_end_annotation_follows_go_field_order() {
     let json = |annotations: &str| {
         let before = r#""name":"","resourceVersion":"5","labels":{"a":"b"}"#;
         let after = r#""ownerReferences":[],"managedFields":null"#;
@@ -85,7 +85,7 @@ fn the_annotation_goes_where_go_declares_it() {
 }
 
 #[test]
-fn before_any_bookmark_was_seen_there_is_a_minimal_one() {
+fn minimal_bookmark_is_used_before_upstream_sends_one() {
     for (encoding, shape) in FEEDS {
         let template = BookmarkTemplate::minimal(&pods(encoding, shape));
         for end in [false, true] {
@@ -105,7 +105,7 @@ fn before_any_bookmark_was_seen_there_is_a_minimal_one() {
 }
 
 #[test]
-fn a_template_of_another_form_is_refused() {
+fn bookmark_template_rejects_another_encoding() {
     let (json, protobuf) = ((Encoding::Json, JsonLayout::BuiltIn), (Encoding::Protobuf, JsonLayout::BuiltIn));
     for (from, to) in [(json, protobuf), (protobuf, json)] {
         let Ok(WatchItem::Bookmark { object, .. }) = reader(from.0, from.1).watch_event(bookmark(from.0, from.1, true))

@@ -1,7 +1,7 @@
 use crate::wire::Encoding;
 
 #[test]
-fn content_types_of_upstream_are_recognised() {
+fn content_type_maps_to_encoding() {
     for (value, encoding) in [
         ("application/json", Some(Encoding::Json)),
         ("application/json; charset=utf-8", Some(Encoding::Json)),
@@ -21,7 +21,7 @@ fn content_types_of_upstream_are_recognised() {
 }
 
 #[test]
-fn a_form_recognises_its_own_media_types() {
+fn encoding_recognises_its_own_media_types() {
     for encoding in [Encoding::Json, Encoding::Protobuf] {
         assert_eq!(Encoding::from_content_type(encoding.media_type()), Some(encoding));
         assert_eq!(Encoding::from_content_type(encoding.watch_media_type()), Some(encoding));

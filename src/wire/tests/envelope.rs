@@ -6,7 +6,7 @@ use crate::wire::{Encoding, Envelope, JsonLayout, ListMeta, WatchItem, websocket
 use kubeapi::{EventType, ResourceVersion};
 
 #[test]
-fn frames_are_reproduced_from_bodies() {
+fn watch_frames_are_reproduced_from_bodies() {
     for (encoding, shape) in FEEDS {
         let envelope = pods(encoding, shape);
         // Lengths on both sides of every varint boundary that an object reaches.
@@ -22,7 +22,7 @@ fn frames_are_reproduced_from_bodies() {
 }
 
 #[test]
-fn get_answers_are_reproduced_from_bodies() {
+fn get_responses_are_reproduced_from_bodies() {
     for (encoding, shape) in FEEDS {
         let mut document = Pod::default().document(encoding, shape);
         if encoding == Encoding::Json {
@@ -57,7 +57,7 @@ fn lists_are_reproduced_from_bodies() {
 }
 
 #[test]
-fn list_metadata_is_printed_as_the_apiserver_does() {
+fn list_metadata_renders_like_the_apiserver() {
     let token = |token: &str, remaining| ListMeta {
         resource_version: ResourceVersion(7),
         continue_token: token.to_owned(),
@@ -96,7 +96,7 @@ fn list_metadata_is_printed_as_the_apiserver_does() {
 }
 
 #[test]
-fn a_crd_may_name_its_list_kind() {
+fn list_uses_the_list_kind_of_the_crd() {
     let envelope = pods_of(Encoding::Json, JsonLayout::Custom, "PodCollection");
     let meta = ListMeta { resource_version: ResourceVersion(7), continue_token: String::new(), remaining: None };
     let list = rendered(&envelope, &meta, &[]);
@@ -104,7 +104,7 @@ fn a_crd_may_name_its_list_kind() {
 }
 
 #[test]
-fn an_error_frame_carries_the_status_of_its_form() {
+fn error_frame_carries_status_in_the_feed_encoding() {
     let json: &[u8] =
         br#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","reason":"Expired","code":410}"#;
     let protobuf =
@@ -119,7 +119,7 @@ fn an_error_frame_carries_the_status_of_its_form() {
 }
 
 #[test]
-fn a_websocket_message_has_no_length_prefix() {
+fn websocket_message_has_no_length_prefix() {
     for (encoding, shape) in FEEDS {
         let frame = Pod::default().event(encoding, shape, "ADDED");
         let skipped = if encoding == Encoding::Json { 0 } else { 4 };
@@ -129,7 +129,7 @@ fn a_websocket_message_has_no_length_prefix() {
 }
 
 #[test]
-fn names_cannot_break_out_of_their_quotes() {
+fn quotes_in_kind_names_are_escaped() {
     let envelope = Envelope::new(Encoding::Json, "v1", "a\"b", JsonLayout::BuiltIn);
     let frame = envelope.frame(EventType::Added, br#""metadata":{}}"#);
     assert!(serde_json::from_slice::<serde_json::Value>(&frame).is_ok());

@@ -11,7 +11,7 @@ use kubeapi::ResourceVersion;
 type Check = fn(&WireError) -> bool;
 
 #[test]
-fn json_objects_that_cannot_be_trusted_are_refused() {
+fn invalid_json_object_is_rejected() {
     let json: Check = |error| matches!(error, WireError::Json(_));
     let layout: Check = |error| matches!(error, WireError::Layout(_));
     let version: Check = |error| matches!(error, WireError::BadResourceVersion);
@@ -68,7 +68,7 @@ fn json_objects_that_cannot_be_trusted_are_refused() {
 }
 
 #[test]
-fn json_lines_of_another_layout_are_refused() {
+fn json_frame_with_unexpected_layout_is_rejected() {
     let good = Pod::default().document(Encoding::Json, JsonLayout::BuiltIn);
     let good = String::from_utf8(good).expect("UTF-8");
     let reader = reader(Encoding::Json, JsonLayout::BuiltIn);
@@ -100,7 +100,7 @@ fn json_lines_of_another_layout_are_refused() {
 }
 
 #[test]
-fn list_items_with_type_meta_are_refused_for_built_in_kinds() {
+fn list_items_with_type_meta_are_rejected_for_builtin_kinds() {
     let typed = pod_list(r#"{"kind":"Pod","apiVersion":"v1","metadata":{"name":"a","resourceVersion":"1"}}"#);
     let bare = pod_list(r#"{"metadata":{"name":"a","resourceVersion":"1"}}"#);
     for (shape, good, bad) in [(JsonLayout::BuiltIn, &bare, &typed), (JsonLayout::Custom, &typed, &bare)] {
@@ -110,7 +110,7 @@ fn list_items_with_type_meta_are_refused_for_built_in_kinds() {
 }
 
 #[test]
-fn invalid_utf8_is_refused_wherever_it_is() {
+fn invalid_utf8_is_rejected_at_any_position() {
     let reader = reader(Encoding::Json, JsonLayout::BuiltIn);
     let good = Pod::default().event(Encoding::Json, JsonLayout::BuiltIn, "ADDED");
     // Also in skipped values: the annotation and the phase.
@@ -128,7 +128,7 @@ fn invalid_utf8_is_refused_wherever_it_is() {
 }
 
 #[test]
-fn nesting_is_limited_to_what_go_decodes() {
+fn json_nesting_is_limited_to_the_go_decoder_limit() {
     let reader = reader(Encoding::Json, JsonLayout::BuiltIn);
     for (open, close) in [("[", "]"), (r#"{"a":"#, "}")] {
         let nested = |levels: usize| {
@@ -152,7 +152,7 @@ fn nesting_is_limited_to_what_go_decodes() {
 }
 
 #[test]
-fn protobuf_that_cannot_be_trusted_is_refused() {
+fn invalid_protobuf_object_is_rejected() {
     let version: Check = |error| matches!(error, WireError::BadResourceVersion);
     let name: Check = |error| matches!(error, WireError::BadName);
     let malformed: Check = |error| matches!(error, WireError::Protobuf(_));
@@ -207,7 +207,7 @@ fn protobuf_that_cannot_be_trusted_is_refused() {
 }
 
 #[test]
-fn protobuf_envelopes_that_cannot_be_trusted_are_refused() {
+fn invalid_protobuf_envelope_is_rejected() {
     let reader = reader(Encoding::Protobuf, JsonLayout::BuiltIn);
     let body = Pod::default().body(Encoding::Protobuf, JsonLayout::BuiltIn);
     let document = unknown("v1", "Pod", &body);
@@ -240,7 +240,7 @@ fn protobuf_envelopes_that_cannot_be_trusted_are_refused() {
 }
 
 #[test]
-fn protobuf_envelopes_that_we_would_write_otherwise_are_refused() {
+fn non_canonical_protobuf_envelope_is_rejected() {
     let reader = reader(Encoding::Protobuf, JsonLayout::BuiltIn);
     let body = Pod::default().body(Encoding::Protobuf, JsonLayout::BuiltIn);
     let (magic, raw) = (b"k8s\0".to_vec(), bytes(2, &body));
@@ -276,7 +276,7 @@ fn protobuf_envelopes_that_we_would_write_otherwise_are_refused() {
 }
 
 #[test]
-fn lists_in_the_other_form_are_refused() {
+fn list_in_the_wrong_encoding_is_rejected() {
     let json = page_of(Encoding::Json, JsonLayout::BuiltIn, &[Pod::default()]);
     let protobuf = page_of(Encoding::Protobuf, JsonLayout::BuiltIn, &[Pod::default()]);
     assert!(matches!(reader(Encoding::Protobuf, JsonLayout::BuiltIn).list(&json), Err(WireError::WrongForm)));
@@ -284,7 +284,7 @@ fn lists_in_the_other_form_are_refused() {
 }
 
 #[test]
-fn a_list_or_frame_cut_anywhere_is_refused() {
+fn truncated_list_or_frame_is_rejected() {
     for (encoding, shape) in FEEDS {
         let reader = reader(encoding, shape);
         let page = page_of(encoding, shape, &[Pod::default(), Pod { name: "b", ..Pod::default() }]);

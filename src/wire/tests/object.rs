@@ -3,7 +3,7 @@ use super::reader::change;
 use kubeapi::ResourceVersion;
 
 #[test]
-fn restamping_equals_writing_the_object_with_that_version() {
+fn restamped_object_equals_object_encoded_with_that_version() {
     // Equal, fewer and more digits; and metadata whose length crosses a varint boundary as a result.
     let versions = [1, 9, 10, 4710, 9999, 10_000, 123_456_789, u64::MAX];
     for (encoding, shape) in FEEDS {
@@ -21,7 +21,7 @@ fn restamping_equals_writing_the_object_with_that_version() {
 }
 
 #[test]
-fn restamping_with_its_own_version_copies_nothing() {
+fn restamping_with_the_same_version_does_not_copy() {
     for (encoding, shape) in FEEDS {
         let (_, object, _) = change(encoding, shape, &Pod::default(), "ADDED");
         assert_eq!(object.restamped(object.rv).as_ptr(), object.body().as_ptr());
@@ -39,6 +39,6 @@ fn debug_output_shows_no_content() {
 }
 
 #[test]
-fn an_object_is_no_larger_than_it_was() {
+fn object_struct_is_at_most_120_bytes() {
     assert!(size_of::<crate::wire::Object>() <= 120);
 }

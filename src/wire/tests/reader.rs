@@ -5,7 +5,7 @@ use crate::wire::{Encoding, JsonLayout, ListMeta, Object, ObjectReader, WatchIte
 use kubeapi::{EventType, FieldTable, ResourceVersion};
 
 #[test]
-fn a_change_gives_key_version_labels_and_fields() {
+fn watch_event_yields_key_version_labels_and_fields() {
     for (encoding, shape) in FEEDS {
         let (event_type, object, frame) = change(encoding, shape, &Pod::default(), "MODIFIED");
         assert_eq!(event_type, EventType::Modified);
@@ -21,7 +21,7 @@ fn a_change_gives_key_version_labels_and_fields() {
 }
 
 #[test]
-fn a_body_is_a_slice_of_its_frame() {
+fn object_body_is_a_slice_of_its_frame() {
     for (encoding, shape) in FEEDS {
         let (_, object, frame) = change(encoding, shape, &Pod::default(), "ADDED");
         let range = frame.as_ptr_range();
@@ -32,7 +32,7 @@ fn a_body_is_a_slice_of_its_frame() {
 }
 
 #[test]
-fn list_items_have_the_bodies_of_watch_events() {
+fn list_items_have_the_same_bodies_as_watch_events() {
     for (encoding, shape) in FEEDS {
         let pods = [Pod::default(), Pod { name: "web-2", rv: 9, padding: 3000, ..Pod::default() }];
         let page = reader(encoding, shape).list(&page_of(encoding, shape, &pods)).expect("well-formed");
@@ -54,7 +54,7 @@ fn list_items_have_the_bodies_of_watch_events() {
 }
 
 #[test]
-fn an_item_does_not_keep_its_page_alive() {
+fn list_item_does_not_keep_its_page_alive() {
     for (encoding, shape) in FEEDS {
         let page = page_of(encoding, shape, &[Pod::default()]);
         let range = page.as_ptr_range();
@@ -64,7 +64,7 @@ fn an_item_does_not_keep_its_page_alive() {
 }
 
 #[test]
-fn fields_fall_back_and_default() {
+fn absent_fields_use_fallbacks_and_defaults() {
     for (encoding, shape) in FEEDS {
         let pod = Pod { node: "", host_network: true, ips: vec![], labels: vec![], ..Pod::default() };
         let (_, object, _) = change(encoding, shape, &pod, "ADDED");
@@ -74,7 +74,7 @@ fn fields_fall_back_and_default() {
 }
 
 #[test]
-fn only_the_first_element_of_a_repeated_field_counts() {
+fn only_the_first_element_of_a_repeated_field_is_used() {
     for (encoding, shape) in FEEDS {
         let pod = Pod { ips: vec!["", "10.0.0.2"], ..Pod::default() };
         assert_eq!(fields_of(&change(encoding, shape, &pod, "ADDED").1)[2], "");
@@ -90,7 +90,7 @@ fn cluster_scoped_objects_have_keys_without_a_slash() {
 }
 
 #[test]
-fn labels_are_sorted_whatever_their_order_was() {
+fn labels_are_sorted_and_duplicates_rejected() {
     for (encoding, shape) in FEEDS {
         let pod = Pod { labels: vec![("z", "1"), ("a", "2")], ..Pod::default() };
         let (_, object, _) = change(encoding, shape, &pod, "ADDED");
@@ -111,7 +111,7 @@ fn escapes_in_values_are_decoded() {
 }
 
 #[test]
-fn a_bookmark_has_no_key() {
+fn bookmark_has_an_empty_key() {
     for (encoding, shape) in FEEDS {
         for end in [false, true] {
             let frame = bookmark(encoding, shape, end);
@@ -127,7 +127,7 @@ fn a_bookmark_has_no_key() {
 }
 
 #[test]
-fn an_error_event_keeps_its_status() {
+fn error_event_keeps_its_status() {
     let json = concat!(
         r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"too old resource version: "#,
         r#"1 (2)","reason":"Expired","details":{"retryAfterSeconds":3},"code":410}"#
@@ -156,7 +156,7 @@ fn an_error_event_keeps_its_status() {
 }
 
 #[test]
-fn another_kind_is_refused_when_one_is_expected() {
+fn unexpected_kind_is_rejected() {
     for (encoding, shape) in FEEDS {
         let frame = Pod::default().event(encoding, shape, "ADDED");
         let read = |version, kind| reader(encoding, shape).expecting(version, kind).watch_event(frame.clone());
@@ -167,7 +167,7 @@ fn another_kind_is_refused_when_one_is_expected() {
 }
 
 #[test]
-fn an_empty_list_may_be_null() {
+fn null_items_are_read_as_an_empty_list() {
     let reader = reader(Encoding::Json, JsonLayout::BuiltIn);
     for items in ["[]", "null"] {
         let page = format!(
@@ -182,7 +182,7 @@ fn an_empty_list_may_be_null() {
 }
 
 #[test]
-fn the_fields_of_custom_resources_may_be_of_any_scalar_type() {
+fn custom_resource_fields_accept_any_scalar_type() {
     use kubeapi::{FieldKind, FieldRule};
     let field = |key: &str| FieldRule {
         key: format!("spec.{key}"),

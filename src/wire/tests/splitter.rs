@@ -7,7 +7,7 @@ use crate::wire::{Encoding, FrameSplitter, JsonLayout, WireError};
 const FRAME_MAX: usize = 1 << 20;
 
 #[test]
-fn a_stream_cut_anywhere_gives_the_same_items() {
+fn stream_split_at_any_byte_yields_the_same_items() {
     for (encoding, shape) in FEEDS {
         let frames = stream_of(200, encoding, shape);
         let stream = frames.concat();
@@ -23,7 +23,7 @@ fn a_stream_cut_anywhere_gives_the_same_items() {
 
 proptest! {
     #[test]
-    fn a_stream_cut_everywhere_gives_the_same_frames(
+    fn stream_in_random_chunks_yields_the_same_frames(
         feed in 0..FEEDS.len(), sizes in prop::collection::vec(1_usize..2_000, 1..400)
     ) {
         let (encoding, shape) = FEEDS[feed];
@@ -44,7 +44,7 @@ proptest! {
 }
 
 #[test]
-fn a_frame_has_an_allocation_of_its_own_size() {
+fn frame_allocation_matches_its_length() {
     for (encoding, shape) in FEEDS {
         let frames = stream_of(3, encoding, shape);
         for frame in split(encoding, [frames.concat().as_slice()]) {
@@ -56,7 +56,7 @@ fn a_frame_has_an_allocation_of_its_own_size() {
 }
 
 #[test]
-fn a_stream_may_end_between_frames_only() {
+fn stream_ending_inside_a_frame_is_an_error() {
     for (encoding, shape) in FEEDS {
         let stream = stream_of(1, encoding, shape).concat();
         for end in 0..=stream.len() {
@@ -73,7 +73,7 @@ fn a_stream_may_end_between_frames_only() {
 }
 
 #[test]
-fn the_limit_is_on_the_whole_frame() {
+fn frame_limit_applies_to_the_whole_frame() {
     for (encoding, shape) in FEEDS {
         let frame = Pod::default().event(encoding, shape, "ADDED");
         let mut splitter = FrameSplitter::new(encoding, frame.len());
@@ -90,7 +90,7 @@ fn the_limit_is_on_the_whole_frame() {
 }
 
 #[test]
-fn a_claimed_length_allocates_nothing() {
+fn claimed_frame_length_does_not_allocate() {
     let mut splitter = FrameSplitter::new(Encoding::Protobuf, usize::MAX);
     splitter.push(&(1_u32 << 30).to_be_bytes());
     splitter.push(b"ten bytes.");
@@ -103,7 +103,7 @@ fn a_claimed_length_allocates_nothing() {
 }
 
 #[test]
-fn an_endless_line_is_refused_before_it_ends() {
+fn overlong_line_is_rejected_before_its_end() {
     let mut splitter = FrameSplitter::new(Encoding::Json, 1_000);
     for _ in 0..9 {
         splitter.push(&[b'x'; 100]);

@@ -110,7 +110,7 @@ fn text(bytes: &[u8]) -> &str {
 }
 
 #[test]
-fn a_row_is_read_as_its_object_and_written_as_it_came() {
+fn table_row_round_trips_unchanged() {
     for printed in [MAP, WIDGET] {
         let (object, read) = printed.read(printed.added());
         assert_eq!(object.key.as_str(), format!("t/{}", if printed.kind == "Widget" { "w" } else { "a" }));
@@ -125,7 +125,7 @@ fn a_row_is_read_as_its_object_and_written_as_it_came() {
 }
 
 #[test]
-fn columns_are_taken_out_noted_and_put_back() {
+fn table_columns_are_stripped_stored_and_restored() {
     let columns = Columns::default();
     let reader = MAP.reader().noting(&columns);
     assert_eq!(columns.put(&MAP.added()), None, "they are not known yet");
@@ -150,7 +150,7 @@ fn columns_are_taken_out_noted_and_put_back() {
 }
 
 #[test]
-fn rows_show_of_their_objects_what_is_asked_for() {
+fn include_object_selects_the_row_object_content() {
     for printed in [MAP, WIDGET] {
         let (object, _) = printed.read(printed.added());
         for (include, shown) in
@@ -174,7 +174,7 @@ fn rows_show_of_their_objects_what_is_asked_for() {
 
 /// The object left a selection: its previous row, and the version of the change in both places.
 #[test]
-fn a_row_is_restamped_in_both_places() {
+fn restamping_a_table_row_changes_both_versions() {
     for printed in [MAP, WIDGET] {
         let (object, _) = printed.read(printed.added());
         for version in [224_u64, 9, 18_446_744_073_709_551_615] {
@@ -189,7 +189,7 @@ fn a_row_is_restamped_in_both_places() {
 }
 
 #[test]
-fn bookmarks_are_written_as_they_came() {
+fn table_bookmarks_round_trip_unchanged() {
     for printed in [MAP, WIDGET] {
         let sent = printed.zeros.map(|zero| frame("BOOKMARK", "null", printed.zero_cells, zero));
         for came in &sent {
@@ -220,7 +220,7 @@ fn bookmarks_are_written_as_they_came() {
 }
 
 #[test]
-fn a_list_is_read_row_by_row() {
+fn table_list_is_read_row_by_row() {
     for printed in [MAP, WIDGET] {
         let columns = Columns::default();
         let list = table(300, COLUMNS, &[(printed.cells, printed.object)]) + "\n";
@@ -245,7 +245,7 @@ fn a_list_is_read_row_by_row() {
 }
 
 #[test]
-fn what_is_laid_out_otherwise_is_refused() {
+fn table_with_unexpected_layout_is_rejected() {
     let added = text(&MAP.added()).to_owned();
     for (what, sent) in [
         ("two rows", {
@@ -268,7 +268,7 @@ fn what_is_laid_out_otherwise_is_refused() {
 }
 
 #[test]
-fn metadata_hides_what_upstream_hides() {
+fn table_metadata_omits_deprecated_annotations() {
     let hidden = r#"{"kind":"DaemonSet","apiVersion":"apps/v1","metadata":{"name":"d","namespace":"t",
 "resourceVersion":"223","annotations":{"deprecated.daemonset.template.generation":"1","x":"y"}},"spec":{}}"#;
     let printed = Printed { api_version: "apps/v1", kind: "DaemonSet", object: hidden, ..MAP };

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ages_agree_that_were_printed_so_far_apart_and_others_do_not() {
+    fn ages_match_only_within_the_time_between_responses() {
         let moment = Duration::from_millis(300);
         for (one, other, agrees) in [
             ("9s", "9s", true),
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn ages_are_taken_out_of_cells_and_of_nothing_else() {
+    fn ages_are_stripped_from_table_cells_only() {
         let row =
             |age: &str| json!({"cells": ["5s-pod", "2 (3s ago)", age, 7], "object": {"metadata": {"name": "5s"}}});
         let table = json!({"columns": "5s", "rows": [row("5s"), row("7m12s")]});

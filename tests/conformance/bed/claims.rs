@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_not_older_than_what_is_in_it_nor_later_than_all() {
+    fn list_version_below_items_or_above_latest_is_impossible() {
         let list = |version: &str| {
             let items = json!([object("5"), object("7")]);
             answer(json!({"kind": "List", "metadata": {"resourceVersion": version}, "items": items}).to_string())
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bookmark_is_not_older_than_what_it_ends() {
+    fn bookmark_version_below_earlier_events_is_impossible() {
         let watch = |bookmark: &str| {
             let events = [("ADDED", "5"), ("ADDED", "7"), ("BOOKMARK", bookmark)];
             let lines =

@@ -122,7 +122,7 @@ impl Target {
 ///
 /// After it sends a request, hyper 1.12 polls the connection once more (`proto/h2/client.rs`, the second `poll_ready`).
 /// It fails the request if the GOAWAY that follows a 401 has arrived by then. The test
-/// `floods::every_question_around_a_goodbye_is_answered_or_refused` shows with raw frames that the server itself loses
+/// `floods::requests_racing_a_goaway_are_processed_or_refused` shows with raw frames that the server itself loses
 /// no request.
 fn is_goodbye(error: &hyper_util::client::legacy::Error) -> bool {
     let mut cause = error.source();

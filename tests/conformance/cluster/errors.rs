@@ -157,7 +157,7 @@ fn plain(text: &str) -> String {
 }
 
 #[test]
-fn lines_that_differ_in_names_and_numbers_say_the_same() {
+fn log_errors_are_grouped_ignoring_names_and_numbers() {
     let line = |pod: &str, port: u16| {
         let head = r#"E1125 10:09:27.123456   12345 reflector.go:227] "Failed to watch""#;
         let url = format!(r#"Get \"https://127.0.0.1:{port}/api/v1/pods/{pod}\""#);

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_draws_the_same_requests_and_another_one_others() {
+    fn request_generator_is_deterministic_per_seed() {
         let world = world();
         let drawn = |seed| {
             let mut grammar = Grammar::new(&world, seed);
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn every_request_can_be_sent_writes_nothing_and_ends() {
+    fn generated_requests_are_valid_read_only_and_time_limited() {
         let world = world();
         let mut grammar = Grammar::new(&world, 1);
         for _ in 0..5000 {

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn smaller_requests_are_smaller_and_neither_write_nor_last() {
+    fn shrunk_requests_are_smaller_and_keep_dry_run_and_timeout() {
         let value = |name, value: &str| Parameter::Value(name, value.to_owned());
         let query = vec![value("dryRun", "All"), value("timeoutSeconds", "1"), value("labelSelector", "a,b")];
         let (path, body, headers) = ("/x".to_owned(), String::new(), vec![("accept", "a;q=1,b".to_owned())]);

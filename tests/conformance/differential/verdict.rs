@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn another_moment_is_one_that_is_no_further_apart_than_the_answers() {
+    fn age_and_date_differences_are_excused_within_response_gap() {
         let of = |other: &Seen| {
             Verdict::of(&probe(&[]), &seen(200, "a", &["9s"], "Mon, 23 Nov 2026 00:28:59 GMT"), other, WHEN)
         };
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn late_is_who_waited_for_a_version_that_there_is_and_was_not_asked_for() {
+    fn too_large_version_is_excused_after_full_wait_if_unrequested() {
         let now = [("timeoutSeconds", "1"), ("watch", "1")];
         let error =
             |version: u64| seen(200, &format!("ERROR Too large resource version: {version}, current: M"), &[], "");
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn watch_that_ended_in_time_with_the_first_events_is_late() {
+    fn watch_that_times_out_after_first_events_counts_as_late() {
         let watch = |events: &[&str]| {
             let body = events.iter().map(|event| (*event).to_owned()).collect();
             Seen { body, ..seen(200, "", &[], "") }
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_a_cache_or_with_too_many_excuses_is_complained_of() {
+    fn run_with_few_cached_or_many_excused_responses_fails() {
         let counts = |cached, late| Counts {
             asked: 1000,
             cached,

@@ -214,7 +214,7 @@ fn units(mut framing: Framing, bytes: &[u8]) -> Vec<(Class, usize)> {
 }
 
 #[test]
-fn chunks_of_a_watch_are_told_from_the_heads_around_them() {
+fn http1_watch_chunks_are_distinguished_from_heads() {
     let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
     let event = r#"{"type":"ADDED","object":{}}"#;
     let bytes = format!("{head}{:x}\r\n{event}\r\n3\r\nabc\r\n0\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n", event.len());
@@ -224,7 +224,7 @@ fn chunks_of_a_watch_are_told_from_the_heads_around_them() {
 }
 
 #[test]
-fn frames_of_http_2_and_messages_of_a_websocket_have_their_lengths() {
+fn http2_frames_and_websocket_messages_are_split_by_length() {
     let data = [&[0, 0, 6, 0, 0, 0, 0, 0, 1][..], &[0, 0, 0, 2, 8, 1], &[0, 0, 0, 4, 1, 0, 0, 0, 0]].concat();
     let found = units(Framing::new(true, Direction::Down), &data);
     assert_eq!(found, [(Class::Event, 15), (Class::Control, 9)]);

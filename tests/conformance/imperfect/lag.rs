@@ -215,7 +215,7 @@ impl Down {
 }
 
 #[test]
-fn a_request_for_a_watch_is_told_from_reads_and_writes() {
+fn etcd_watch_request_is_distinguished_from_reads_and_writes() {
     let data = |message: &[u8]| [&[0, 0, 0, DATA, 0, 0, 0, 0, 1][..], &[0; GRPC_HEADER], message].concat();
     assert!(asks_for_watch(&data(&[FIRST_BYTES, 4, FIRST_BYTES, 2, b'/', b'a'])));
     assert!(asks_for_watch(&data(&[FIRST_BYTES, 0x84, 1, FIRST_BYTES, 2, b'/', b'a'])));

@@ -93,7 +93,7 @@ async fn shows(sibling: &Sibling, authority: &Path) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_rotated_is_used_and_open_watches_go_on() {
+async fn rotated_credentials_take_effect_without_ending_watches() {
     let Some(bed) = bed::beside_others().await else { return };
     let etcd_port = bed.etcd_url().rsplit_once(':').and_then(|(_, port)| port.parse().ok()).expect("a port");
     let sibling = Sibling::start(&bed, etcd_port).await;

@@ -94,14 +94,14 @@ async fn attacks(field: &Field) -> Vec<Attack> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn attacks_of_one_account_slow_no_other_client() {
+async fn attacks_by_authenticated_accounts_slow_no_other_client() {
     let Some(mut field) = Field::lay("").await else { return };
     let (by, attacks) = (accounts(&field), attacks(&field).await);
     withstand(&mut field, "", &by, FLOOD, attacks).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn newcomer_gets_in_while_accounts_hold_every_connection() {
+async fn new_client_connects_while_accounts_use_all_connections() {
     let Some(mut field) = Field::lay("").await else { return };
     let held = |name, settings: &[u8], path: String| Attack {
         name,

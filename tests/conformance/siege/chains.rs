@@ -26,7 +26,7 @@ fn maze(field: &Field) -> Identity {
 
 /// The cost of a chain is bounded before authentication, and does not recur with every request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn chains_that_lead_nowhere_cost_others_little() {
+async fn unverifiable_certificate_chains_do_not_delay_others() {
     let Some(field) = Field::lay("").await else { return };
     let maze = maze(&field);
     let knock = async |http: &Http, token: &str, answers: &Answers| {

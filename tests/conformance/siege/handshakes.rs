@@ -92,7 +92,7 @@ pub async fn newcomers(target: &Target, path: &str, from: Ipv4Addr, every: Durat
 
 /// Work for a flood is limited to its turns, so that a newcomer from another address waits for one of them at a time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn floods_of_handshakes_hold_up_nobody_from_elsewhere() {
+async fn handshake_flood_does_not_delay_other_addresses() {
     let Some(field) = Field::lay("").await else { return };
     let target = field.healthy();
     let connector = TlsConnector::from(Arc::new(target.tls()));

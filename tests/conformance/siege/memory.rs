@@ -84,7 +84,7 @@ fn budget(mib: u64) -> String {
 
 /// A watched collection that outgrows the budget.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_collection_that_grows_to_five_budgets_stays_within_one() {
+async fn growing_resource_does_not_exceed_the_memory_budget() {
     let Some(bed) = bed::own("growth").await else { return };
     let mib = number("SIEGE_BUDGET", 24);
     let proxy = Arc::new(Plan::tls().config(&budget(mib)).start(&bed).await);
@@ -141,7 +141,7 @@ fn question(path: &str, token: &str) -> Fields {
 
 /// Watch-lists that no client reads, while their initial state is replaced repeatedly.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn watch_lists_that_nobody_reads_stay_within_the_budget_under_churn() {
+async fn unread_watch_lists_stay_within_memory_budget_under_churn() {
     const STREAMS: u32 = 100;
     let Some(bed) = bed::own("stuck").await else { return };
     bed.load().await;
@@ -178,7 +178,7 @@ async fn watch_lists_that_nobody_reads_stay_within_the_budget_under_churn() {
 
 /// Deliveries, without reads of metrics.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn deliveries_leave_nothing_behind() {
+async fn steady_event_delivery_does_not_grow_memory() {
     let Some(bed) = bed::own("steady").await else { return };
     let mib = 256;
     let proxy = Arc::new(Plan::tls().config(&budget(mib)).without_admin().start(&bed).await);
@@ -211,7 +211,7 @@ async fn deliveries_leave_nothing_behind() {
 
 /// After a stall every watch catches up at once, with its own buffer. This memory is released.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stall_leaves_nothing_behind() {
+async fn memory_is_released_after_a_stall() {
     const STALL: Duration = Duration::from_secs(4);
     let Some(bed) = bed::own("stall").await else { return };
     let proxy = Arc::new(Plan::tls().without_admin().start(&bed).await);

@@ -58,7 +58,7 @@ fn escaped(text: &str) -> String {
 
 /// A selector of `!aa,!aa,…` over a large collection, and others with a similar cost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn dear_selectors_cost_others_little() {
+async fn expensive_selectors_do_not_delay_others() {
     let Some(field) = Field::lay("").await else { return };
     let queries = queries();
     let clients: Vec<_> = callers(&field.bed, ATTACKERS)
@@ -105,7 +105,7 @@ async fn dear_selectors_cost_others_little() {
 
 /// The answers to such requests equal the apiserver's.
 #[tokio::test]
-async fn dear_selectors_are_answered_as_upstream_answers_them() {
+async fn expensive_selectors_return_the_same_as_upstream() {
     let Some(field) = Field::lay("").await else { return };
     for query in queries().iter().filter(|query| !query.contains("watch=true")) {
         let ask = Ask::get(&format!("{}?{}", field.pods, query.replace("resourceVersion=0&", "")));

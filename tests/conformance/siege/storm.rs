@@ -83,7 +83,7 @@ async fn bench(field: &Field, kubeconfig: &Path, load: &[&str]) -> Answers {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn one_identity_at_full_storm_costs_others_little() {
+async fn request_storm_of_one_identity_does_not_delay_others() {
     let Some(field) = Field::lay("").await else { return };
     let mallory = Authority::of(&field.bed).issue("mallory", &["system:masters"]);
     for (what, paths) in storms(&field) {

@@ -156,13 +156,13 @@ fn attacks() -> Vec<Attack> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn attacks_of_strangers_slow_no_other_client() {
+async fn attacks_by_anonymous_clients_slow_no_other_client() {
     let Some(mut field) = Field::lay("").await else { return };
     withstand(&mut field, "", &vec![Identity::anonymous(); ATTACKERS], OTHER, attacks()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn newcomer_gets_in_while_one_source_holds_every_connection() {
+async fn new_client_connects_while_one_source_uses_all_connections() {
     let Some(mut field) = Field::lay("").await else { return };
     let silent = Attack { name: "silent connections", promised: &["connections"], ..Attack::http2() };
     let attacks = [silent, unfinished_blocks(), unfinished_heads()];

@@ -76,7 +76,7 @@ async fn at_the_apiserver(field: &Field, attackers: &[Identity], path: &str) -> 
 
 /// Unread responses do not delay other clients, and their permits are released.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn answers_that_nobody_reads_cost_others_little() {
+async fn unread_responses_do_not_delay_others() {
     // An apiserver that is busy with the responses answers token reviews too late.
     let Some(field) = Field::lay("delegated: {tokenTTL: 5m, allowedTTL: 5m}").await else { return };
     let attackers = callers(&field.bed, ATTACKERS);

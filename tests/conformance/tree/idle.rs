@@ -109,7 +109,7 @@ fn is_of_a_zone(Seen { verb, uri }: &Seen) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_idle_proxy_behind_a_zone_costs_the_apiserver_nothing() {
+async fn idle_leaf_of_a_zone_sends_the_apiserver_no_requests() {
     let idle = Duration::from_secs(bed::number("TREE_IDLE_SECONDS", 1));
     let Some(bed) = bed::audited("tree-idle").await else { return };
     bed.direct().create(CRDS, definition()).await;

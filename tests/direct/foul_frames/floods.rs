@@ -112,7 +112,7 @@ fn is_done(flood: &Flood) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_flood_from_upstream_costs_no_memory_and_nobody_an_event() {
+async fn upstream_frame_flood_uses_no_memory_and_loses_no_event() {
     let (up, signer, manners) = (demo::upstream().pods(20).run().await, Signer::new(), Manners::new(&[]));
     let relaying = manners.clone();
     let front = Front::start(up.address(), &signer.good(), move |near, far| relaying.clone().relay(near, far)).await;

@@ -145,7 +145,7 @@ fn what_is_too_much() -> Vec<Row> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_block_is_read_or_refused_as_the_rfc_has_it() {
+async fn header_blocks_are_decoded_or_rejected_per_rfc_7541() {
     let (_upstream, app) = proxy().await;
     let tables = vec![
         ("what can be read", Before::Hello, what_can_be_read()),

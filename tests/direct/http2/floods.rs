@@ -120,7 +120,7 @@ async fn others_are_answered(old: &Client, new: &Client) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_flood_costs_no_memory_and_nobody_else_an_answer() {
+async fn client_frame_flood_uses_no_memory_and_delays_no_other_client() {
     let (up, dir) = (demo::upstream().pods(20).run().await, Dir::new());
     let process = Process::serve(&dir, &up.url(), &[]).await;
     let new = process.client();

@@ -259,7 +259,7 @@ fn behind_an_answer() -> Vec<Row> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_frame_has_the_outcome_that_the_rfc_names() {
+async fn valid_and_invalid_frames_are_handled_per_rfc_9113() {
     let (_upstream, app) = proxy().await;
     let tables = vec![
         ("SETTINGS", Before::Hello, of_settings()),

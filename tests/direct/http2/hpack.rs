@@ -321,7 +321,7 @@ fn decoded(bytes: &[u8]) -> Vec<u8> {
 
 /// The examples of RFC 7541, appendix C, check the tests' own encoder and decoder.
 #[test]
-fn the_examples_of_the_rfc_are_read_and_written() {
+fn hpack_test_codec_matches_rfc_7541_examples() {
     assert_eq!(integer(0, 5, 1337), [31, 154, 10]);
     let authority = [0x8c, 0xf1, 0xe3, 0xc2, 0xe5, 0xf2, 0x3a, 0x6b, 0xa0, 0xab, 0x90, 0xf4, 0xff];
     assert_eq!(coded(b"www.example.com"), authority);

@@ -18,7 +18,7 @@ use crate::direct::{self, Protocol};
 
 /// The connection ends, and nothing reaches upstream.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_does_not_begin_as_it_must_ends() {
+async fn invalid_preface_closes_connection() {
     let (upstream, app) = proxy().await;
     let mut wrong = PREFACE.to_vec();
     wrong[23] = b' ';
@@ -41,7 +41,7 @@ async fn a_connection_that_does_not_begin_as_it_must_ends() {
 
 /// The first frame is SETTINGS (RFC 9113 §3.4).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn settings_are_the_first_frame() {
+async fn connection_closes_if_first_frame_is_not_settings() {
     let (_upstream, app) = proxy().await;
     let first = |bytes: Vec<u8>| [PREFACE, &bytes, &settings(&[]), &get(1, SMALL)].concat();
     let refused = || vec![Ends(PROTOCOL_ERROR), Closed];
@@ -55,7 +55,7 @@ async fn settings_are_the_first_frame() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn half_a_preface_and_then_nothing_is_the_end() {
+async fn truncated_preface_or_frame_closes_connection() {
     let (_upstream, app) = proxy().await;
     for bytes in [1, 3, 14, 18, 23] {
         let mut wire = Wire::to(&app).await;
@@ -73,7 +73,7 @@ async fn half_a_preface_and_then_nothing_is_the_end() {
 
 /// The result does not depend on how the bytes are split.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bytes_may_come_one_by_one() {
+async fn requests_split_into_single_bytes_are_served() {
     let (_upstream, app) = proxy().await;
     let block = [request("GET", SMALL, &[]), literal(Literal::Remembered, b"x-a", b"b")].concat();
     let parts =
@@ -91,7 +91,7 @@ async fn bytes_may_come_one_by_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn settings_and_pings_are_answered_once_and_in_order() {
+async fn settings_and_pings_are_acknowledged_once_in_order() {
     let (_upstream, app) = proxy().await;
     let mut wire = Wire::to(&app).await;
     let all = (1..=20).flat_map(|at| [settings(&[(0xfa00, at)]), ping(u64::from(at))].concat());
@@ -107,7 +107,7 @@ async fn settings_and_pings_are_answered_once_and_in_order() {
 
 /// The server announces its stream limit, and its other settings are valid.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_servers_settings_are_allowed() {
+async fn server_settings_are_valid_and_announce_stream_limit() {
     let (_upstream, app) = proxy().await;
     let mut wire = Wire::to(&app).await;
     // The client may send requests before the server's settings arrive.
@@ -127,7 +127,7 @@ async fn the_servers_settings_are_allowed() {
 /// The client shrinks and grows its header table. The server must follow and announce it (RFC 7541 §4.2), or the
 /// decoder of its blocks fails.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_table_of_answers_is_as_large_as_the_client_says() {
+async fn response_header_table_follows_client_size() {
     let (_upstream, app) = proxy().await;
     let mut stream = 1;
     for first in [None, Some(0), Some(64), Some(65_536)] {
@@ -159,7 +159,7 @@ async fn the_table_of_answers_is_as_large_as_the_client_says() {
 
 /// The same server answers over TLS.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_is_the_same_behind_tls() {
+async fn http2_over_tls_serves_requests_and_closes_on_http1() {
     let upstream = demo::upstream().run().await;
     let app = direct::app(&upstream).tls().run().await;
     let mut wire = Wire::to(&app.over(Protocol::Http2)).await;

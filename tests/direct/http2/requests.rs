@@ -132,7 +132,7 @@ fn lengths() -> Vec<Row> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_head_is_a_request_or_is_malformed_as_the_rfc_has_it() {
+async fn malformed_request_heads_are_rejected_per_rfc_9113() {
     let (upstream, app) = proxy().await;
     let tables = vec![
         ("pseudo-fields", Before::Hello, pseudo_fields()),

@@ -27,7 +27,7 @@ fn requests(token: impl Fn(u32) -> String) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn guesses_in_one_write_cost_one_review() {
+async fn guessed_tokens_sent_in_one_write_cause_one_review() {
     let up = demo::upstream().pods(3).run().await;
     let app = delegated(&up).await;
     let before = up.reviews().asked().tokens;
@@ -43,7 +43,7 @@ async fn guesses_in_one_write_cost_one_review() {
 
 /// client-go multiplexes its first requests before any of them is answered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn first_requests_of_a_known_caller_wait_and_all_succeed() {
+async fn first_multiplexed_requests_of_valid_token_all_succeed() {
     let up = demo::upstream().pods(3).run().await;
     let app = delegated(&up).await;
     let mut wire = Wire::to(&app).await;

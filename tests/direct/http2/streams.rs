@@ -14,7 +14,7 @@ use crate::direct::{self, App, PODS, eventually, within};
 /// Streams above the server's limit are refused such that the client may retry (RFC 9113 §5.1.2). Once another stream
 /// ends, a retry is answered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn more_streams_than_allowed_are_refused_and_may_be_asked_again() {
+async fn streams_above_limit_are_refused_and_can_be_retried() {
     const BEYOND: u32 = 5;
     let (upstream, app) = proxy().await;
     let mut wire = Wire::to(&app).await;
@@ -60,7 +60,7 @@ async fn until_watches(app: &App, count: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_watch_that_is_reset_ends_and_others_go_on() {
+async fn reset_stream_ends_only_its_watch() {
     let up = demo::upstream().pods(2).run().await;
     let app = direct::app(&up).run().await;
     let mut wire = Wire::to(&app).await;
@@ -81,7 +81,7 @@ async fn a_watch_that_is_reset_ends_and_others_go_on() {
 
 /// A client that sends GOAWAY opens no new streams; its open requests are answered (RFC 9113 §6.8).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_asked_before_the_clients_goodbye_is_answered() {
+async fn requests_before_client_goaway_are_served() {
     let (_upstream, app) = proxy().await;
     let mut wire = Wire::to(&app).await;
     let goodbye = frame(GOAWAY, 0, 0, &[0_u32.to_be_bytes(), NO_ERROR.to_be_bytes()].concat());
@@ -93,7 +93,7 @@ async fn what_was_asked_before_the_clients_goodbye_is_answered() {
 
 /// A client that closes its sending side cannot acknowledge anything, so the connection ends with all its streams.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_whose_client_has_finished_ends() {
+async fn connection_ends_when_client_closes_sending_side() {
     let up = demo::upstream().pods(2).run().await;
     let app = direct::app(&up).run().await;
     let mut wire = Wire::to(&app).await;
@@ -107,7 +107,7 @@ async fn a_connection_whose_client_has_finished_ends() {
 
 /// RFC 9113 §6.8: a server that closes announces the last stream that it answers, and answers it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_drains_answers_what_it_has_taken() {
+async fn drain_completes_streams_accepted_before_goaway() {
     let upstream = demo::upstream().pods(30).run().await;
     // Long enough for the whole test. Its connections receive GOAWAY within the first tenth.
     let mut app = direct::app(&upstream).drain(Duration::from_secs(75)).run().await;
@@ -138,7 +138,7 @@ async fn a_server_that_drains_answers_what_it_has_taken() {
 /// A cookie field may be split into crumbs, which are one field in HTTP/1.1 (RFC 9113 §8.2.3). The current server lets
 /// upstream join them, so none may be lost or reordered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn crumbs_of_cookies_lose_nothing() {
+async fn split_cookie_fields_are_forwarded_in_order() {
     let (upstream, app) = proxy().await;
     let mut wire = Wire::to(&app).await;
     let crumbs = [("cookie", "a=b"), ("x-other", "c"), ("cookie", "d=e")];

@@ -26,7 +26,7 @@ fn patterned(bytes: usize) -> Vec<u8> {
 
 /// A list arrives completely and in order through a window of any size that is replenished as fast as it is used.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_list_comes_through_a_window_of_any_size() {
+async fn list_arrives_complete_with_any_window_size() {
     let up = demo::upstream().pods(5).run().await;
     let app = direct::app(&up).run().await;
     let list = format!("{PODS}?resourceVersion=0");
@@ -51,7 +51,7 @@ async fn a_list_comes_through_a_window_of_any_size() {
 
 /// A watch with a window that opens byte by byte receives everything, and does not delay other readers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_watch_comes_through_a_window_of_a_byte() {
+async fn watch_arrives_complete_with_one_byte_window() {
     let up = demo::upstream().pods(5).run().await;
     let app = direct::app(&up).run().await;
     let (beside, from) = (app.watch(PODS).initial_events().await, up.revision());
@@ -83,7 +83,7 @@ async fn a_watch_comes_through_a_window_of_a_byte() {
 
 /// The connection's window applies to all streams together, and a stream that has window makes progress.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn streams_share_the_connections_window() {
+async fn all_streams_share_connection_window() {
     let up = demo::upstream().pods(300).run().await;
     let app = direct::app(&up).run().await;
     let list = format!("{PODS}?resourceVersion=0");
@@ -108,7 +108,7 @@ async fn streams_share_the_connections_window() {
 
 /// RFC 9113 §6.9.2: a window may become negative, and counts from there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_window_below_nothing_holds_until_it_is_above() {
+async fn negative_window_blocks_stream_until_positive() {
     let up = demo::upstream().pods(50).run().await;
     let app = direct::app(&up).run().await;
     let list = format!("{PODS}?resourceVersion=0");
@@ -138,7 +138,7 @@ type Frames<'a> = &'a dyn Fn(&[u8], bool) -> Vec<u8>;
 
 /// A body of any size is echoed unchanged, because the server returns the window for forwarded bytes. Padding counts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_server_gives_windows_back() {
+async fn server_replenishes_window_for_forwarded_bytes() {
     let (_upstream, app) = proxy().await;
     let plain = |part: &[u8], is_last| if is_last { last_data(1, part) } else { data(1, part) };
     let padded = |part: &[u8], is_last| {
@@ -164,7 +164,7 @@ async fn the_server_gives_windows_back() {
 
 /// The connection's window is also returned for closed streams, because it would be exhausted otherwise.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_reset_gives_its_window_back() {
+async fn reset_streams_return_connection_window() {
     const EACH: i64 = 4 * 16_384;
     let (upstream, app) = proxy().await;
     let mut wire = Wire::to(&app).await;
@@ -211,7 +211,7 @@ async fn unreading() -> Unreading {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn more_than_the_window_of_a_stream_is_refused() {
+async fn exceeding_stream_window_is_flow_control_error() {
     let proxy = unreading().await;
     let mut wire = Wire::to(&proxy.app).await;
     wire.send(&hello()).await;
@@ -226,7 +226,7 @@ async fn more_than_the_window_of_a_stream_is_refused() {
 
 /// Each stream is within its own window, and all of them together exceed the connection's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn more_than_the_window_of_the_connection_is_refused() {
+async fn exceeding_connection_window_is_flow_control_error() {
     let proxy = unreading().await;
     let mut wire = Wire::to(&proxy.app).await;
     wire.send(&hello()).await;
@@ -248,7 +248,7 @@ fn bodies(stream: u32, bytes: usize) -> Vec<u8> {
 
 /// No data follows the head of a response to HEAD, whichever frame ends it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn head_has_no_body() {
+async fn head_response_has_no_data_frames() {
     let up = demo::upstream().pods(5).run().await;
     let app = direct::app(&up).run().await;
     let mut wire = Wire::to(&app).await;

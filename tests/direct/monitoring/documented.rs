@@ -174,7 +174,7 @@ fn in_backticks(text: &str) -> impl Iterator<Item = String> + use<> {
 }
 
 #[test]
-fn labels_and_their_values_are_read_from_tables_and_paragraphs() {
+fn metrics_document_parser_reads_labels_and_values() {
     let all = series();
     let labels = |name: &str| all[name].labels.iter().map(String::as_str).collect::<Vec<_>>();
     assert_eq!(labels("up"), ["instance", "job"]);

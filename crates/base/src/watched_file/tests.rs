@@ -40,7 +40,7 @@ fn load(files: Vec<PathBuf>) -> WatchedFile<u32> {
 }
 
 #[test]
-fn what_cannot_be_used_at_first_is_an_error_that_names_the_file() {
+fn unusable_file_at_startup_returns_an_error() {
     let dir = Dir::new();
     let (good, half, missing) = (dir.file("good", "1."), dir.file("half", "1"), dir.0.join("missing"));
     let error = |files| WatchedFile::load("numbers", files, sum).expect_err("not usable").to_string();
@@ -49,7 +49,7 @@ fn what_cannot_be_used_at_first_is_an_error_that_names_the_file() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_written_again_is_read_again() {
+async fn rewritten_file_is_reloaded() {
     let dir = Dir::new();
     let (one, two) = (dir.file("one", "1."), dir.file("two", "20."));
     let mut sum = load(vec![one, two]);
@@ -63,7 +63,7 @@ async fn a_file_that_is_written_again_is_read_again() {
 }
 
 #[tokio::test]
-async fn half_a_file_leaves_the_last_good_value() {
+async fn partial_file_keeps_the_last_good_value() {
     let dir = Dir::new();
     let sum = load(vec![dir.file("one", "1.")]);
     dir.file("one", "2");
@@ -75,7 +75,7 @@ async fn half_a_file_leaves_the_last_good_value() {
 }
 
 #[tokio::test]
-async fn a_file_that_comes_back_as_it_was_is_no_change() {
+async fn restored_file_with_same_content_is_not_a_change() {
     let dir = Dir::new();
     let path = dir.file("one", "1.");
     let sum = load(vec![path.clone()]);
@@ -89,7 +89,7 @@ async fn a_file_that_comes_back_as_it_was_is_no_change() {
 }
 
 #[tokio::test]
-async fn a_link_that_is_turned_elsewhere_is_followed() {
+async fn replaced_symlink_is_followed_on_reload() {
     // As when mounted Secrets are updated: the files are links through a link that is replaced.
     let dir = Dir::new();
     for (version, text) in [("v1", "1."), ("v2", "2.")] {
@@ -106,7 +106,7 @@ async fn a_link_that_is_turned_elsewhere_is_followed() {
 }
 
 #[tokio::test]
-async fn what_is_no_file_or_too_large_leaves_the_last_good_value() {
+async fn directory_or_oversized_file_keeps_the_last_good_value() {
     let dir = Dir::new();
     let path = dir.file("one", "1.");
     let sum = load(vec![path.clone()]);
@@ -122,7 +122,7 @@ async fn what_is_no_file_or_too_large_leaves_the_last_good_value() {
 }
 
 #[tokio::test]
-async fn files_that_a_file_names_are_looked_at_too() {
+async fn files_listed_in_another_file_are_watched() {
     let dir = Dir::new();
     let (list, one, two) = (dir.0.join("list"), dir.file("one", "1."), dir.file("two", "2."));
     std::fs::write(&list, one.display().to_string()).unwrap();
@@ -137,7 +137,7 @@ async fn files_that_a_file_names_are_looked_at_too() {
 }
 
 #[tokio::test]
-async fn a_fixed_value_needs_no_keeping_up() {
+async fn fixed_value_is_never_reloaded() {
     let fixed = WatchedFile::fixed(7);
     fixed.look_again().await;
     fixed.clone().keep_up(Duration::from_secs(1)).await;

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_proc_says_is_read() {
+    fn cpu_and_memory_are_parsed_from_proc() {
         let stat = "42 (a) name) S 1 42 42 0 -1 4194560 1 2 3 4 150 50 0 0 20 0 9 0 1 2 3";
         assert_eq!(cpu_of_stat(stat), Some(Duration::from_secs(2)));
         assert_eq!(kilobytes("Name: x\nVmHWM:\t  2048 kB\n", "VmHWM:"), Some(2 << 20));

@@ -38,7 +38,7 @@ fn protobuf(kind: &str, body: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn what_matters_is_found_in_a_line() {
+fn json_line_yields_event_type_version_and_write_time() {
     let search = Recogniser::new(false);
     let line = concat!(
         r#"{"type":"MODIFIED","object":{"metadata":{"resourceVersion":"42","#,
@@ -58,7 +58,7 @@ fn what_matters_is_found_in_a_line() {
 }
 
 #[test]
-fn what_matters_is_found_in_a_table() {
+fn table_row_yields_event_type_version_and_write_time() {
     let row = r#"{"cells":["a"],"object":{"metadata":{"resourceVersion":"42","annotations":{"KEY":"777"}}}}"#;
     let row = row.replace("KEY", WRITTEN_AT);
     let line = format!(
@@ -70,7 +70,7 @@ fn what_matters_is_found_in_a_table() {
 }
 
 #[test]
-fn what_matters_is_found_in_protobuf() {
+fn protobuf_frame_yields_event_type_version_and_write_time() {
     let search = Recogniser::new(true);
     let frame = protobuf("MODIFIED", &pod());
     assert_eq!(search.classify(&frame), RecognisedFrame::Written);
@@ -85,7 +85,7 @@ fn what_matters_is_found_in_protobuf() {
 }
 
 #[test]
-fn a_list_tells_its_version_in_its_first_bytes() {
+fn protobuf_list_version_is_found_in_the_first_bytes() {
     let items: Vec<u8> = (0..20).flat_map(|_| put(2, &pod())).collect();
     let list = [put(1, &[put(1, b""), put(2, b"99")].concat()), items].concat();
     let whole = [&b"k8s\0"[..], &put(1, b"type"), &put(2, &list)].concat();
@@ -93,7 +93,7 @@ fn a_list_tells_its_version_in_its_first_bytes() {
 }
 
 #[test]
-fn no_bytes_panic() {
+fn truncated_frames_never_panic() {
     let frame = protobuf("ADDED", &pod());
     for is_protobuf in [true, false] {
         let search = Recogniser::new(is_protobuf);

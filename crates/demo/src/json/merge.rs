@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn null_removes_and_lists_are_replaced() {
+    fn merge_patch_removes_null_keys_and_replaces_lists() {
         assert_eq!(
             patched(false, r#"{"a":1,"b":[1,2],"c":{"d":1}}"#, r#"{"a":null,"b":[3],"c":{"e":{"f":null}}}"#),
             r#"{"b":[3],"c":{"d":1,"e":{}}}"#
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn strategic_lists_merge_by_name_and_directives_are_not_stored() {
+    fn strategic_patch_merges_lists_by_name_and_drops_directives() {
         let target = r#"{"c":[{"name":"x","image":"1"},{"name":"y"}]}"#;
         let patch =
             r#"{"$setElementOrder/c":[],"c":[{"name":"x","image":"2"},{"name":"y","$patch":"delete"},{"name":"z"}]}"#;

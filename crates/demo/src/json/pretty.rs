@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn indents_as_go_does() {
+    fn pretty_json_is_indented_as_in_go() {
         let text = pretty(br#"{"a":{},"b":[],"c":[1,{"d":"x,\"{"}]}"#);
         let expected =
             "{\n  \"a\": {},\n  \"b\": [],\n  \"c\": [\n    1,\n    {\n      \"d\": \"x,\\\"{\"\n    }\n  ]\n}";

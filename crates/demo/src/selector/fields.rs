@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn terms_are_sorted_and_values_unescaped() {
+    fn field_terms_are_sorted_and_values_unescaped() {
         let term = |key: &str, value: &str, equal| (key.to_owned(), value.to_owned(), equal);
         assert_eq!(parse("b!=2,,a==x\\,y").unwrap(), [term("a", "x,y", true), term("b", "2", false)]);
         assert_eq!(parse("spec.nodeName=").unwrap(), [term("spec.nodeName", "", true)]);

@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_read_as_the_servers() {
+    fn parse_errors_match_the_apiservers() {
         for (bad, text) in [
             ("a in", "unable to parse requirement: found '' expected: '('"),
             ("a=b c", "found 'c', expected: ',' or 'end of string'"),

@@ -21,7 +21,7 @@ async fn is_up(up: &RunningUpstream) -> bool {
 }
 
 #[tokio::test]
-async fn a_port_that_is_down_refuses_and_comes_back() {
+async fn port_refuses_connections_while_down_and_accepts_them_after() {
     let up = upstream().run().await;
     let watches = watching(&up).await;
     up.faults().down().await;
@@ -36,7 +36,7 @@ async fn a_port_that_is_down_refuses_and_comes_back() {
 }
 
 #[tokio::test]
-async fn open_watches_can_be_ended_reset_and_cut_in_mid_frame() {
+async fn watch_faults_end_reset_and_truncate_open_streams() {
     let up = upstream().run().await;
     up.create_pod("t1", "a");
 
@@ -61,7 +61,7 @@ async fn open_watches_can_be_ended_reset_and_cut_in_mid_frame() {
 }
 
 #[tokio::test]
-async fn streams_can_lie() {
+async fn watch_faults_send_duplicate_stale_and_malformed_events() {
     let up = upstream().run().await;
     let mut watches = watching(&up).await;
     let written = up.create_pod("t1", "a");
@@ -78,7 +78,7 @@ async fn streams_can_lie() {
 }
 
 #[tokio::test]
-async fn hushed_watches_say_what_they_kept_back_afterwards() {
+async fn hushed_watches_send_withheld_events_after_unhush() {
     let up = upstream().run().await;
     let watches = watching(&up).await;
     up.faults().hush_watches();
@@ -92,7 +92,7 @@ async fn hushed_watches_say_what_they_kept_back_afterwards() {
 }
 
 #[tokio::test]
-async fn frozen_sockets_accept_and_stand_still() {
+async fn frozen_server_accepts_connections_but_sends_nothing() {
     let up = upstream().run().await;
     let mut watches = watching(&up).await;
     up.faults().freeze();
@@ -113,7 +113,7 @@ async fn frozen_sockets_accept_and_stand_still() {
 }
 
 #[tokio::test]
-async fn lists_wait_at_the_gate() {
+async fn paused_lists_wait_until_released() {
     let up = upstream().run().await;
     up.faults().hold_lists();
     let list = tokio::spawn({
@@ -127,7 +127,7 @@ async fn lists_wait_at_the_gate() {
 }
 
 #[tokio::test]
-async fn ordered_answers_are_given_as_often_as_ordered() {
+async fn injected_response_is_returned_as_often_as_configured() {
     let up = upstream().run().await;
     up.faults().only("pods").answer(RequestKind::Watch, 2, 503, Some(7));
     let watch = "/api/v1/pods?watch=1&timeoutSeconds=-1";

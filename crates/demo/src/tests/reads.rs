@@ -13,7 +13,7 @@ fn config_map(namespace: &str, name: &str) -> serde_json::Value {
 }
 
 #[tokio::test]
-async fn lists_have_the_servers_layout() {
+async fn list_layout_matches_the_apiserver() {
     let up = upstream().run().await;
     let revision = up.put("configmaps", config_map("t1", "cm-a"));
     let client = Client::of(&up);
@@ -38,7 +38,7 @@ async fn lists_have_the_servers_layout() {
 }
 
 #[tokio::test]
-async fn order_is_that_of_the_joined_key() {
+async fn list_is_ordered_by_the_joined_namespace_and_name() {
     let up = upstream().run().await;
     for (namespace, name) in [("t1", "cm-b"), ("t1", "cm-a"), ("t1-a", "cm-a")] {
         up.put("configmaps", config_map(namespace, name));
@@ -54,7 +54,7 @@ async fn order_is_that_of_the_joined_key() {
 }
 
 #[tokio::test]
-async fn pages_stay_in_the_revision_of_the_first() {
+async fn pages_use_the_version_of_the_first_until_compaction() {
     let up = upstream().run().await;
     for name in ["a", "b", "c"] {
         up.create_pod("t1", name);
@@ -87,7 +87,7 @@ async fn pages_stay_in_the_revision_of_the_first() {
 }
 
 #[tokio::test]
-async fn selectors_pick_by_label_and_field() {
+async fn selectors_filter_lists_by_label_and_field() {
     let up = upstream().run().await;
     up.put_pod(&Pod::new("t1", "a").label("app", "x").node("n1"));
     up.put_pod(&Pod::new("t1", "b").label("app", "y").node("n2").phase("Pending"));
@@ -112,7 +112,7 @@ async fn selectors_pick_by_label_and_field() {
 }
 
 #[tokio::test]
-async fn revisions_that_are_wrong_or_not_there_yet_are_refused() {
+async fn invalid_version_is_rejected_and_future_version_times_out() {
     let up = upstream().future_wait(Duration::from_millis(20)).run().await;
     let (client, future) = (Client::of(&up), up.revision() + 1000);
     let list = client.get(&format!("/api/v1/pods?resourceVersion={future}")).await;
@@ -127,7 +127,7 @@ async fn revisions_that_are_wrong_or_not_there_yet_are_refused() {
 }
 
 #[tokio::test]
-async fn a_list_waits_for_a_revision_that_comes_in_time() {
+async fn list_at_future_version_waits_until_the_version_exists() {
     let up = upstream().future_wait(Duration::from_secs(120)).run().await;
     let (client, next) = (Client::of(&up), up.revision() + 1);
     let path = format!("/api/v1/pods?resourceVersion={next}");
@@ -139,7 +139,7 @@ async fn a_list_waits_for_a_revision_that_comes_in_time() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_404_in_the_right_form() {
+async fn missing_object_or_path_returns_404_as_in_the_apiserver() {
     let up = upstream().run().await;
     let client = Client::of(&up);
     let missing = client.get("/apis/apps/v1/namespaces/default/deployments/nope").await;
@@ -152,7 +152,7 @@ async fn what_is_not_there_is_404_in_the_right_form() {
 }
 
 #[tokio::test]
-async fn discovery_answers_in_both_dialects() {
+async fn discovery_serves_legacy_and_aggregated_formats() {
     let up = upstream().run().await;
     let legacy = Client::of(&up);
     assert!(legacy.get("/apis").await.text().contains(r#""groupVersion":"apps/v1""#));
@@ -177,7 +177,7 @@ async fn discovery_answers_in_both_dialects() {
 }
 
 #[tokio::test]
-async fn forms_are_negotiated() {
+async fn accept_header_selects_table_partial_or_plain_objects() {
     let up = upstream().run().await;
     up.put_pod(&Pod::new("t1", "a").node("n1").restarts(3));
     let table = Client::of(&up).accept("application/json;as=Table;v=v1;g=meta.k8s.io").get("/api/v1/pods").await.json();
@@ -210,7 +210,7 @@ async fn forms_are_negotiated() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_asked_is_refused_in_the_servers_words() {
+async fn invalid_list_options_return_the_apiservers_messages() {
     let up = upstream().run().await;
     let client = Client::of(&up);
     for (query, text) in [
@@ -241,7 +241,7 @@ async fn what_cannot_be_asked_is_refused_in_the_servers_words() {
 }
 
 #[tokio::test]
-async fn errors_are_indented_for_who_asked_for_conversions_alone() {
+async fn errors_are_indented_if_accept_has_only_conversions() {
     let up = upstream().run().await;
     let (missing, table) = ("/api/v1/namespaces/t1/pods/nope", "application/json;as=Table;v=v1;g=meta.k8s.io");
     assert!(Client::of(&up).accept(table).get(missing).await.text().starts_with("{\n  \"kind\": \"Status\",\n"));

@@ -12,7 +12,7 @@ use super::client::End;
 const PODS: &str = "/api/v1/namespaces/t1/pods?watch=1";
 
 #[tokio::test]
-async fn a_watch_from_a_revision_shows_what_came_after_it() {
+async fn watch_from_a_version_sends_only_later_events() {
     let up = upstream().run().await;
     let start = up.create_pod("t1", "a");
     let path = format!("{PODS}&resourceVersion={}", start - 1);
@@ -31,7 +31,7 @@ async fn a_watch_from_a_revision_shows_what_came_after_it() {
 }
 
 #[tokio::test]
-async fn forgotten_history_is_410_in_the_stream() {
+async fn watch_after_history_loss_receives_410_in_the_stream() {
     let up = upstream().run().await;
     let start = up.create_pod("t1", "a");
     let now = up.update_pod("t1", "a");
@@ -47,7 +47,7 @@ async fn forgotten_history_is_410_in_the_stream() {
 }
 
 #[tokio::test]
-async fn initial_events_come_in_key_order_and_end_with_a_marked_bookmark() {
+async fn initial_events_are_sorted_by_key_and_end_with_a_bookmark() {
     let up = upstream().run().await;
     let (b, a) = (up.create_pod("t1", "b"), up.create_pod("t1", "a"));
     for query in ["&allowWatchBookmarks=1", "&allowWatchBookmarks=1&resourceVersion=0"] {
@@ -74,7 +74,7 @@ async fn initial_events_come_in_key_order_and_end_with_a_marked_bookmark() {
 }
 
 #[tokio::test]
-async fn leaving_a_selector_is_a_deletion_and_entering_it_an_addition() {
+async fn object_leaving_selector_is_deleted_and_entering_is_added() {
     let up = upstream().run().await;
     let pod = Pod::new("t1", "a").label("app", "x");
     let start = up.put_pod(&pod);
@@ -94,7 +94,7 @@ async fn leaving_a_selector_is_a_deletion_and_entering_it_an_addition() {
 }
 
 #[tokio::test]
-async fn a_bounded_ring_forgets_and_says_from_where_it_remembers() {
+async fn watch_before_bounded_history_fails_with_the_oldest_version() {
     let up = upstream().ring_events_max(3).run().await;
     let first = up.create_pod("t1", "p0");
     for n in 1..5 {
@@ -110,7 +110,7 @@ async fn a_bounded_ring_forgets_and_says_from_where_it_remembers() {
 }
 
 #[tokio::test]
-async fn future_revisions_wait_or_fail_in_the_stream() {
+async fn watch_at_future_version_waits_or_receives_504() {
     let up = upstream().future_wait(Duration::from_millis(20)).run().await;
     let future = up.revision() + 2;
     let initial = "&sendInitialEvents=1&resourceVersionMatch=NotOlderThan";
@@ -127,7 +127,7 @@ async fn future_revisions_wait_or_fail_in_the_stream() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn deadlines_end_streams_and_a_bookmark_comes_before() {
+async fn watch_timeout_sends_a_bookmark_and_ends_the_stream() {
     let up = upstream().in_memory();
     let client = Client::in_memory(&up);
     let start = up.create_pod("t1", "a");
@@ -147,7 +147,7 @@ async fn deadlines_end_streams_and_a_bookmark_comes_before() {
 }
 
 #[tokio::test]
-async fn periodic_bookmarks_follow_everything_that_was_sent() {
+async fn periodic_bookmarks_carry_the_last_sent_version() {
     let up = upstream().bookmark_period(Duration::from_millis(10)).run().await;
     let start = up.create_pod("t1", "a");
     let mut watch = Client::of(&up).watch(&format!("{PODS}&resourceVersion={start}&allowWatchBookmarks=1")).await;
@@ -158,7 +158,7 @@ async fn periodic_bookmarks_follow_everything_that_was_sent() {
 }
 
 #[tokio::test]
-async fn tables_have_their_columns_once() {
+async fn table_watch_sends_column_definitions_once() {
     let up = upstream().run().await;
     let start = up.create_pod("t1", "a");
     let client = Client::of(&up).accept("application/json;as=Table;v=v1;g=meta.k8s.io");
@@ -172,7 +172,7 @@ async fn tables_have_their_columns_once() {
 }
 
 #[tokio::test]
-async fn the_old_watch_paths_work() {
+async fn deprecated_watch_paths_work() {
     let up = upstream().run().await;
     let (a, _) = (up.create_pod("t1", "a"), up.create_pod("t1", "b"));
     let mut one = Client::of(&up).watch("/api/v1/watch/namespaces/t1/pods/a").await;
@@ -188,7 +188,7 @@ async fn the_old_watch_paths_work() {
 }
 
 #[tokio::test]
-async fn churn_keeps_the_population_and_every_watch_sees_the_same() {
+async fn churn_keeps_pod_count_and_watch_receives_every_version() {
     let up = upstream().pods(200).run().await;
     let start = up.revision();
     let mut watch = Client::of(&up).http2().watch(&format!("/api/v1/pods?watch=1&resourceVersion={start}")).await;

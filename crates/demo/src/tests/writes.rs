@@ -15,7 +15,7 @@ async fn send(up: &RunningUpstream, method: Method, path: &str, media: &str, bod
 }
 
 #[tokio::test]
-async fn a_created_object_is_completed_and_cannot_be_created_twice() {
+async fn create_fills_metadata_and_repeated_create_returns_409() {
     let up = upstream().run().await;
     let body = json!({"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": "a"}, "data": {"k": "v"}});
     let (code, created) = send(&up, Method::POST, MAPS, JSON, body.clone()).await;
@@ -31,7 +31,7 @@ async fn a_created_object_is_completed_and_cannot_be_created_twice() {
 }
 
 #[tokio::test]
-async fn updates_are_checked_against_the_current_revision() {
+async fn update_with_stale_version_returns_409() {
     let up = upstream().run().await;
     let first = up.put("configmaps", json!({"metadata": {"name": "a", "namespace": "t1"}, "data": {"k": "1"}}));
     let path = format!("{MAPS}/a");
@@ -55,7 +55,7 @@ async fn updates_are_checked_against_the_current_revision() {
 }
 
 #[tokio::test]
-async fn patches_merge_and_apply_creates() {
+async fn patch_merges_fields_and_apply_creates_the_object() {
     let up = upstream().run().await;
     let path = format!("{MAPS}/a");
     let apply = "application/apply-patch+yaml";
@@ -81,7 +81,7 @@ async fn patches_merge_and_apply_creates() {
 }
 
 #[tokio::test]
-async fn deletions_check_their_preconditions_and_dry_runs_change_nothing() {
+async fn delete_checks_preconditions_and_dry_run_changes_nothing() {
     let up = upstream().run().await;
     up.put("configmaps", json!({"metadata": {"name": "a", "namespace": "t1"}}));
     let (path, before) = (format!("{MAPS}/a"), up.revision());

@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn summary_shows_the_saving() {
+    fn summary_shows_the_saved_watches_and_events() {
         let summary = Summary {
             elapsed: Duration::from_secs(30),
             pods: 500,

@@ -281,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_that_repeats_a_run_has_its_seed_and_is_quoted() {
+    fn repeat_command_includes_the_seed_and_quotes_arguments() {
         let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
         let (seed, command) = repeatable(None, words(&["fanoutctl", "verify", "--fault", "kill $(cat it's.pid)"]));
         assert_eq!(command, format!(r"fanoutctl verify --fault 'kill $(cat it'\''s.pid)' --seed {seed}"));
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn the_truth_is_one_etcd_and_one_apiserver_at_most() {
+    fn truth_accepts_at_most_one_etcd_and_one_apiserver() {
         let said = |texts: &[&str]| {
             let (mut problems, texts) = (Vec::new(), texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>());
             let truths = Truths::of(&texts, &mut problems);

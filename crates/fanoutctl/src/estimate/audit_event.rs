@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_read_as_the_apiserver_writes_them() {
+    fn apiserver_timestamps_are_parsed() {
         let near = |text: &str, expected: f64| (seconds(text).expect("a time") - expected).abs() < 1e-3;
         assert!(near("1970-01-01T00:00:00Z", 0.0) && near("2024-02-29T12:30:01.500000Z", 1_709_209_801.5));
         assert!(near("2026-11-25T00:00:00.000000Z", 1_795_564_800.0));

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn stalled_watch_differs_from_an_idle_one() {
+    fn stalled_and_idle_watches_are_explained_differently() {
         let row = |state: &str, behind: u64| {
             let (least, protocol, namespace) = (behind > 200, "h2", "shop");
             open(&json!({

@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn port_is_parsed_from_output_of_kubectl() {
+    fn port_is_parsed_from_kubectl_output() {
         assert_eq!(port("Forwarding from 127.0.0.1:40123 -> 9090"), Some(40_123));
         assert_eq!([port("error: no"), port("Forwarding from nowhere")], [None, None]);
     }

@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn series_are_added_up_by_their_whole_name() {
+    fn series_are_summed_by_exact_metric_name() {
         let text = "# TYPE a gauge\na{x=\"1\",v=\"7.1\"} 2\na{x=\"2\"} 3\nab 5\na_b{x=\"1\"} 7\nplain 9\n";
         let metrics = MetricsText(text.to_owned());
         assert_eq!((metrics.sum("a"), metrics.sum("ab"), metrics.sum("plain"), metrics.sum("no")), (5, 5, 9, 0));

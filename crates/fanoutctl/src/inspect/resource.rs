@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_differ_from_groups() {
+    fn api_versions_are_distinguished_from_groups() {
         for (text, expected) in
             [("v1", true), ("v2beta1", true), ("v1alpha12", true), ("v", false), ("vbeta1", false), ("apps", false)]
         {

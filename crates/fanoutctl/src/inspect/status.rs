@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failing_reload_and_expired_certificate_are_trouble() {
+    fn failed_reload_and_expired_certificate_are_reported() {
         let text = "kube_fanout_reload_failing{what=\"client_ca\"} 0\n\
                     kube_fanout_reload_failing{what=\"listener_certificate\"} 1\n\
                     kube_fanout_reload_failing{what=\"configuration\"} 1\n\

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_aligned() {
+    fn table_columns_are_aligned() {
         let rows = [vec!["a".to_owned(), "x".to_owned()], vec!["long".to_owned(), "y".to_owned()]];
         assert_eq!(lines(&["N", "W"], &rows), "N     W\na     x\nlong  y\n");
     }

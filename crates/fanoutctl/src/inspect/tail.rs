@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn event_is_one_line() {
+    fn watch_event_prints_as_one_line() {
         let added =
             br#"{"type":"ADDED","object":{"metadata":{"namespace":"a","name":"b","resourceVersion":"7"},"spec":{}}}"#;
         assert_eq!(line(added, false), "ADDED     7            a/b\n");

@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_test_bed_is_found_in_a_checkout_or_beside_the_program_or_is_built() {
+    fn testbed_is_found_in_checkout_or_next_to_binary_or_built() {
         let folder = std::env::temp_dir().join(format!("kube-fanout-trial-{}", fastrand::u64(..)));
         let program = folder.join("elsewhere/release/kube-fanout");
         let put = |path: &Path| {

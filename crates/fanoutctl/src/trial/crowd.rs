@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_are_read_as_informers_read_them() {
+    fn watch_frames_update_state_as_in_an_informer() {
         let ledger = WriteLedger::new(3, 1);
         ledger.created(2, 5);
         let mut seen = Seen::new(3);

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_whole_up_to_what_was_known_when_the_oldest_open_write_was_sent() {
+    fn ledger_is_complete_up_to_the_oldest_open_write() {
         let ledger = WriteLedger::new(2, 2);
         ledger.created(0, 5);
         ledger.created(1, 6);

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn script_is_times_and_actions_in_order() {
+    fn script_parses_times_and_actions_in_order() {
         let mut script: Script = "500ms apiserver,10s  proxy , 1m quit".parse().unwrap();
         let mut found = Vec::new();
         while let Some(at) = script.next_at() {

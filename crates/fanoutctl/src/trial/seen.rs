@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn state_that_differs_from_upstream_is_a_loss() {
+    fn state_that_differs_from_upstream_counts_as_lost() {
         let (ledger, mut seen) = world();
         seen.expires();
         seen.begins();

@@ -62,7 +62,7 @@ async fn dropped_event_is_lost_for_each_informer() {
 }
 
 #[tokio::test]
-async fn duplicate_event_is_wrong_and_broken_stream_is_no_loss() {
+async fn duplicate_event_counts_as_wrong_and_stream_reset_loses_none() {
     let up = demo::upstream().run().await;
     let counts = judged(&up, async |crowd, writers| {
         until_delivered(crowd, writers, 5).await;

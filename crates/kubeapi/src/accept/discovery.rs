@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn discovery_headers_have_one_spelling_or_none() {
+    fn discovery_accept_is_normalized_or_unsupported() {
         let v2 = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
         let v2beta1 = "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList";
         let client_go = format!("{v2},{v2beta1},application/json");

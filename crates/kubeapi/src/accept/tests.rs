@@ -11,7 +11,7 @@ fn converted(media: MediaType, target: Conversion, version: MetaVersion) -> Choi
 
 /// The sort compares each clause with each in the worst case, so its input is bounded.
 #[test]
-fn accept_header_beyond_its_limits_is_refused_before_it_is_sorted() {
+fn accept_header_over_limit_is_rejected_before_sorting() {
     let clauses = |count: usize| vec!["*"; count].join(",");
     let long = |bytes: usize| format!("application/json;{}", "a".repeat(bytes - "application/json;".len()));
     for (accept, is_read) in [
@@ -29,7 +29,7 @@ fn accept_header_beyond_its_limits_is_refused_before_it_is_sorted() {
 }
 
 #[test]
-fn the_best_clause_that_fits_wins() {
+fn best_supported_accept_clause_wins() {
     let table = "application/json;as=Table;v=v1;g=meta.k8s.io";
     let old_table = "application/json;as=Table;v=v1beta1;g=meta.k8s.io";
     let partial = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
@@ -78,7 +78,7 @@ fn the_best_clause_that_fits_wins() {
 }
 
 #[test]
-fn cbor_is_preferred_where_it_is_named_first() {
+fn cbor_is_preferred_if_ranked_first() {
     for (accept, preferred) in [
         ("application/cbor;q=1,application/json;q=0.9", true),
         ("application/json;q=0.9,application/cbor;q=1", true),
@@ -96,7 +96,7 @@ fn cbor_is_preferred_where_it_is_named_first() {
 }
 
 #[test]
-fn custom_resources_have_no_protobuf_of_their_own() {
+fn custom_resources_use_protobuf_only_for_conversions() {
     for (accept, choice) in [
         (PROTOBUF, NotAcceptable),
         ("application/vnd.kubernetes.protobuf,application/json", Plain(Json)),
@@ -111,7 +111,7 @@ fn custom_resources_have_no_protobuf_of_their_own() {
 }
 
 #[test]
-fn a_watch_must_have_a_stream_form() {
+fn watch_requires_a_streamable_media_type() {
     for (accept, choice) in [
         ("application/json", Plain(Json)),
         ("application/json;stream=watch", Plain(Json)),
@@ -127,7 +127,7 @@ fn a_watch_must_have_a_stream_form() {
 }
 
 #[test]
-fn errors_are_written_without_conversion() {
+fn error_responses_ignore_conversion_clauses() {
     for (accept, choice) in [
         ("application/json;as=Table;v=v1;g=meta.k8s.io", NotAcceptable),
         ("application/json;as=Table;v=v1;g=meta.k8s.io,application/json", Plain(Json)),
@@ -140,7 +140,7 @@ fn errors_are_written_without_conversion() {
 }
 
 #[test]
-fn the_router_wants_a_produced_type_or_any() {
+fn router_accepts_only_exact_types_or_the_full_wildcard() {
     for (accept, accepted) in [
         (None, true),
         (Some(""), true),
@@ -159,7 +159,7 @@ fn the_router_wants_a_produced_type_or_any() {
 }
 
 #[test]
-fn a_server_that_writes_json_alone_passes_over_the_rest() {
+fn json_only_server_ignores_other_media_types() {
     let partial = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
     for (accept, choice) in [
         ("application/vnd.kubernetes.protobuf,application/json", Plain(Json)),
@@ -177,7 +177,7 @@ fn a_server_that_writes_json_alone_passes_over_the_rest() {
 }
 
 #[test]
-fn a_kind_is_asked_for_by_a_whole_clause() {
+fn kind_matches_only_within_one_accept_clause() {
     let asks = |accept: Option<&str>| asks_for(accept, "APIGroupDiscoveryList", "apidiscovery.k8s.io", "v2");
     let asked = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
     assert!(asks(Some(asked)));
@@ -188,7 +188,7 @@ fn a_kind_is_asked_for_by_a_whole_clause() {
 }
 
 #[test]
-fn content_types_are_exact() {
+fn content_types_match_the_apiservers() {
     for (media, watch, text) in [
         (Json, false, "application/json"),
         (Json, true, "application/json"),
@@ -201,7 +201,7 @@ fn content_types_are_exact() {
 }
 
 #[test]
-fn people_get_indented_json() {
+fn browsers_and_curl_receive_indented_json() {
     let json = Some("application/json");
     for (query, agent, accept, indented) in [
         ("", None, None, false),
@@ -227,7 +227,7 @@ fn people_get_indented_json() {
 
 proptest! {
     #[test]
-    fn no_header_panics(
+    fn accept_negotiation_never_panics(
         accept in any::<String>(),
         likely in "(application/|json|yaml|\\*|/|;|,|=|q|as|0.5|stream| ){0,20}",
     ) {

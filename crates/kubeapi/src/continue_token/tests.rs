@@ -12,7 +12,7 @@ fn refusal(token: &str) -> String {
 }
 
 #[test]
-fn tokens_are_spelled_as_the_apiserver_spells_them() {
+fn encoded_tokens_match_the_apiservers() {
     let key = ObjectKey::new("t1", "cm-a");
     let at = ContinueAt::Version(ResourceVersion(77));
     for (token, json) in [
@@ -27,7 +27,7 @@ fn tokens_are_spelled_as_the_apiserver_spells_them() {
 }
 
 #[test]
-fn pages_from_a_watch_cache_have_the_slash_of_their_collection() {
+fn watch_cache_tokens_have_a_leading_slash_since_1_34() {
     for (minor, has_watch_cache, pages) in [
         (Some(33), true, PageStore::FromStorage),
         (Some(34), true, PageStore::FromCache),
@@ -44,7 +44,7 @@ fn pages_from_a_watch_cache_have_the_slash_of_their_collection() {
 }
 
 #[test]
-fn a_token_that_starts_with_the_collections_first_key_is_read_again() {
+fn token_at_the_first_key_of_a_collection_round_trips() {
     let first = ContinueToken::decode(&token(r#"{"v":"meta.k8s.io/v1","rv":5,"start":"/"}"#)).expect("its first key");
     assert_eq!(first.start, "");
     for pages in [PageStore::FromStorage, PageStore::FromCache] {
@@ -54,7 +54,7 @@ fn a_token_that_starts_with_the_collections_first_key_is_read_again() {
 }
 
 #[test]
-fn keys_with_and_without_a_leading_slash_mean_the_same() {
+fn leading_slash_of_the_start_key_is_optional() {
     for start in ["/t1/cm-a\\u0000", "t1/cm-a\\u0000"] {
         let decoded = ContinueToken::decode(&token(&format!(r#"{{"v":"meta.k8s.io/v1","rv":5,"start":"{start}"}}"#)));
         let at = ContinueAt::Version(ResourceVersion(5));
@@ -63,7 +63,7 @@ fn keys_with_and_without_a_leading_slash_mean_the_same() {
 }
 
 #[test]
-fn the_next_page_starts_behind_the_last_key_and_before_every_longer_one() {
+fn next_page_starts_after_last_key_and_before_longer_keys() {
     let last = ObjectKey::new("ns", "pod-1");
     let start = ContinueToken::after(ContinueAt::Latest, &last, false).start;
     assert!(last.as_str() < start.as_str());
@@ -71,7 +71,7 @@ fn the_next_page_starts_behind_the_last_key_and_before_every_longer_one() {
 }
 
 #[test]
-fn a_negative_version_goes_on_at_the_latest() {
+fn negative_version_continues_at_the_latest() {
     for revision in ["-1", "-7"] {
         let json = format!(r#"{{"v":"meta.k8s.io/v1","rv":{revision},"start":"a"}}"#);
         assert_eq!(ContinueToken::decode(&token(&json)).map(|token| token.at), Ok(ContinueAt::Latest));
@@ -79,7 +79,7 @@ fn a_negative_version_goes_on_at_the_latest() {
 }
 
 #[test]
-fn json_that_is_broken_is_not_legible() {
+fn token_with_json_malformed_in_the_middle_is_not_legible() {
     for (json, legible) in [
         ("", true),
         ("null", true),
@@ -97,7 +97,7 @@ fn json_that_is_broken_is_not_legible() {
 }
 
 #[test]
-fn bad_tokens_are_refused_in_the_apiservers_words() {
+fn invalid_tokens_return_the_apiservers_messages() {
     let number = "json: cannot unmarshal number";
     let field = "into Go struct field continueToken";
     for (json, text) in [
@@ -130,14 +130,14 @@ fn bad_tokens_are_refused_in_the_apiservers_words() {
 }
 
 #[test]
-fn bad_base64_is_told_with_the_offending_byte() {
+fn invalid_base64_error_reports_the_byte_offset() {
     for (token, at) in [("a", 0), ("abc=", 3), ("abc+", 3), ("ab\ncde", 5), ("äbc", 0)] {
         assert_eq!(refusal(token), format!("illegal base64 data at input byte {at}"), "{token:?}");
     }
 }
 
 #[test]
-fn member_names_match_in_any_case_and_line_breaks_do_not_count() {
+fn decoding_ignores_member_name_case_and_line_breaks() {
     let mut text = token(r#"{"V":"meta.k8s.io/v1","RV":5,"Start":"a"}"#);
     text.insert(7, '\n');
     assert_eq!(ContinueToken::decode(&text).map(|token| token.start), Ok("a".to_owned()));
@@ -151,7 +151,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_encoded_is_decoded(
+    fn encoded_tokens_decode_to_the_same_token(
         revision in 1..i64::MAX as u64,
         namespace in "[a-z0-9][a-z0-9-]{0,10}",
         name in "[a-z0-9][a-z0-9.-]{0,10}",

@@ -19,7 +19,7 @@ fn pod(field: &str, value: &str) -> Attributes {
 }
 
 #[test]
-fn conditions_compare_text_and_must_all_hold() {
+fn object_matches_only_if_all_terms_match() {
     let key = ObjectKey::new("shop", "cart-1");
     let on_node = pod("spec.nodeName", "n1");
     for (selector, matches) in [
@@ -46,21 +46,21 @@ fn conditions_compare_text_and_must_all_hold() {
 }
 
 #[test]
-fn values_may_be_escaped() {
+fn escaped_values_are_unescaped() {
     let key = ObjectKey::new("n", "a,b=c\\d");
     assert!(compiled(r"metadata.name=a\,b\=c\\d").matches(&key, &Attributes::default()));
     assert!(!compiled(r"metadata.name!=a\,b\=c\\d").matches(&key, &Attributes::default()));
 }
 
 #[test]
-fn terms_are_ordered_by_their_text() {
+fn terms_are_sorted_by_text() {
     let selector = FieldSelector::parse("metadata.name=b,metadata.name=a").expect("valid");
     assert_eq!(selector.requires_exact("metadata.name"), Some("a"));
     assert_eq!(FieldSelector::parse("b=1,a=2"), FieldSelector::parse("a=2,b=1"));
 }
 
 #[test]
-fn a_term_without_key_and_value_is_dropped() {
+fn term_without_key_and_value_is_dropped() {
     for text in ["=", "==", "!=", ",=,"] {
         assert!(FieldSelector::parse(text).expect("valid").is_empty(), "{text}");
     }
@@ -68,7 +68,7 @@ fn a_term_without_key_and_value_is_dropped() {
 }
 
 #[test]
-fn exact_values_are_asked_for_by_the_key_as_written() {
+fn exact_value_is_found_only_by_the_key_as_written() {
     for (text, key, value) in [
         ("metadata.name=x", "metadata.name", Some("x")),
         ("metadata.name==x", "metadata.name", Some("x")),
@@ -83,7 +83,7 @@ fn exact_values_are_asked_for_by_the_key_as_written() {
 }
 
 #[test]
-fn a_matcher_knows_what_it_requires_by_converted_keys() {
+fn matcher_reports_required_values_by_converted_keys() {
     let matcher = compiled("spec.host=n1,metadata.name=x,metadata.namespace=y,status.phase!=Failed");
     assert_eq!(matcher.required_field("spec.nodeName"), Some("n1"));
     assert_eq!(matcher.required_field("spec.host"), None);
@@ -94,7 +94,7 @@ fn a_matcher_knows_what_it_requires_by_converted_keys() {
 }
 
 #[test]
-fn a_requested_name_must_agree_with_the_selector() {
+fn selector_that_conflicts_with_requested_name_is_rejected() {
     let narrowed = |selector: &str| compiled(selector).narrowed_to("x").map_err(|error| error.to_string());
     assert_eq!(narrowed(""), Ok(compiled("metadata.name=x")));
     assert_eq!(narrowed("metadata.name=x"), Ok(compiled("metadata.name=x")));
@@ -108,7 +108,7 @@ fn a_requested_name_must_agree_with_the_selector() {
 }
 
 #[test]
-fn broken_selectors_are_refused_in_the_apiservers_words() {
+fn invalid_selectors_return_the_apiservers_messages() {
     for (text, refused) in [
         ("foo", "invalid selector: 'foo'; can't understand 'foo'"),
         ("a=b,foo", "invalid selector: 'a=b,foo'; can't understand 'foo'"),
@@ -125,13 +125,13 @@ fn broken_selectors_are_refused_in_the_apiservers_words() {
 }
 
 #[test]
-fn an_unknown_key_is_refused_when_the_selector_meets_its_resource() {
+fn unknown_key_is_rejected_when_compiled_for_a_resource() {
     let selector = FieldSelector::parse("z=1,y=2").expect("grammar");
     assert_eq!(selector.compile(&pods()).expect_err("refused").to_string(), "field label not supported: y");
 }
 
 #[test]
-fn a_selector_over_the_limit_is_refused_by_us() {
+fn selector_over_the_size_limit_is_rejected() {
     let text = "a".repeat(SELECTOR_BYTES_MAX);
     assert_eq!(
         FieldSelector::parse(&format!("{text}=")).expect_err("refused").to_string(),
@@ -141,7 +141,7 @@ fn a_selector_over_the_limit_is_refused_by_us() {
 }
 
 #[test]
-fn what_contradicts_itself_matches_nothing_and_looks_at_nothing() {
+fn contradictory_selector_matches_nothing_without_comparisons() {
     for text in [
         "metadata.name=a,metadata.name=b",
         "metadata.name=a,metadata.name!=a",
@@ -159,7 +159,7 @@ fn what_contradicts_itself_matches_nothing_and_looks_at_nothing() {
 
 proptest! {
     #[test]
-    fn all_at_once_is_one_by_one(
+    fn compiled_matcher_agrees_with_each_term_evaluated_alone(
         terms in prop::collection::vec(
             (r"(metadata\.name|metadata\.namespace|spec\.nodeName|spec\.host|status\.phase)", "(=|==|!=)", "[ab]?"),
             0..7,

@@ -16,7 +16,7 @@ fn refusal(text: &str) -> String {
 }
 
 #[test]
-fn each_operator_matches_as_the_apiserver_does() {
+fn each_operator_matches_as_in_the_apiserver() {
     let object = attributes(&[("app", "web"), ("empty", ""), ("n", "10"), ("word", "ten")]);
     for (selector, matches) in [
         ("", true),
@@ -57,7 +57,7 @@ fn each_operator_matches_as_the_apiserver_does() {
 }
 
 #[test]
-fn whitespace_and_keywords_are_read_by_position() {
+fn whitespace_and_keywords_are_parsed_by_position() {
     for (text, canonical) in [
         (" a = b ,\tc\r\n", "a=b,c"),
         ("in in (in,notin)", "in in (in,notin)"),
@@ -77,14 +77,14 @@ fn whitespace_and_keywords_are_read_by_position() {
 }
 
 #[test]
-fn requirements_on_one_key_stay_in_the_order_written() {
+fn requirements_on_one_key_keep_their_order() {
     let selector = LabelSelector::parse("b=2,a!=1,b!=3").expect("valid");
     let order: Vec<_> = selector.requirements().iter().map(|it| (it.key(), it.operator())).collect();
     assert_eq!(order, [("a", Operator::NotEquals), ("b", Operator::Equals), ("b", Operator::NotEquals)]);
 }
 
 #[test]
-fn a_required_value_is_the_only_one_that_can_match() {
+fn required_value_is_returned_if_only_one_value_can_match() {
     for (selector, value) in [
         ("app=web", Some("web")),
         ("app==web", Some("web")),
@@ -102,7 +102,7 @@ fn a_required_value_is_the_only_one_that_can_match() {
 }
 
 #[test]
-fn broken_grammar_is_refused_in_the_apiservers_words() {
+fn invalid_grammar_returns_the_apiservers_messages() {
     for (text, refused) in [
         ("a in", "unable to parse requirement: found '' expected: '('"),
         ("a in b", "unable to parse requirement: found 'b' expected: '('"),
@@ -130,7 +130,7 @@ fn broken_grammar_is_refused_in_the_apiservers_words() {
 }
 
 #[test]
-fn keys_and_values_are_validated_in_the_apiservers_words() {
+fn invalid_keys_and_values_return_the_apiservers_messages() {
     let name = "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric \
         character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is \
         '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
@@ -175,7 +175,7 @@ fn keys_and_values_are_validated_in_the_apiservers_words() {
 }
 
 #[test]
-fn a_selector_over_the_limit_is_refused_by_us() {
+fn selector_over_the_size_limit_is_rejected() {
     let text = "a,".repeat(SELECTOR_BYTES_MAX / 2) + "a";
     assert_eq!(refusal(&text), "the labelSelector is too long: 16385 bytes, at most 16384 are allowed");
     assert!(LabelSelector::parse(&text[2..]).is_ok());
@@ -189,7 +189,7 @@ proptest! {
     }
 
     #[test]
-    fn the_canonical_form_parses_to_the_same_selector(
+    fn canonical_form_parses_to_the_same_selector(
         symbols in "((!?[a-c]|[a-c](=|==|!=)[x-z]?|[a-c][<>][1-9]|[a-c] (in|notin) \\([x-z,]{0,5}\\)),?){0,4}",
     ) {
         if let Ok(selector) = LabelSelector::parse(symbols.trim_end_matches(',')) {
@@ -202,7 +202,7 @@ proptest! {
 }
 
 #[test]
-fn what_contradicts_itself_matches_nothing_and_looks_at_nothing() {
+fn contradictory_selector_matches_nothing_without_comparisons() {
     for text in [
         "a,!a",
         "a=x,a=y",
@@ -227,7 +227,7 @@ fn what_contradicts_itself_matches_nothing_and_looks_at_nothing() {
 
 /// The attack: as many requirements as fit, all the same or all different.
 #[test]
-fn what_an_object_costs_follows_its_labels_and_not_how_much_is_asked_for() {
+fn match_cost_follows_object_labels_and_not_selector_size() {
     let again = "!aa,".repeat(SELECTOR_BYTES_MAX / 4 - 1) + "!aa";
     let again = LabelSelector::parse(&again).expect("it fits");
     assert_eq!((again.requirements().len(), again.comparisons(5)), (1, 3));
@@ -244,7 +244,7 @@ fn what_an_object_costs_follows_its_labels_and_not_how_much_is_asked_for() {
 }
 
 #[test]
-fn what_a_selector_holds_is_about_what_it_says() {
+fn selector_memory_size_follows_its_content() {
     for (text, most) in [("", 0), ("app=web", 300), ("app in (a,b,c,d)", 600)] {
         assert!(LabelSelector::parse(text).expect("valid").held_bytes() <= most, "{text}");
     }
@@ -255,7 +255,7 @@ fn what_a_selector_holds_is_about_what_it_says() {
 
 proptest! {
     #[test]
-    fn all_at_once_is_one_by_one(
+    fn matcher_agrees_with_each_requirement_evaluated_alone(
         requirements in prop::collection::vec(
             "(!?[a-e]|[a-e](=|==|!=)[1-4x]?|[a-e][<>][0-5]|[a-e] (in|notin) \\([1-3x,]{0,6}\\))",
             1..10,

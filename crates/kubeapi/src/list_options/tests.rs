@@ -15,7 +15,7 @@ fn not_older_than(version: u64) -> VersionMatch {
 }
 
 #[test]
-fn only_zero_and_false_are_false() {
+fn flag_is_false_only_for_0_and_false() {
     for (text, value) in [
         ("", None),
         ("watch", Some(true)),
@@ -35,7 +35,7 @@ fn only_zero_and_false_are_false() {
 }
 
 #[test]
-fn the_first_bad_parameter_is_refused_in_the_apiservers_order() {
+fn first_invalid_parameter_follows_the_apiservers_order() {
     for (query, message) in [
         ("limit=abc", r#"strconv.ParseInt: parsing "abc": invalid syntax"#),
         ("limit=", r#"strconv.ParseInt: parsing "": invalid syntax"#),
@@ -60,7 +60,7 @@ fn negative_limits_and_timeouts_are_accepted() {
 }
 
 #[test]
-fn a_watch_that_says_nothing_about_its_start_gets_initial_events() {
+fn watch_without_start_version_defaults_to_initial_events() {
     for (query, defaulted) in [
         ("watch=1", true),
         ("watch=1&resourceVersion=", true),
@@ -99,7 +99,7 @@ const UNLESS_EVENTS: &str =
 const WATCH_VALUES: &str = r#"Unsupported value: "Exact": supported values: "NotOlderThan""#;
 
 #[test]
-fn options_that_exclude_each_other_are_refused_together() {
+fn conflicting_options_are_reported_together() {
     let version_match = "resourceVersionMatch";
     let events = "sendInitialEvents";
     let cases: [(&str, &[(&str, &str)]); 16] = [
@@ -141,7 +141,7 @@ fn options_that_exclude_each_other_are_refused_together() {
 }
 
 #[test]
-fn a_server_without_the_gate_refuses_initial_events() {
+fn initial_events_are_rejected_without_the_feature_gate() {
     let options = options("watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan");
     let refused = options.validate_for(true, false).expect_err("refused");
     let expected = format!("ListOptions.meta.k8s.io \"\" is invalid: sendInitialEvents: {GATE_OFF}");
@@ -149,7 +149,7 @@ fn a_server_without_the_gate_refuses_initial_events() {
 }
 
 #[test]
-fn the_watch_path_form_is_validated_as_a_list() {
+fn watch_path_form_is_validated_as_a_list() {
     let options = options("sendInitialEvents=true").defaulted();
     let refused = options.validate(options.watch).expect_err("refused");
     let expected = format!("ListOptions.meta.k8s.io \"\" is invalid: sendInitialEvents: {LIST_EVENTS}");
@@ -157,7 +157,7 @@ fn the_watch_path_form_is_validated_as_a_list() {
 }
 
 #[test]
-fn one_and_several_problems_are_spelled_differently() {
+fn single_and_multiple_errors_are_formatted_as_in_apiserver() {
     let refused = |query| options(query).validate(false).expect_err("refused").to_json();
     let one = concat!(
         r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","#,
@@ -179,7 +179,7 @@ fn one_and_several_problems_are_spelled_differently() {
 }
 
 #[test]
-fn every_row_of_the_list_matrix() {
+fn list_options_map_to_the_documented_list_plan() {
     let snapshot = ContinueToken { at: ContinueAt::Version(ResourceVersion(7)), start: "ns/a\0".to_owned() }
         .encode(PageStore::FromStorage);
     let latest = ContinueToken { at: ContinueAt::Latest, start: "ns/a\0".to_owned() }.encode(PageStore::FromStorage);
@@ -234,7 +234,7 @@ fn every_row_of_the_list_matrix() {
 }
 
 #[test]
-fn every_row_of_the_watch_matrix() {
+fn watch_options_map_to_the_documented_watch_start() {
     let state = |at, end_bookmark| WatchStart::State { at, end_bookmark };
     for (row, query, expected) in [
         ("nothing said", "watch=1", state(VersionMatch::Unset, false)),
@@ -284,7 +284,7 @@ fn every_row_of_the_watch_matrix() {
 }
 
 #[test]
-fn a_watch_start_tells_what_comes_first() {
+fn watch_start_reports_initial_events_and_end_bookmark() {
     for (start, events, bookmark) in [
         (WatchStart::After(ResourceVersion(5)), false, false),
         (WatchStart::FromCached, false, false),
@@ -297,7 +297,7 @@ fn a_watch_start_tells_what_comes_first() {
 }
 
 #[test]
-fn a_get_only_bounds_the_age() {
+fn get_treats_resource_version_as_a_minimum() {
     for (query, version) in [
         ("", VersionMatch::Unset),
         ("resourceVersion=0", VersionMatch::Any),
@@ -314,7 +314,7 @@ fn a_get_only_bounds_the_age() {
 }
 
 #[test]
-fn a_bad_version_is_refused_by_each_verb_in_its_own_way() {
+fn invalid_version_returns_400_for_list_and_500_otherwise() {
     let text = r#"resourceVersion: Invalid value: "abc": strconv.ParseUint: parsing "abc": invalid syntax"#.to_owned();
     let bad = options("resourceVersion=abc");
     let list = bad.list_plan().expect_err("refused");
@@ -327,7 +327,7 @@ fn a_bad_version_is_refused_by_each_verb_in_its_own_way() {
 }
 
 #[test]
-fn a_continue_token_excludes_a_version_and_is_read_first() {
+fn continue_token_excludes_version_and_is_validated_first() {
     let token = ContinueToken { at: ContinueAt::Latest, start: "a\0".to_owned() }.encode(PageStore::FromStorage);
     let refused = |query: &str| options(query).list_plan().expect_err("refused");
     let both = refused(&format!("continue={token}&resourceVersion=5"));
@@ -339,7 +339,7 @@ fn a_continue_token_excludes_a_version_and_is_read_first() {
 
 proptest! {
     #[test]
-    fn no_query_panics(
+    fn option_decoding_never_panics(
         raw in "(watch|limit|continue|resourceVersion(Match)?|(label|field)Selector|sendInitialEvents|[&=0-9E%,]){0,9}",
     ) {
         let _ = GetOptions::decode(&Query::parse(&raw)).map(|options| options.version_match().is_ok());

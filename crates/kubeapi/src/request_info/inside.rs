@@ -76,7 +76,7 @@ mod tests {
     const METHODS: [&str; 8] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "get"];
 
     #[test]
-    fn whatever_leads_to_a_process_a_port_or_a_kubelet_reaches_inside() {
+    fn exec_port_forward_and_proxy_paths_reach_inside() {
         for path in [
             "/api/v1/namespaces/d/pods/p/exec",
             "/api/v1/namespaces/d/pods/p/exec/",
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn no_spelling_is_a_way_around() {
+    fn encoded_or_irregular_paths_still_reach_inside() {
         for path in [
             "/api/v1/namespaces/d/pods/p%2Fexec",
             "/api/v1/namespaces/d/pods/p/%65xec",
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_about_objects_does_not() {
+    fn paths_of_api_objects_do_not_reach_inside() {
         for path in [
             "/",
             "/api",

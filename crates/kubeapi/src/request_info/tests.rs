@@ -23,7 +23,7 @@ fn summary(method: &str, uri: &str) -> String {
 }
 
 #[test]
-fn paths_are_taken_apart_as_the_apiserver_does() {
+fn paths_are_parsed_like_the_apiserver() {
     for (uri, expected) in [
         ("/api/v1/pods", "list -/v1 - pods -"),
         ("/api/v1/pods/", "list -/v1 - pods -"),
@@ -61,7 +61,7 @@ fn paths_are_taken_apart_as_the_apiserver_does() {
 }
 
 #[test]
-fn the_method_decides_the_verb_where_the_path_does_not() {
+fn method_determines_verb_unless_the_path_does() {
     for (method, uri, verb) in [
         ("GET", "/api/v1/pods", "list"),
         ("HEAD", "/api/v1/pods", "list"),
@@ -85,7 +85,7 @@ fn the_method_decides_the_verb_where_the_path_does_not() {
 }
 
 #[test]
-fn the_query_makes_a_list_a_watch() {
+fn watch_parameter_turns_list_into_watch() {
     for (query, verb) in [
         ("watch=1", "watch"),
         ("watch=", "watch"),
@@ -105,7 +105,7 @@ fn the_query_makes_a_list_a_watch() {
 }
 
 #[test]
-fn a_name_in_the_field_selector_is_the_requests_name() {
+fn name_in_field_selector_becomes_the_request_name() {
     for (query, name) in [
         ("fieldSelector=metadata.name%3Dx", "x"),
         ("fieldSelector=metadata.name==x,spec.nodeName=n&watch=1", "x"),
@@ -122,7 +122,7 @@ fn a_name_in_the_field_selector_is_the_requests_name() {
 }
 
 #[test]
-fn authorization_sees_raw_selectors_but_not_those_of_the_watch_path_form() {
+fn authorization_uses_raw_selectors_except_in_watch_paths() {
     let query = "fieldSelector=spec.host%3Dn&labelSelector=a,&fieldSelector=ignored";
     for (method, path, seen) in [
         ("GET", "/api/v1/pods", true),
@@ -140,7 +140,7 @@ fn authorization_sees_raw_selectors_but_not_those_of_the_watch_path_form() {
 }
 
 #[test]
-fn a_verb_in_the_path_needs_a_resource_behind_it() {
+fn path_verb_without_resource_is_rejected() {
     for (uri, text) in [
         (
             "/api/v1/watch",
@@ -161,14 +161,14 @@ fn a_verb_in_the_path_needs_a_resource_behind_it() {
 }
 
 #[test]
-fn a_broken_escape_never_reaches_the_apiservers_code() {
+fn invalid_escape_in_path_is_rejected() {
     for path in ["/api/v1/pods/%", "/api/v1/pods/%4", "/%zz"] {
         assert_eq!(RequestInfo::parse("GET", path, &Query::default()), Err(RequestInfoError::BadEscape), "{path}");
     }
 }
 
 #[test]
-fn only_the_common_spelling_of_a_path_is_canonical() {
+fn only_plain_lowercase_paths_are_canonical() {
     for (path, canonical) in [
         ("/api/v1/pods", true),
         ("/api/v1/pods/", true),
@@ -195,7 +195,7 @@ fn only_the_common_spelling_of_a_path_is_canonical() {
 
 proptest! {
     #[test]
-    fn no_request_panics(
+    fn request_parsing_never_panics(
         method in "[A-Z]{0,7}",
         path in "(/|api|apis|v1|watch|proxy|namespaces|status|%2F|%|[a-z.ä]){0,12}",
         query in any::<String>(),
@@ -205,7 +205,7 @@ proptest! {
     }
 
     #[test]
-    fn canonical_paths_are_read_without_decoding(path in "(/[a-zA-Z%0-9.:/]{0,4}){0,6}") {
+    fn canonical_paths_equal_their_decoded_form(path in "(/[a-zA-Z%0-9.:/]{0,4}){0,6}") {
         if let Ok(info) = RequestInfo::parse("GET", &path, &Query::default()) && info.is_canonical {
             prop_assert_eq!(info.path, path);
         }

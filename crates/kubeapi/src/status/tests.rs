@@ -15,7 +15,7 @@ fn failure(tail: &str) -> String {
 }
 
 #[test]
-fn each_constructor_writes_what_the_apiserver_writes() {
+fn status_constructors_match_the_apiservers_json() {
     let pods = Gvr::new("", "v1", "pods");
     let deployments = Gvr::new("apps", "v1", "deployments");
     let cases = [
@@ -56,7 +56,7 @@ fn each_constructor_writes_what_the_apiserver_writes() {
 }
 
 #[test]
-fn denials_name_the_user_the_verb_and_the_place() {
+fn forbidden_message_names_user_verb_and_resource() {
     for (uri, user, reason, message, details) in [
         (
             "/api/v1/namespaces/t1/configmaps",
@@ -101,7 +101,7 @@ fn denials_name_the_user_the_verb_and_the_place() {
 }
 
 #[test]
-fn the_three_json_forms_differ_in_white_space_only() {
+fn json_encodings_differ_only_in_whitespace() {
     let status = Status::bad_request("<");
     let compact = failure(r#""message":"\u003c","reason":"BadRequest","code":400"#);
     assert_eq!(wire(&status), compact);
@@ -112,7 +112,7 @@ fn the_three_json_forms_differ_in_white_space_only() {
 }
 
 #[test]
-fn the_protobuf_form_is_the_apiservers() {
+fn protobuf_encoding_matches_the_apiserver() {
     // The 410 of a watch that is too old, field by field in the layout of the generated Go code.
     let expected = [
         b"k8s\0\x0a\x0c\x0a\x02v1\x12\x06Status\x12\x40".as_slice(),
@@ -128,14 +128,14 @@ fn the_protobuf_form_is_the_apiservers() {
 }
 
 #[test]
-fn details_are_written_in_protobuf_with_their_empty_fields() {
+fn protobuf_details_include_empty_fields() {
     let document = Status::too_many_requests("m", 3).to_protobuf();
     let details = b"\x2a\x0a\x0a\x00\x12\x00\x1a\x00\x28\x03\x32\x00";
     assert!(document.windows(details.len()).any(|window| window == details), "{document:x?}");
 }
 
 #[test]
-fn both_forms_are_read_back() {
+fn statuses_round_trip_in_json_and_protobuf() {
     for status in [
         Status::not_found(&Gvr::new("apps", "v1", "deployments"), "x"),
         Status::too_large(5, 4),
@@ -149,7 +149,7 @@ fn both_forms_are_read_back() {
 }
 
 #[test]
-fn strange_documents_are_read_leniently_or_refused() {
+fn malformed_status_is_rejected_and_unknown_fields_ignored() {
     let lenient = br#"{"kind":"Status","message":null,"details":{"causes":null,"x":1},"code":410,"y":[]}"#;
     assert!(Status::from_json(lenient).expect("read").is_expired());
     assert!(matches!(Status::from_json(br#"{"kind":"Pod"}"#), Err(NotAStatus::OtherKind(kind)) if kind == "Pod"));
@@ -164,7 +164,7 @@ fn strange_documents_are_read_leniently_or_refused() {
 }
 
 #[test]
-fn a_bare_code_has_the_reason_that_belongs_to_it() {
+fn status_from_code_has_the_matching_reason() {
     for (code, reason) in [
         (400, "BadRequest"),
         (401, "Unauthorized"),
@@ -192,7 +192,7 @@ fn a_bare_code_has_the_reason_that_belongs_to_it() {
 }
 
 #[test]
-fn expiry_and_retry_are_recognized() {
+fn is_expired_and_retry_after_are_detected() {
     for (status, expired, retry_after) in [
         (Status::too_old(1, 2), true, None),
         (Status { reason: "Gone".to_owned(), ..Status::default() }, true, None),
@@ -206,7 +206,7 @@ fn expiry_and_retry_are_recognized() {
 }
 
 #[test]
-fn a_code_that_is_none_becomes_500() {
+fn invalid_status_code_maps_to_500() {
     for (code, http) in [(404, 404), (0, 500), (-1, 500), (70_000, 500), (1000, 500)] {
         assert_eq!(Status { code, ..Status::default() }.http_code(), http);
     }
@@ -214,14 +214,14 @@ fn a_code_that_is_none_becomes_500() {
 
 proptest! {
     #[test]
-    fn reading_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+    fn parsing_arbitrary_bytes_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
         let _ = Status::from_json(&bytes);
         let _ = Status::from_protobuf(&bytes);
         let _ = Status::from_protobuf(&[b"k8s\0", bytes.as_slice()].concat());
     }
 
     #[test]
-    fn what_is_written_is_read(
+    fn arbitrary_statuses_round_trip(
         message in any::<String>(),
         name in any::<String>(),
         code in any::<i32>(),

@@ -220,7 +220,7 @@ mod tests {
 
     /// Passes however the bytes are divided.
     #[test]
-    fn what_was_read_is_given_back_from_4_kib_on() {
+    fn window_updates_are_sent_from_4_kib_read() {
         let frames = [
             frame(DATA, 0, 1, &[8; 3_000]),
             frame(1, 4, 3, &[8; 5_000]),
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn of_the_codec_s_own_updates_only_the_first_of_the_connection_goes_out() {
+    fn only_the_first_connection_window_update_of_h2_is_sent() {
         let preface = vec![8; PREFACE_BYTES];
         let (settings, head) = (frame(4, 0, 0, &[]), frame(1, 4, 1, &[8; 40]));
         let (first, later, of_stream) = (update(0, 9), update(0, 9), update(1, 9));

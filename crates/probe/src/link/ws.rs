@@ -88,7 +88,7 @@ mod tests {
     use crate::{Ask, OpenedLink, TargetCredentials, WatchProtocol, Windows};
 
     #[tokio::test]
-    async fn an_answer_that_is_no_upgrade_is_no_watch() {
+    async fn response_without_upgrade_fails_the_websocket_watch() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!("http://{}", listener.local_addr().expect("an address"));
         let answering = tokio::spawn(async move {

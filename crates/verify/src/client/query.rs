@@ -43,7 +43,7 @@ impl QueryText {
 }
 
 #[test]
-fn what_is_not_plain_is_escaped_and_nothing_is_said_of_what_is_empty() {
+fn query_values_are_escaped_and_empty_ones_omitted() {
     let query = QueryText::default().with_some("a", None).with_some("b", Some("")).with("c", "x=y, z/é");
     assert_eq!(query.behind("/p"), "/p?c=x%3Dy%2C%20z%2F%C3%A9");
     assert_eq!(QueryText::default().behind("/p"), "/p");

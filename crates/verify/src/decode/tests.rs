@@ -16,7 +16,7 @@ fn metadata(name: &str, version: &str) -> Vec<u8> {
 }
 
 #[test]
-fn an_event_says_the_same_in_json_and_in_protobuf() {
+fn event_decodes_equally_from_json_and_protobuf() {
     let json = br#"{"type":"MODIFIED","object":{"kind":"ConfigMap",
         "metadata":{"name":"a","namespace":"ns","resourceVersion":"7"},"data":{"k":"v"}}}"#;
     let object = [metadata("a", "7"), put(2, &[put(1, b"k"), put(2, b"v")].concat())].concat();
@@ -34,7 +34,7 @@ fn an_event_says_the_same_in_json_and_in_protobuf() {
 }
 
 #[test]
-fn the_end_of_initial_events_is_told_from_a_bookmark() {
+fn initial_events_end_is_distinguished_from_plain_bookmark() {
     let annotated = br#"{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"9",
         "annotations":{"k8s.io/initial-events-end":"true"}}}}"#;
     let plain = br#"{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"9"}}}"#;
@@ -53,7 +53,7 @@ fn the_end_of_initial_events_is_told_from_a_bookmark() {
 }
 
 #[test]
-fn a_list_is_read_with_its_token_and_its_items_in_order() {
+fn list_decodes_with_continue_token_and_items_in_order() {
     let body = br#"{"kind":"ConfigMapList",
         "metadata":{"resourceVersion":"9","continue":"abc","remainingItemCount":4},
         "items":[{"metadata":{"name":"a","namespace":"ns","resourceVersion":"7"}},
@@ -72,7 +72,7 @@ fn a_list_is_read_with_its_token_and_its_items_in_order() {
 }
 
 #[test]
-fn a_refusal_tells_its_reason_and_the_first_cause_in_either_form() {
+fn status_decodes_reason_and_first_cause_in_both_encodings() {
     let json = br#"{"kind":"Status","code":504,"reason":"Timeout","message":"Too large",
         "details":{"causes":[{"reason":"ResourceVersionTooLarge"}],"retryAfterSeconds":1}}"#;
     let details = [put(4, &put(1, b"ResourceVersionTooLarge")), vec![5 << 3, 1]].concat();
@@ -86,7 +86,7 @@ fn a_refusal_tells_its_reason_and_the_first_cause_in_either_form() {
 }
 
 #[test]
-fn what_is_no_event_is_not_read_as_one() {
+fn malformed_frame_is_not_decoded_as_event() {
     let none = [&b""[..], b"{}", br#"{"type":"ADDED","object":{}}"#, br#"{"type":"SHOUTED","object":{}}"#, b"\xff\xff"];
     for frame in none {
         assert_eq!(event(RecordedEncoding::Json, frame), None);

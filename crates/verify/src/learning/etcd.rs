@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_the_gateway_are_read_with_their_numbers_as_text() {
+    fn etcd_gateway_lines_parse_with_numbers_as_strings() {
         let put = r#"{"result":{"header":{"cluster_id":"1","revision":"12","raft_term":"2"},"events":[{"kv":{
             "key":"YQ==","create_revision":"12","mod_revision":"12","version":"1","value":"e30="}}]}}"#;
         let events = line(put).events;
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn the_range_of_a_prefix_has_all_that_begins_with_it_and_no_neighbour() {
+    fn prefix_range_contains_exactly_keys_with_the_prefix() {
         let (prefix, end) = ("/registry/configmaps/", end_of("/registry/configmaps/"));
         let within = |key: &str| prefix.as_bytes() <= key.as_bytes() && key.as_bytes() < &end[..];
         assert!(within("/registry/configmaps/a/b") && within("/registry/configmaps/~"));

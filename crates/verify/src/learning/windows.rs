@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_older_than_the_window_need_not_be_known() {
+    fn version_older_than_window_counts_as_expired() {
         let (mut past, start, window) = (Past::default(), Instant::now(), Duration::from_secs(10));
         let told: Vec<_> = (0..13).map(|s| past.at(start + Duration::from_secs(s), 100 + s, window)).collect();
         assert!(told[..11].iter().all(Option::is_none), "{told:?}");

@@ -62,7 +62,7 @@ fn about_run() -> RunRecord {
 }
 
 #[test]
-fn the_page_shows_what_happened_around_the_violation_and_asks_for_nothing() {
+fn report_page_is_self_contained_and_shows_the_violation() {
     let path = record("page");
     let page = page(&verdict(), &path, &["a <note>".to_owned()]).expect("a page");
     std::fs::remove_file(&path).expect("it is there");

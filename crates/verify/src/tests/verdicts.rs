@@ -24,7 +24,7 @@ fn verdict(records: &str, requirements: &Requirements) -> RunVerdict {
 }
 
 #[test]
-fn a_run_is_kept_broken_or_void() {
+fn verdict_is_pass_violation_or_inconclusive() {
     let nothing = Requirements::default();
     let kept = verdict(&run(11), &nothing);
     assert_eq!((kept.outcome(), kept.outcome().code()), (Outcome::Kept, 0));
@@ -73,7 +73,7 @@ fn text_shows_unchecked_guarantees_and_the_first_violation() {
 }
 
 #[test]
-fn everything_is_counted_that_the_judged_server_did() {
+fn counts_cover_all_operations_of_the_tested_server() {
     let more = r#"
 {"call":{"op":2,"client":1,"at_ns":5,"verb":"watch","path":"/api/v1/pods","resumes":1,"server":{"also":0}}}
 {"return":{"op":2,"at_ns":6,"code":200}}

@@ -34,7 +34,7 @@ impl Client {
 
 /// Go's client returns window like this for data it has read: thousands of times, long after the response has ended.
 #[tokio::test(start_paused = true)]
-async fn room_for_an_answer_that_has_ended_costs_no_patience() {
+async fn window_updates_after_response_end_cost_no_abuse_budget() {
     let mut client = Client::new(1 << 20).await;
     client.ask(1, GET, true).await;
     client.next().await;
@@ -51,7 +51,7 @@ async fn room_for_an_answer_that_has_ended_costs_no_patience() {
 
 /// A client that sends requests in a loop and never reads.
 #[tokio::test(start_paused = true)]
-async fn what_waits_for_a_client_that_does_not_read_has_a_limit() {
+async fn output_queued_for_unreading_client_is_bounded() {
     let mut client = Client::new(1 << 10).await;
     let mut taken = 0;
     while timeout(Duration::from_millis(200), client.put(FrameKind::Ping, 0, 0, &[0; 8])).await.is_ok() {
@@ -63,7 +63,7 @@ async fn what_waits_for_a_client_that_does_not_read_has_a_limit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_breaks_a_rule_is_told_which_and_hung_up_on() {
+async fn protocol_violation_sends_goaway_with_reason_and_closes() {
     for (kind, flags, stream, payload, reason) in [
         (FrameKind::Data, 0, 1, &b"data"[..], Reason::Protocol),
         (FrameKind::Headers, END_HEADERS, 2, GET, Reason::Protocol),
@@ -83,7 +83,7 @@ async fn whoever_breaks_a_rule_is_told_which_and_hung_up_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn window_updates_without_data_end_the_connection() {
+async fn window_update_flood_without_data_ends_connection() {
     for stream in [0, 1, 3] {
         let mut client = Client::new(1 << 20).await;
         for id in [1, 3] {
@@ -97,7 +97,7 @@ async fn window_updates_without_data_end_the_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn data_of_a_reset_stream_is_free_up_to_its_window_and_gives_the_connection_window_back() {
+async fn data_on_reset_stream_is_free_and_returns_connection_window() {
     let mut client = Client::new(1 << 20).await;
     for stream in [1, 3] {
         client.ask(stream, POST, false).await;
@@ -120,7 +120,7 @@ async fn data_of_a_reset_stream_is_free_up_to_its_window_and_gives_the_connectio
 
 /// A stream with a long response, whose request body nothing reads.
 #[tokio::test(start_paused = true)]
-async fn body_that_nobody_takes_is_limited_to_the_window_it_had() {
+async fn unread_request_body_is_limited_to_its_window() {
     let mut client = Client::new(1 << 20).await;
     client.ask(1, POST, false).await;
     client.next().await;
@@ -134,7 +134,7 @@ async fn body_that_nobody_takes_is_limited_to_the_window_it_had() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unfinished_header_block_ends_the_connection_after_its_time() {
+async fn unfinished_header_block_times_out_and_ends_connection() {
     let begun = [
         bytes(FrameKind::Headers, END_STREAM, 1, GET),
         bytes(FrameKind::Headers, END_HEADERS, 1, GET)[..10].to_vec(),
@@ -158,7 +158,7 @@ async fn unfinished_header_block_ends_the_connection_after_its_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unfinished_header_block_without_room_ends_the_connection() {
+async fn unfinished_header_block_beyond_budget_ends_connection() {
     let limits = Http2Limits { header_bytes_max: 64 << 10, ..LIMITS };
     let mut client = Client::limited(limits, Connection::default(), 1 << 16).await;
     let others = client.budget.connection();
@@ -172,7 +172,7 @@ async fn unfinished_header_block_without_room_ends_the_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_on_a_connection_of_a_stranger_begin_one_at_a_time() {
+async fn requests_on_unauthenticated_connection_start_one_at_a_time() {
     let mut client = Client::on(Connection::default(), 1 << 16).await;
     client.write(&[get(1), get(3), get(5), bytes(FrameKind::Ping, 0, 0, &[1; 8])]).await;
     assert_eq!(client.next().await.0.stream, 1);
@@ -193,7 +193,7 @@ async fn requests_on_a_connection_of_a_stranger_begin_one_at_a_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn heads_beyond_the_budget_are_refused_and_may_come_again() {
+async fn request_heads_beyond_budget_are_refused_until_released() {
     let mut client = Client::new(1 << 16).await;
     let _all = client.budget.connection().charge(HEADS_BYTES_MAX).expect("the budget is empty");
     // Both come before the first is answered.
@@ -219,7 +219,7 @@ async fn indexed_value_is_shared_by_requests() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn heads_of_answers_wait_for_room_and_beyond_their_limit_streams_are_reset() {
+async fn response_heads_above_queue_limit_reset_their_streams() {
     let mut client = Client::new(1 << 10).await;
     // The first one fills the output, and two fit into what may wait.
     client.server.1.store(GATHERED_BYTES_MAX + (136 << 10), Ordering::Relaxed);
@@ -237,7 +237,7 @@ async fn heads_of_answers_wait_for_room_and_beyond_their_limit_streams_are_reset
 }
 
 #[tokio::test]
-async fn stream_whose_answer_has_a_head_beyond_the_budget_of_the_listener_is_reset() {
+async fn response_head_beyond_listener_budget_resets_stream() {
     let mut client = Client::new(1 << 10).await;
     // Each of them fills the output.
     client.server.1.store(GATHERED_BYTES_MAX + (8 << 10), Ordering::Relaxed);

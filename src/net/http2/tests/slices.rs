@@ -19,7 +19,7 @@ fn asked(streams: u32) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn requests_begin_a_few_at_a_time() {
+async fn pending_requests_start_in_small_batches() {
     const MANY: u32 = 100;
     let (mut near, far) = tokio::io::duplex(1 << 16);
     let connection = Connection::default();
@@ -47,7 +47,7 @@ async fn requests_begin_a_few_at_a_time() {
 }
 
 #[tokio::test]
-async fn connection_that_waits_for_a_turn_holds_no_buffer_of_its_thread() {
+async fn connection_waiting_for_turn_holds_no_thread_buffer() {
     let mut waiting = [(); 2].map(|()| {
         let known = (Connection::default(), Arc::<HeadBudget>::default().connection());
         Http2::new(tokio::io::empty(), LIMITS, known, |request| Some(Server::default().answer(request)))
@@ -95,7 +95,7 @@ async fn polls(is_over: bool) -> Vec<(usize, usize)> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn poll_that_has_had_its_slice_leaves_streams_and_requests_to_the_next() {
+async fn poll_past_its_slice_defers_remaining_streams_and_requests() {
     let all = STREAMS as usize;
     assert_eq!(polls(false).await, [(all, 0), (all, all)]);
     let seen = polls(true).await;

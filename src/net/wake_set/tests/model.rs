@@ -197,7 +197,7 @@ fn explore(broken: Option<Rule>) -> (usize, Option<State>) {
 }
 
 #[test]
-fn no_order_of_steps_loses_a_wake() {
+fn no_interleaving_loses_a_wake() {
     let (states, lost) = explore(None);
     assert_eq!(lost, None);
     assert!(states > 5_000, "{states} states are not all of them");
@@ -205,7 +205,7 @@ fn no_order_of_steps_loses_a_wake() {
 
 /// The model finds a lost wake-up if any rule is missing.
 #[test]
-fn each_rule_is_there_for_a_wake_that_would_be_lost() {
+fn dropping_any_rule_loses_a_wake_in_the_model() {
     for rule in RULES {
         assert!(explore(Some(rule)).1.is_some(), "{rule:?}");
     }

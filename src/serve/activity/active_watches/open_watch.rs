@@ -194,7 +194,7 @@ mod tests {
 
     /// Each open watch has one entry.
     #[test]
-    fn what_is_seen_of_a_watch_is_small() {
+    fn watch_registry_entry_size_is_bounded() {
         assert!(size_of::<SeenWatch>() <= 96, "{} bytes", size_of::<SeenWatch>());
     }
 }

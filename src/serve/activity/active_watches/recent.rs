@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_kept_is_bounded_and_what_happens_again_is_counted() {
+    fn recent_requests_are_bounded_and_repeats_counted() {
         let recent = Recent::default();
         let who = Who::new(None, Some(&http::HeaderValue::from_static("kubectl")));
         for n in 0..2 * KEPT_MAX {

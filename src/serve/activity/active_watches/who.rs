@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_of_one_name_share_it() {
+    fn equal_user_agents_share_one_string() {
         let who = |agent: &'static str| Who::new(None, Some(&HeaderValue::from_static(agent))).agent.expect("text");
         let (first, second) = (who("kubelet/v1"), who("kubelet/v1"));
         assert!(Arc::ptr_eq(&first, &second));
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_choose_is_cut_where_a_character_ends() {
+    fn long_client_text_is_truncated_at_character_boundary() {
         assert_eq!(&*shortened("kubectl"), "kubectl");
         let long = "ä".repeat(TEXT_BYTES_MAX);
         assert_eq!(shortened(&long).len(), TEXT_BYTES_MAX);

@@ -69,13 +69,13 @@ fn unusable_upstream_response_returns_502() {
 }
 
 #[test]
-fn what_upstream_refuses_it_refuses_in_its_own_words() {
+fn upstream_refusal_status_is_returned_unchanged() {
     let refused = Status::too_many_requests("later", 7);
     assert_eq!(unreachable(&Error::Refused(Box::new(refused.clone()))), refused);
 }
 
 #[test]
-fn who_has_no_room_for_a_shared_answer_asks_alone() {
+fn shared_response_above_list_budget_is_not_shared() {
     let concurrency =
         ConcurrencyLimits::new(&ConcurrencyConfig { lists_bytes_max: 2 << 10, ..ConcurrencyConfig::default() });
     let answer = |bytes: usize| Response::new(Bytes::from(vec![0; bytes]));

@@ -19,14 +19,14 @@ fn slow_readers(unread: Unread) -> SlowReaderReaper {
 
 /// Each open watch has one watchdog.
 #[test]
-fn a_watchdog_is_small() {
+fn watchdog_size_is_bounded() {
     assert!(size_of::<Watchdog>() <= 104, "{} bytes", size_of::<Watchdog>());
 }
 
 /// Each watch is woken when a drain starts, and again at its own time. The check scheduled by the first wake-up may
 /// happen right after the second one.
 #[tokio::test(start_paused = true)]
-async fn a_watch_has_its_whole_grace_behind_each_alarm() {
+async fn watch_gets_full_grace_after_each_wake() {
     let grace = Duration::from_secs(5);
     let slow_readers = slow_readers(Unread { grace, ..Unread::default() });
     *slow_readers.0.leaving.lock() = Leaving::Early(3_600_000_000, 3_600_000_000);
@@ -58,7 +58,7 @@ fn long_watch(slow_readers: &SlowReaderReaper, is_late: bool) -> Arc<Watchdog> {
 /// Each watch from before the drain leaves at its own time, before the listener closes. A later watch has found no
 /// other server, and stays until then.
 #[tokio::test(start_paused = true)]
-async fn in_a_drain_watches_leave_one_by_one_and_late_ones_at_its_end() {
+async fn drain_spreads_early_watches_and_ends_late_ones_last() {
     let grace = Duration::from_secs(20);
     let (trigger, drain) = DrainTrigger::new();
     let slow_readers = slow_readers(Unread::default());
@@ -88,7 +88,7 @@ async fn in_a_drain_watches_leave_one_by_one_and_late_ones_at_its_end() {
 
 /// A watch that was created as the drain started does not delay its end.
 #[tokio::test(start_paused = true)]
-async fn once_everything_closes_no_watch_keeps_a_later_moment() {
+async fn watches_end_immediately_once_listener_closes() {
     let (trigger, drain) = DrainTrigger::new();
     let slow_readers = slow_readers(Unread::default());
     tokio::spawn(slow_readers.clone().keep(drain.clone()));
@@ -159,7 +159,7 @@ async fn watch_that_reacted_to_its_deadline_and_did_not_end_is_cut() {
 }
 
 #[test]
-fn what_becomes_of_a_watch_that_does_not_heed_its_alarm() {
+fn unresponsive_watch_is_cut_with_reason() {
     for (is_past_deadline, state, expected) in [
         (false, [false, false, false], None),
         (true, [false, false, false], Some("timeout")),

@@ -26,7 +26,7 @@ async fn waits(feed: &FeedHandle, wait: usize) -> InVain {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whatever_is_waited_for_the_end_of_the_feed_is_the_end_of_the_wait() {
+async fn every_wait_ends_when_feed_ends_or_deadline_passes() {
     for wait in 0..3 {
         for (ends, expected) in [(true, InVain::Over), (false, InVain::Late)] {
             let (feeds, mut demands) = Feeds::new(CacheConfig::default());
@@ -50,7 +50,7 @@ async fn whatever_is_waited_for_the_end_of_the_feed_is_the_end_of_the_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_there_is_taken_also_of_a_feed_that_is_over() {
+async fn ready_result_is_returned_although_feed_ended() {
     let (writer, reader) = crate::cache::CacheWriter::new(
         CacheConfig::default(),
         Gvr::new("", "v1", "pods"),
@@ -64,7 +64,7 @@ async fn what_is_there_is_taken_also_of_a_feed_that_is_over() {
 
 /// The catalog may have a new definition before the feed of the old one is retired.
 #[test]
-fn one_object_is_read_under_the_definition_that_is_known() {
+fn get_uses_only_feed_of_current_crd_definition() {
     let (feeds, mut demands) = Feeds::new(CacheConfig::default());
     let _handle = feeds.handle(&spec(&widgets("uid/1"), Scope::Cluster, Encoding::Json), None).expect("there is room");
     let Demand { mut writer, .. } = demands.try_recv().expect("the feed is demanded");

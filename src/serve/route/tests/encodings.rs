@@ -19,7 +19,7 @@ const KUBECTL: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,\
                        application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
 
 #[test]
-fn clients_get_the_form_that_the_apiserver_would_choose() {
+fn accept_negotiation_matches_apiserver() {
     for (client, accept, encoding) in [
         ("an empty header", "", Encoding::Json),
         ("kubelet and controllers", PROTOBUF_FIRST, Encoding::Protobuf),
@@ -52,7 +52,7 @@ fn clients_get_the_form_that_the_apiserver_would_choose() {
 /// Custom resources have no protobuf. A client that prefers it receives JSON, and one that accepts nothing else
 /// receives a 406 from upstream.
 #[test]
-fn custom_resources_are_json() {
+fn custom_resources_are_served_as_json_only() {
     for uri in [WIDGETS, WIDGET_WATCH] {
         for accept in [PROTOBUF_FIRST, "application/json", "*/*", "application/*"] {
             assert_eq!(get(uri).accept(accept).encoding(), Encoding::Json, "{accept}: {uri}");
@@ -64,7 +64,7 @@ fn custom_resources_are_json() {
 /// The metadata client requests a `PartialObjectMetadataList` for a list, and PartialObjectMetadata for an object or a
 /// watch.
 #[test]
-fn metadata_is_derived_from_what_is_cached() {
+fn partial_object_metadata_is_derived_from_cache() {
     for (one, list, metadata) in [
         (
             "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json",
@@ -94,7 +94,7 @@ fn metadata_is_derived_from_what_is_cached() {
 }
 
 #[test]
-fn tables_are_printed_upstream_but_those_of_a_watch_are_shared() {
+fn table_reads_are_forwarded_and_table_watches_shared() {
     for uri in [POD, PODS, WIDGETS] {
         assert_eq!(get(uri).accept(KUBECTL).reason(), ForwardReason::Table, "{uri}");
     }
@@ -118,7 +118,7 @@ fn tables_are_printed_upstream_but_those_of_a_watch_are_shared() {
 
 /// Cells are as of when they were printed. That is correct for later events, but not for an initial state.
 #[test]
-fn a_table_watch_that_begins_with_a_state_is_upstreams_but_for_one_object() {
+fn table_watch_with_initial_state_is_forwarded_except_one_object() {
     for (uri, ours) in [
         // `kubectl get pod p --watch`
         ("/api/v1/namespaces/a/pods?watch=1&fieldSelector=metadata.name%3Dp&resourceVersion=0", true),
@@ -145,14 +145,14 @@ fn a_table_watch_that_begins_with_a_state_is_upstreams_but_for_one_object() {
 }
 
 #[test]
-fn yaml_is_made_upstream() {
+fn yaml_is_forwarded_upstream() {
     for uri in [POD, PODS, WIDGETS] {
         assert_eq!(get(uri).accept("application/yaml").reason(), ForwardReason::Representation, "{uri}");
     }
 }
 
 #[test]
-fn indented_json_is_made_upstream() {
+fn pretty_json_is_forwarded_upstream() {
     for (ask, indented) in [
         (get("/api/v1/pods?resourceVersion=0&pretty=1"), true),
         (get("/api/v1/pods?resourceVersion=0&pretty=true"), true),
@@ -178,7 +178,7 @@ fn indented_json_is_made_upstream() {
 
 /// Only upstream knows whether it writes CBOR.
 #[test]
-fn whoever_prefers_cbor_is_answered_upstream() {
+fn cbor_preference_is_forwarded_upstream() {
     for uri in [POD, PODS, POD_WATCH, WIDGETS, WIDGET_WATCH] {
         let ask = get(uri).accept("application/cbor;q=1,application/json;q=0.9");
         assert_eq!(ask.reason(), ForwardReason::Representation, "{uri}");
@@ -186,7 +186,7 @@ fn whoever_prefers_cbor_is_answered_upstream() {
 }
 
 #[test]
-fn what_nobody_can_write_is_refused_upstream_in_its_words() {
+fn unsupported_media_types_are_forwarded_as_not_acceptable() {
     for accept in ["text/plain", "application/xml", "application/cbor", "json", "application/json;stream=other"] {
         for uri in [POD, PODS, POD_WATCH, WIDGETS, WIDGET_WATCH] {
             assert_eq!(get(uri).accept(accept).reason(), ForwardReason::NotAcceptable, "{accept}: {uri}");
@@ -200,7 +200,7 @@ fn what_nobody_can_write_is_refused_upstream_in_its_words() {
 
 /// The router of built-in resources accepts `*/*` as a wildcard, but matches `application/*` with none of its types.
 #[test]
-fn half_a_wildcard_is_none_for_built_in_resources() {
+fn accept_application_wildcard_is_not_acceptable_for_builtins() {
     for uri in [POD, PODS, POD_WATCH] {
         assert_eq!(get(uri).accept("application/*").reason(), ForwardReason::NotAcceptable, "{uri}");
         assert_eq!(get(uri).accept("application/*,application/json").encoding(), Encoding::Json, "{uri}");
@@ -209,7 +209,7 @@ fn half_a_wildcard_is_none_for_built_in_resources() {
 
 /// Negotiation comes before the parameters (R-ORDER-2), so upstream reports errors in the parameters.
 #[test]
-fn what_is_passed_through_for_its_form_may_have_any_parameters() {
+fn negotiation_forward_precedes_parameter_validation() {
     let table = "application/json;as=Table;v=v1;g=meta.k8s.io";
     assert_eq!(get("/api/v1/pods?limit=abc").accept(table).reason(), ForwardReason::Table);
     assert_eq!(get("/api/v1/pods?labelSelector=a%20in").accept("text/plain").reason(), ForwardReason::NotAcceptable);

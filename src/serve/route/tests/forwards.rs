@@ -12,7 +12,7 @@ fn assert_reason(reason: ForwardReason, asks: impl IntoIterator<Item = Ask>) {
 }
 
 #[test]
-fn what_is_not_about_a_resource() {
+fn non_resource_paths_are_forwarded() {
     let paths = ["/", "/healthz", "/livez/ping", "/version", "/metrics", "/api", "/api/v1", "/apis", "/apis/apps/v1"];
     let documents = ["/openapi/v2", "/openapi/v3/apis/apps/v1", "/.well-known/openid-configuration"];
     for path in paths.into_iter().chain(documents) {
@@ -21,7 +21,7 @@ fn what_is_not_about_a_resource() {
 }
 
 #[test]
-fn writes() {
+fn writes_are_forwarded() {
     for (method, uri) in [
         ("POST", "/api/v1/namespaces/a/pods"),
         ("PUT", "/api/v1/namespaces/a/pods/p"),
@@ -37,7 +37,7 @@ fn writes() {
 
 /// Built-in resources answer HEAD and OPTIONS with 405, custom ones do not (R-METHOD-1).
 #[test]
-fn reads_by_another_method_than_get() {
+fn reads_with_methods_other_than_get_are_forwarded() {
     for method in ["HEAD", "OPTIONS", "TRACE", "FETCH"] {
         let uris = ["/api/v1/pods?resourceVersion=0", "/api/v1/nodes/n?resourceVersion=0", "/api/v1/pods?watch=1"];
         assert_reason(ForwardReason::Verb, uris.map(|uri| get(uri).method(method)));
@@ -47,7 +47,7 @@ fn reads_by_another_method_than_get() {
 
 /// The apiserver has no watch cache of events, so the cache's rules do not apply to them (R-EVENT-4).
 #[test]
-fn reads_of_events_that_storage_answers_in_its_own_way() {
+fn event_reads_with_storage_semantics_are_forwarded() {
     for uri in [
         "/api/v1/namespaces/a/events/e?resourceVersion=abc",
         "/apis/events.k8s.io/v1/namespaces/a/events/e?resourceVersion=-1",
@@ -60,19 +60,19 @@ fn reads_of_events_that_storage_answers_in_its_own_way() {
 
 /// Only upstream can write the error for JSON that is invalid in the middle.
 #[test]
-fn continue_tokens_that_are_broken_json() {
+fn continue_token_with_broken_json_is_forwarded() {
     assert_reason(ForwardReason::Continue, [get("/api/v1/pods?continue=bm9uc2Vuc2U")]);
 }
 
 #[test]
-fn errors_that_would_be_yaml() {
+fn invalid_request_with_yaml_error_is_forwarded() {
     let accept = "application/yaml;q=0.5,\
                   application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io";
     assert_reason(ForwardReason::Representation, [get("/api/v1/pods?limit=x").accept(accept)]);
 }
 
 #[test]
-fn subresources() {
+fn subresources_are_forwarded() {
     let uris = [
         "/api/v1/namespaces/a/pods/p/log?follow=true",
         "/api/v1/namespaces/a/pods/p/exec?command=ls",
@@ -87,7 +87,7 @@ fn subresources() {
 }
 
 #[test]
-fn paths_that_no_client_library_writes() {
+fn non_canonical_paths_are_forwarded() {
     let uris = [
         "//api/v1/pods?resourceVersion=0",
         "/api/v1/namespaces//pods?resourceVersion=0",
@@ -104,13 +104,13 @@ fn paths_that_no_client_library_writes() {
 
 /// Go keeps bytes that are not UTF-8; here they could not even be compared.
 #[test]
-fn queries_that_are_not_text() {
+fn non_utf8_queries_are_forwarded() {
     let uris = ["/api/v1/pods?labelSelector=%ff&resourceVersion=0", "/api/v1/pods?%fe=1"];
     assert_reason(ForwardReason::AmbiguousUrl, uris.map(get));
 }
 
 #[test]
-fn a_namespaced_object_without_its_namespace_and_a_cluster_object_inside_of_one() {
+fn path_with_wrong_namespace_scope_is_forwarded() {
     let uris = [
         "/api/v1/pods/p?resourceVersion=0",
         "/api/v1/watch/pods/p?resourceVersion=0",
@@ -128,7 +128,7 @@ fn a_namespaced_object_without_its_namespace_and_a_cluster_object_inside_of_one(
 }
 
 #[test]
-fn resources_that_discovery_does_not_know() {
+fn resources_unknown_to_discovery_are_forwarded() {
     let uris = [
         "/api/v1/foos?resourceVersion=0",
         "/api/v2/pods?resourceVersion=0",
@@ -141,7 +141,7 @@ fn resources_that_discovery_does_not_know() {
 
 /// Another server defines the meaning of their versions.
 #[test]
-fn resources_of_other_servers() {
+fn aggregated_resources_are_forwarded() {
     let uris = [
         "/apis/metrics.k8s.io/v1beta1/pods?resourceVersion=0",
         "/apis/metrics.k8s.io/v1beta1/namespaces/a/pods/p?resourceVersion=0",
@@ -153,13 +153,13 @@ fn resources_of_other_servers() {
 }
 
 #[test]
-fn resources_that_cannot_be_watched() {
+fn unwatchable_resources_are_forwarded() {
     let uris = ["/api/v1/componentstatuses?resourceVersion=0", "/api/v1/componentstatuses?watch=1"];
     assert_reason(ForwardReason::NotWatchable, uris.map(get));
 }
 
 #[test]
-fn parameters_that_are_not_ours_to_interpret() {
+fn shard_selector_is_forwarded() {
     let uris = [
         "/api/v1/pods?shardSelector=x&resourceVersion=0",
         "/api/v1/pods?watch=1&shardSelector=x&resourceVersion=5",
@@ -170,7 +170,7 @@ fn parameters_that_are_not_ours_to_interpret() {
 
 /// Only upstream can decide whether a caller may impersonate a user.
 #[test]
-fn reads_in_somebody_elses_name() {
+fn impersonated_reads_are_forwarded() {
     let uris = ["/api/v1/pods?resourceVersion=0", "/api/v1/nodes/n?resourceVersion=0", "/api/v1/pods?watch=1"];
     assert_reason(ForwardReason::Impersonation, uris.map(|uri| get(uri).impersonating()));
     assert_reason(ForwardReason::NonResource, [get("/version").impersonating()]);
@@ -179,7 +179,7 @@ fn reads_in_somebody_elses_name() {
 /// A later release may have the field, or a definition that has just changed or that the proxy may not read. So
 /// upstream decides. Requests without such a field are answered.
 #[test]
-fn selector_on_an_unknown_field_passes_through() {
+fn selector_on_unknown_field_is_forwarded() {
     let secrets = "/apis/hidden.example/v1/secrets?resourceVersion=0";
     let unknown = [
         "/apis/hidden.example/v1/secrets?resourceVersion=0&fieldSelector=spec.size%3D1",
@@ -202,7 +202,7 @@ fn selector_on_an_unknown_field_passes_through() {
 
 /// Evaluating the selector would cost CPU for each later event, and upstream has no limit of its own.
 #[test]
-fn selector_beyond_its_limit_passes_through() {
+fn selector_above_size_limit_is_forwarded() {
     let text = |bytes| "a".repeat(bytes);
     for parameter in ["labelSelector=", "watch=1&labelSelector=", "fieldSelector=metadata.name%3D"] {
         let uri = |bytes: usize| format!("/api/v1/pods?resourceVersion=0&{parameter}{}", text(bytes));
@@ -222,7 +222,7 @@ fn selector_beyond_its_limit_passes_through() {
 
 /// The token in the response to an expired token: `rv: -1`, which continues at the current version.
 #[test]
-fn a_list_that_goes_on_at_whatever_is_current() {
+fn continue_token_at_latest_version_is_forwarded() {
     let token = ContinueToken { at: ContinueAt::Latest, start: "a/p\0".to_owned() }.encode(PageStore::FromStorage);
     let uris = [
         format!("/api/v1/pods?limit=1&continue={token}"),
@@ -233,7 +233,7 @@ fn a_list_that_goes_on_at_whatever_is_current() {
 }
 
 #[test]
-fn resources_that_are_not_held() {
+fn resources_not_in_configured_list_are_forwarded() {
     let pods = Coverage { resources: vec!["pods".to_owned()], ..Coverage::default() };
     let uris = ["/api/v1/configmaps?watch=1", "/api/v1/nodes/n?resourceVersion=0", "/apis/apps/v1/deployments?limit=x"];
     assert_reason(ForwardReason::NotInResources, uris.map(|uri| get(uri).covered_by(&pods)));
@@ -241,7 +241,7 @@ fn resources_that_are_not_held() {
 }
 
 #[test]
-fn kinds_that_are_sensitive() {
+fn sensitive_resources_are_forwarded_unless_enabled() {
     let central = Coverage { authorizes: true, ..Coverage::default() };
     let node = Coverage { node: Some("n7".into()), ..Coverage::default() };
     let secrets = ["/api/v1/secrets?resourceVersion=0", "/api/v1/namespaces/a/secrets/s?resourceVersion=0"];
@@ -259,7 +259,7 @@ fn kinds_that_are_sensitive() {
 
 /// Upstream authorizes before it validates, so the proxy does not reject such a request either.
 #[test]
-fn more_than_the_node_that_is_held() {
+fn requests_beyond_own_node_are_forwarded() {
     let node = Coverage { node: Some("n7".into()), ..Coverage::default() };
     let uris = [
         "/api/v1/pods?resourceVersion=0",
@@ -289,7 +289,7 @@ fn more_than_the_node_that_is_held() {
 
 /// The first reason in the order of checks is counted.
 #[test]
-fn of_two_reasons_the_first_in_the_order_of_checks_counts() {
+fn first_forward_reason_in_check_order_is_reported() {
     for (ask, reason) in [
         (get("/api/v1/namespaces/A/pods").method("POST"), ForwardReason::Verb),
         (get("/api/v1/namespaces/a/pods").method("POST").impersonating(), ForwardReason::Verb),
@@ -306,7 +306,7 @@ fn of_two_reasons_the_first_in_the_order_of_checks_counts() {
 }
 
 #[test]
-fn every_reason_has_a_word_of_its_own() {
+fn forward_reasons_have_unique_labels() {
     let reasons = [
         ForwardReason::NonResource,
         ForwardReason::Verb,

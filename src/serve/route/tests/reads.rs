@@ -6,7 +6,7 @@ use crate::serve::route::Route;
 use kubeapi::{ContinueAt, ContinueToken, ObjectKey, PageStore, ResourceVersion};
 
 #[test]
-fn a_get_names_one_object_and_how_fresh_it_must_be() {
+fn get_with_version_is_served_with_minimum_version() {
     assert_said(&[
         ("/api/v1/namespaces/a/pods/p?resourceVersion=0", "get json a/p any"),
         ("/api/v1/namespaces/a/pods/p/?resourceVersion=0", "get json a/p any"),
@@ -33,7 +33,7 @@ fn get_without_version_is_forwarded() {
 
 /// A GET reads only the version, and ignores parameters that apply to lists (R-QUERY-3, R-METHOD-2).
 #[test]
-fn a_get_ignores_the_parameters_of_lists() {
+fn get_ignores_list_parameters() {
     assert_said(&[
         ("/api/v1/namespaces/a/pods/p?resourceVersion=7&resourceVersionMatch=Exact", "get json a/p >=7"),
         ("/api/v1/namespaces/a/pods/p?resourceVersion=0&watch=1", "get json a/p any"),
@@ -47,7 +47,7 @@ fn a_get_ignores_the_parameters_of_lists() {
 
 /// A request for a Namespace has the Namespace's name as its namespace.
 #[test]
-fn a_namespace_is_an_object_without_one() {
+fn get_of_namespace_uses_key_without_namespace() {
     assert_said(&[
         ("/api/v1/namespaces/a?resourceVersion=0", "get json a any"),
         ("/api/v1/namespaces/a?resourceVersion=5&watch=1", "get json a >=5"),
@@ -59,7 +59,7 @@ fn a_namespace_is_an_object_without_one() {
 }
 
 #[test]
-fn the_matrix_of_list_versions_holds() {
+fn list_version_semantics_match_apiserver_matrix() {
     assert_said(&[
         ("/api/v1/pods", "list json * current"),
         ("/api/v1/pods?resourceVersion=", "list json * current"),
@@ -82,7 +82,7 @@ fn the_matrix_of_list_versions_holds() {
 }
 
 #[test]
-fn a_page_goes_on_where_its_token_says_in_the_version_of_the_first() {
+fn continue_token_resumes_list_at_its_key_and_version() {
     let token = |start: &str| {
         let at = ContinueAt::Version(ResourceVersion(9));
         ContinueToken { at, start: start.to_owned() }.encode(PageStore::FromStorage)
@@ -101,7 +101,7 @@ fn a_page_goes_on_where_its_token_says_in_the_version_of_the_first() {
 
 /// Keys in tokens are relative to the collection in the path, not to the one that a selector narrows it to.
 #[test]
-fn whether_the_path_names_a_namespace_is_remembered() {
+fn list_records_whether_path_has_namespace() {
     for (uri, in_namespace) in [
         ("/api/v1/namespaces/a/pods", true),
         ("/api/v1/pods", false),
@@ -116,7 +116,7 @@ fn whether_the_path_names_a_namespace_is_remembered() {
 }
 
 #[test]
-fn views_are_what_path_and_selectors_say_together() {
+fn view_combines_path_namespace_and_selectors() {
     for (uri, expected) in [
         ("/api/v1/pods", pods_view("", "", "")),
         ("/api/v1/pods/", pods_view("", "", "")),
@@ -144,7 +144,7 @@ fn views_are_what_path_and_selectors_say_together() {
 }
 
 #[test]
-fn custom_resources_have_the_fields_that_their_definition_names() {
+fn custom_resource_selectors_accept_selectable_fields() {
     assert_said(&[
         ("/apis/example.com/v1/widgets?fieldSelector=spec.color%3Dred", "list json * current"),
         ("/apis/example.com/v1/widgets?fieldSelector=metadata.name%3Dw", "list json */w current"),
@@ -156,7 +156,7 @@ fn custom_resources_have_the_fields_that_their_definition_names() {
 }
 
 #[test]
-fn unknown_parameters_change_nothing() {
+fn unknown_query_parameters_are_ignored() {
     assert_said(&[
         ("/api/v1/pods?foo=bar&resourceVersion=0", "list json * any"),
         ("/api/v1/pods?resourceversion=7", "list json * current"),
@@ -167,7 +167,7 @@ fn unknown_parameters_change_nothing() {
 
 /// Headers change the encoding of a response, but not the plan of a request.
 #[test]
-fn headers_change_the_form_and_nothing_else() {
+fn headers_change_only_the_encoding() {
     let plain = get("/api/v1/namespaces/a/pods?labelSelector=app&resourceVersion=7");
     assert_eq!(plain.said(), "list json a[app] >=7");
     let kubelet = plain.accept("application/vnd.kubernetes.protobuf,application/json").agent("kubelet/v1.36.2");

@@ -13,7 +13,7 @@ fn refused(ask: &Ask) -> Status {
 }
 
 #[test]
-fn numbers_that_are_none() {
+fn invalid_numeric_parameters_return_400() {
     assert_said(&[
         ("/api/v1/pods?limit=abc", r#"400 BadRequest: strconv.ParseInt: parsing "abc": invalid syntax"#),
         ("/api/v1/pods?limit=", r#"400 BadRequest: strconv.ParseInt: parsing "": invalid syntax"#),
@@ -35,7 +35,7 @@ fn numbers_that_are_none() {
 }
 
 #[test]
-fn timeouts_that_are_none() {
+fn invalid_timeouts_return_400() {
     let said = |text: &str| format!("400 BadRequest: invalid timeout specified in the request URL - time: {text}");
     assert_said(&[
         ("/api/v1/pods?timeout=abc", &*said(r#"invalid duration "abc""#)),
@@ -52,7 +52,7 @@ fn timeouts_that_are_none() {
 }
 
 #[test]
-fn label_selectors_that_do_not_parse() {
+fn malformed_label_selectors_return_400() {
     assert_said(&[
         ("/api/v1/pods?labelSelector=a%20in", "400 BadRequest: unable to parse requirement: found '' expected: '('"),
         ("/api/v1/pods?labelSelector=a%3Db%20c", "400 BadRequest: found 'c', expected: ',' or 'end of string'"),
@@ -64,7 +64,7 @@ fn label_selectors_that_do_not_parse() {
 }
 
 #[test]
-fn field_selectors_that_do_not_parse() {
+fn malformed_field_selectors_return_400() {
     assert_said(&[
         ("/api/v1/pods?fieldSelector=foo", "400 BadRequest: invalid selector: 'foo'; can't understand 'foo'"),
         (
@@ -77,7 +77,7 @@ fn field_selectors_that_do_not_parse() {
 /// For a list, this is a client error. For GET and WATCH, the apiserver does not map the error and returns 500 without
 /// a reason.
 #[test]
-fn versions_that_are_no_numbers() {
+fn invalid_versions_return_400_for_list_and_500_otherwise() {
     let text = r#"resourceVersion: Invalid value: "abc": strconv.ParseUint: parsing "abc": invalid syntax"#;
     let list = get("/api/v1/pods?resourceVersion=abc");
     assert_eq!(list.said(), format!("400 BadRequest: invalid resource version: {text}"));
@@ -95,7 +95,7 @@ const INVALID: &str = r#"422 Invalid: ListOptions.meta.k8s.io "" is invalid: "#;
 const MATCH: &str = "resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden";
 
 #[test]
-fn list_options_that_exclude_each_other() {
+fn conflicting_list_options_return_422() {
     let for_list = "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for list";
     for (query, expected) in [
         ("resourceVersionMatch=Exact", format!("{MATCH} unless resourceVersion is provided")),
@@ -125,7 +125,7 @@ fn list_options_that_exclude_each_other() {
 }
 
 #[test]
-fn watch_options_that_exclude_each_other() {
+fn conflicting_watch_options_return_422() {
     let requires = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
     for (query, expected) in [
         ("sendInitialEvents=true", format!("resourceVersionMatch: Forbidden: {requires}")),
@@ -146,7 +146,7 @@ fn watch_options_that_exclude_each_other() {
 
 /// Without `watch=true`, the deprecated path is validated as a list.
 #[test]
-fn the_watch_path_is_validated_as_what_its_query_says() {
+fn watch_path_without_watch_parameter_is_validated_as_list() {
     let said = get("/api/v1/watch/pods?sendInitialEvents=true").said();
     assert_eq!(said, format!("{INVALID}sendInitialEvents: Forbidden: sendInitialEvents is forbidden for list"));
     let ask = get("/api/v1/watch/pods?watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan");
@@ -154,7 +154,7 @@ fn the_watch_path_is_validated_as_what_its_query_says() {
 }
 
 #[test]
-fn continue_tokens_that_are_none() {
+fn invalid_continue_tokens_return_400() {
     let text = "400 BadRequest: invalid continue token: continue key is not valid:";
     for (token, expected) in [
         ("%21", format!("{text} illegal base64 data at input byte 0")),
@@ -172,7 +172,7 @@ fn continue_tokens_that_are_none() {
 }
 
 #[test]
-fn a_name_that_disagrees_with_the_selector() {
+fn watch_path_name_not_matching_selector_returns_400() {
     let text = "400 BadRequest: fieldSelector metadata.name doesn't match requested name";
     assert_said(&[
         ("/api/v1/watch/namespaces/a/pods/p?fieldSelector=metadata.name%3Dq", text),
@@ -183,7 +183,7 @@ fn a_name_that_disagrees_with_the_selector() {
 }
 
 #[test]
-fn an_export_long_after_its_time() {
+fn export_parameter_returns_400() {
     let text = "400 BadRequest: the export parameter, deprecated since v1.14, is no longer supported";
     assert_said(&[
         ("/api/v1/namespaces/a/pods/p?export=true&resourceVersion=0", text),
@@ -193,7 +193,7 @@ fn an_export_long_after_its_time() {
 
 /// The order of checks decides which of two errors is reported (R-ORDER-2): decoding, validation, fields, name.
 #[test]
-fn of_two_faults_the_apiservers_first_is_reported() {
+fn first_error_in_apiserver_check_order_is_reported() {
     for (uri, code, begins) in [
         ("/api/v1/pods?limit=x&labelSelector=a%20in", 400, "strconv.ParseInt"),
         ("/api/v1/pods?timeoutSeconds=x&limit=y", 400, r#"strconv.ParseInt: parsing "x""#),
@@ -210,7 +210,7 @@ fn of_two_faults_the_apiservers_first_is_reported() {
 }
 
 #[test]
-fn a_422_carries_its_causes() {
+fn invalid_options_return_422_with_causes() {
     let status = refused(&get("/api/v1/pods?resourceVersionMatch=Exact"));
     let details = status.details.expect("details");
     assert_eq!((details.group.as_str(), details.kind.as_str()), ("meta.k8s.io", "ListOptions"));

@@ -4,7 +4,7 @@ use super::fixture::{assert_said, get, pods_view};
 use crate::serve::route::Route;
 
 #[test]
-fn the_matrix_of_watch_starts_holds() {
+fn watch_start_semantics_match_apiserver_matrix() {
     assert_said(&[
         // Without `sendInitialEvents`, a watch with a version resumes, and one without a version receives the state
         // first.
@@ -30,7 +30,7 @@ fn the_matrix_of_watch_starts_holds() {
 }
 
 #[test]
-fn a_watch_list_gets_a_state_as_fresh_as_asked_and_its_end_marked() {
+fn watch_list_gets_initial_state_and_end_bookmark() {
     for (query, expected) in [
         ("sendInitialEvents=true&allowWatchBookmarks=true", "watch json * state current end bookmarks"),
         ("sendInitialEvents=1&resourceVersion=0&allowWatchBookmarks=1", "watch json * state any end bookmarks"),
@@ -45,7 +45,7 @@ fn a_watch_list_gets_a_state_as_fresh_as_asked_and_its_end_marked() {
 }
 
 #[test]
-fn only_zero_and_false_are_no_watch() {
+fn watch_parameter_is_false_only_for_zero_or_false() {
     for (value, watches) in [
         ("watch=1", true),
         ("watch=true", true),
@@ -64,7 +64,7 @@ fn only_zero_and_false_are_no_watch() {
 }
 
 #[test]
-fn a_watch_lasts_as_long_as_asked() {
+fn watch_uses_timeout_seconds_and_ignores_timeout() {
     assert_said(&[
         ("/api/v1/pods?watch=1&resourceVersion=7&timeoutSeconds=300", "watch json * >7 for 300 s"),
         ("/api/v1/pods?watch=1&resourceVersion=7&timeoutSeconds=0", "watch json * >7 for 0 s"),
@@ -77,7 +77,7 @@ fn a_watch_lasts_as_long_as_asked() {
 
 /// On the deprecated path, the verb is always `watch`. Without `watch=true`, the options are those of a list.
 #[test]
-fn the_watch_path_is_a_watch_with_the_options_of_a_list() {
+fn deprecated_watch_path_uses_list_options() {
     assert_said(&[
         ("/api/v1/watch/pods", "watch json * state any"),
         ("/api/v1/watch/pods?resourceVersion=0", "watch json * state any"),
@@ -96,7 +96,7 @@ fn the_watch_path_is_a_watch_with_the_options_of_a_list() {
 
 /// The path addresses the Namespace itself, not its content.
 #[test]
-fn the_watch_path_of_a_namespace_watches_that_namespace() {
+fn deprecated_watch_path_of_namespace_watches_namespace_object() {
     assert_said(&[
         ("/api/v1/watch/namespaces/a?resourceVersion=7", "watch json */a >7"),
         ("/api/v1/watch/namespaces?resourceVersion=7", "watch json * >7"),
@@ -104,7 +104,7 @@ fn the_watch_path_of_a_namespace_watches_that_namespace() {
 }
 
 #[test]
-fn a_name_in_the_path_becomes_a_selector_and_agrees_with_the_one_that_is_there() {
+fn watch_path_name_becomes_name_selector() {
     for uri in [
         "/api/v1/watch/namespaces/a/pods/p?resourceVersion=7",
         "/api/v1/watch/namespaces/a/pods/p?resourceVersion=7&fieldSelector=metadata.name%3Dp",
@@ -118,7 +118,7 @@ fn a_name_in_the_path_becomes_a_selector_and_agrees_with_the_one_that_is_there()
 
 /// Requests as kubelet, informers and kubectl send them (R-CLIENT-6).
 #[test]
-fn known_clients_are_served() {
+fn kubelet_informer_and_kubectl_requests_are_served() {
     let reflector = "allowWatchBookmarks=true&timeout=7m44s&timeoutSeconds=464&watch=true";
     let watch_list = "resourceVersionMatch=NotOlderThan&sendInitialEvents=true";
     for (uri, expected) in [

@@ -46,7 +46,7 @@ fn places(chunks: &[Bytes]) -> HashSet<*const u8> {
 }
 
 #[tokio::test]
-async fn a_change_costs_what_it_is_in_and_what_refers_to_that() {
+async fn change_recompresses_only_its_chunk_and_dependents() {
     const PODS: usize = 400;
     let (feed, mut feeds) = feed((0..PODS).map(|name| noise("a", name, 7, 5_000)).collect());
     let first = chunks(&feed).await;
@@ -66,7 +66,7 @@ async fn a_change_costs_what_it_is_in_and_what_refers_to_that() {
 
 /// A long object is compressed piece by piece, and other tasks run after each piece.
 #[tokio::test]
-async fn nobody_waits_for_more_than_a_piece() {
+async fn compression_of_large_object_yields_after_each_piece() {
     const BYTES: usize = 1_500_000;
     let (feed, _feeds) = feed(vec![noise("a", 0, 7, BYTES)]);
     let mut list = list(&feed).await;
@@ -88,7 +88,7 @@ async fn nobody_waits_for_more_than_a_piece() {
 
 /// Namespaces with a few objects each cost no more than one namespace with all of them.
 #[tokio::test]
-async fn short_runs_are_compressed_together() {
+async fn small_namespaces_are_compressed_together() {
     let spread = (0..300).flat_map(|at| (0..2).map(move |name| pod(&format!("n{at:03}"), name, 7, "p")));
     let (spread, _feeds) = feed(spread.collect());
     let (together, _other_feeds) = feed((0..600).map(|name| pod("n", name, 7, "p")).collect());

@@ -402,7 +402,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_becomes_of_an_event() {
+    fn event_outcome_depends_on_namespace_state_and_decision() {
         const ALLOWED: Option<Verdict> = Some(Verdict::Allowed);
         const DENIED: Option<Verdict> = Some(Verdict::Denied);
         const UNCLEAR: Option<Verdict> = Some(Verdict::Unclear);

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn budget_is_what_may_come_at_once_and_grows_with_time_and_events() {
+    async fn inbound_budget_refills_with_time_and_sent_events() {
         let mut budget = InboundBudget::new(());
         let spends = |budget: &mut InboundBudget<()>, bytes| budget.spend(bytes).is_ok();
         assert!(spends(&mut budget, AT_ONCE_BYTES_MAX) && !spends(&mut budget, 1));

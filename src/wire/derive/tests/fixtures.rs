@@ -13,7 +13,7 @@ use crate::wire::proto_document::Document;
 const RELEASES: [(&str, u32); 5] = [("v1.33.0", 33), ("v1.34.0", 34), ("v1.35.0", 35), ("v1.36.0", 36), ("HEAD", 37)];
 
 #[test]
-fn fixtures_are_printed_as_go_does() {
+fn api_fixtures_render_like_go() {
     let Some(testdata) = testdata() else {
         let why = "no fixtures (go mod download k8s.io/api in tests/kube, or name its testdata in KUBE_API_TESTDATA)";
         assert!(std::env::var("CI").as_deref() != Ok("true"), "{why}");

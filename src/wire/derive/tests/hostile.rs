@@ -49,13 +49,13 @@ fn check(api_version: &str, kind: &str, body: &[u8]) {
 
 proptest! {
     #[test]
-    fn any_bytes_are_survived(kind in 0..KINDS.len(), body in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn transcoder_never_panics_on_arbitrary_bytes(kind in 0..KINDS.len(), body in prop::collection::vec(any::<u8>(), 0..200)) {
         let (api_version, kind) = KINDS[kind];
         check(api_version, kind, &body);
     }
 
     #[test]
-    fn damaged_bodies_are_survived(
+    fn transcoder_never_panics_on_damaged_bodies(
         pick in any::<prop::sample::Index>(),
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
         cut in prop::option::of(any::<prop::sample::Index>()),

@@ -27,7 +27,7 @@ fn gadget() -> MetadataRenderer {
 }
 
 #[test]
-fn custom_resources_metadata_is_put_in_the_order_of_the_struct() {
+fn custom_resource_metadata_is_written_in_go_struct_order() {
     let mut json = Vec::new();
     gadget().json_from_json(CUSTOM.as_bytes(), &mut json).unwrap();
     assert_eq!(String::from_utf8(json).unwrap(), STRUCT_ORDER);
@@ -44,7 +44,7 @@ fn custom_resources_metadata_is_put_in_the_order_of_the_struct() {
 }
 
 #[test]
-fn what_is_no_object_meta_is_refused() {
+fn invalid_object_meta_is_rejected() {
     let rows = [
         r#"{"metadata":{"name":"n","more":1}}"#,
         r#"{"metadata":{"name":1}}"#,
@@ -71,7 +71,7 @@ fn what_is_no_object_meta_is_refused() {
 }
 
 #[test]
-fn annotations_of_the_conversion_are_left_out() {
+fn metadata_omits_deprecated_conversion_annotations() {
     let json = |names: &[&str]| {
         let entries: Vec<_> = names.iter().map(|name| format!("{name:?}:\"1\"")).collect();
         format!(r#""metadata":{{"name":"n","annotations":{{{}}}}}}}"#, entries.join(","))
@@ -97,7 +97,7 @@ fn annotations_of_the_conversion_are_left_out() {
 }
 
 #[test]
-fn metadata_is_the_beginning_of_the_body() {
+fn protobuf_metadata_is_a_slice_of_the_body() {
     let body = Bytes::from_static(b"\x0a\x03\x0a\x01n\x12\x00");
     let metadata = gadget().protobuf(&body).unwrap();
     assert_eq!(metadata, body.slice(..5));

@@ -8,7 +8,7 @@ const CORPUS: &[u8] = include_bytes!("pairs.txt");
 
 /// Tests the corpus, and the files named in `KUBE_FACTS_PAIRS`, written by `tests/facts/generate.sh pairs`.
 #[test]
-fn random_objects_are_printed_as_go_does() {
+fn random_objects_render_like_go() {
     let tally = judge(CORPUS);
     assert!(tally.exact > 250, "{tally:?}");
     assert!(tally.refused.keys().all(|refused| refused.contains("an empty list is indistinguishable")), "{tally:#?}");

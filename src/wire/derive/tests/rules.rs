@@ -12,7 +12,7 @@ fn printed(put: impl FnOnce(&mut Vec<u8>)) -> String {
 }
 
 #[test]
-fn text_is_escaped_as_go_does() {
+fn strings_are_escaped_like_go() {
     let rows: [(&[u8], &str); 8] = [
         (b"plain /\x7f'", "\"plain /\x7f'\""),
         (b"\"\\\x08\x0c\n\r\t", r#""\"\\\b\f\n\r\t""#),
@@ -29,7 +29,7 @@ fn text_is_escaped_as_go_does() {
 }
 
 #[test]
-fn raw_json_is_compacted_and_made_safe_for_html() {
+fn raw_json_is_compacted_and_html_escaped() {
     let rows = [
         (" { \"a\" : [ 1 ,\n2.50 ] } ", r#"{"a":[1,2.50]}"#),
         (r#"{"a b":" \" <&> \\"}"#, r#"{"a b":" \" \u003c\u0026\u003e \\"}"#),
@@ -47,7 +47,7 @@ fn raw_json_is_compacted_and_made_safe_for_html() {
 }
 
 #[test]
-fn numbers_are_printed_as_go_does() {
+fn numbers_render_like_go() {
     let rows = [
         (0.0, "0"),
         (-0.0, "-0"),
@@ -81,7 +81,7 @@ fn numbers_are_printed_as_go_does() {
 /// Clients choose the times of objects. JSON of `9999-12-31T23:59:59-23:59` is in the year 10000, and protobuf has any
 /// number of seconds. The texts are those of Go's `time.Unix(seconds, nanoseconds).UTC()`.
 #[test]
-fn times_outside_four_digit_years_are_printed_as_go_does() {
+fn times_outside_four_digit_years_render_like_go() {
     let rows = [
         (0, 0, "1970-01-01T00:00:00", "000000"),
         (951_782_400, 999_999_999, "2000-02-29T00:00:00", "999999"),
@@ -108,7 +108,7 @@ fn times_outside_four_digit_years_are_printed_as_go_does() {
 const ZERO_TIME: &[u8] = b"\x0a\x02\x42\x00";
 
 #[test]
-fn a_zero_creation_timestamp_was_printed_until_1_33() {
+fn zero_creation_timestamp_is_null_through_1_33_and_then_omitted() {
     for (minor, want) in [(33, r#""metadata":{"creationTimestamp":null}}"#), (34, r#""metadata":{}}"#)] {
         let transcoder = Transcoder::for_server(minor, "v1", "ConfigMap").unwrap();
         assert_eq!(printed(|out| transcoder.json(ZERO_TIME, out).unwrap()), want);
@@ -127,7 +127,7 @@ fn releases_outside_the_table_have_no_transcoder() {
 }
 
 #[test]
-fn a_refusal_names_the_field_and_leaves_the_output_alone() {
+fn transcoder_error_names_the_field_and_keeps_the_output() {
     let rows: [(&[u8], &str, RefusalReason); 10] = [
         (b"\x9a\x06\x00", "", RefusalReason::UnknownField(99)),
         (b"\x12\x02\xa2\x06", "spec", RefusalReason::Malformed("truncated field")),
@@ -154,7 +154,7 @@ fn a_refusal_names_the_field_and_leaves_the_output_alone() {
 }
 
 #[test]
-fn schemas_may_nest_but_not_forever() {
+fn schema_nesting_depth_is_limited() {
     let within = |tag: &[u8], message: Vec<u8>| {
         let mut outer = tag.to_vec();
         put_varint(&mut outer, message.len() as u64);
@@ -173,7 +173,7 @@ fn schemas_may_nest_but_not_forever() {
 }
 
 #[test]
-fn output_is_bounded_by_input() {
+fn transcoder_output_is_limited_relative_to_its_input() {
     // An endpoint of two bytes is `{"addresses":null}`.
     let body: Vec<u8> = std::iter::repeat_n([0x12, 0], 100_000).flatten().collect();
     let transcoder = Transcoder::for_kind("discovery.k8s.io/v1", "EndpointSlice").unwrap();

@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cells_show_the_row() {
+    fn cells_format_the_fields_of_feeds_and_watches() {
         let feed = json!({"resource": "pods.v1", "namespace": "a", "selector": null, "encoding": "json",
             "state": "stale", "staleSeconds": 130, "objects": 1200, "resourceVersion": "77", "readers": 3,
             "ringEvents": 9, "memoryBytes": 1536});
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_dropped_and_texts_cut_to_fit() {
+    fn columns_are_dropped_and_truncated_to_fit_the_width() {
         let needs = [20, 30, 60, 6, 7, 5, 8, 5, 4];
         let heads = |room: usize| {
             let shown = fitted(&WATCH_COLUMNS, &needs, room);

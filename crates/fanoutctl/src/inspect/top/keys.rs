@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn three_keys_quit() {
+    fn q_esc_and_ctrl_c_quit() {
         for keys in [&[KeyCode::Char('q')][..], &[KeyCode::Esc]] {
             assert_eq!(pressed(&mut screen(), keys), KeyEffect::Quit);
         }
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn query_has_the_order_and_filter_of_the_selected_proxy() {
+    fn watches_query_of_selected_proxy_has_order_and_filter() {
         let mut screen = screen();
         pressed(&mut screen, &[KeyCode::Tab, KeyCode::Char('/'), KeyCode::Char('x'), KeyCode::Enter]);
         pressed(&mut screen, &[KeyCode::Right, KeyCode::Char('s'), KeyCode::Char('r')]);

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn watches_are_asked_for_in_an_order() {
+    fn watches_query_includes_sort_order_and_filter() {
         let mut query = WatchesQuery { sort: "behind", is_up: false, text: String::new(), limit: 12 };
         assert_eq!(query.path(), "/debug/watches?limit=12&sort=behind&order=down");
         (query.sort, query.is_up, query.text) = ("agent", true, "a b".to_owned());

@@ -82,7 +82,7 @@ mod tests {
     use crate::inspect::top::samples;
 
     #[test]
-    fn rates_are_measured_between_looks_that_are_apart_and_not_across_a_silence() {
+    fn rates_ignore_samples_too_close_and_gaps_without_response() {
         let (at, every) = (Instant::now(), Duration::from_secs(2));
         let mut proxy = SeenProxy::new("a".to_owned(), every);
         let (mut delivered, mut seen) = (0, Vec::new());

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_sorted() {
+    fn rows_are_sorted_by_each_column_in_both_directions() {
         let rows = watches();
         let users = |view: &TableView| view.rows(&rows).iter().map(|row| text(row, "user")).collect::<String>();
         let mut view = TableView::new(&WATCH_ORDERS);

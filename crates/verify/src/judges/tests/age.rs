@@ -11,7 +11,7 @@ fn object(version: u64) -> String {
 }
 
 #[test]
-fn an_answer_is_not_older_than_asked() {
+fn not_older_than_read_has_at_least_the_requested_version() {
     kept(NotOlderThan, 1, &[&list(1, "resourceVersion=12", &of(12))]);
     kept(NotOlderThan, 1, &[&list(1, "resourceVersion=12&resourceVersionMatch=NotOlderThan", &of(13))]);
     broken(NotOlderThan, "a response at 12 or later", "one at 11", &[&list(1, "resourceVersion=12", &of(11))]);
@@ -22,7 +22,7 @@ fn an_answer_is_not_older_than_asked() {
 }
 
 #[test]
-fn an_object_is_not_older_than_asked_unless_nothing_changed_it() {
+fn get_reflects_changes_up_to_the_requested_version() {
     kept(NotOlderThan, 1, &[&get_at(100, 1, "resourceVersion=12", &object(11))]);
     kept(NotOlderThan, 1, &[&get_at(100, 1, "resourceVersion=13", r#""code":404"#)]);
     // The object may have been deleted in between.
@@ -35,7 +35,7 @@ fn an_object_is_not_older_than_asked_unless_nothing_changed_it() {
 }
 
 #[test]
-fn a_list_of_a_version_is_of_that_version_and_so_are_its_pages() {
+fn exact_list_and_its_pages_have_the_requested_version() {
     // {"v":"meta.k8s.io/v1","rv":12,"start":"a/x\u0000"}
     let token = "limit=1&continue=eyJ2IjoibWV0YS5rOHMuaW8vdjEiLCJydiI6MTIsInN0YXJ0IjoiYS94XHUwMDAwIn0";
     let more = |version: u64| format!(r#"{},"more":true"#, of(version));
@@ -50,7 +50,7 @@ fn a_list_of_a_version_is_of_that_version_and_so_are_its_pages() {
 }
 
 #[test]
-fn a_consistent_answer_has_all_that_was_known_before() {
+fn consistent_read_contains_all_previously_known_changes() {
     kept(Consistent, 1, &[&list_at(150, 1, "", &of(14))]);
     kept(Consistent, 1, &[&list_at(151, 1, "", &of(15))]);
     // Nothing changed between 16 and 20.
@@ -65,7 +65,7 @@ fn a_consistent_answer_has_all_that_was_known_before() {
 }
 
 #[test]
-fn what_somebody_else_was_told_was_known() {
+fn changes_seen_by_any_client_count_as_known() {
     let write = r#"{"written":{"call_ns":90,"return_ns":99,"verb":"update","#.to_owned()
         + r#""resource":"pods","key":"a/x","version":15,"code":200}}"#;
     // What came at 11 has gone at 13: with it or without it the state is the same.
@@ -88,7 +88,7 @@ fn what_somebody_else_was_told_was_known() {
 }
 
 #[test]
-fn a_consistent_get_has_the_last_state_of_its_object() {
+fn consistent_get_returns_the_latest_object() {
     kept(Consistent, 1, &[&get_at(121, 1, "", &object(11))]);
     kept(Consistent, 1, &[&get_at(105, 1, "", r#""code":404"#)]);
     let words = "all changes up to 13, which was known before, with the change DELETED a/y at 13";
@@ -96,7 +96,7 @@ fn a_consistent_get_has_the_last_state_of_its_object() {
 }
 
 #[test]
-fn a_watch_that_begins_with_what_comes_begins_behind_what_was_known() {
+fn watch_without_initial_events_starts_after_known_version() {
     let open = watch_at(121, 1, "/api/v1/pods", "sendInitialEvents=false");
     kept(Consistent, 1, &[&open, &events("DELETED a/y 13")]);
     let words = ["events after 12, which was known before", "MODIFIED a/x at 12"];
@@ -104,7 +104,7 @@ fn a_watch_that_begins_with_what_comes_begins_behind_what_was_known() {
 }
 
 #[test]
-fn answers_from_memory_do_not_go_back() {
+fn cached_reads_never_go_back_in_version() {
     let any = |at_ns, op, version| list_at(at_ns, op, "resourceVersion=0", &of(version));
     kept(Monotone, 2, &[&any(100, 1, 12), &any(110, 2, 12)]);
     // The second request was sent before the first response arrived.
@@ -127,7 +127,7 @@ fn answers_from_memory_do_not_go_back() {
 }
 
 #[test]
-fn what_a_server_passes_on_is_not_of_its_memory() {
+fn forwarded_reads_are_excluded_from_monotonicity() {
     let passed = |at_ns, op, version| list_at(at_ns, op, "resourceVersion=0", &of(version));
     let cached =
         |at_ns, op, version| list_at(at_ns, op, "resourceVersion=0", &format!(r#"{},"from_memory":true"#, of(version)));
@@ -139,7 +139,7 @@ fn what_a_server_passes_on_is_not_of_its_memory() {
 }
 
 #[test]
-fn a_fault_may_waive_a_promise_in_its_time_and_across_it() {
+fn fault_waives_guarantee_only_for_overlapping_requests() {
     let any = |at_ns, op, version| list_at(at_ns, op, "resourceVersion=0", &of(version));
     let fault = |from: u64, to: u64| {
         let waives = r#""hits":1,"waives":["monotone"]"#;

@@ -2,7 +2,7 @@ use super::super::super::promise::Promise::{Filtered, Typed, TypedBytes};
 use super::{broken, events, events_of, kept, list, watch, watch_at};
 
 #[test]
-fn what_matched_before_or_after_may_come() {
+fn event_matching_selector_before_or_after_change_passes() {
     let selected = watch(1, "resourceVersion=10&labelSelector=app%3D1");
     kept(Filtered, 2, &[&selected, &events("ADDED a/y 11, DELETED a/x 12")]);
     let state = watch(1, "labelSelector=app%3D1&allowWatchBookmarks=true");
@@ -10,7 +10,7 @@ fn what_matched_before_or_after_may_come() {
 }
 
 #[test]
-fn what_matches_neither_before_nor_after_may_not() {
+fn event_never_matching_selector_is_a_violation() {
     let words = "events of selected objects";
     let selected = watch(1, "resourceVersion=10&labelSelector=app%3D1");
     broken(Filtered, words, "ADDED a-b/z at 14", &[&selected, &events("ADDED a-b/z 14")]);
@@ -34,7 +34,7 @@ fn what_matches_neither_before_nor_after_may_not() {
 }
 
 #[test]
-fn an_event_has_the_type_and_content_that_its_change_has_here() {
+fn correct_event_type_and_content_for_selector_passes() {
     let all = watch(1, "resourceVersion=10");
     // A deletion has the previous content.
     kept(Typed, 3, &[&all, &events("ADDED a/y 11 11, MODIFIED a/x 12 12, DELETED a/y 13 11")]);
@@ -45,7 +45,7 @@ fn an_event_has_the_type_and_content_that_its_change_has_here() {
 }
 
 #[test]
-fn a_type_or_content_of_somebody_elses_selection_is_wrong() {
+fn wrong_event_type_or_content_for_selector_is_a_violation() {
     let selected = watch(1, "resourceVersion=10&labelSelector=app%3D1");
     let left = "DELETED a/x at 12 with content 5";
     broken(Typed, left, "MODIFIED a/x at 12 with content 12", &[&selected, &events("MODIFIED a/x 12 12")]);
@@ -67,7 +67,7 @@ fn direct(op: u64) -> String {
 }
 
 #[test]
-fn an_object_has_the_same_bytes_for_everybody() {
+fn differing_bytes_of_one_object_version_are_a_violation() {
     let bytes = |op, bytes: &str| events_of(op, "ADDED a/y 11 1").replace("digest", "bytes").replace("\"1\"", bytes);
     let [one, two] = [watch(1, "resourceVersion=10"), watch(2, "resourceVersion=10")];
     kept(TypedBytes, 1, &[&one, &two, &bytes(1, "\"1\""), &bytes(2, "\"1\"")]);
@@ -81,7 +81,7 @@ fn an_object_has_the_same_bytes_for_everybody() {
 }
 
 #[test]
-fn an_answer_is_in_the_encoding_that_was_asked_for() {
+fn response_in_unrequested_encoding_is_a_violation() {
     let answer = list(1, "", r#""code":200,"version":10,"encoding":"protobuf""#);
     broken(TypedBytes, "JSON", "protobuf", &[&answer]);
     let table = answer.replace(r#""verb""#, r#""encoding":"table","verb""#);

@@ -4,7 +4,7 @@ use super::{broken, events, judge, kept, watch, watch_at};
 const ALL: &str = "ADDED a/y 11, MODIFIED a/x 12, DELETED a/y 13, ADDED a-b/z 14, MODIFIED a/x 15";
 
 #[test]
-fn all_that_matches_comes() {
+fn watch_delivering_all_matching_events_passes() {
     let open = watch(1, "resourceVersion=10");
     kept(Reliable, 7, &[&open, &events(ALL), &events("ADDED a/t 16, ADDED a/s 16")]);
     // A watch that ends between two changes of one version must be resumed before it; nothing passed the other change.
@@ -21,7 +21,7 @@ fn all_that_matches_comes() {
 }
 
 #[test]
-fn what_is_passed_over_is_lost() {
+fn skipped_or_invented_event_is_a_violation() {
     let open = watch(1, "resourceVersion=10&allowWatchBookmarks=true");
     let lost = ALL.replace("DELETED a/y 13, ", "");
     broken(Reliable, "DELETED a/y at 13 first", "ADDED a-b/z at 14 without it", &[&open, &events(&lost)]);
@@ -37,7 +37,7 @@ fn what_is_passed_over_is_lost() {
 }
 
 #[test]
-fn an_end_within_an_event_looks_whole_and_is_not() {
+fn watch_ending_within_an_event_is_a_violation() {
     let open = watch(1, "resourceVersion=10");
     let end = |how: &str| format!(r#"{{"end":{{"op":1,"at_ns":900,"how":"{how}"}}}}"#);
     kept(Reliable, 1, &[&open, &events("ADDED a/y 11"), &end("clean")]);
@@ -46,7 +46,7 @@ fn an_end_within_an_event_looks_whole_and_is_not() {
 }
 
 #[test]
-fn whoever_is_told_nothing_waits_no_longer_than_a_change_may_take() {
+fn event_not_delivered_within_deadline_is_a_violation() {
     let run = r#"{"run":{"patience_ns":1000}}"#.to_owned() + "\n";
     let open = watch(1, "resourceVersion=15");
     let end = |at_ns: u64| format!("{{\"end\":{{\"op\":1,\"at_ns\":{at_ns},\"how\":\"left\"}}}}\n");
@@ -59,7 +59,7 @@ fn whoever_is_told_nothing_waits_no_longer_than_a_change_may_take() {
 }
 
 #[test]
-fn a_watch_begins_with_what_is_first_behind_its_version() {
+fn watch_starting_with_first_event_after_its_version_passes() {
     kept(Resumable, 1, &[&watch(1, "resourceVersion=10"), &events("ADDED a/y 11")]);
     kept(Resumable, 1, &[&watch(1, "resourceVersion=15"), &events("ADDED a/t 16")]);
     // No change in between matches.
@@ -69,7 +69,7 @@ fn a_watch_begins_with_what_is_first_behind_its_version() {
 }
 
 #[test]
-fn a_watch_that_begins_too_late_or_too_early_is_not_resumed() {
+fn watch_starting_too_late_or_too_early_is_a_violation() {
     let open = watch(1, "resourceVersion=11");
     let words = "MODIFIED a/x at 12 as the first event after 11";
     broken(Resumable, words, "DELETED a/y at 13 as the first event", &[&open, &events("DELETED a/y 13")]);
@@ -84,7 +84,7 @@ fn a_watch_that_begins_too_late_or_too_early_is_not_resumed() {
 }
 
 #[test]
-fn a_bookmark_vouches_for_what_is_before_it() {
+fn bookmark_after_all_earlier_events_passes() {
     let open = watch(1, "resourceVersion=10&allowWatchBookmarks=true");
     kept(
         Bookmarkable,
@@ -96,7 +96,7 @@ fn a_bookmark_vouches_for_what_is_before_it() {
 }
 
 #[test]
-fn a_bookmark_ahead_of_what_it_vouches_for_is_early() {
+fn bookmark_before_an_undelivered_event_is_a_violation() {
     let open = watch(1, "resourceVersion=10&allowWatchBookmarks=true");
     let early = events("BOOKMARK - 11, ADDED a/y 11");
     let judged = judge(Bookmarkable, &[&open, &early]);
@@ -110,7 +110,7 @@ fn a_bookmark_ahead_of_what_it_vouches_for_is_early() {
 }
 
 #[test]
-fn bookmarks_do_not_fall_and_are_only_for_those_who_ask() {
+fn decreasing_or_unrequested_bookmark_is_a_violation() {
     let open = watch(1, "resourceVersion=16&allowWatchBookmarks=true");
     broken(
         Bookmarkable,

@@ -14,7 +14,7 @@ fn fault(to_ms: u64) -> String {
 }
 
 #[test]
-fn a_watch_has_its_time() {
+fn watch_lasting_its_timeout_passes() {
     let open = watch(1, "resourceVersion=10&timeoutSeconds=5");
     for at_ms in [4_990, 5_000, 9_000, 14_990] {
         kept(Timed, 1, &[&open, &end(at_ms, "clean")]);
@@ -26,7 +26,7 @@ fn a_watch_has_its_time() {
 }
 
 #[test]
-fn a_watch_that_ends_without_a_word_before_its_time_is_too_short() {
+fn watch_ending_early_without_error_is_a_violation() {
     for (query, expected) in [("resourceVersion=10&timeoutSeconds=5", "5"), ("resourceVersion=10", "1800 to 3600")] {
         let expected = format!("a watch of {expected} s, or an error");
         broken(
@@ -39,7 +39,7 @@ fn a_watch_that_ends_without_a_word_before_its_time_is_too_short() {
 }
 
 #[test]
-fn a_watch_that_outlives_its_time_is_too_long() {
+fn watch_exceeding_its_timeout_is_a_violation() {
     let expected = "a watch of 5 s, or an error";
     let open = watch(1, "resourceVersion=10&timeoutSeconds=5");
     for how in ["clean", "left", "broken"] {
@@ -48,7 +48,7 @@ fn a_watch_that_outlives_its_time_is_too_long() {
 }
 
 #[test]
-fn who_leaves_and_who_is_told_why_need_not_have_had_its_time() {
+fn watch_ended_early_by_client_error_or_fault_passes() {
     let open = watch(1, "resourceVersion=10&timeoutSeconds=5");
     kept(Timed, 1, &[&open, &end(1_000, "left")]);
     kept(Timed, 1, &[&open, &end(1_000, "broken")]);

@@ -2,7 +2,7 @@ use super::super::super::promise::Promise::{Ordered, Unique};
 use super::{broken, events, events_of, kept, resume, watch};
 
 #[test]
-fn versions_rise_behind_the_initial_events() {
+fn increasing_versions_after_initial_events_pass() {
     let open = watch(1, "resourceVersion=10");
     kept(Ordered, 3, &[&open, &events("ADDED a/y 11, MODIFIED a/x 12, DELETED a/y 13")]);
     // Two changes that share a version.
@@ -13,7 +13,7 @@ fn versions_rise_behind_the_initial_events() {
 }
 
 #[test]
-fn a_version_that_falls_is_out_of_order() {
+fn decreasing_or_repeated_version_is_a_violation() {
     let open = watch(1, "resourceVersion=10");
     let swapped = events("MODIFIED a/x 12, ADDED a/y 11");
     broken(Ordered, "no event below MODIFIED a/x at 12", "ADDED a/y at 11", &[&open, &swapped]);
@@ -25,7 +25,7 @@ fn a_version_that_falls_is_out_of_order() {
 }
 
 #[test]
-fn nothing_comes_twice() {
+fn duplicate_event_in_a_watch_is_a_violation() {
     let open = watch(1, "resourceVersion=10");
     kept(Unique, 3, &[&open, &events("ADDED a/y 11, DELETED a/y 13, ADDED a/s 16")]);
     let twice = events("ADDED a/y 11, MODIFIED a/x 12, ADDED a/y 11");
@@ -33,7 +33,7 @@ fn nothing_comes_twice() {
 }
 
 #[test]
-fn nothing_comes_again_to_who_resumes() {
+fn repeated_event_after_resume_is_a_violation() {
     let first = [watch(1, "resourceVersion=10"), events("ADDED a/y 11, MODIFIED a/x 12")].concat();
     let on = resume(2, 1, "resourceVersion=12");
     kept(Unique, 3, &[&first, &on, &events_of(2, "DELETED a/y 13")]);

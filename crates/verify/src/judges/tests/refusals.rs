@@ -12,7 +12,7 @@ fn line(name: &str, members: &str) -> String {
 }
 
 #[test]
-fn a_410_is_for_history_that_may_be_gone() {
+fn response_410_for_expired_history_passes() {
     let open = watch(1, "resourceVersion=10");
     let refused = error(410, 300);
     kept(Expired, 1, &[&open, &refused, &line("compacted", r#""version":12,"at_ns":300"#)]);
@@ -29,7 +29,7 @@ fn a_410_is_for_history_that_may_be_gone() {
 }
 
 #[test]
-fn a_410_for_history_that_is_there_is_wrong() {
+fn response_410_for_available_history_is_a_violation() {
     let open = watch(1, "resourceVersion=10");
     let words = ["the events after 10, which were still in the history", "410 m"];
     let wrong = |records: &[&str]| broken(Expired, words[0], words[1], records);
@@ -59,7 +59,7 @@ fn a_410_for_history_that_is_there_is_wrong() {
 }
 
 #[test]
-fn a_410_is_one_event_and_the_last() {
+fn event_after_410_or_410_as_response_code_is_a_violation() {
     let open = watch(1, "resourceVersion=10");
     let gone = line("compacted", r#""version":20,"at_ns":1"#);
     let behind = [error(410, 300), events("ADDED a/y 11")].concat();
@@ -69,7 +69,7 @@ fn a_410_is_one_event_and_the_last() {
 }
 
 #[test]
-fn who_watches_from_the_future_waits() {
+fn watch_from_future_version_waits_for_later_events() {
     let open = watch(1, "resourceVersion=15&allowWatchBookmarks=true");
     kept(Future, 1, &[&open, &events("ADDED a/s 16, ADDED a/t 16, BOOKMARK - 16")]);
     // At time 160, version 15 is in the past.
@@ -92,7 +92,7 @@ fn who_watches_from_the_future_waits() {
 }
 
 #[test]
-fn who_reads_at_a_version_is_refused_only_while_it_is_to_come() {
+fn response_504_for_existing_version_is_a_violation() {
     let answer = r#""code":504,"status":{"code":504,"message":"Too large resource version: 15, current: 3"}"#;
     kept(Future, 1, &[&list_at(150, 1, "resourceVersion=15", answer)]);
     let words = ["a response, because 15 was known before", "a refusal of 15 as too large"];
@@ -106,7 +106,7 @@ fn who_reads_at_a_version_is_refused_only_while_it_is_to_come() {
 }
 
 #[test]
-fn a_fault_costs_one_list_of_each_collection() {
+fn second_relist_per_collection_after_fault_is_a_violation() {
     let asked = |at_ns: u64, query: &str| {
         let members = format!(r#""at_ns":{at_ns},"verb":"list","path":"/api/v1/pods","query":"{query}","code":200"#);
         line("asked", &members)

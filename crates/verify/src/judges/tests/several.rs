@@ -17,7 +17,7 @@ fn run(records: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn who_goes_on_elsewhere_holds_the_state_there_as_well() {
+fn lost_event_after_hop_is_a_continuity_violation() {
     let (first, there) = (list(1, "", NOTHING), elsewhere(&resume(2, 1, "resourceVersion=10")));
     let back = resume(3, 2, "resourceVersion=12");
     let seen = events_of(2, "ADDED a/y 11, MODIFIED a/x 12");
@@ -28,7 +28,7 @@ fn who_goes_on_elsewhere_holds_the_state_there_as_well() {
 }
 
 #[test]
-fn what_one_server_has_told_another_does_not_tell_again_and_does_not_leave_out() {
+fn watch_resumed_elsewhere_neither_repeats_nor_skips_events() {
     let (open, seen) = (watch(1, "resourceVersion=10"), events("ADDED a/y 11, MODIFIED a/x 12"));
     let there = elsewhere(&resume(2, 1, "resourceVersion=12"));
     let on = events_of(2, "DELETED a/y 13, ADDED a-b/z 14");
@@ -43,7 +43,7 @@ fn what_one_server_has_told_another_does_not_tell_again_and_does_not_leave_out()
 }
 
 #[test]
-fn each_has_a_memory_of_its_own() {
+fn monotonicity_is_checked_per_server() {
     let of = |version| format!(r#""code":200,"version":{version}"#);
     let any = |at_ns, op, version| list_at(at_ns, op, "resourceVersion=0", &of(version));
     kept(Monotone, 2, &[&any(100, 1, 12), &elsewhere(&any(110, 2, 11))]);
@@ -52,7 +52,7 @@ fn each_has_a_memory_of_its_own() {
 }
 
 #[test]
-fn who_holds_a_state_needs_no_other_one() {
+fn client_that_resumes_without_relist_passes() {
     let (first, goes_on) = (list(1, "", NOTHING), elsewhere(&resume(2, 1, "resourceVersion=10")));
     let of = |records: &[&str]| run(records).concat();
     kept(BeginsOnce, 1, &[&of(&[&first, &goes_on])]);
@@ -70,7 +70,7 @@ fn who_holds_a_state_needs_no_other_one() {
 }
 
 #[test]
-fn whoever_is_refused_begins_again_only_where_no_server_remembers() {
+fn relist_after_410_passes_only_if_no_server_has_history() {
     let (first, goes_on) = (list(1, "", NOTHING), elsewhere(&resume(2, 1, "resourceVersion=10")));
     let refused = r#"{"event":{"op":2,"at_ns":120,"type":"ERROR","status":{"code":410}}}"#;
     let window = |server: &str, at_ns: u64| {
@@ -94,7 +94,7 @@ fn whoever_is_refused_begins_again_only_where_no_server_remembers() {
 }
 
 #[test]
-fn whoever_lists_again_or_is_told_a_second_state_is_found() {
+fn relist_or_second_initial_state_is_a_violation() {
     let (first, goes_on) = (list(1, "", NOTHING), elsewhere(&resume(2, 1, "resourceVersion=10")));
     let wrong = |got: &str, records: &[&str]| {
         let records = run(records).concat();

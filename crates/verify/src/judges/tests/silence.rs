@@ -12,7 +12,7 @@ fn left(at_s: u64) -> String {
 }
 
 #[test]
-fn who_takes_bookmarks_hears_something_every_minute() {
+fn watch_with_bookmark_every_minute_passes() {
     let open = watch(1, "resourceVersion=10&allowWatchBookmarks=true");
     kept(Steady, 1, &[&open, &bookmark(61), &bookmark(122), &left(190)]);
     // The record ends earlier.
@@ -25,7 +25,7 @@ fn who_takes_bookmarks_hears_something_every_minute() {
 }
 
 #[test]
-fn a_watch_that_is_silent_for_longer_is_taken_for_dead() {
+fn silence_longer_than_bookmark_period_is_a_violation() {
     let open = watch(1, "resourceVersion=10&allowWatchBookmarks=true");
     broken(Steady, "a bookmark within a minute", "no event for 80 s", &[&open, &bookmark(20), &bookmark(100)]);
     broken(Steady, "a bookmark within a minute", "no event for 90 s", &[&open, &bookmark(20), &left(110)]);

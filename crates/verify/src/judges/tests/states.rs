@@ -15,7 +15,7 @@ fn answer(version: u64, items: &str, rest: &str) -> String {
 }
 
 #[test]
-fn initial_events_are_the_state_of_the_version_that_ends_them() {
+fn initial_events_equal_to_state_at_their_version_pass() {
     kept(InitialEvents, 1, &[&watch(1, STATE), &events("ADDED a-b/z 14, ADDED a/x 12, END - 14, MODIFIED a/x 15")]);
     let selected = watch(1, &format!("{STATE}&labelSelector=app%3D1"));
     kept(InitialEvents, 1, &[&selected, &events("END - 14")]);
@@ -24,7 +24,7 @@ fn initial_events_are_the_state_of_the_version_that_ends_them() {
 }
 
 #[test]
-fn initial_events_that_are_no_state_or_not_only_added_are_wrong() {
+fn wrong_or_non_added_initial_events_are_a_violation() {
     let wrong = |expected: &str, got: &str, told: &str| {
         broken(InitialEvents, expected, got, &[&watch(1, STATE), &events(told)]);
     };
@@ -47,7 +47,7 @@ fn initial_events_that_are_no_state_or_not_only_added_are_wrong() {
 }
 
 #[test]
-fn without_a_bookmark_they_end_before_what_cannot_be_one_of_them() {
+fn initial_events_without_bookmark_must_form_some_state() {
     let open = watch(1, "");
     kept(InitialEvents, 1, &[&open, &events("ADDED a-b/z 14, ADDED a/x 12, MODIFIED a/x 15")]);
     // The first live ADDED events may look like initial events.
@@ -60,7 +60,7 @@ fn without_a_bookmark_they_end_before_what_cannot_be_one_of_them() {
 }
 
 #[test]
-fn a_list_is_the_state_at_its_version() {
+fn list_equal_to_state_at_its_version_passes() {
     kept(ListSnapshot, 1, &[&list(1, "", &answer(14, "a-b/z 14 14, a/x 12 12", ""))]);
     kept(ListSnapshot, 1, &[&list(1, "labelSelector=app%3D1", &answer(14, "", ""))]);
     kept(ListSnapshot, 1, &[&list(1, "labelSelector=app%3D1", &answer(17, "a/s 16, a/t 16, a/x 15", ""))]);
@@ -69,7 +69,7 @@ fn a_list_is_the_state_at_its_version() {
 }
 
 #[test]
-fn a_list_of_no_state_or_in_another_order_is_wrong() {
+fn list_of_no_real_state_or_unsorted_is_a_violation() {
     let wrong = |expected: &str, got: &str, answer: &str| broken(ListSnapshot, expected, got, &[&list(1, "", answer)]);
     let state = "the state at 14, with a-b/z at 14";
     wrong(state, "a list without it", &answer(14, "a/x 12", ""));
@@ -82,7 +82,7 @@ fn a_list_of_no_state_or_in_another_order_is_wrong() {
 }
 
 #[test]
-fn a_page_is_part_of_the_state_and_says_what_remains() {
+fn page_with_wrong_items_or_remaining_count_is_a_violation() {
     // {"v":"meta.k8s.io/v1","rv":17,"start":"a-b/z\u0000"}
     let token = "continue=eyJ2IjoibWV0YS5rOHMuaW8vdjEiLCJydiI6MTcsInN0YXJ0IjoiYS1iL3pcdTAwMDAifQ&limit=2";
     let first = |rest: &str| list(1, "limit=1", &answer(17, "a-b/z 14", rest));
@@ -111,7 +111,7 @@ fn a_page_is_part_of_the_state_and_says_what_remains() {
 }
 
 #[test]
-fn a_get_is_an_object_that_there_was() {
+fn get_of_nonexistent_object_version_is_a_violation() {
     kept(ListSnapshot, 1, &[&get_at(100, 1, "", &answer(11, "a/y 11 11", ""))]);
     let words = ["the existing object a/y", "a/y at 12"];
     broken(ListSnapshot, words[0], words[1], &[&get_at(100, 1, "", &answer(12, "a/y 12", ""))]);
@@ -122,7 +122,7 @@ fn a_get_is_an_object_that_there_was() {
 }
 
 #[test]
-fn who_lists_watches_and_resumes_holds_the_state() {
+fn client_that_lists_watches_and_resumes_has_true_state() {
     let start = [list(1, "", &answer(10, "a/x 5", "")), resume(2, 1, "resourceVersion=10&allowWatchBookmarks=true")];
     let told = events_of(2, "ADDED a/y 11, MODIFIED a/x 12, BOOKMARK - 12");
     // At the bookmark, at the end of the watch, and at the end of the next one.
@@ -137,7 +137,7 @@ fn who_lists_watches_and_resumes_holds_the_state() {
 }
 
 #[test]
-fn a_gap_or_an_overlap_shows_in_what_a_client_holds() {
+fn lost_event_or_torn_list_is_a_continuity_violation() {
     let start = [list(1, "", &answer(10, "a/x 5", "")), resume(2, 1, "resourceVersion=10")].concat();
     let wrong = |expected: &str, got: &str, records: &[&str]| broken(Continuity, expected, got, records);
     // The first change behind the list is lost.

@@ -16,7 +16,7 @@ fn two() -> Stage {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_whose_time_is_up_between_them_is_told_the_rest_and_then_ends() {
+async fn expired_watch_waits_for_rest_of_version_before_ending() {
     let mut stage = two();
     let mut client = stage.watch_after(10, lasting(5));
     stage.writer.take(deleted("p", "x", 20)).expect("in order");
@@ -32,7 +32,7 @@ async fn a_watch_whose_time_is_up_between_them_is_told_the_rest_and_then_ends() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_waits_for_the_rest_is_woken_when_there_is_none() {
+async fn watch_waiting_for_rest_of_version_is_woken_when_complete() {
     let mut stage = two();
     let mut client = stage.watch_after(10, lasting(5));
     stage.writer.take(deleted("p", "x", 20)).expect("in order");
@@ -47,7 +47,7 @@ async fn whoever_waits_for_the_rest_is_woken_when_there_is_none() {
 
 /// All events have arrived, and the client had room for one.
 #[tokio::test(start_paused = true)]
-async fn a_batch_that_ends_between_them_is_not_the_last() {
+async fn expired_watch_sends_remaining_events_of_version_first() {
     let mut stage = two();
     let mut client = stage.watch_after(10, lasting(5));
     stage.writer.take(deleted("p", "x", 20)).expect("in order");
@@ -63,7 +63,7 @@ async fn a_batch_that_ends_between_them_is_not_the_last() {
 /// Once several events of a version have arrived, silence proves nothing. So upstream is asked whether the version is
 /// complete.
 #[tokio::test(start_paused = true)]
-async fn the_rest_is_asked_for_where_silence_tells_nothing() {
+async fn version_with_several_events_is_confirmed_upstream() {
     let mut stage = two();
     let feed = stage.feeds.all().remove(0);
     let mut client = stage.watch_after(10, lasting(5));
@@ -78,7 +78,7 @@ async fn the_rest_is_asked_for_where_silence_tells_nothing() {
 
 /// The client has everything of that version, and upstream is not asked.
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_is_told_nothing_of_a_version_does_not_wait_for_it() {
+async fn watch_that_sent_no_event_of_version_ends_without_waiting() {
     let mut stage = two();
     let feed = stage.feeds.all().remove(0);
     stage.writer.take(deleted("p", "x", 20)).expect("in order");
@@ -90,7 +90,7 @@ async fn a_watch_that_is_told_nothing_of_a_version_does_not_wait_for_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_wait_for_the_rest_is_bounded() {
+async fn wait_for_rest_of_version_times_out() {
     let mut stage = two();
     let mut client = stage.watch_after(10, lasting(5));
     stage.writer.take(deleted("p", "x", 20)).expect("in order");
@@ -106,7 +106,7 @@ async fn the_wait_for_the_rest_is_bounded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_drain_waits_for_the_rest_and_says_goodbye_behind_it() {
+async fn drained_watch_ends_after_all_events_of_its_version() {
     let mut stage = two();
     let mut client = stage.watch_after(10, TERMS);
     stage.writer.take(deleted("p", "x", 20)).expect("in order");
@@ -123,7 +123,7 @@ async fn a_drain_waits_for_the_rest_and_says_goodbye_behind_it() {
 
 /// Only draining watches wait for it. Without them, the version would count as complete a second later.
 #[tokio::test(start_paused = true)]
-async fn a_goodbye_waits_for_the_newest_version_of_elsewhere() {
+async fn drain_bookmark_waits_for_complete_version() {
     for settles in [true, false] {
         let stage = two();
         let elsewhere = || View::new(Some("elsewhere"), Selector::everything());
@@ -148,7 +148,7 @@ async fn a_goodbye_waits_for_the_newest_version_of_elsewhere() {
 
 /// Neither a due bookmark nor upstream's own bookmark has an incomplete version.
 #[tokio::test(start_paused = true)]
-async fn no_bookmark_is_at_a_version_that_is_not_whole() {
+async fn bookmark_never_has_incomplete_version() {
     let mut stage = two();
     let mut all = stage.watch_after(10, TERMS);
     let mut one = stage.watch_current(

@@ -13,7 +13,7 @@ use kubeapi::ResourceVersion;
 const NOTHING: [String; 0] = [];
 
 #[tokio::test(start_paused = true)]
-async fn there_is_one_a_minute() {
+async fn bookmark_is_sent_every_minute() {
     let mut stage = Stage::empty();
     let mut client = stage.watch_after(10, TERMS);
     assert_eq!(client.told(), NOTHING);
@@ -35,7 +35,7 @@ async fn there_is_one_a_minute() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_clock_wakes_the_watch_for_it() {
+async fn timer_wakes_watch_for_due_bookmark() {
     let mut stage = Stage::empty();
     let mut client = stage.watch_after(10, TERMS);
     assert_eq!(client.told(), NOTHING);
@@ -48,7 +48,7 @@ async fn the_clock_wakes_the_watch_for_it() {
 
 /// A sink does not poll an idle watch before it is woken.
 #[tokio::test(start_paused = true)]
-async fn a_watch_with_something_to_say_is_not_parked() {
+async fn watch_with_pending_frames_is_not_parked() {
     let mut stage = Stage::empty();
     let mut client = stage.watch_after(10, TERMS);
     assert_eq!(client.told(), NOTHING);
@@ -70,7 +70,7 @@ async fn a_watch_with_something_to_say_is_not_parked() {
 
 /// Observed of kube-apiserver with `timeoutSeconds=150`: at 60, 120 and 148 seconds.
 #[tokio::test(start_paused = true)]
-async fn the_last_one_comes_two_seconds_before_the_end() {
+async fn last_bookmark_is_sent_two_seconds_before_timeout() {
     for (seconds, due) in [
         (150, vec![60, 120, 148]),
         (120, vec![60, 118]),
@@ -99,7 +99,7 @@ async fn the_last_one_comes_two_seconds_before_the_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_gets_one_who_did_not_ask() {
+async fn watch_without_bookmarks_gets_none() {
     let mut stage = Stage::empty();
     let mut client = stage.watch_after(10, WatchTerms { bookmarks: false, ..lasting(150) });
     assert_eq!(client.told(), NOTHING);
@@ -114,7 +114,7 @@ async fn nobody_gets_one_who_did_not_ask() {
 
 /// A tier of a chain must not delay the bookmarks of the tier above it by a minute.
 #[tokio::test(start_paused = true)]
-async fn upstreams_own_is_passed_on_at_once() {
+async fn upstream_bookmark_is_forwarded_immediately() {
     let mut stage = Stage::empty();
     let mut client = stage.watch_after(10, TERMS);
     assert_eq!(client.told(), NOTHING);
@@ -129,7 +129,7 @@ async fn upstreams_own_is_passed_on_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_upstream_said_before_the_watch_began_is_not_said_again() {
+async fn upstream_bookmark_before_watch_start_is_not_repeated() {
     let mut stage = Stage::empty();
     stage.bookmark(20);
     let mut client = stage.watch_after(10, TERMS);
@@ -140,7 +140,7 @@ async fn what_upstream_said_before_the_watch_began_is_not_said_again() {
 
 /// etcd #15220: progress that was ahead of the data.
 #[tokio::test(start_paused = true)]
-async fn every_event_before_it_comes_before_it() {
+async fn bookmark_follows_all_events_up_to_its_version() {
     for due in [false, true] {
         let mut stage = Stage::empty();
         let mut client = stage.watch_after(10, TERMS);
@@ -165,7 +165,7 @@ async fn every_event_before_it_comes_before_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_event_after_it_is_later() {
+async fn events_after_bookmark_have_later_versions() {
     let mut stage = Stage::empty();
     let mut client = stage.watch_after(10, TERMS);
     for n in 1..20 {
@@ -180,7 +180,7 @@ async fn every_event_after_it_is_later() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_vouches_for_events_that_the_selector_hides() {
+async fn bookmark_advances_past_events_not_selected() {
     let mut stage = Stage::empty();
     let opened = stage.reader.open(Start::After(ResourceVersion(10)), app_x()).expect("in the ring");
     let mut client = stage.client(opened, TERMS);
@@ -192,7 +192,7 @@ async fn it_vouches_for_events_that_the_selector_hides() {
 
 /// An event also serves as a bookmark: after one, no bookmark is sent until one is due.
 #[tokio::test(start_paused = true)]
-async fn one_for_a_version_that_the_client_knows_is_sent_once_a_minute() {
+async fn bookmark_for_known_version_is_sent_once_a_minute() {
     let mut stage = Stage::empty();
     let mut client = stage.watch_after(10, TERMS);
     stage.bookmark(10);
@@ -211,7 +211,7 @@ async fn one_for_a_version_that_the_client_knows_is_sent_once_a_minute() {
 
 /// A disconnected proxy must not report to the proxy below it that its data is current.
 #[tokio::test(start_paused = true)]
-async fn while_upstream_is_away_nothing_is_said_again() {
+async fn stale_feed_sends_no_bookmarks() {
     let mut stage = Stage::empty();
     let mut client = stage.watch_after(10, TERMS);
     stage.writer.set_state(FeedState::Stale { since: Instant::now() });
@@ -224,7 +224,7 @@ async fn while_upstream_is_away_nothing_is_said_again() {
 
 /// etcd #20221: a watch from a future version received past events.
 #[tokio::test(start_paused = true)]
-async fn a_watch_from_the_future_gets_none_below_its_start() {
+async fn watch_from_future_version_gets_no_bookmark_below_start() {
     let mut stage = Stage::empty();
     let mut client = stage.watch_after(100, TERMS);
     for rv in [50, 99] {
@@ -237,7 +237,7 @@ async fn a_watch_from_the_future_gets_none_below_its_start() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn they_never_go_back() {
+async fn bookmark_versions_never_decrease() {
     let mut stage = Stage::empty();
     let mut client = stage.watch_after(10, TERMS);
     let mut last = 10;
@@ -254,7 +254,7 @@ async fn they_never_go_back() {
 
 /// The state is confirmed at a version that upstream's stream has not reached yet (R-VERSION-1).
 #[tokio::test(start_paused = true)]
-async fn first_bookmark_of_a_watch_list_has_the_version_of_the_proof() {
+async fn initial_events_end_bookmark_has_confirmed_version() {
     let mut stage = Stage::new(CacheConfig::default(), &[("p", "x", 5)]);
     let mut before = stage.watch_after(10, TERMS);
     assert!(stage.reader.confirm(stage.reader.state_mark(), ResourceVersion(30)));

@@ -18,7 +18,7 @@ fn small_ring() -> Stage {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_lasts_as_long_as_its_client_asked() {
+async fn watch_ends_after_requested_timeout() {
     let mut stage = Stage::empty();
     let mut client = stage.watch_after(10, WatchTerms { bookmarks: false, ..lasting(5) });
     pass_ms(4_999).await;
@@ -34,7 +34,7 @@ async fn a_watch_lasts_as_long_as_its_client_asked() {
 
 /// Before the watch starts, the request may have waited for history or for a proof.
 #[tokio::test(start_paused = true)]
-async fn time_of_a_watch_counts_from_its_request() {
+async fn watch_timeout_counts_from_request_arrival() {
     let mut stage = Stage::new(CacheConfig::default(), &[("p", "x", 5)]);
     stage.waited = Duration::from_secs(3);
     let mut waited = stage.watch_after(10, WatchTerms { bookmarks: false, ..lasting(5) });
@@ -49,7 +49,7 @@ async fn time_of_a_watch_counts_from_its_request() {
 
 /// `--min-request-timeout`: uniform between half an hour and an hour (R-TIMEOUT-1).
 #[tokio::test(start_paused = true)]
-async fn without_a_wish_a_watch_lasts_half_an_hour_to_an_hour() {
+async fn watch_without_timeout_lasts_30_to_60_minutes() {
     for timeout_seconds in [None, Some(0)] {
         let stage = Stage::empty();
         let mut clients: Vec<_> =
@@ -69,7 +69,7 @@ async fn without_a_wish_a_watch_lasts_half_an_hour_to_an_hour() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn watch_lasts_as_long_as_upstream_lets_it() {
+async fn watch_without_timeout_uses_upstream_minimum() {
     let stage = Stage::empty();
     let lasts_min = Duration::from_secs(300);
     let mut clients: Vec<_> = (0..20).map(|_| stage.watch_after(10, WatchTerms { lasts_min, ..TERMS })).collect();
@@ -80,7 +80,7 @@ async fn watch_lasts_as_long_as_upstream_lets_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_negative_time_is_over_when_it_begins() {
+async fn negative_timeout_ends_watch_immediately() {
     let mut stage = Stage::new(CacheConfig::default(), &[("p", "x", 5)]);
     // The last two overflow when converted to nanoseconds, and become negative.
     for seconds in [-1, 9_223_372_037, i64::MAX] {
@@ -93,7 +93,7 @@ async fn a_negative_time_is_over_when_it_begins() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_time_is_too_long() {
+async fn very_long_timeout_does_not_overflow() {
     let stage = Stage::empty();
     let mut client = stage.watch_after(10, WatchTerms { bookmarks: false, ..lasting(9_223_372_036) });
     assert_eq!(client.told(), NOTHING);
@@ -102,7 +102,7 @@ async fn no_time_is_too_long() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_position_that_left_the_ring_is_one_error_and_then_the_end() {
+async fn watch_beyond_evicted_history_gets_one_410_and_ends() {
     let mut stage = small_ring();
     let mut client = stage.watch_after(10, TERMS);
     stage.put("p", "x", 11);
@@ -118,7 +118,7 @@ async fn a_position_that_left_the_ring_is_one_error_and_then_the_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_history_is_a_410_for_those_who_followed_the_old_one() {
+async fn relist_expires_watches_with_410() {
     let mut stage = Stage::new(CacheConfig::default(), &[("p", "x", 5)]);
     let mut clients = [
         stage.watch_after(10, TERMS),
@@ -138,7 +138,7 @@ async fn a_new_history_is_a_410_for_those_who_followed_the_old_one() {
 
 /// The resource is gone, or the proxy may no longer read it; no version has expired.
 #[tokio::test(start_paused = true)]
-async fn a_feed_that_is_over_ends_its_watches_without_an_error() {
+async fn ended_feed_ends_its_watches_without_error() {
     for end in [FeedEnd::Gone, FeedEnd::Forbidden, FeedEnd::Shutdown] {
         let mut stage = Stage::empty();
         let mut client = stage.watch_after(10, TERMS);
@@ -151,7 +151,7 @@ async fn a_feed_that_is_over_ends_its_watches_without_an_error() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_cannot_be_given_says_why_and_ends() {
+async fn watch_that_cannot_start_sends_error_and_ends() {
     let mut stage = Stage::empty();
     let mut client = stage.watch_current(View::everything(), WATCH_LIST);
     client.session.end_with(&Status::too_large(99, 10), WatchEnd::TooLarge);
@@ -161,7 +161,7 @@ async fn a_watch_that_cannot_be_given_says_why_and_ends() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_that_comes_after_the_end_is_not_told() {
+async fn error_after_end_of_watch_is_not_sent() {
     let stage = Stage::empty();
     let mut client = stage.watch_after(10, lasting(-1));
     client.session.end_with(&Status::too_old(1, 10), WatchEnd::Expired);
@@ -172,7 +172,7 @@ const GRACE: Duration = Duration::from_secs(100);
 
 /// A thousand watches end spread over the drain time.
 #[tokio::test(start_paused = true)]
-async fn a_drain_ends_every_watch_at_a_moment_of_its_own() {
+async fn drain_spreads_watch_ends_over_grace_period() {
     let stage = Stage::empty();
     let mut clients: Vec<_> = (0..50).map(|_| stage.watch_after(10, TERMS)).collect();
     assert!(clients.iter_mut().all(|client| client.told().is_empty()));
@@ -192,7 +192,7 @@ async fn a_drain_ends_every_watch_at_a_moment_of_its_own() {
 
 /// This also holds when a bookmark is due that the watch has not reached yet.
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_is_behind_leaves_at_its_moment() {
+async fn lagging_watch_ends_at_its_drain_time() {
     let mut stage = Stage::empty();
     let mut client = stage.watch_after(10, TERMS);
     assert_eq!(client.told(), NOTHING);
@@ -209,7 +209,7 @@ async fn a_watch_that_is_behind_leaves_at_its_moment() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_drained_client_gets_a_last_bookmark_to_resume_from() {
+async fn drained_watch_gets_final_bookmark_unless_events_are_pending() {
     for (terms, pending, expected) in [
         (TERMS, false, vec!["BOOKMARK 20", "over"]),
         (WatchTerms { bookmarks: false, ..TERMS }, false, vec!["over"]),
@@ -232,7 +232,7 @@ async fn a_drained_client_gets_a_last_bookmark_to_resume_from() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_draining_watch_goes_on_until_its_moment() {
+async fn draining_watch_sends_events_until_its_end_time() {
     let stage = Stage::empty();
     // The watch may leave after the minute in which a bookmark is due.
     let mut client = stage.watch_after(10, WatchTerms { bookmarks: false, ..TERMS });
@@ -253,7 +253,7 @@ async fn a_draining_watch_goes_on_until_its_moment() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_place_is_given_back_with_its_watch() {
+async fn ended_watch_releases_its_permit() {
     let stage = Stage::empty();
     let before = stage.free_places();
     let mut client = stage.watch_after(10, lasting(5));
@@ -266,7 +266,7 @@ async fn a_place_is_given_back_with_its_watch() {
 
 /// Every kind of end with its metric label. Each is counted once, and the gauge of open watches falls by one.
 #[test]
-fn every_end_is_counted_once() {
+fn each_watch_end_is_counted_once_with_its_reason() {
     type Ending = fn(&Runtime, Stage, Client);
     let endings: [(&str, i64, Ending); 9] = [
         ("timeout", -1, |_, _, mut client| assert_eq!(client.told(), ["over"])),

@@ -24,7 +24,7 @@ fn watch_list(stage: &Stage, readable: &Readable) -> Client {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_not_readable_is_neither_in_the_state_nor_in_what_follows() {
+async fn unreadable_namespaces_are_hidden_in_state_and_events() {
     let mut stage = stage();
     let mut client = watch_list(&stage, &readable());
     assert_eq!(client.told(), ["ADDED p 1", "ADDED c/p 4", "BOOKMARK 10 end"]);
@@ -37,7 +37,7 @@ async fn what_is_not_readable_is_neither_in_the_state_nor_in_what_follows() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_namespace_that_becomes_readable_is_told_at_the_watchs_place() {
+async fn newly_readable_namespace_is_added_at_watch_position() {
     let mut stage = stage();
     let readable = readable();
     let mut client = watch_list(&stage, &readable);
@@ -53,7 +53,7 @@ async fn a_namespace_that_becomes_readable_is_told_at_the_watchs_place() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_a_namespace_that_is_lost_nothing_is_told_that_was_not_known() {
+async fn revoked_namespace_deletes_only_known_objects() {
     let mut stage = stage();
     let readable = Readable::told(&[("a", Verdict::Allowed), ("b", Verdict::Allowed), ("c", Verdict::Denied)]);
     let mut client = watch_list(&stage, &readable);
@@ -73,7 +73,7 @@ async fn of_a_namespace_that_is_lost_nothing_is_told_that_was_not_known() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_right_that_ends_within_the_state_ends_there() {
+async fn revoked_namespace_is_skipped_in_rest_of_initial_state() {
     let stage = stage();
     let readable = Readable::told(&[("a", Verdict::Allowed), ("b", Verdict::Allowed), ("c", Verdict::Allowed)]);
     let mut client = watch_list(&stage, &readable);
@@ -86,7 +86,7 @@ async fn a_right_that_ends_within_the_state_ends_there() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_namespace_that_nobody_knows_is_waited_for() {
+async fn watch_waits_for_decision_on_new_namespace() {
     let mut stage = stage();
     let readable = readable();
     let mut client = watch_list(&stage, &readable);
@@ -110,7 +110,7 @@ async fn a_namespace_that_nobody_knows_is_waited_for() {
 
 /// The charge is the same as for watches without restrictions.
 #[tokio::test(start_paused = true)]
-async fn what_is_derived_for_one_watch_alone_is_charged() {
+async fn derived_frames_of_restricted_watch_are_charged() {
     let names: Vec<_> = (0..100).map(|n| format!("a/p{n:03}")).collect();
     let pods: Vec<_> = names.iter().map(|name| (name.as_str(), "x", 1)).collect();
     let stage = Stage::new(CacheConfig::default(), &pods);
@@ -126,7 +126,7 @@ async fn what_is_derived_for_one_watch_alone_is_charged() {
 
 /// A minute passes, and the due bookmark does not make a waiting watch spin.
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_waits_sleeps() {
+async fn watch_waiting_for_decision_does_not_spin() {
     let mut stage = stage();
     let readable = readable();
     let mut client = watch_list(&stage, &readable);
@@ -137,7 +137,7 @@ async fn a_watch_that_waits_sleeps() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_goes_on_takes_back_what_its_client_has_listed() {
+async fn resumed_watch_deletes_listed_objects_of_revoked_namespace() {
     let mut stage = stage();
     stage.delete("c/p", "x", 11);
     let readable = Readable::told(&[("a", Verdict::Allowed), ("b", Verdict::Allowed)]);
@@ -181,7 +181,7 @@ impl Informer {
 
 /// In any order of changes, a client never receives what it may not read, and in the end it has all that it may read.
 #[tokio::test(start_paused = true)]
-async fn informers_converge_on_what_they_may_read() {
+async fn informers_converge_on_readable_objects() {
     for seed in 0..300 {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut stage = Stage::new(CacheConfig { window_events_max: 1_000, ..CacheConfig::default() }, &[]);

@@ -28,7 +28,7 @@ fn sips(client: &mut Client, room: usize) -> Vec<Vec<String>> {
 const STATE: [&str; 4] = ["ADDED p 9", "ADDED q 5", "ADDED r 7", "ADDED s 3"];
 
 #[tokio::test(start_paused = true)]
-async fn it_comes_in_the_order_of_keys_and_its_end_is_marked_once() {
+async fn initial_state_is_in_key_order_with_one_end_bookmark() {
     let stage = stage();
     let mut client = stage.watch_current(View::everything(), WATCH_LIST);
     let mut expected = STATE.map(str::to_owned).to_vec();
@@ -39,7 +39,7 @@ async fn it_comes_in_the_order_of_keys_and_its_end_is_marked_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_mark_is_for_those_who_asked_for_a_watch_list() {
+async fn end_bookmark_is_sent_only_for_watch_list() {
     let stage = stage();
     for terms in [TERMS, WatchTerms { bookmarks: false, ..TERMS }] {
         assert_eq!(stage.watch_current(View::everything(), terms).told(), STATE);
@@ -47,7 +47,7 @@ async fn the_mark_is_for_those_who_asked_for_a_watch_list() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_from_a_version_has_neither_state_nor_mark() {
+async fn watch_from_version_has_no_initial_state_or_end_bookmark() {
     let mut stage = stage();
     let mut client = stage.watch_after(10, TERMS);
     assert_eq!(client.told(), Vec::<String>::new());
@@ -56,7 +56,7 @@ async fn a_watch_from_a_version_has_neither_state_nor_mark() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_selector_applies_to_the_state_as_well() {
+async fn selector_filters_initial_state() {
     let stage = stage();
     let mut client = stage.watch_current(app_x(), WATCH_LIST);
     assert_eq!(client.told(), ["ADDED p 9", "ADDED r 7", "ADDED s 3", "BOOKMARK 10 end"]);
@@ -64,7 +64,7 @@ async fn a_selector_applies_to_the_state_as_well() {
 
 /// A client that waits for the mark would wait forever without it (R-CLIENT-1).
 #[tokio::test(start_paused = true)]
-async fn an_empty_state_ends_too() {
+async fn empty_initial_state_gets_end_bookmark() {
     let mut empty = Stage::empty();
     assert_eq!(empty.watch_current(View::everything(), WATCH_LIST).told(), ["BOOKMARK 10 end"]);
     let hidden = Stage::new(CacheConfig::default(), &[("q", "y", 5)]);
@@ -78,7 +78,7 @@ async fn an_empty_state_ends_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_with_little_room_gets_it_piece_by_piece() {
+async fn initial_state_is_sent_in_pieces_that_fit_the_buffer() {
     let stage = stage();
     for room in [0, 1, 100, 250, 400, 100_000] {
         let mut client = stage.watch_current(View::everything(), WATCH_LIST);
@@ -94,7 +94,7 @@ async fn a_client_with_little_room_gets_it_piece_by_piece() {
 
 /// kube-rs drops a DELETED among the initial events, and then keeps the object forever.
 #[tokio::test(start_paused = true)]
-async fn what_happens_meanwhile_comes_after_the_mark() {
+async fn events_during_initial_state_follow_end_bookmark() {
     for before in 0..=PODS.len() {
         let mut stage = stage();
         let mut client = stage.watch_current(View::everything(), WATCH_LIST);
@@ -117,7 +117,7 @@ async fn what_happens_meanwhile_comes_after_the_mark() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn its_objects_are_not_newer_than_its_mark() {
+async fn initial_objects_are_not_newer_than_end_bookmark() {
     let mut stage = stage();
     stage.put("p", "x", 15);
     stage.advance(20);
@@ -131,7 +131,7 @@ async fn its_objects_are_not_newer_than_its_mark() {
 
 /// A client that reads the state slowly must not receive an error while the history still has the following events.
 #[tokio::test(start_paused = true)]
-async fn a_slow_start_does_not_expire_while_the_ring_has_what_follows() {
+async fn slow_initial_state_does_not_expire_while_history_suffices() {
     let mut stage = Stage::new(CacheConfig { window_events_max: 2, ..CacheConfig::default() }, &PODS);
     let mut client = stage.watch_current(View::everything(), WATCH_LIST);
     assert!(client.poll(1).is_ready());
@@ -142,7 +142,7 @@ async fn a_slow_start_does_not_expire_while_the_ring_has_what_follows() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_start_that_is_too_slow_expires_behind_the_mark() {
+async fn too_slow_initial_state_expires_after_end_bookmark() {
     let mut stage = Stage::new(CacheConfig { window_events_max: 2, ..CacheConfig::default() }, &PODS);
     let mut client = stage.watch_current(View::everything(), WATCH_LIST);
     assert!(client.poll(1).is_ready());
@@ -156,7 +156,7 @@ async fn a_start_that_is_too_slow_expires_behind_the_mark() {
 
 /// A sink that accepts several frames in one piece receives the same bytes, in memory that all watches share.
 #[tokio::test(start_paused = true)]
-async fn runs_of_frames_are_shared() {
+async fn initial_state_chunks_are_shared_between_watches() {
     let names: Vec<_> = (0..300).map(|n| format!("{}/p{n:03}", ["a", "b"][n % 2])).collect();
     let pods: Vec<_> = names.iter().map(|name| (name.as_str(), "x", 5)).collect();
     let mut stage = Stage::new(CacheConfig::default(), &pods);
@@ -184,14 +184,14 @@ async fn runs_of_frames_are_shared() {
 /// Typically, ten thousand watches are idle. Each also has a timer, its cursor's view, which many watches share, and
 /// the state of its codec.
 #[test]
-fn an_open_watch_is_small() {
+fn watch_session_size_is_bounded() {
     let size = size_of::<crate::serve::watch::session::WatchSession>();
     assert!(size <= 440, "{size} bytes");
 }
 
 /// A scan without results runs in slices, and other tasks run between two of them.
 #[tokio::test(start_paused = true)]
-async fn a_state_with_little_to_show_is_looked_through_bit_by_bit() {
+async fn sparse_initial_state_is_scanned_in_slices() {
     let names: Vec<_> = (0..6_000).map(|n| format!("n{n:05}")).collect();
     let mut pods: Vec<_> = names.iter().map(|name| (name.as_str(), "y", 5)).collect();
     pods.push(("z", "x", 6));
@@ -216,7 +216,7 @@ async fn a_state_with_little_to_show_is_looked_through_bit_by_bit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_history_with_little_to_show_is_looked_through_bit_by_bit() {
+async fn sparse_history_is_scanned_in_slices() {
     let mut stage = Stage::empty();
     for rv in 11..4_011 {
         stage.put("q", "y", rv);
@@ -237,7 +237,7 @@ async fn a_history_with_little_to_show_is_looked_through_bit_by_bit() {
 
 /// Watches that all scan many objects share the CPU time that other work leaves.
 #[tokio::test(start_paused = true)]
-async fn of_many_that_look_through_much_few_do_so_at_a_time() {
+async fn large_scans_run_one_at_a_time() {
     let mut stage = Stage::empty();
     for rv in 11..4_011 {
         stage.put("q", "y", rv);
@@ -265,7 +265,7 @@ fn everything_dearly() -> View {
 /// A selector that is cheap for a few events is expensive for many. Then its watch waits for its turn, and the watches
 /// of one caller share their slices. Other watches are not delayed.
 #[tokio::test(start_paused = true)]
-async fn a_dear_selector_takes_turns_when_more_changes_than_when_it_was_opened() {
+async fn expensive_selector_waits_for_cpu_slice_when_events_grow() {
     let mut stage = Stage::empty();
     let (mut dear, mut plain) = (stage.watch_current(everything_dearly(), TERMS), stage.watch_current(app_x(), TERMS));
     let others = stage.take_slice();
@@ -287,7 +287,7 @@ async fn a_dear_selector_takes_turns_when_more_changes_than_when_it_was_opened()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_state_that_is_shown_costs_a_dear_selector_no_less_than_one_that_is_not() {
+async fn matching_state_is_charged_for_expensive_selector() {
     let names: Vec<_> = (0..2_000).map(|n| format!("n{n:05}")).collect();
     let pods: Vec<_> = names.iter().map(|name| (name.as_str(), "x", 5)).collect();
     let stage = Stage::new(CacheConfig::default(), &pods);

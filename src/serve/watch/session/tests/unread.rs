@@ -23,7 +23,7 @@ async fn seconds(seconds: u64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_is_never_polled_is_cut_behind_its_time() {
+async fn unpolled_watch_is_cut_after_its_timeout() {
     let stage = stage();
     let state = stage.watch_current(View::everything(), WatchTerms { end_bookmark: true, ..lasting(20) });
     let live = stage.watch_after(10, lasting(20));
@@ -45,7 +45,7 @@ async fn a_watch_that_is_never_polled_is_cut_behind_its_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_state_of_which_nothing_is_taken_for_a_minute_is_given_up_and_slowness_is_not() {
+async fn unread_initial_state_is_cut_after_a_minute_but_slow_is_not() {
     let stage = stage();
     let readable = Readable::told(&[("a", Verdict::Allowed)]);
     let stuck = [
@@ -69,7 +69,7 @@ async fn a_state_of_which_nothing_is_taken_for_a_minute_is_given_up_and_slowness
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_drain_cuts_who_does_not_read_and_leaves_the_others_their_moment() {
+async fn drain_cuts_unread_watches_and_others_end_on_schedule() {
     let mut stage = stage();
     let stuck = [stage.watch_current(View::everything(), WATCH_LIST), stage.watch_after(10, TERMS)];
     let mut behind = stage.watch_after(10, TERMS);
@@ -90,7 +90,7 @@ async fn a_drain_cuts_who_does_not_read_and_leaves_the_others_their_moment() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_does_not_take_the_end_is_cut_too() {
+async fn watch_with_unread_end_is_cut() {
     let stage = stage();
     let mut client = stage.watch_after(10, TERMS);
     client.session.end_with(&kubeapi::Status::too_old(1, 10), crate::serve::watch::session::WatchEnd::Expired);
@@ -101,7 +101,7 @@ async fn who_does_not_take_the_end_is_cut_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_bookmark_that_is_due_is_no_reason_to_end() {
+async fn unpolled_watch_is_not_cut_for_a_due_bookmark() {
     let stage = stage();
     let idle = stage.watch_after(10, TERMS);
     seconds(1_700).await;
@@ -111,7 +111,7 @@ async fn a_bookmark_that_is_due_is_no_reason_to_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn memory_that_is_needed_is_given_back_by_those_who_began_first() {
+async fn memory_pressure_cuts_oldest_pinned_watch_first() {
     let mut stage = stage();
     let old = stage.watch_current(View::everything(), WATCH_LIST);
     stage.put("p", "x", 11);

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_is_as_wide_as_it_is_to_be() {
+    fn text_is_padded_or_truncated_to_the_width() {
         let texts =
             [("ab", 4, "ab  ", "  ab"), ("abcdef", 4, "abc…", "abc…"), ("ab", 2, "ab", "ab"), ("ab", 0, "", "")];
         for (text, room, left, right) in texts {
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn without_colours_there_are_none() {
+    fn palette_without_colours_sets_no_colour() {
         let palette = Palette { has_colours: false };
         let styles = [palette.strong(), palette.bad(), palette.picture(), palette.tone(Tone::Warning)];
         assert!(styles.iter().all(|style| style.fg.is_none() && style.bg.is_none()));

@@ -62,7 +62,7 @@ fn screen_shows_numbers_feeds_and_keys() {
 }
 
 #[test]
-fn watches_are_shown_or_the_reason_why_not() {
+fn watches_tab_shows_rows_or_the_reason_for_none() {
     let now = Instant::now();
     let mut screen = screen(&["a"], now);
     screen.tab = Tab::Watches;
@@ -83,7 +83,7 @@ fn watches_are_shown_or_the_reason_why_not() {
 }
 
 #[test]
-fn last_state_stays_while_a_proxy_does_not_respond() {
+fn last_known_state_is_shown_while_proxy_does_not_respond() {
     let now = Instant::now();
     let mut screen = screen(&["http://h:9090", "pod/two"], now);
     screen.saw(0, Err(InspectError::of("http://h:9090", "Connection refused")), now);
@@ -99,7 +99,7 @@ fn last_state_stays_while_a_proxy_does_not_respond() {
 }
 
 #[test]
-fn text_of_clients_cannot_control_the_terminal() {
+fn client_text_cannot_control_the_terminal() {
     let now = Instant::now();
     let mut screen = screen(&["a"], now);
     screen.tab = Tab::Watches;
