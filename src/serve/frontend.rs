@@ -110,11 +110,13 @@ impl Frontend {
             ready,
             reader: Reader::new(sources.clone(), scans.clone(), (concurrency.clone(), slow_readers.clone())),
             watches: WatchOpener::new(
-                (sources, scans),
+                sources,
+                scans,
                 client.clone(),
-                (concurrency.clone(), slow_readers.clone()),
+                concurrency.clone(),
+                slow_readers.clone(),
                 active_watches.clone(),
-                (tasks.clone(), drain.clone()),
+                tasks.clone(),
             ),
             forwarding: Forwarding::new(
                 client.clone(),

@@ -108,7 +108,7 @@ impl PeerReviews {
             && !headers.keys().any(is_impersonation)
     }
 
-    /// The answer to who may create reviews. `hops` names those who ask, and us.
+    /// Answers a proxy that may create reviews. `hops` names the requesting proxies and this one.
     pub(crate) async fn answer(&self, request: Box<ReadRequest>, hops: HeaderValue) -> Response<ReplyBody> {
         let (kind, received, payer) = (Kind::of(&request), request.received, request.caller.payer());
         let ReadRequest { http, context, .. } = *request;

@@ -83,7 +83,7 @@ impl Reader {
                 Some(snapshot) => snapshot,
                 None => return Err(request.not_held(ForwardReason::ExactVersion)),
             },
-            _ => match if request.context.by_proxy { feed.reader.told() } else { feed.reader.current() } {
+            _ => match if request.context.by_proxy { feed.reader.applied() } else { feed.reader.current() } {
                 Some(snapshot) => snapshot,
                 None => return Err(NotServable::Over),
             },
@@ -128,14 +128,7 @@ impl Reader {
         read: &ListRead,
         asked: (Instant, bool),
     ) -> Result<(), NotServable> {
-        let feed = &source.feed;
-        match read.plan.version {
-            VersionMatch::Exact(rv) if read.plan.start.is_none() && feed.reader.is_open(rv) => {
-                feed.reader.settled().await;
-            }
-            VersionMatch::Exact(_) => {}
-            version => self.sources.fit_to_list(feed, version, asked).await?,
-        }
+        self.sources.fresh(&source.feed, read.plan.version, asked).await?;
         self.sources.of_present(source).await
     }
 }
