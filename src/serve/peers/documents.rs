@@ -18,7 +18,7 @@ use crate::feeds::Feeds;
 use crate::listing::OverLimit;
 use crate::serve::activity::metrics::{self, AnsweredFrom};
 use crate::serve::audit::ServedLocally;
-use crate::serve::limits::{BodyTimes, ConcurrencyLimits, TOO_SLOW, Whole};
+use crate::serve::limits::{ConcurrencyLimits, SlowReaderReaper, TOO_SLOW, Whole};
 use crate::serve::peers::remembered::{AskedAt, Remembered};
 use crate::serve::read::{FREE_BYTES_MAX, ReadRequest};
 use crate::serve::response::{AUDIT_ID, ReplyBody, new_audit_id, put_served};
@@ -66,7 +66,7 @@ pub(crate) struct ServerDocuments {
     feeds: Feeds,
     kept: Remembered<Key, Kept>,
     concurrency: Arc<ConcurrencyLimits>,
-    times: BodyTimes,
+    slow_readers: SlowReaderReaper,
     /// How long upstream's discovery may lag behind its own definitions. A document fetched within this time after a
     /// change is not reused for later requests.
     lag_max: Duration,
@@ -85,10 +85,10 @@ impl ServerDocuments {
         client: Client,
         (catalog, feeds): (Catalog, Feeds),
         concurrency: Arc<ConcurrencyLimits>,
-        times: BodyTimes,
+        slow_readers: SlowReaderReaper,
         lag_max: Duration,
     ) -> Self {
-        Self { client, catalog, feeds, kept: Remembered::new(KEPT_BYTES_MAX), concurrency, times, lag_max }
+        Self { client, catalog, feeds, kept: Remembered::new(KEPT_BYTES_MAX), concurrency, slow_readers, lag_max }
     }
 
     /// Whether the request is for a cached document, regardless of the caller's permissions.
@@ -190,11 +190,11 @@ impl ServerDocuments {
     fn body(&self, request: &ReadRequest, bytes: Bytes) -> Option<ReplyBody> {
         let cut = &request.context.cut;
         if bytes.len() <= FREE_BYTES_MAX {
-            cut.within(self.times.max(), TOO_SLOW);
+            cut.within(self.slow_readers.body_max(), TOO_SLOW);
             return Some(ReplyBody::full(bytes));
         }
         let place = self.concurrency.whole(request.caller.payer().as_ref(), bytes.len()).ok()?;
-        Some(ReplyBody::whole(Whole::of(bytes, vec![place.into()]), &self.times, cut.clone()))
+        Some(ReplyBody::whole(Whole::of(bytes, vec![place.into()]), &self.slow_readers, cut.clone()))
     }
 }
 
