@@ -66,7 +66,7 @@ pub use event::{Event, seen_as};
 pub use events_waiting::EventsWaiting;
 pub use follower::Follower;
 pub use lifecycle::{FeedEnd, FeedState};
-pub use pinned::{Pin, PinTerms, Pins};
+pub use pinned::{Pin, Pins};
 pub use progress::Progress;
 pub use progress_follower::ProgressFollower;
 pub use reader::{CacheReader, OpenedWatch, Start, TooOld};

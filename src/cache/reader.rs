@@ -14,7 +14,7 @@ use super::state_mark::StateMark;
 use super::stats::CacheStats;
 use super::timeline::Timeline;
 use super::wakes::Wakes;
-use super::{CacheConfig, ChunkCache, Cursor, Pin, PinTerms, Pins, Snapshot, Staging, View};
+use super::{CacheConfig, ChunkCache, Cursor, Pin, Pins, Snapshot, Staging, View};
 use crate::wire::{Encoding, Envelope, Object, Refused, Renderer, Representation};
 use base::{Account, Cut};
 use kubeapi::{Gvr, ResourceVersion};
@@ -326,8 +326,8 @@ impl CacheReader {
     }
 
     /// Pins a state of this feed that is being sent. `cut` ends the sender.
-    pub fn pin(&self, pins: &Pins, snapshot: &Snapshot, cut: Cut, terms: PinTerms) -> Pin {
-        pins.pin(self.shared.clone(), snapshot, cut, terms)
+    pub fn pin(&self, pins: &Pins, snapshot: &Snapshot, cut: Cut) -> Pin {
+        pins.pin(self.shared.clone(), snapshot, cut)
     }
 
     /// Returns the number of pins on states of this feed.

@@ -15,7 +15,7 @@ use crate::net::{Peer, PeerAddress, RequestBody};
 use crate::serve::activity::{ActiveWatches, Who, metrics};
 use crate::serve::audit::{Audit, AuditRecord, Decision};
 use crate::serve::forward::Forwarding;
-use crate::serve::limits::{BodyTimes, ConcurrencyLimits};
+use crate::serve::limits::{ConcurrencyLimits, SlowReaderReaper};
 use crate::serve::peers::{PeerReviews, health};
 use crate::serve::read::{DiscoveryCache, DocumentKey, NewRequest, NotServable, ReadRequest, Reader, Scans, Sources};
 use crate::serve::response::{
@@ -95,25 +95,26 @@ impl Frontend {
             ready,
         } = parts;
         let concurrency = Arc::new(ConcurrencyLimits::new(&config.limits));
-        let times = BodyTimes::new(config.body_max, &tasks);
+        let slow_readers = SlowReaderReaper::new(config.unread, config.body_max);
+        tasks.spawn_needed("slow readers", slow_readers.clone().keep(drain.clone()));
         let known = (catalog.clone(), feeds.clone());
-        let discovery = DiscoveryCache::new(client.clone(), known, concurrency.clone(), times.clone(), config.lag_max);
+        let discovery =
+            DiscoveryCache::new(client.clone(), known, concurrency.clone(), slow_readers.clone(), config.lag_max);
         let reviews = PeerReviews::new(client.clone(), authorizer.clone(), concurrency.clone(), &config);
         let config = Reloadable::new(config);
-        tasks.spawn_needed("pinned states", feeds.pins().clone().keep());
         let sources = Arc::new(Sources::new(config.clone(), feeds, drain.clone()));
         let scans = Scans::new();
         Self {
             discovery,
             reviews,
             ready,
-            reader: Reader::new(sources.clone(), scans.clone(), (concurrency.clone(), times.clone())),
+            reader: Reader::new(sources.clone(), scans.clone(), (concurrency.clone(), slow_readers.clone())),
             watches: WatchOpener::new(
                 sources,
                 scans,
                 client.clone(),
                 concurrency.clone(),
-                config.get().unread,
+                slow_readers.clone(),
                 active_watches.clone(),
                 tasks.clone(),
             ),
@@ -122,7 +123,7 @@ impl Frontend {
                 forwarder,
                 authorizer.clone(),
                 concurrency.clone(),
-                (tasks, drain, times),
+                (tasks, drain, slow_readers),
             ),
             authorizer,
             catalog,

@@ -28,7 +28,7 @@ use tokio::time::{Instant, timeout};
 use crate::feeds::Feeds;
 use crate::serve::activity::metrics;
 use crate::serve::audit::ServedLocally;
-use crate::serve::limits::{BodyTimes, ConcurrencyLimits, TOO_SLOW, Whole};
+use crate::serve::limits::{ConcurrencyLimits, SlowReaderReaper, TOO_SLOW, Whole};
 use crate::serve::read::coalescing_cache::{CoalescingCache, Fetched};
 use crate::serve::read::{FREE_BYTES_MAX, ReadRequest};
 use crate::serve::response::{AUDIT_ID, ReplyBody, new_audit_id, put_served};
@@ -52,7 +52,7 @@ pub(crate) struct DiscoveryCache {
     feeds: Feeds,
     copies: CoalescingCache<DocumentKey, Arc<SharedDocument>>,
     concurrency: Arc<ConcurrencyLimits>,
-    times: BodyTimes,
+    slow_readers: SlowReaderReaper,
     /// How long upstream's discovery may lag behind an observed change.
     lag_max: Duration,
 }
@@ -71,7 +71,7 @@ impl DiscoveryCache {
         client: Client,
         (catalog, feeds): (Catalog, Feeds),
         concurrency: Arc<ConcurrencyLimits>,
-        times: BodyTimes,
+        slow_readers: SlowReaderReaper,
         lag_max: Duration,
     ) -> Self {
         Self {
@@ -80,7 +80,7 @@ impl DiscoveryCache {
             feeds,
             copies: CoalescingCache::new(COPIES_BYTES_MAX, len_bytes),
             concurrency,
-            times,
+            slow_readers,
             lag_max,
         }
     }
@@ -181,11 +181,11 @@ impl DiscoveryCache {
         let mut response = Response::new(if is_known {
             ReplyBody::empty()
         } else if body.len() <= FREE_BYTES_MAX {
-            cut.within(self.times.max(), TOO_SLOW);
+            cut.within(self.slow_readers.body_max(), TOO_SLOW);
             ReplyBody::full(body.clone())
         } else {
             let place = self.concurrency.whole(request.caller.payer().as_ref(), body.len()).ok()?;
-            ReplyBody::whole(Whole::of(body.clone(), vec![place.into()]), &self.times, cut.clone())
+            ReplyBody::whole(Whole::of(body.clone(), vec![place.into()]), &self.slow_readers, cut.clone())
         });
         response.headers_mut().clone_from(headers);
         if is_known {

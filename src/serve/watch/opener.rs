@@ -8,14 +8,14 @@ use http::header::USER_AGENT;
 use super::body::WatchBody;
 use super::first_rows::FirstRows;
 use super::hold::unreachable;
-use super::session::{Timers, WatchSession, WatchTerms};
+use super::session::{WatchSession, WatchTerms, WatchTimers};
 use super::websocket;
 use crate::auth::Permit;
 use crate::cache::{Cursor, OpenedWatch, TooOld};
 use crate::listing::{PageChunks, cost};
 use crate::serve::activity::{ActiveWatches, WatchDescription, WatchEnd, WatchTransport, Who, metrics};
 use crate::serve::audit::ServedLocally;
-use crate::serve::limits::{ConcurrencyLimits, ConcurrencyPermit, SlowReaderReaper, Unread};
+use crate::serve::limits::{ConcurrencyLimits, ConcurrencyPermit, SlowReaderReaper};
 use crate::serve::read::{FeedSource, NotServable, ReadRequest, ReadResult, Scans, Sources, too_expensive};
 use crate::serve::response::{FeedStatus, ReplyBody, too_many};
 use crate::serve::route::{ForwardReason, WatchRead};
@@ -48,12 +48,10 @@ impl WatchOpener {
         scans: Scans,
         client: Client,
         concurrency: Arc<ConcurrencyLimits>,
-        unread: Unread,
+        slow_readers: SlowReaderReaper,
         active_watches: ActiveWatches,
         tasks: Tasks,
     ) -> Self {
-        let slow_readers = SlowReaderReaper::new(unread);
-        tasks.spawn_needed("unread watches", slow_readers.clone().keep(sources.drain.clone()));
         Self {
             sources,
             scans,
@@ -228,7 +226,7 @@ impl WatchOpener {
         let is_alone = transport == WatchTransport::WebSocket;
         let cut = if is_alone { Cut::default() } else { request.context.cut.clone() };
         let (grant, slow_readers) = (permit.grant_status(), self.slow_readers.clone());
-        let timers = Timers::start(request.received, &terms, grant, slow_readers, cut, &self.sources.drain);
+        let timers = WatchTimers::start(request.received, &terms, grant, slow_readers, cut, &self.sources.drain);
         let scan_budget = self.scans.budget(request, read.view.is_expensive());
         WatchSession::new(source, cursor, &terms, timers, place, scan_budget, metrics)
     }

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-pub(crate) use self::timers::Timers;
+pub(crate) use self::timers::WatchTimers;
 
 use self::end::Exit;
 use self::frame_batch::{FrameBatch, Portion};
@@ -81,7 +81,7 @@ struct Common {
     last_sent_rv: ResourceVersion,
     /// The number of upstream bookmarks seen so far.
     seen_bookmarks: u64,
-    timers: Timers,
+    timers: WatchTimers,
     /// Whether no frames will come until the waker is woken.
     is_parked: bool,
     /// The columns of a Table, which only the first event carries.
@@ -116,7 +116,7 @@ impl WatchSession {
         source: FeedSource,
         cursor: Cursor,
         terms: &WatchTerms,
-        timers: Timers,
+        timers: WatchTimers,
         place: ConcurrencyPermit,
         scan_budget: ScanBudget,
         metrics: WatchMetrics,
@@ -278,7 +278,7 @@ impl Common {
         let Poll::Ready(_slice) = self.scan_budget.poll(cx) else {
             return Ok((Poll::Pending, State::Initial(initial)));
         };
-        initial.pin.told();
+        initial.pin.progressed();
         let reader = &self.feed.reader;
         let mut out = FrameBatch { cursor: &self.cursor, reader, room, scan_budget: self.scan_budget.left(), batch };
         let Poll::Ready(put) = initial.poll_put(cx, &mut out) else {

@@ -3,17 +3,18 @@ use std::task::{Context, Poll, ready};
 
 use super::frame_batch::{FrameBatch, Portion};
 use crate::auth::Permit;
-use crate::cache::{CacheReader, Chunk, Cursor, Pin, PlainChunk, Snapshot};
+use crate::cache::{CacheReader, Chunk, Cursor, PlainChunk, Snapshot};
 use crate::listing::ChunkWriter;
 use crate::listing::PageChunks;
 use crate::listing::Rest;
+use crate::serve::limits::StatePin;
 use crate::wire::Refused;
 
 /// The initial state of a watch, as ADDED events.
 #[derive(Debug)]
 pub(super) struct InitialEvents {
     pub(super) snapshot: Snapshot,
-    pub(super) pin: Pin,
+    pub(super) pin: StatePin,
     how: How,
 }
 
@@ -40,7 +41,7 @@ struct SharedFrames {
 type Put = (usize, Portion);
 
 impl InitialEvents {
-    pub(super) fn new(snapshot: Snapshot, pin: Pin) -> Self {
+    pub(super) fn new(snapshot: Snapshot, pin: StatePin) -> Self {
         Self { snapshot, pin, how: How::Frames { next: String::new() } }
     }
 

@@ -13,7 +13,8 @@ use bytes::Bytes;
 
 use super::frame_batch::{FrameBatch, Portion};
 use crate::auth::{Readable, Verdict, VerdictChanges};
-use crate::cache::{Cursor, Event, FilteredEvent, Mark, Pin as Pinned, Pull, Snapshot, View};
+use crate::cache::{Cursor, Event, FilteredEvent, Mark, Pull, Snapshot, View};
+use crate::serve::limits::StatePin;
 use crate::wire::{Object, Refused};
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
@@ -48,7 +49,7 @@ struct Leaving {
 /// The addition and removal of namespaces at one mark.
 struct Turn {
     mark: Mark,
-    pin: Pinned,
+    pin: StatePin,
     coming: VecDeque<Arc<str>>,
     going: Option<VecDeque<Arc<str>>>,
     /// The key of the next object to send, in the first namespace that is being added or removed.
@@ -95,7 +96,7 @@ impl PartialView {
         readable: Readable,
         namespaces: Vec<Arc<str>>,
         cursor: &Cursor,
-        state: Option<(Pinned, Snapshot)>,
+        state: Option<(StatePin, Snapshot)>,
         end_bookmark: bool,
     ) -> Self {
         let mut coming = VecDeque::new();
@@ -135,7 +136,7 @@ impl PartialView {
 
     /// Whether namespaces are being added or removed. If so, the watch must be read up to the mark, where their frames
     /// are sent.
-    pub(super) fn turns(&mut self, cursor: &Cursor, pin: impl FnOnce(&Snapshot) -> Pinned) -> bool {
+    pub(super) fn turns(&mut self, cursor: &Cursor, pin: impl FnOnce(&Snapshot) -> StatePin) -> bool {
         if !std::mem::take(&mut self.stale) {
             return self.turn.is_some();
         }
@@ -164,7 +165,7 @@ impl PartialView {
 
     /// Records that the watch waits for a decision, so that its client does not count as a slow reader.
     pub(super) fn wait(&self) {
-        self.turn.iter().for_each(|turn| turn.pin.rests());
+        self.turn.iter().for_each(|turn| turn.pin.pause());
     }
 
     /// Whether no namespaces are known to be added or removed.
@@ -191,7 +192,7 @@ impl PartialView {
     pub(super) fn tell(&mut self, out: &mut FrameBatch<'_>) -> Result<Portion<TurnEnd>, Refused> {
         let Self { readable, places, turn, stale, .. } = self;
         let Some(turn) = turn else { return Ok(Portion::More) };
-        turn.pin.told();
+        turn.pin.progressed();
         if turn.come(readable, places, out)? == Portion::More {
             return Ok(Portion::More);
         }

@@ -9,16 +9,16 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 use super::WatchTerms;
 use super::end::Exit;
 use crate::auth::GrantStatus;
-use crate::cache::{Pin as Pinned, Snapshot};
+use crate::cache::Snapshot;
 use crate::feeds::FeedHandle;
 use crate::serve::activity::WatchEnd;
-use crate::serve::limits::{Fired, SlowReaderReaper, Watchdog};
+use crate::serve::limits::{Fired, SlowReaderReaper, StatePin, Watchdog};
 use crate::serve::response::revoked;
 use base::{Cut, DrainWatch, Draining, random};
 use kubeapi::WatchTimeout;
 
 /// The timers of a watch, and the watchdog that fires them even if the watch is never polled.
-pub(crate) struct Timers {
+pub(crate) struct WatchTimers {
     clock: Clock,
     watchdog: Arc<Watchdog>,
     /// The future of the permission's end, if the permission can end. It wakes the watchdog.
@@ -45,7 +45,7 @@ const BOOKMARK_BEFORE_END: Duration = Duration::from_secs(2);
 /// The maximum timeout, one year, so that no arithmetic overflows.
 const LASTS_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
-impl Timers {
+impl WatchTimers {
     /// Starts the timers of a watch that was requested at `received`. The timeout counts from there, regardless of what
     /// the request has waited for (R-TIMEOUT-1). `cut` ends a watch that is not polled.
     pub(crate) fn start(
@@ -76,8 +76,8 @@ impl Timers {
     }
 
     /// Pins a state that the watch sends. The pin is released if the watch is cut.
-    pub(super) fn pin(&self, feed: &FeedHandle, state: &Snapshot) -> Pinned {
-        feed.pin(state, self.watchdog.cut().clone(), self.watchdog.slow_readers().state_terms())
+    pub(super) fn pin(&self, feed: &FeedHandle, state: &Snapshot) -> StatePin {
+        self.watchdog.slow_readers().pin(feed, state, self.watchdog.cut())
     }
 
     /// Returns the exit of a watch whose permission was revoked.
@@ -132,12 +132,6 @@ impl Timers {
         if self.fired.is_some() {
             self.watchdog.wake_by_ref();
         }
-    }
-}
-
-impl Drop for Timers {
-    fn drop(&mut self) {
-        self.watchdog.clear_alarm();
     }
 }
 

@@ -24,7 +24,7 @@ use crate::serve::activity::metrics::Watches;
 use crate::serve::feed_spec;
 use crate::serve::limits::{ConcurrencyConfig, ConcurrencyLimits, ConcurrencyPermit, SlowReaderReaper, Unread};
 use crate::serve::read::FeedSource;
-use crate::serve::watch::session::{Timers, WatchSession, WatchTerms};
+use crate::serve::watch::session::{WatchSession, WatchTerms, WatchTimers};
 use crate::upstream::{Resource, ResourceOrigin};
 use crate::wire::{Encoding, JsonLayout, Object, ObjectReader, Renderer, Representation, WatchItem};
 use base::{Cut, DrainTrigger, DrainWatch};
@@ -96,7 +96,8 @@ impl Stage {
         let (drain, watch) = DrainTrigger::new();
         let concurrency =
             ConcurrencyLimits::new(&ConcurrencyConfig { watches_max: 100, ..ConcurrencyConfig::default() });
-        let (slow_readers, slices) = (SlowReaderReaper::new(Unread::default()), CpuSlices::new(1));
+        let (slow_readers, slices) =
+            (SlowReaderReaper::new(Unread::default(), Duration::from_secs(60)), CpuSlices::new(1));
         tokio::spawn(slow_readers.clone().keep(watch.clone()));
         let reader = feed.reader.clone();
         let waited = Duration::ZERO;
@@ -188,7 +189,7 @@ impl Stage {
         let OpenedWatch { snapshot, cursor } = opened;
         let received = Instant::now() - self.waited;
         let (grant, slow_readers) = (permit.grant_status(), self.slow_readers.clone());
-        let timers = Timers::start(received, terms, grant, slow_readers, cut.clone(), &self.watch);
+        let timers = WatchTimers::start(received, terms, grant, slow_readers, cut.clone(), &self.watch);
         let scan_budget = ScanBudget::new(self.slices.clone(), None, cursor.view().is_expensive());
         let state = snapshot.clone().unwrap_or_else(|| cursor.mark().snapshot);
         let namespaces = state.namespaces(cursor.view(), None).map(Arc::from).collect();
