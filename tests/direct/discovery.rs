@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 use crate::direct::{
     self, Answer, Ended, PATIENCE, Protocol, Stub, WIDGETS, Watch, assert_alike, eventually, straight, stub, within,
 };
-use crate::tree::DOCUMENTS;
+use crate::tree::{CURRENT, DOCUMENTS};
 
 const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const SERVICES: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
@@ -23,8 +23,6 @@ const WIDGETS_CRD: &str = "widgets.demo.kube-fanout.io";
 const NOTICED: Duration = Duration::from_millis(100);
 /// How long after a change a new stream may still use the old definition.
 const SETTLING: Duration = Duration::from_secs(10);
-/// How long a copy of a discovery document is used without comparing it with upstream, less a little.
-const CURRENT: Duration = Duration::from_secs(5);
 
 fn definition(up: &RunningUpstream) -> Value {
     let body = up.object("customresourcedefinitions", "", WIDGETS_CRD).expect("the demo's definition");

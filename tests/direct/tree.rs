@@ -49,6 +49,8 @@ fn of_leaves(up: &RunningUpstream, path: &str) -> usize {
     up.requests().iter().filter(is_of_a_leaf).count()
 }
 
+/// How long a copy of a document is used without comparing it with upstream, less a little.
+pub const CURRENT: Duration = Duration::from_secs(5);
 /// Every form of upstream's documents about itself.
 pub const DOCUMENTS: [(&str, &str); 8] = [
     ("/version", "application/json"),
@@ -67,6 +69,7 @@ async fn zone_caches_discovery_documents_for_all_leaves() {
     let (zone, leaves) = tree(&up, 3).await;
     let get =
         |client: &Client, path: &str, accept: &str| client.request(Method::GET, path).header("accept", accept).send();
+    let began = Instant::now();
     for (path, accept) in DOCUMENTS {
         let theirs = get(&straight(&up), path, accept).await;
         let first = get(&leaves[0], path, accept).await;
@@ -82,7 +85,8 @@ async fn zone_caches_discovery_documents_for_all_leaves() {
             assert_eq!(get(leaf, path, accept).await.status, 200);
         }
     }
-    assert_eq!(asked(&up, &paths), before, "the zone has it");
+    // If the machine stalls for as long as copies are used, this shows nothing.
+    assert!(asked(&up, &paths) == before || began.elapsed() >= CURRENT, "the zone has it");
     let known = get(&leaves[0], "/apis", AGGREGATED).await;
     let known = leaves[0]
         .request(Method::GET, "/apis")
