@@ -33,8 +33,8 @@ pub struct HeadCharge {
 pub(super) const HEADS_BYTES_MAX: usize = 32 << 20;
 /// The bytes of all heads of a connection: 250 requests with 2 KiB each.
 const CONNECTION_HEADS_BYTES_MAX: usize = 512 << 10;
-/// A connection may hold one part in so many of what is left of the budget. This keeps room for new connections,
-/// however many others hold all that they may.
+/// A connection may use this fraction of the remaining budget. This keeps room for new connections, however many
+/// connections use their maximum.
 const PARTS_OF_FREE: usize = 64;
 /// The guaranteed size: a head of this size is always accepted if its connection has no other, finished or not.
 const ONLY_HEAD_BYTES_MAX: usize = 16 << 10;
