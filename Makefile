@@ -66,6 +66,14 @@ tidy: ## The house rules (tests/tidy.rs), in seconds
 	CARGO_MANIFEST_DIR=$(CURDIR) rustc --edition 2024 -O --test tests/tidy.rs -o target/tidy
 	target/tidy --quiet
 
+# The version whose modules the public proxy has complete.
+VALE := github.com/vale-cli/vale/v3/cmd/vale@v3.22.0
+
+.PHONY: prose
+prose: ## The language of comments and documents, by Vale with the word list of tests/vale (Go; two minutes when cold)
+	@test -x target/tools/bin/vale || GOBIN=$(CURDIR)/target/tools/bin go install $(VALE)
+	@git ls-files '*.rs' '*.md' | xargs target/tools/bin/vale --config tests/vale/vale.ini --output line
+
 .PHONY: macos
 macos: ## Does it compile for macOS? Types only: nothing is linked or run (rustup's target; two minutes when cold)
 	@CARGO="$(CARGO)" tests/macos.sh $(LOCKED)
@@ -156,7 +164,7 @@ REQUESTS ?= 20000
 differential: ## Random requests to proxy and apiserver, answered alike? (SEEDS=5 REQUESTS=20000 SEED=n)
 	@tests/kube/build.sh
 	$(SEED:%=DIFFERENTIAL_SEED=%) DIFFERENTIAL_SEEDS=$(SEEDS) DIFFERENTIAL_REQUESTS=$(REQUESTS) \
-	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture requests_drawn_from_the_grammar
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture random_requests_get_the_same_responses
 
 TRIPLES ?= 20000
 
@@ -164,7 +172,7 @@ TRIPLES ?= 20000
 authorization: ## Random callers, rules and questions: proxy and apiserver say the same? (TRIPLES=20000 SEED=n)
 	@tests/kube/build.sh
 	$(SEED:%=AUTHORIZATION_SEED=%) AUTHORIZATION_TRIPLES=$(TRIPLES) \
-	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture everybody_gets_what_the_apiserver_gives
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture delegated_auth_decisions_match_the_apiserver
 
 TRIALS ?= 500
 
@@ -178,7 +186,7 @@ revocation: ## How long a watch outlives the right to it, by what took the right
 hostile: ## Malformed and hostile requests: nobody is taken for another, nothing is smuggled (REQUESTS=20000 SEED=n)
 	@tests/kube/build.sh
 	$(SEED:%=HOSTILE_SEED=%) HOSTILE_REQUESTS=$(REQUESTS) \
-	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture nobody_becomes_somebody_else
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture hostile_requests_cannot_spoof_identity
 
 QUESTIONS ?= 20000
 
@@ -210,7 +218,7 @@ SECONDS ?= 60
 verify: ## Does the proxy keep its promises while the apiserver is killed? Judged by etcd (SECONDS=60 SEED=n)
 	@tests/kube/build.sh
 	$(SEED:%=VERIFY_SEED=%) VERIFY_SECONDS=$(SECONDS) \
-	  $(CARGO) test $(LOCKED) --test conformance-nightly $(TOOLS_TEST) $(ARGS) -- --nocapture verify::nothing_is_broken
+	  $(CARGO) test $(LOCKED) --test conformance-nightly $(TOOLS_TEST) $(ARGS) -- --nocapture verify::verify_passes_while
 
 .PHONY: endurance
 endurance: ## Kills and pauses for long, judged run by run and added up (SECONDS=3600 ARGS="--faults apiserver|proxy|both")
@@ -237,7 +245,7 @@ mutants: ## Known bugs, put back one by one: does a test notice each? (ARGS="5 9
 faults: ## Bytes in flight are cut, held, lost and spoilt on both sides of the proxy (SECONDS=60 SEED=n)
 	@tests/kube/build.sh
 	$(SEED:%=FAULTS_SEED=%) FAULTS_SECONDS=$(SECONDS) \
-	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture faults::no_promise
+	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture faults::guarantees_hold
 
 SEQUENCES ?= 100
 
@@ -291,7 +299,7 @@ cluster: ## Controllers, scheduler, kubelets: through proxies as without? (NODES
 	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout RUST_LOG=info \
 	  KUBE_CLUSTER=$(CURDIR)/target/testbed/kube-cluster CLUSTER_NODES=$(NODES) CLUSTER_ROUNDS=$(or $(ROUNDS),3) \
 	  $(CARGO) test $(LOCKED) --test conformance --test conformance-nightly $(ARGS) -- \
-	  --nocapture --test-threads 1 cluster:: install::a_node_gets
+	  --nocapture --test-threads 1 cluster:: install::install_guide_issues_node_certificate
 
 .PHONY: imperfect
 imperfect: ## Two apiservers that lag, pause, come and go, and an etcd that forgets: promises kept? (SECONDS=60 SEED=n)
@@ -334,7 +342,7 @@ informers: ## Kubernetes' own load test, directly and through a release build: n
 	KUBE_FANOUT_BINARY=$(CURDIR)/target/release/kube-fanout \
 	  INFORMERS="$(or $(INFORMERS),16 64)" INFORMERS_SECRETS=$(SECRETS) INFORMERS_ROUNDS=$(or $(ROUNDS),3) \
 	  INFORMERS_LIST_PERCENT=100 INFORMERS_WATCH_LIST_PERCENT=35 \
-	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture informers_of_large_secrets
+	  $(CARGO) test $(LOCKED) --test conformance-nightly $(ARGS) -- --nocapture large_secret_informers
 
 .PHONY: informers-of-events
 informers-of-events: ## Informers of Events after a deletion and an expiry: no later than directly? (ROUNDS=20; release build)
@@ -430,7 +438,7 @@ manifests-check: $(HELM) ## Are the manifests of deploy/kustomize those of the c
 chart: $(HELM) ## The guide's `helm install` on a real control plane, and its proxy run (Helm, built once: minutes)
 	@tests/kube/build.sh
 	HELM=$(CURDIR)/$(HELM) \
-	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture install::the_chart
+	  $(CARGO) test $(LOCKED) --test conformance $(ARGS) -- --nocapture install::helm_chart
 
 $(HELM):
 	GOBIN=$(CURDIR)/target/tools/bin CGO_ENABLED=0 tests/kube/go.sh install helm.sh/helm/v4/cmd/helm@v4.3.1

@@ -391,7 +391,12 @@ fn ops(
         let page = MetricsPage::new(pages, readers);
         bind(address, tls, Arc::new(move |peer, request| page.answer(peer, request)))
     });
-    Ok(ops::Ops { admin: admin.transpose()?, healthz: healthz.transpose()?, metrics: metrics.transpose()? })
+    Ok(ops::Ops {
+        admin: admin.transpose()?,
+        healthz: healthz.transpose()?,
+        metrics: metrics.transpose()?,
+        http2_codec: config.connections.http2_codec,
+    })
 }
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");

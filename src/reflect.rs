@@ -34,6 +34,7 @@ mod stream;
 mod supervisor;
 #[cfg(test)]
 mod tests;
+mod transactions;
 mod versions;
 
 pub use metrics::describe;

@@ -5,7 +5,7 @@
 //!                                     ├► response (Status)
 //!                                     ├► read     feed ready? fresh enough? ─► snapshot ─► body
 //!                                     └► watch    the same, then a cursor ─► session ─► body or WebSocket
-//!            peers: documents and reviews for proxies below   audit · activity · limits: beside every request
+//!            peers: health and reviews for proxies below   audit · activity · limits: beside every request
 //! ```
 //!
 //! **Invariants.**

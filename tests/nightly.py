@@ -23,6 +23,7 @@ STATE = ROOT / "target" / "nightly"
 STAGES = [
     ("lints", ["lints"], 15, False),
     ("doc", ["doc"], 2, False),
+    ("prose", ["prose"], 3, False),
     ("machete", ["machete"], 2, False),
     ("deny", ["deny"], 4, False),
     ("macos", ["macos"], 3, False),

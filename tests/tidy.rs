@@ -20,8 +20,6 @@ mod journeys;
 mod names;
 #[path = "tidy/patches.rs"]
 mod patches;
-#[path = "tidy/prose.rs"]
-mod prose;
 #[path = "tidy/source.rs"]
 mod source;
 #[path = "tidy/statuses.rs"]

@@ -35,7 +35,7 @@ fn admittance(authorizer: Authorizer) -> PageAccess {
 }
 
 async fn admit(authorizer: &Authorizer, path: &str, headers: &HeaderMap) -> Result<(), NotAdmitted> {
-    let sender = RequestSender { certificates: None, address: Some(Ipv4Addr::LOCALHOST.into()) };
+    let sender = RequestSender { certificates: None, address: Ipv4Addr::LOCALHOST.into() };
     let caller = authorizer.authenticate(sender, headers).await.map_err(|why| refusal(&why))?;
     if !matches!(caller, Caller::Known(_)) {
         return Err(NotAdmitted::Unauthenticated);

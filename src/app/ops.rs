@@ -15,7 +15,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admin::{AdminAnswer, AdminPages, CostReader, CostRow};
 use crate::auth::BrowserGuard;
-use crate::net::{self, Address, ConnectionLimits, Listener, Peer, RequestBody, Tls, bind_tcp_beside_peers, bind_unix};
+use crate::net::{
+    self, Address, ConnectionLimits, Http2Codec, Listener, Peer, RequestBody, Tls, bind_tcp_beside_peers, bind_unix,
+};
 use crate::upstream::{Cause, Cost, CostLedger};
 use base::{DrainTrigger, Reloadable, Tasks};
 
@@ -25,6 +27,7 @@ pub(super) struct Ops {
     pub(super) admin: Option<Admin>,
     pub(super) healthz: Option<PublicPort>,
     pub(super) metrics: Option<PublicPort>,
+    pub(super) http2_codec: Http2Codec,
 }
 
 /// An address that other machines may reach, and its handler.
@@ -98,16 +101,16 @@ impl Admin {
         }
     }
 
-    fn listening(self) -> io::Result<Listening> {
+    fn listening(self, http2_codec: Http2Codec) -> io::Result<Listening> {
         let Self { listener, pages, browsers } = self;
         Ok(match listener {
             AdminListener::Tcp(listener) => {
                 let answers = move |_: &Peer, request: &_| pages.answer_all(Some(&browsers.get()), request);
-                (Listener::of_bound(listener)?, None, limits(), Arc::new(answers))
+                (Listener::of_bound(listener)?, None, limits(http2_codec), Arc::new(answers))
             }
             AdminListener::Unix(listener, path) => {
                 let answers = move |_: &Peer, request: &_| pages.answer_all(None, request);
-                (Listener::of_bound_unix(listener, &path)?, None, limits(), Arc::new(answers))
+                (Listener::of_bound_unix(listener, &path)?, None, limits(http2_codec), Arc::new(answers))
             }
         })
     }
@@ -122,8 +125,8 @@ impl PublicPort {
         url(if self.tls.is_some() { "https" } else { "http" }, &self.listener)
     }
 
-    fn listening(self) -> io::Result<Listening> {
-        let limits = ConnectionLimits { header_bytes_max: PUBLIC_HEADER_BYTES_MAX, ..limits() };
+    fn listening(self, http2_codec: Http2Codec) -> io::Result<Listening> {
+        let limits = ConnectionLimits { header_bytes_max: PUBLIC_HEADER_BYTES_MAX, ..limits(http2_codec) };
         Ok((Listener::of_bound(self.listener)?, self.tls, limits, self.answers))
     }
 }
@@ -156,12 +159,12 @@ impl Ops {
     }
 
     async fn serve(self, stop: CancellationToken) {
-        let Self { admin, healthz, metrics } = self;
+        let Self { admin, healthz, metrics, http2_codec } = self;
         let tasks = Tasks::new();
         // These listeners stop last and without a drain, because they report the drain.
         let (_never, drain) = DrainTrigger::new();
-        let public = [healthz, metrics].into_iter().flatten().map(PublicPort::listening);
-        for listening in public.chain(admin.map(Admin::listening)) {
+        let public = [healthz, metrics].into_iter().flatten().map(|port| port.listening(http2_codec));
+        for listening in public.chain(admin.map(|admin| admin.listening(http2_codec))) {
             match listening {
                 Ok((listener, tls, limits, answers)) => {
                     let handle = move |peer: Peer, request: Request<RequestBody>| {
@@ -187,8 +190,9 @@ fn of_head(answer: AdminAnswer) -> AdminAnswer {
     AdminAnswer::from_parts(head, Full::default())
 }
 
-fn limits() -> ConnectionLimits {
+fn limits(http2_codec: Http2Codec) -> ConnectionLimits {
     ConnectionLimits {
+        http2_codec,
         connections_max: CONNECTIONS_MAX,
         first_request_max: FIRST_REQUEST_MAX,
         streams_max: STREAMS_MAX,

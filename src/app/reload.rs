@@ -173,7 +173,7 @@ fn merged(running: &Serve, read: &Serve, settings: ConfigSettings) -> Serve {
         serve: ServeConfig { coverage, fresh_wait_max, body_max, unread, ..read.serve.clone() },
         cache: now.cache.keeping(&read.cache),
         reflect: ReflectConfig { retry: now.reflect.retry, ..read.reflect.clone() },
-        connections: read.connections.clone(),
+        connections: ConnectionLimits { http2_codec: now.connections.http2_codec, ..read.connections.clone() },
         drain: read.drain,
         log,
         settings,

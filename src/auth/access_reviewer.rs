@@ -1,19 +1,16 @@
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use governor::{DefaultKeyedRateLimiter, RateLimiter};
-use moka::Expiry;
-use moka::future::Cache;
-use tokio::task::yield_now;
-use tokio::time::{Instant, sleep_until};
+use ring::digest;
+use tokio::time::Instant;
 
-use super::changes::LOOKED_AT;
 use super::policy_watch_state::PolicyWatchState;
-use super::review_queue::{ANSWER_MAX, Dated, ReviewClass, ReviewQueue, quota, remembered};
-use super::review_rate_limit::ReviewRateLimit;
+use super::review_cache::{ReviewCache, ReviewPurpose, ReviewResult};
+use super::review_queue::{ReviewClass, ReviewQueue};
+use super::review_rate_limit::{LEASE_WAIT_MAX, Payer, ReviewRate, ReviewRateLimit};
 use super::review_rights::ReviewRight;
-use super::review_topic::ReviewTopic;
-use super::reviews::Reviews;
+use super::reviews::{ReviewTopic, Reviews};
 use super::{Affected, AuthConfig, NotGranted};
 use crate::upstream::{AccessVerdict, Cause};
 use kubeapi::{Access, FlowDistinguisher, User};
@@ -21,119 +18,55 @@ use kubeapi::{Access, FlowDistinguisher, User};
 /// Creates access reviews upstream, and caches the decisions for seconds.
 ///
 /// A decision belongs to one user, with everything that upstream knows of it, and to one access, with everything that a
-/// right may depend on. Two that differ never share one. Identical concurrent reviews are coalesced, and errors are not
-/// cached.
-///
-/// Requests, leases and namespaces have caches and queues of their own. So leases wait neither for reviews of requests
-/// nor for those of namespaces of readable watches.
+/// right may depend on. Two that differ never share one.
 pub(super) struct AccessReviewer {
     reviews: Arc<dyn Reviews>,
-    questions: ReviewQueue,
-    /// Decisions by purpose: requests, leases, namespaces of leases.
-    of_requests: Decisions,
-    of_long_requests: Decisions,
-    of_leases: Decisions,
-    of_namespaces: Decisions,
-    /// Decisions on whether a downstream proxy may send requests that the cache does not answer.
-    of_proxies: Decisions,
+    queue: ReviewQueue,
+    decisions: ReviewCache<DecisionKey, AccessDecision>,
     config: AuthConfig,
-    /// The limits on reviews for requests: of one user, and of all.
-    budget: DefaultKeyedRateLimiter<FlowDistinguisher>,
-    requests_pace: ReviewRateLimit<()>,
-    /// The limits on reviews for leases: of all, and of one user.
-    leases_pace: ReviewRateLimit<()>,
-    leases_pace_per_user: ReviewRateLimit<FlowDistinguisher>,
-    /// The limits on namespace reviews for readable watches: of all, and of one user.
-    namespaces_pace: ReviewRateLimit<()>,
-    namespaces_pace_per_user: ReviewRateLimit<FlowDistinguisher>,
 }
 
-/// The purpose of an access review, which determines how old the decision may be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum AccessPurpose {
-    /// A request. It counts against its user's limit, and a cached decision is accepted.
-    Request,
-    /// A lease. Accepts only a decision whose review was sent after `since`.
-    Lease { since: Instant },
-    /// A namespace of a lease. Accepts only a decision whose review was sent after `since`.
-    Namespace { since: Instant },
-}
+/// A digest of a user and an access. It has the same length whatever texts a caller chooses, so that the decisions of
+/// one caller do not evict those of others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct DecisionKey([u8; 32]);
 
-type Decisions = Cache<AccessQuery, Decision>;
-
-/// The key of a decision: a user and an access.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct AccessQuery {
-    user: Arc<User>,
-    access: Arc<Access>,
-}
+/// Hashes a value with SHA-256. The derived `Hash` of two values that differ feeds different bytes.
+struct Sha256Hasher(digest::Context);
 
 #[derive(Debug, Clone)]
-struct Decision {
-    asked: Instant,
-    /// The decision with the authorizer's reason; `Err` means denied.
-    allowed: Result<Arc<str>, Arc<str>>,
-}
-
-/// An allow decision.
-#[derive(Debug)]
-pub(super) struct Allowed {
-    /// When the review was sent.
+pub(super) struct AccessDecision {
+    /// A time before the review was sent.
     pub(super) asked: Instant,
+    is_allowed: bool,
     /// The authorizer's reason.
     pub(super) reason: Arc<str>,
+    /// The user and the namespace, by which a policy change affects the decision.
+    user: Arc<User>,
+    namespace: Box<str>,
 }
 
-/// Cache TTLs of decisions.
-#[derive(Clone, Copy)]
-struct Ages {
-    allowed: Duration,
-    denied: Duration,
-}
-
-/// The most bytes of cached decisions for requests.
+/// The most bytes of cached decisions. By default, requests add up to 5,000 per second for ten seconds: some 35 MiB.
 const DECISIONS_BYTES_MAX: u64 = 64 << 20;
-/// The most bytes of cached decisions for leases, and likewise for their namespaces and for proxies. Leases share a
-/// decision as long as it is cached.
-const DECISIONS_OF_LEASES_BYTES_MAX: u64 = 16 << 20;
-/// The size of an entry without its texts.
-const QUESTION_BYTES: usize = 512;
-/// The longest text of a normal entry. A longer one evicts no others: those of requests have a cache of their own, and
-/// those of leases are not cached, as in the apiserver's webhook authorizer.
-///
-/// A review of 16 KiB costs upstream about five milliseconds.
-const QUESTION_TEXT_MAX: usize = 10_000;
-/// The most bytes of cached decisions with long texts for requests.
-const LONG_DECISIONS_BYTES_MAX: u64 = 16 << 20;
+/// The size of a decision without its texts.
+const DECISION_BYTES: usize = 384;
+/// The longest name of a namespace.
+const NAMESPACE_NAME_MAX: usize = 63;
+/// The longest user whose decision a downstream proxy may add to the cache. A proxy can send any text.
+const LEARNED_USER_BYTES_MAX: usize = 10_000;
 /// How long a request waits if all requests together exceed their limit.
 const REQUEST_WAIT_MAX: Duration = Duration::from_secs(2);
-/// The number of tracked users above which idle ones are dropped.
-const USERS_MAX: usize = 100_000;
 
 impl AccessReviewer {
     pub(super) fn new(reviews: Arc<dyn Reviews>, config: &AuthConfig) -> Self {
-        let ages = Ages { allowed: config.allowed_ttl, denied: config.denied_ttl };
-        // For leases and proxies, each look-up sets how old a decision may be.
-        let longest = Ages { allowed: config.recheck.max(config.recheck_rbac).max(config.recheck_nodes), ..ages };
-        Self {
-            reviews,
-            questions: ReviewQueue::new(ReviewTopic::Access),
-            of_requests: decisions(ages, DECISIONS_BYTES_MAX),
-            of_long_requests: decisions(ages, LONG_DECISIONS_BYTES_MAX),
-            of_leases: decisions(longest, DECISIONS_OF_LEASES_BYTES_MAX),
-            of_namespaces: decisions(ages, DECISIONS_OF_LEASES_BYTES_MAX),
-            of_proxies: decisions(longest, DECISIONS_OF_LEASES_BYTES_MAX),
-            config: config.clone(),
-            budget: RateLimiter::keyed(quota(config.accesses_per_user, config.accesses_burst_per_user)),
-            requests_pace: ReviewRateLimit::new(config.accesses, config.accesses),
-            leases_pace: ReviewRateLimit::new(config.lease_reviews, config.lease_reviews / 4),
-            leases_pace_per_user: ReviewRateLimit::new(config.lease_reviews / 2, config.lease_reviews / 8),
-            namespaces_pace: ReviewRateLimit::new(config.namespaces, config.namespaces / 4),
-            namespaces_pace_per_user: ReviewRateLimit::new(config.namespaces_per_user, config.namespaces_per_user / 4),
-        }
+        let ttls = config.clone();
+        let ttl = move |purpose, decision: &AccessDecision| decision.ttl(purpose, &ttls);
+        let decisions = ReviewCache::new(DECISIONS_BYTES_MAX, AccessDecision::len_bytes, ttl);
+        Self { reviews, queue: queue(config), decisions, config: config.clone() }
     }
 
-    /// Returns the allow decision for this user and access.
+    /// Returns the allow decision for this user and access. With `since`, only one whose review was sent after that
+    /// time is accepted.
     ///
     /// # Errors
     /// The access is denied, or no decision could be obtained.
@@ -141,17 +74,13 @@ impl AccessReviewer {
         &self,
         user: &Arc<User>,
         access: &Arc<Access>,
-        asks: AccessPurpose,
-    ) -> Result<Allowed, NotGranted> {
-        let question = AccessQuery { user: user.clone(), access: access.clone() };
-        let ask = || self.ask(&question, asks);
-        let decision = match asks {
-            AccessPurpose::Request => remembered(self.of_requests(access), &question, None, ask).await,
-            _ if is_long(access) => ask().await,
-            AccessPurpose::Lease { since } => remembered(&self.of_leases, &question, Some(since), ask).await,
-            AccessPurpose::Namespace { since } => remembered(&self.of_namespaces, &question, Some(since), ask).await,
-        };
-        decision?.allowed()
+        purpose: ReviewPurpose,
+        since: Option<Instant>,
+    ) -> Result<AccessDecision, NotGranted> {
+        let key = DecisionKey::of(user, access);
+        let review = || self.review(key, user, access, purpose);
+        let decision = self.decisions.get_or_review(purpose, &key, since, review).await?;
+        if decision.is_allowed { Ok(decision) } else { Err(NotGranted::Denied(decision.reason)) }
     }
 
     /// Checks whether a downstream proxy may send this request.
@@ -164,15 +93,11 @@ impl AccessReviewer {
         access: &Arc<Access>,
         policy_watch: &PolicyWatchState,
     ) -> Result<(), NotGranted> {
-        let question = AccessQuery { user: user.clone(), access: access.clone() };
-        let is_upheld =
-            |known: &Decision| known.is_by_policy() && policy_watch.upholds(known.asked, self.config.recheck_rbac);
-        let since = match self.of_proxies.get(&question).await.filter(is_upheld) {
-            Some(_) => None,
-            None => Instant::now().checked_sub(self.config.recheck_of(user)),
-        };
-        let ask = || self.ask(&question, AccessPurpose::Request);
-        remembered(&self.of_proxies, &question, since, ask).await?.allowed().map(drop)
+        let known = self.decisions.get(ReviewPurpose::Proxy, &DecisionKey::of(user, access)).await;
+        let is_upheld = known
+            .is_some_and(|known| known.is_by_policy() && policy_watch.upholds(known.asked, self.config.recheck_rbac));
+        let since = if is_upheld { None } else { Instant::now().checked_sub(self.config.recheck_of(user)) };
+        self.decide(user, access, ReviewPurpose::Proxy, since).await.map(drop)
     }
 
     /// The cached decision on an access, if its review was sent after `since`.
@@ -182,20 +107,15 @@ impl AccessReviewer {
         access: &Access,
         since: Instant,
     ) -> Option<(Instant, AccessVerdict)> {
-        let question = AccessQuery { user: Arc::new(user.clone()), access: Arc::new(access.clone()) };
-        let known = self.of_requests(access).get(&question).await.filter(|known| known.asked >= since)?;
-        let (allowed, reason) = match &known.allowed {
-            Ok(reason) => (true, reason),
-            Err(reason) => (false, reason),
-        };
-        Some((known.asked, AccessVerdict { allowed, reason: reason.to_string() }))
+        let known = self.decisions.get(ReviewPurpose::Request, &DecisionKey::of(user, access)).await;
+        let known = known.filter(|known| known.asked >= since)?;
+        Some((known.asked, AccessVerdict { allowed: known.is_allowed, reason: known.reason.to_string() }))
     }
 
     /// Caches a decision that upstream returned for a downstream proxy's review, because that proxy may open a watch
     /// with the same right.
     ///
-    /// If the review was for an open watch, the decision may be too old for requests. A user with long texts is not
-    /// cached: a proxy can send any text, and long ones would evict many other decisions.
+    /// If the review was for an open watch, the decision may be too old for requests.
     pub(super) async fn learns(
         &self,
         (user, access): (User, Access),
@@ -203,178 +123,215 @@ impl AccessReviewer {
         asked: Instant,
         verdict: AccessVerdict,
     ) {
-        if user.len_bytes() > QUESTION_TEXT_MAX {
+        if user.len_bytes() > LEARNED_USER_BYTES_MAX {
             return;
         }
-        let question = AccessQuery { user: Arc::new(user), access: Arc::new(access) };
-        let decision = Decision::of(asked, verdict);
-        let of_requests = (cause == Cause::AccessReview).then(|| self.of_requests(&question.access));
-        let of_leases = (!is_long(&question.access)).then_some(&self.of_leases);
-        for memory in of_requests.into_iter().chain(of_leases) {
-            if memory.get(&question).await.is_none_or(|known| known.asked <= asked) {
-                memory.insert(question.clone(), decision.clone()).await;
-            }
+        let key = DecisionKey::of(&user, &access);
+        let decision = AccessDecision::new(asked, verdict, Arc::new(user), &access);
+        if cause == Cause::AccessReview {
+            self.decisions.put(ReviewPurpose::Request, &key, decision.clone()).await;
         }
+        self.decisions.put(ReviewPurpose::Lease, &key, decision).await;
     }
 
     /// Whether the proxy may create access reviews.
     pub(super) fn right(&self) -> &Arc<ReviewRight> {
-        self.questions.right()
+        self.queue.right()
     }
 
     /// The error for a review that exceeds a limit.
     pub(super) fn over_budget(&self) -> NotGranted {
-        self.questions.over_budget()
+        self.queue.over_budget()
     }
 
     /// Drops the decisions that a policy change may have made wrong.
-    ///
-    /// Entries are removed one by one. moka's `invalidate_entries_if` left some of thousands in place, and they were
-    /// used until they expired.
     pub(super) async fn forget(&self, affected: &Affected) {
-        for decisions in [&self.of_requests, &self.of_long_requests, &self.of_proxies] {
-            if matches!(affected, Affected::Everyone) {
-                decisions.invalidate_all();
-                continue;
-            }
-            for (count, (question, _)) in decisions.iter().enumerate() {
-                if count % LOOKED_AT == LOOKED_AT - 1 {
-                    yield_now().await;
-                }
-                if affected.contains(&question.user, &question.access) {
-                    decisions.invalidate(question.as_ref()).await;
-                }
+        match affected {
+            Affected::Everyone => self.decisions.clear(),
+            Affected::Only(_) => {
+                self.decisions.remove_if(|known| affected.contains(&known.user, &known.namespace)).await;
             }
         }
     }
 
-    async fn ask(&self, question: &AccessQuery, asks: AccessPurpose) -> Result<Decision, NotGranted> {
-        let payer = FlowDistinguisher::of(&question.user);
-        let asker = self.turn(&question.user, &payer, asks).await?;
-        let cause = if asks == AccessPurpose::Request { Cause::AccessReview } else { Cause::LeaseReview };
-        let reviewing = self.reviews.access(cause, &question.user, &question.access);
-        let (asked, verdict) = self.questions.put(asker, Some(&payer), reviewing).await?;
-        self.questions.came_to(if verdict.allowed { "allowed" } else { "denied" });
-        let decision = Decision::of(asked, verdict);
-        // A denial found for a lease also applies to requests, unless a newer decision is known. An allow decision does
-        // not, because a zone proxy may return one that is too old for requests.
-        let of_requests = self.of_requests(&question.access);
-        let is_older = |known: Decision| known.asked <= decision.asked;
-        let is_of_lease = asks != AccessPurpose::Request;
-        if is_of_lease && decision.allowed.is_err() && of_requests.get(question).await.is_some_and(is_older) {
-            of_requests.insert(question.clone(), decision.clone()).await;
+    async fn review(
+        &self,
+        key: DecisionKey,
+        user: &Arc<User>,
+        access: &Arc<Access>,
+        purpose: ReviewPurpose,
+    ) -> Result<AccessDecision, NotGranted> {
+        let (class, cause) = match purpose {
+            ReviewPurpose::Request | ReviewPurpose::Proxy if user.is_anonymous() => {
+                (ReviewClass::Guess, Cause::AccessReview)
+            }
+            ReviewPurpose::Request | ReviewPurpose::Proxy => (ReviewClass::Known, Cause::AccessReview),
+            ReviewPurpose::Lease => (ReviewClass::Lease, Cause::LeaseReview),
+            ReviewPurpose::Namespace => (ReviewClass::Namespace, Cause::LeaseReview),
+        };
+        let turn = self.queue.turn(class, Payer::User(FlowDistinguisher::of(user)));
+        let (asked, verdict) = self.queue.send(class, turn, self.reviews.access(cause, user, access)).await?;
+        self.queue.came_to(if verdict.allowed { "allowed" } else { "denied" });
+        let decision = AccessDecision::new(asked, verdict, user.clone(), access);
+        // A denial found for a lease also applies to requests. An allow decision does not, because a zone proxy may
+        // return one that is too old for requests.
+        if cause == Cause::LeaseReview && !decision.is_allowed {
+            self.decisions.put(ReviewPurpose::Request, &key, decision.clone()).await;
         }
         Ok(decision)
     }
+}
 
-    fn of_requests(&self, access: &Access) -> &Decisions {
-        if is_long(access) { &self.of_long_requests } else { &self.of_requests }
-    }
+fn queue(config: &AuthConfig) -> ReviewQueue {
+    let (burst, all) = (config.accesses_burst_per_user, ReviewRate::new(config.accesses, config.accesses));
+    let each = ReviewRate::new(config.accesses_per_user, burst);
+    let requests = Arc::new(ReviewRateLimit::new(each, all, Duration::ZERO, REQUEST_WAIT_MAX));
+    let rate = |per_second| ReviewRate::new(per_second, per_second / 4);
+    let (each, all) = (rate(config.namespaces_per_user), rate(config.namespaces));
+    let namespaces = Arc::new(ReviewRateLimit::new(each, all, LEASE_WAIT_MAX, LEASE_WAIT_MAX));
+    let leases = Arc::new(ReviewRateLimit::of_leases(config.lease_reviews));
+    ReviewQueue::new(ReviewTopic::Access, |class| match class {
+        ReviewClass::Lease => leases.clone(),
+        ReviewClass::Namespace => namespaces.clone(),
+        ReviewClass::Known | ReviewClass::Guess => requests.clone(),
+    })
+}
 
-    /// Waits until the review may be sent, or returns the error that it may not.
-    async fn turn(
-        &self,
-        user: &User,
-        payer: &FlowDistinguisher,
-        asks: AccessPurpose,
-    ) -> Result<ReviewClass, NotGranted> {
-        let by = Instant::now() + ANSWER_MAX;
-        match asks {
-            AccessPurpose::Request => {
-                self.spend(payer)?;
-                let turn = self.requests_pace.turn(&(), Instant::now() + REQUEST_WAIT_MAX);
-                sleep_until(turn.ok_or_else(|| self.questions.over_budget())?).await;
-                Ok(if user.is_anonymous() { ReviewClass::Guess } else { ReviewClass::Known })
-            }
-            AccessPurpose::Lease { .. } => {
-                let late = || self.questions.late();
-                sleep_until(self.leases_pace_per_user.turn(payer, by).ok_or_else(late)?).await;
-                sleep_until(self.leases_pace.turn(&(), by).ok_or_else(late)?).await;
-                Ok(ReviewClass::Lease)
-            }
-            AccessPurpose::Namespace { .. } => {
-                let over_budget = || self.questions.over_budget();
-                sleep_until(self.namespaces_pace_per_user.turn(payer, by).ok_or_else(over_budget)?).await;
-                sleep_until(self.namespaces_pace.turn(&(), by).ok_or_else(over_budget)?).await;
-                Ok(ReviewClass::Namespace)
-            }
-        }
-    }
-
-    /// Charges a review to a user.
-    fn spend(&self, payer: &FlowDistinguisher) -> Result<(), NotGranted> {
-        if self.budget.len() > USERS_MAX {
-            self.budget.retain_recent();
-        }
-        self.budget.check_key(payer).map_err(|_| self.questions.over_budget())
+impl DecisionKey {
+    fn of(user: &User, access: &Access) -> Self {
+        let mut hasher = Sha256Hasher(digest::Context::new(&digest::SHA256));
+        (user, access).hash(&mut hasher);
+        Self(hasher.0.finish().as_ref().try_into().expect("SHA-256 has 32 bytes"))
     }
 }
 
-impl Decision {
-    fn of(asked: Instant, verdict: AccessVerdict) -> Self {
-        let reason = Arc::from(verdict.reason);
-        Self { asked, allowed: if verdict.allowed { Ok(reason) } else { Err(reason) } }
+impl Hasher for Sha256Hasher {
+    fn write(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
     }
 
-    fn is_by_policy(&self) -> bool {
-        self.allowed.as_ref().is_ok_and(|reason| AccessVerdict::is_by_rbac(reason))
-    }
-
-    fn allowed(self) -> Result<Allowed, NotGranted> {
-        Ok(Allowed { asked: self.asked, reason: self.allowed.map_err(NotGranted::Denied)? })
+    fn finish(&self) -> u64 {
+        let digest = self.0.clone().finish();
+        digest.as_ref().iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
     }
 }
 
-impl Allowed {
+impl AccessDecision {
+    fn new(asked: Instant, verdict: AccessVerdict, user: Arc<User>, access: &Access) -> Self {
+        // A longer name is that of no namespace, so no binding can be in it.
+        let namespace = Some(access.namespace()).filter(|name| name.len() <= NAMESPACE_NAME_MAX);
+        let namespace = namespace.unwrap_or_default().into();
+        Self { asked, is_allowed: verdict.allowed, reason: verdict.reason.into(), user, namespace }
+    }
+
     /// Whether upstream's reason says that RBAC allows the access. No other authorizer's reason does.
     pub(super) fn is_by_policy(&self) -> bool {
-        AccessVerdict::is_by_rbac(&self.reason)
+        self.is_allowed && AccessVerdict::is_by_rbac(&self.reason)
+    }
+
+    /// How long it is cached. For leases and proxies, each look-up sets how old it may be.
+    fn ttl(&self, purpose: ReviewPurpose, config: &AuthConfig) -> Duration {
+        match purpose {
+            _ if !self.is_allowed && AccessVerdict::denies_for_now(&self.reason) => Duration::ZERO,
+            _ if !self.is_allowed => config.denied_ttl,
+            ReviewPurpose::Request | ReviewPurpose::Namespace => config.allowed_ttl,
+            ReviewPurpose::Lease | ReviewPurpose::Proxy => {
+                config.recheck.max(config.recheck_rbac).max(config.recheck_nodes)
+            }
+        }
+    }
+
+    fn len_bytes(&self) -> usize {
+        DECISION_BYTES + self.user.len_bytes() + self.namespace.len() + self.reason.len()
     }
 }
 
-fn is_long(access: &Access) -> bool {
-    access.len_bytes() > QUESTION_TEXT_MAX
-}
-
-fn decisions(ages: Ages, bytes_max: u64) -> Decisions {
-    let weight = |question: &AccessQuery, _: &Decision| {
-        let texts = question.access.len_bytes() + question.user.len_bytes();
-        u32::try_from(QUESTION_BYTES + texts).unwrap_or(u32::MAX)
-    };
-    Cache::builder().max_capacity(bytes_max).weigher(weight).expire_after(ages).build()
-}
-
-impl Dated for Decision {
+impl ReviewResult for AccessDecision {
     fn asked(&self) -> Instant {
         self.asked
     }
 }
 
-impl Ages {
-    /// How long this decision is cached.
-    fn of(&self, decision: &Decision) -> Duration {
-        match &decision.allowed {
-            Ok(_) => self.allowed,
-            Err(reason) if AccessVerdict::denies_for_now(reason) => Duration::ZERO,
-            Err(_) => self.denied,
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, HashSet};
+
+    use super::*;
+    use crate::auth::stub::info;
+
+    fn access(uri: &str) -> Access {
+        Access::of(&info(uri))
+    }
+
+    /// The same characters in other attributes are another key (A3).
+    #[test]
+    fn keys_differ_if_attributes_differ() {
+        let user = |name: &str, uid: &str, groups: &[&str], extra: &[(&str, &[&str])]| {
+            let texts = |texts: &[&str]| texts.iter().map(|&text| text.to_owned()).collect::<Vec<_>>();
+            let extra: BTreeMap<_, _> = extra.iter().map(|(key, values)| ((*key).to_owned(), texts(values))).collect();
+            User { name: name.to_owned(), uid: uid.to_owned(), groups: texts(groups), extra }
+        };
+        let users = [
+            user("ab", "", &[], &[]),
+            user("a", "b", &[], &[]),
+            user("a", "", &["b"], &[]),
+            user("a", "", &["b", ""], &[]),
+            user("a", "", &[], &[("b", &[])]),
+            user("a", "", &[], &[("", &["b"])]),
+            user("a", "", &[], &[("", &[]), ("b", &[])]),
+            user("", "", &["a", "b"], &[]),
+            user("", "", &["ab"], &[]),
+        ];
+        let accesses = [
+            access("/api/v1/pods"),
+            access("/api/v1/pods?watch=1"),
+            access("/api/v1/namespaces/a/pods"),
+            access("/api/v1/namespaces/a/pods/b"),
+            access("/api/v1/namespaces/a/pods/b/log"),
+            access("/api/v1/namespaces/ab/pods"),
+            access("/api/v1/pods?labelSelector=a"),
+            access("/api/v1/pods?fieldSelector=a%3Db"),
+            access("/apis/apps/v1/pods"),
+            access("/version"),
+        ];
+        let pairs = users.iter().flat_map(|user| accesses.iter().map(move |access| DecisionKey::of(user, access)));
+        assert_eq!(pairs.collect::<HashSet<_>>().len(), users.len() * accesses.len());
+    }
+
+    fn decision(uri: &str, allowed: bool, reason: &str) -> AccessDecision {
+        let verdict = AccessVerdict { allowed, reason: reason.to_owned() };
+        AccessDecision::new(Instant::now(), verdict, Arc::default(), &access(uri))
+    }
+
+    #[test]
+    fn ttl_follows_from_purpose_and_result() {
+        let [allowed, denied, recheck] = [10, 5, 600].map(Duration::from_secs);
+        let config =
+            AuthConfig { allowed_ttl: allowed, denied_ttl: denied, recheck_nodes: recheck, ..AuthConfig::default() };
+        for (purpose, of_allowed) in [
+            (ReviewPurpose::Request, allowed),
+            (ReviewPurpose::Namespace, allowed),
+            (ReviewPurpose::Lease, recheck),
+            (ReviewPurpose::Proxy, recheck),
+        ] {
+            for (is_allowed, reason, expected) in [
+                (true, "RBAC: allowed", of_allowed),
+                (false, "", denied),
+                (false, "no relationship found between node 'n1' and this object", Duration::ZERO),
+            ] {
+                let ttl = decision("/api/v1/pods", is_allowed, reason).ttl(purpose, &config);
+                assert_eq!(ttl, expected, "{purpose:?}, {is_allowed}, {reason}");
+            }
         }
     }
-}
 
-#[allow(clippy::disallowed_types, reason = "the trait's own")]
-impl Expiry<AccessQuery, Decision> for Ages {
-    fn expire_after_create(&self, _: &AccessQuery, decision: &Decision, _: std::time::Instant) -> Option<Duration> {
-        Some(self.of(decision))
-    }
-
-    /// A replaced entry gets the new decision's TTL, because the old one may have been an allow decision.
-    fn expire_after_update(
-        &self,
-        _: &AccessQuery,
-        decision: &Decision,
-        _: std::time::Instant,
-        _: Option<Duration>,
-    ) -> Option<Duration> {
-        Some(self.of(decision))
+    /// Otherwise, one user's requests could evict the decisions of others.
+    #[test]
+    fn long_selectors_and_names_take_no_memory() {
+        let weight = |uri: &str| decision(uri, true, "").len_bytes();
+        let long = "a".repeat(10_000);
+        let selector = format!("/api/v1/namespaces/t1/pods?labelSelector={long}");
+        assert_eq!(weight(&selector), weight("/api/v1/namespaces/t1/pods"));
+        assert!(weight(&format!("/api/v1/namespaces/{long}/pods")) <= weight("/api/v1/namespaces/t1/pods"));
     }
 }

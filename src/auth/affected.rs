@@ -1,7 +1,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use kubeapi::{Access, AccessTarget, User};
+use kubeapi::User;
 
 /// The users and places whose rights a policy change may affect.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,9 +64,9 @@ impl Affected {
         Some(reach)
     }
 
-    /// Whether the user's right to `access` may have changed.
-    pub fn contains(&self, user: &User, access: &Access) -> bool {
-        self.reach(user).is_some_and(|reach| reach.contains(access))
+    /// Whether the user's rights in `namespace` may have changed. An access without a namespace has an empty one.
+    pub fn contains(&self, user: &User, namespace: &str) -> bool {
+        self.reach(user).is_some_and(|reach| reach.contains(namespace))
     }
 }
 
@@ -113,13 +113,9 @@ impl AffectedScope {
         if namespace.is_empty() { Self::Everywhere } else { Self::Within([Arc::from(namespace)].into()) }
     }
 
-    /// Whether a right to `access` may have changed. An access without a namespace covers all namespaces, and no
-    /// binding inside a namespace can grant it.
-    fn contains(&self, access: &Access) -> bool {
-        let namespace = match &access.target {
-            AccessTarget::Resource(target) => target.namespace.as_str(),
-            AccessTarget::Path(_) => "",
-        };
+    /// Whether rights in `namespace` may have changed. An access without a namespace covers all of them, and no binding
+    /// inside a namespace can grant it.
+    fn contains(&self, namespace: &str) -> bool {
         match self {
             Self::Everywhere => true,
             Self::Within(namespaces) => namespaces.contains(namespace),
@@ -142,7 +138,6 @@ fn add(subjects: &mut HashMap<String, AffectedScope>, name: String, reach: &Affe
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kubeapi::ResourceTarget;
 
     fn user(name: &str, groups: &[&str]) -> User {
         User {
@@ -150,11 +145,6 @@ mod tests {
             groups: groups.iter().map(|&group| group.to_owned()).collect(),
             ..User::default()
         }
-    }
-
-    fn access(namespace: &str) -> Access {
-        let target = ResourceTarget { namespace: namespace.to_owned(), ..ResourceTarget::default() };
-        Access { verb: "list".to_owned(), target: AccessTarget::Resource(Box::new(target)) }
     }
 
     fn of_user(name: &str, namespace: &str) -> Affected {
@@ -177,11 +167,11 @@ mod tests {
             (user("bob", &["dev", "ops"]), vec!["", "t1", "t10", "t2"]),
             (user("bob", &[]), vec![]),
         ] {
-            let touched = ["", "t1", "t10", "t2"].into_iter().filter(|at| affected.contains(&user, &access(at)));
+            let touched = ["", "t1", "t10", "t2"].into_iter().filter(|at| affected.contains(&user, at));
             assert_eq!(touched.collect::<Vec<_>>(), namespaces, "{user:?}");
         }
-        assert!(Affected::Everyone.contains(&user("ada", &[]), &access("t1")));
-        assert!(Affected::nobody().is_nobody() && !Affected::nobody().contains(&user("ada", &[]), &access("")));
+        assert!(Affected::Everyone.contains(&user("ada", &[]), "t1"));
+        assert!(Affected::nobody().is_nobody() && !Affected::nobody().contains(&user("ada", &[]), ""));
     }
 
     #[test]

@@ -6,9 +6,8 @@ use tokio::time::Instant;
 
 use super::access_reviewer::AccessReviewer;
 use super::certificate::{Authorities, CertificateHolder, CertificateRejected};
-use super::credential::Credential;
-use super::review_topic::ReviewTopic;
-use super::reviews::Reviews;
+use super::credential::{Credential, Identity};
+use super::reviews::{ReviewTopic, Reviews};
 use super::token_reviewer::{self, TokenReviewer};
 use super::{AuthConfig, AuthorityRole, NotGranted, PeerCertChain};
 use crate::upstream::CredentialId;
@@ -36,15 +35,6 @@ pub(super) struct Authenticator {
     pub(super) clock: WallClock,
     client_authorities: Option<Trusted>,
     front_proxy: Option<FrontProxy>,
-}
-
-/// The user of a credential, and the time until which it is known.
-#[derive(Debug, Clone)]
-pub(super) struct Identity {
-    /// When it was determined.
-    pub(super) asked: Instant,
-    pub(super) user: Arc<User>,
-    pub(super) until: Option<SystemTime>,
 }
 
 impl Authenticator {
@@ -131,10 +121,7 @@ impl Authenticator {
         let asked = Instant::now();
         let identity = match credential {
             Credential::Nobody => Identity { asked, user: Arc::new(anonymous()), until: None },
-            Credential::Token(token) => {
-                let bearer = self.token_reviewer.bearer(id, token, asks).await?;
-                Identity { asked: bearer.asked, user: bearer.user, until: bearer.until }
-            }
+            Credential::Token(token) => self.token_reviewer.identify(id, token, asks).await?,
             Credential::Certificate(shown) => {
                 let Some(holder) = self.holder(shown)? else { return Ok(None) };
                 Identity { asked, user: holder.user, until: Some(holder.until) }

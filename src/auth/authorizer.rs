@@ -5,20 +5,20 @@ use futures_util::future::BoxFuture;
 use http::HeaderMap;
 use tokio::time::{Instant, timeout};
 
-use super::access_reviewer::AccessPurpose;
-use super::authenticator::{Authenticator, FrontProxy, Identity, Trusted};
+use super::authenticator::{Authenticator, FrontProxy, Trusted};
 use super::changes::{Changes, Rounds};
-use super::credential::{Credential, asserted, token_of};
+use super::credential::{Credential, Identity, asserted, token_of};
 use super::grant_lease::{Claim, GrantLease, Leases};
 use super::impersonation::{Impeded, Impersonation};
 use super::lease_terms::LeaseTerms;
 use super::namespace_quota::NamespaceQuota;
-use super::namespace_verdicts::{IN_FLIGHT_MAX, NamespaceVerdicts};
+use super::namespace_verdicts::NamespaceVerdicts;
 use super::policy_watch_state::PolicyWatchState;
+use super::review_cache::ReviewPurpose;
 use super::reviews::Reviews;
 use super::{Affected, AuthConfig, Grant, NotGranted, Permit, Readable, RequestSender, metrics, token_reviewer};
 use crate::upstream::{AccessVerdict, ActingAs, Cause, Client, CredentialId, Release};
-use base::{Ready, Shares, Tasks, WallClock};
+use base::{Ready, Tasks, WallClock};
 use kubeapi::{Access, FlowDistinguisher, RequestInfo, User, Verb};
 use tokio::sync::watch;
 
@@ -32,10 +32,8 @@ struct Shared {
     config: AuthConfig,
     authenticator: Arc<Authenticator>,
     leases: Arc<Leases>,
-    /// The limit on concurrent namespace reviews of one user.
-    slots: Shares<FlowDistinguisher>,
     /// The namespaces that open watches depend on.
-    quota: Arc<NamespaceQuota>,
+    quota: NamespaceQuota,
     changes: Arc<Changes>,
     tasks: Tasks,
     client: Client,
@@ -105,24 +103,13 @@ impl Authorizer {
         let Delegation { client, client_authorities, front_proxy, clock, tasks } = parts;
         let authenticator = Arc::new(Authenticator::new(reviews, &config, client_authorities, front_proxy, clock));
         let policy_watch = Arc::new(PolicyWatchState::new());
-        let (leases, slots) = (Arc::new(Leases::new(policy_watch.clone())), Shares::new(IN_FLIGHT_MAX));
-        let (changes, quota) = (Arc::new(Changes::new()), Arc::new(quota(&config)));
+        let (leases, changes) = (Arc::new(Leases::new(policy_watch.clone())), Arc::new(Changes::new()));
+        let quota = quota(&config);
         let ourselves = moka::future::Cache::builder().max_capacity(1).time_to_live(OURSELVES_FOR).build();
         let release = moka::future::Cache::builder().max_capacity(1).time_to_live(RELEASE_FOR).build();
         tasks.spawn_needed("policy", follow(changes.clone(), authenticator.clone(), leases.clone()));
-        let shared = Shared {
-            config,
-            authenticator,
-            leases,
-            slots,
-            quota,
-            changes,
-            tasks,
-            client,
-            policy_watch,
-            ourselves,
-            release,
-        };
+        let shared =
+            Shared { config, authenticator, leases, quota, changes, tasks, client, policy_watch, ourselves, release };
         Self { delegated: Some(Arc::new(shared)) }
     }
 
@@ -168,8 +155,7 @@ impl Authorizer {
         grant
     }
 
-    /// Whether a downstream proxy may send a request that is not for cached content: reviews of its callers, and
-    /// upstream's descriptions of itself.
+    /// Whether a downstream proxy may create this review of one of its callers.
     pub async fn lets_proxy(&self, caller: &Caller, info: &RequestInfo) -> bool {
         let Some(shared) = &self.delegated else { return true };
         match shared.known(caller) {
@@ -326,7 +312,8 @@ impl Shared {
     async fn grant(&self, caller: &Caller, info: &RequestInfo, access: Arc<Access>) -> Result<Grant, NotGranted> {
         let Some(known) = self.known(caller)? else { return Ok(Grant::new(access, None)) };
         let lease = self.lease(&known, info, &access, None);
-        let allowed = self.authenticator.access_reviewer.decide(&known.user, &access, AccessPurpose::Request).await?;
+        let reviewer = &self.authenticator.access_reviewer;
+        let allowed = reviewer.decide(&known.user, &access, ReviewPurpose::Request, None).await?;
         if let Some(lease) = &lease {
             lease.stands_on(&known.user, &allowed);
         }
@@ -337,14 +324,9 @@ impl Shared {
         let known = self.known(caller)?.ok_or_else(NotGranted::denied)?;
         // Reviews count by account and not by node, because an account's rights are the same on each node.
         let payer = FlowDistinguisher::of(&known.user);
-        let verdicts = NamespaceVerdicts::new(
-            self.authenticator.clone(),
-            known.user.clone(),
-            access.clone(),
-            self.slots.of(&payer),
-        );
+        let verdicts = NamespaceVerdicts::new(self.authenticator.clone(), known.user.clone(), access.clone());
         let verdicts = Arc::new(match info.verb {
-            Verb::Watch => verdicts.of_watch(self.quota.share(payer), self.config.recheck),
+            Verb::Watch => verdicts.of_watch(self.quota.share(&payer), self.config.recheck),
             _ => verdicts,
         });
         let lease = self.lease(&known, info, &access, Some(verdicts.clone()));

@@ -4,18 +4,24 @@
 //! webpki builds the paths. This module adds the checks that Go makes and webpki does not: the authority's own
 //! validity, whether it may sign certificates, whether it is for clients, and its path length.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use parking_lot::Mutex;
+use ring::digest;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, SignatureVerificationAlgorithm, TrustAnchor, UnixTime};
+use rustls::pki_types::{
+    AlgorithmIdentifier, CertificateDer, InvalidSignature, SignatureVerificationAlgorithm, TrustAnchor, UnixTime,
+};
 use webpki::{EndEntityCert, KeyUsage, VerifiedPath, anchor_from_trusted_cert};
 use x509_parser::prelude::{FromDer, X509Certificate, X509Version};
 
-use super::chain::Chain;
-use super::once::Once;
 use kubeapi::User;
+
+/// A certificate chain, leaf first. Its sender has proven possession of the leaf's key; nothing else is verified.
+pub type Chain = Arc<[CertificateDer<'static>]>;
 
 /// The authorities that sign client certificates.
 pub struct Authorities {
@@ -46,6 +52,18 @@ struct Root {
 struct Validity {
     from: u64,
     to: u64,
+}
+
+/// A signature algorithm that checks each signature only once while one chain is verified.
+///
+/// webpki checks a signature for every path that contains it, and certificates of one name form as many paths as they
+/// have orders. With P-384, a check takes two milliseconds. webpki gives up after a hundred checks, which bounds the
+/// memory.
+#[derive(Debug)]
+struct SignatureMemo<'a> {
+    algorithm: &'a dyn SignatureVerificationAlgorithm,
+    /// Results by a digest of key, message and signature. One thread verifies a chain; the trait requires the lock.
+    known: Mutex<HashMap<[u8; 32], bool>>,
 }
 
 /// The user that a chain authenticates, until a given time.
@@ -130,8 +148,8 @@ impl Authorities {
         let end = EndEntityCert::try_from(leaf).map_err(|error| invalid(&error))?;
         let permits = |path: &VerifiedPath<'_>| self.permits(path, time);
         let usage = KeyUsage::client_auth();
-        let once: Vec<_> = self.algorithms.iter().map(|algorithm| Once::new(*algorithm)).collect();
-        let algorithms: Vec<_> = once.iter().map(|once| once as &dyn SignatureVerificationAlgorithm).collect();
+        let memos: Vec<_> = self.algorithms.iter().map(|algorithm| SignatureMemo::new(*algorithm)).collect();
+        let algorithms: Vec<_> = memos.iter().map(|memo| memo as &dyn SignatureVerificationAlgorithm).collect();
         let path = end
             .verify_for_usage(&algorithms, &self.anchors, intermediates, time, usage, None, Some(&permits))
             .map_err(|error| invalid(&error))?;
@@ -182,9 +200,9 @@ impl Authorities {
 
 impl Edition {
     fn of(certificates: &[CertificateDer<'_>]) -> Self {
-        let mut digest = ring::digest::Context::new(&ring::digest::SHA256);
-        certificates.iter().for_each(|der| digest.update(der));
-        Self(digest.finish().as_ref().try_into().expect("SHA-256 has 32 bytes"))
+        let mut hash = digest::Context::new(&digest::SHA256);
+        certificates.iter().for_each(|der| hash.update(der));
+        Self(hash.finish().as_ref().try_into().expect("SHA-256 has 32 bytes"))
     }
 }
 
@@ -207,6 +225,34 @@ impl Validity {
     fn of(parsed: &X509Certificate<'_>) -> Self {
         let seconds = |time: x509_parser::time::ASN1Time| u64::try_from(time.timestamp()).unwrap_or(0);
         Self { from: seconds(parsed.validity().not_before), to: seconds(parsed.validity().not_after) }
+    }
+}
+
+impl<'a> SignatureMemo<'a> {
+    fn new(algorithm: &'a dyn SignatureVerificationAlgorithm) -> Self {
+        Self { algorithm, known: Mutex::default() }
+    }
+}
+
+impl SignatureVerificationAlgorithm for SignatureMemo<'_> {
+    fn verify_signature(&self, key: &[u8], message: &[u8], signature: &[u8]) -> Result<(), InvalidSignature> {
+        let mut asked = digest::Context::new(&digest::SHA256);
+        // Lengths first, so that no two inputs have the same encoding.
+        for part in [key, message, signature] {
+            asked.update(&(part.len() as u64).to_be_bytes());
+            asked.update(part);
+        }
+        let asked = asked.finish().as_ref().try_into().expect("SHA-256 has 32 bytes");
+        let check = || self.algorithm.verify_signature(key, message, signature).is_ok();
+        if *self.known.lock().entry(asked).or_insert_with(check) { Ok(()) } else { Err(InvalidSignature) }
+    }
+
+    fn public_key_alg_id(&self) -> AlgorithmIdentifier {
+        self.algorithm.public_key_alg_id()
+    }
+
+    fn signature_alg_id(&self) -> AlgorithmIdentifier {
+        self.algorithm.signature_alg_id()
     }
 }
 
@@ -238,8 +284,8 @@ fn subject(leaf: &CertificateDer<'_>, parsed: &X509Certificate<'_>) -> Option<Us
     let is_uid = |oid: &x509_parser::oid_registry::Oid<'_>| oid.iter().is_some_and(|arcs| arcs.eq(UID.iter().copied()));
     let mut uids = subject.iter_attributes().filter(|attribute| is_uid(attribute.attr_type()));
     let uid = uids.next().and_then(|uid| uid.as_str().ok()).unwrap_or_default().to_owned();
-    let digest = ring::digest::digest(&ring::digest::SHA256, leaf);
-    let digest = digest.as_ref().iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"));
+    let hash = digest::digest(&digest::SHA256, leaf);
+    let digest = hash.as_ref().iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"));
     let extra = [(CREDENTIAL_ID.to_owned(), vec![format!("X509SHA256={digest}")])].into();
     Some(User { name, uid, groups, extra }.authenticated())
 }

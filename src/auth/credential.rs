@@ -1,16 +1,29 @@
 //! The credentials that a request carries, before they are checked.
 
 use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use http::header::{AUTHORIZATION, HeaderName, SEC_WEBSOCKET_PROTOCOL, UPGRADE};
 use http::{HeaderMap, HeaderValue};
+use tokio::time::Instant;
 use zeroize::Zeroizing;
 
 use super::PeerCertChain;
+use crate::net::{Peer, PeerAddress};
 use kubeapi::User;
+
+/// The origin of a request.
+#[derive(Debug, Clone)]
+pub struct RequestSender {
+    /// The certificates whose key the sender has. They are verified once per connection.
+    pub certificates: Option<Arc<PeerCertChain>>,
+    /// The address whose limit the sender's token reviews count against.
+    pub address: IpAddr,
+}
 
 /// A bearer token. It is never displayed, and its memory is wiped when it is dropped.
 #[derive(Clone, PartialEq, Eq)]
@@ -26,6 +39,15 @@ pub(super) enum Credential {
     /// The user named in identity headers, with the certificate of their sender. They are trusted only from a front
     /// proxy.
     Asserted(Arc<PeerCertChain>, Arc<User>),
+}
+
+/// The user of a credential, and the time until which it is known.
+#[derive(Debug, Clone)]
+pub(super) struct Identity {
+    /// When it was determined.
+    pub(super) asked: Instant,
+    pub(super) user: Arc<User>,
+    pub(super) until: Option<SystemTime>,
 }
 
 /// A malformed credential: 401, as from upstream.
@@ -47,6 +69,19 @@ const REMOTE_USER: HeaderName = HeaderName::from_static("x-remote-user");
 const REMOTE_UID: HeaderName = HeaderName::from_static("x-remote-uid");
 const REMOTE_GROUP: HeaderName = HeaderName::from_static("x-remote-group");
 const REMOTE_EXTRA: &str = "x-remote-extra-";
+
+impl RequestSender {
+    /// The sender of the requests on this connection.
+    pub fn of(peer: &Peer) -> Self {
+        let address = match peer.address {
+            PeerAddress::Tcp(address) => address.ip(),
+            // All unix socket peers share a limit, because they run on one machine.
+            PeerAddress::Unix { .. } => Ipv4Addr::UNSPECIFIED.into(),
+        };
+        let shown = |chain: &Arc<[_]>| peer.connection.keep(|| PeerCertChain::new(chain.clone()));
+        Self { certificates: peer.certificates.as_ref().map(shown), address }
+    }
+}
 
 impl Token {
     pub fn new(text: &str) -> Self {

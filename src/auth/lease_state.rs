@@ -4,7 +4,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-use super::access_reviewer::Allowed;
+use super::access_reviewer::AccessDecision;
 use super::credential::Credential;
 use super::namespace_verdicts::NamespaceVerdicts;
 use crate::upstream::CredentialId;
@@ -66,7 +66,7 @@ impl LeaseState {
     }
 
     /// Records a decision on that user's right.
-    pub(super) fn stands_on(&self, user: &User, allowed: &Allowed) {
+    pub(super) fn stands_on(&self, user: &User, allowed: &AccessDecision) {
         let of = self.user.lock();
         if **of != *user {
             return;

@@ -1,75 +1,46 @@
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use base::Shares;
 use kubeapi::FlowDistinguisher;
 
 /// A limit on the namespaces that open readable watches depend on, in all and for each user. It keeps their number
 /// within what can be reviewed in time after a policy change.
 #[derive(Debug)]
 pub(super) struct NamespaceQuota {
-    all_max: usize,
-    each_max: usize,
-    held: Mutex<Held>,
+    all: Arc<Semaphore>,
+    each: Shares<FlowDistinguisher>,
 }
 
-#[derive(Debug, Default)]
-struct Held {
-    all: usize,
-    of: HashMap<FlowDistinguisher, usize>,
-}
-
-/// The namespaces that one watch depends on. They are returned on drop.
+/// The namespaces that one watch depends on: permits of the user's limit, and of that of all users. They are returned on
+/// drop.
 #[derive(Debug)]
-pub(super) struct NamespaceShare {
-    of: Arc<NamespaceQuota>,
-    payer: FlowDistinguisher,
-    count: Mutex<usize>,
-}
+pub(super) struct NamespaceShare(Mutex<[OwnedSemaphorePermit; 2]>);
 
 impl NamespaceQuota {
     pub(super) fn new(all_max: usize, each_max: usize) -> Self {
-        Self { all_max, each_max, held: Mutex::default() }
+        Self { all: Arc::new(Semaphore::new(all_max.min(Semaphore::MAX_PERMITS))), each: Shares::new(each_max) }
     }
 
     /// Creates a share without namespaces.
-    pub(super) fn share(self: &Arc<Self>, payer: FlowDistinguisher) -> NamespaceShare {
-        NamespaceShare { of: self.clone(), payer, count: Mutex::new(0) }
+    pub(super) fn share(&self, payer: &FlowDistinguisher) -> NamespaceShare {
+        let limits = [self.each.of(payer), self.all.clone()];
+        NamespaceShare(Mutex::new(limits.map(|limit| limit.try_acquire_many_owned(0).expect("nothing is acquired"))))
     }
 }
 
 impl NamespaceShare {
     /// Changes the share to `count` namespaces in all. If these are too many, it returns false and changes nothing.
     pub(super) fn reach(&self, count: usize) -> bool {
-        let mut own = self.count.lock();
-        let more = count.saturating_sub(*own);
-        if more == 0 {
-            return true;
-        }
-        let mut held = self.of.held.lock();
-        let each = held.of.get(&self.payer).copied().unwrap_or_default();
-        if held.all + more > self.of.all_max || each + more > self.of.each_max {
-            return false;
-        }
-        held.all += more;
-        held.of.insert(self.payer.clone(), each + more);
-        *own = count;
+        let mut held = self.0.lock();
+        let Ok(more) = u32::try_from(count.saturating_sub(held[0].num_permits())) else { return false };
+        let more = held.each_ref().map(|held| held.semaphore().clone().try_acquire_many_owned(more));
+        let [Ok(own), Ok(all)] = more else { return false };
+        held[0].merge(own);
+        held[1].merge(all);
         true
-    }
-}
-
-impl Drop for NamespaceShare {
-    fn drop(&mut self) {
-        let count = *self.count.get_mut();
-        let mut held = self.of.held.lock();
-        held.all -= count;
-        if let Some(each) = held.of.get_mut(&self.payer) {
-            *each -= count;
-            if *each == 0 {
-                held.of.remove(&self.payer);
-            }
-        }
     }
 }
 
@@ -80,8 +51,8 @@ mod tests {
 
     #[test]
     fn namespace_quota_limits_each_user_and_the_total() {
-        let quota = Arc::new(NamespaceQuota::new(10, 6));
-        let of = |name: &str| quota.share(FlowDistinguisher::of(&User { name: name.to_owned(), ..User::default() }));
+        let quota = NamespaceQuota::new(10, 6);
+        let of = |name: &str| quota.share(&FlowDistinguisher::of(&User { name: name.to_owned(), ..User::default() }));
         let (first, second, bob) = (of("ada"), of("ada"), of("bob"));
         assert!(first.reach(4) && first.reach(4), "what is there is counted once");
         assert!(!second.reach(3) && second.reach(2), "two watches of one user");
@@ -90,7 +61,6 @@ mod tests {
         drop(second);
         assert!(first.reach(6) && bob.reach(4) && !bob.reach(5));
         drop((first, bob));
-        let held = quota.held.lock();
-        assert_eq!((held.all, held.of.len()), (0, 0));
+        assert_eq!(quota.all.available_permits(), 10);
     }
 }

@@ -6,19 +6,22 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use imbl::OrdMap;
 use parking_lot::Mutex;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::access_reviewer::AccessPurpose;
 use super::authenticator::Authenticator;
 use super::namespace_quota::NamespaceShare;
 use super::recheck_schedule::RecheckSchedule;
+use super::review_cache::ReviewPurpose;
 use super::{AffectedScope, NotGranted};
 use base::until;
 use kubeapi::{Access, User};
 use tokio::sync::watch;
 
 /// The verdicts on a collection's namespaces: which of them a user may read, as far as they were reviewed.
+///
+/// They are the state of one request or watch: what it shows, and when that is reviewed again. The decisions themselves
+/// are cached by `AccessReviewer`, with those of other watches and requests.
 pub(super) struct NamespaceVerdicts {
     authenticator: Arc<Authenticator>,
     /// The access to review in each namespace.
@@ -29,8 +32,6 @@ pub(super) struct NamespaceVerdicts {
     /// Namespaces that occurred in an open watch and wait for a review.
     wanted: Mutex<BTreeSet<Arc<str>>>,
     asked: Notify,
-    /// The limit on concurrent reviews for one user's requests.
-    slots: Arc<Semaphore>,
     /// For a watch: when each namespace is reviewed again.
     kept: Option<Kept>,
 }
@@ -55,19 +56,10 @@ pub enum Verdict {
 
 pub(super) type VerdictMap = OrdMap<Arc<str>, Verdict>;
 
-/// The party that a namespace review counts for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Pays {
-    /// The caller: for a request, or for a namespace that occurred in an open watch.
-    Caller,
-    /// A lease checked again.
-    Lease,
-}
-
 /// The most namespaces by which one request is filtered. Each costs a review.
 pub(super) const NAMESPACES_MAX: usize = 2_000;
-/// The most concurrent namespace reviews of one user.
-pub(super) const IN_FLIGHT_MAX: usize = 32;
+/// The most concurrent namespace reviews of one request or watch.
+const IN_FLIGHT_MAX: usize = 32;
 /// How long an open watch may pause for an unknown namespace.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
 /// The pause before a failed review is retried.
@@ -81,12 +73,7 @@ const SLACK: Duration = Duration::from_secs(5);
 const LATE_MAX: Duration = Duration::from_secs(10);
 
 impl NamespaceVerdicts {
-    pub(super) fn new(
-        authenticator: Arc<Authenticator>,
-        user: Arc<User>,
-        access: Arc<Access>,
-        slots: Arc<Semaphore>,
-    ) -> Self {
+    pub(super) fn new(authenticator: Arc<Authenticator>, user: Arc<User>, access: Arc<Access>) -> Self {
         Self {
             authenticator,
             access,
@@ -94,7 +81,6 @@ impl NamespaceVerdicts {
             verdicts: watch::Sender::default(),
             wanted: Mutex::default(),
             asked: Notify::new(),
-            slots,
             kept: None,
         }
     }
@@ -126,7 +112,7 @@ impl NamespaceVerdicts {
         let known = self.verdicts.borrow().clone();
         let unknown: Vec<_> = namespaces.into_iter().filter(|namespace| !is_known(&known, namespace)).collect();
         self.begin(&unknown)?;
-        let found_out = self.decide(&user, from_now(&unknown), Pays::Caller, |namespace, began, outcome| {
+        let found_out = self.decide(&user, from_now(&unknown), ReviewPurpose::Request, |namespace, began, outcome| {
             self.learn(namespace, began, outcome?);
             Ok(())
         });
@@ -195,7 +181,7 @@ impl NamespaceVerdicts {
         let user = self.user.lock().clone();
         let again = now + AGAIN;
         let (mut doubt, mut answers) = (Ok(()), false);
-        let asserting = self.decide(&user, taken, Pays::Lease, |namespace, since, outcome| {
+        let asserting = self.decide(&user, taken, ReviewPurpose::Namespace, |namespace, since, outcome| {
             match outcome {
                 Ok(verdict) => {
                     kept.schedule.lock().answered(&namespace, since);
@@ -270,7 +256,7 @@ impl NamespaceVerdicts {
             let asked: Vec<_> = wanted.iter().cloned().collect();
             let answering = async {
                 self.begin(&asked)?;
-                self.decide(&user, from_now(&asked), Pays::Caller, |namespace, began, outcome| {
+                self.decide(&user, from_now(&asked), ReviewPurpose::Request, |namespace, began, outcome| {
                     if let Ok(verdict) = outcome {
                         self.wanted.lock().remove(&namespace);
                         self.learn(namespace, began, verdict);
@@ -305,7 +291,7 @@ impl NamespaceVerdicts {
         &self,
         user: &Arc<User>,
         namespaces: Vec<(Arc<str>, Instant)>,
-        pays: Pays,
+        purpose: ReviewPurpose,
         mut take: impl FnMut(Arc<str>, Instant, Result<Verdict, NotGranted>) -> Result<(), NotGranted>,
     ) -> Result<(), NotGranted> {
         let mut asking = FuturesUnordered::new();
@@ -315,7 +301,7 @@ impl NamespaceVerdicts {
             {
                 take(namespace, since, outcome)?;
             }
-            asking.push(self.ask(user, namespace, since, pays));
+            asking.push(self.ask(user, namespace, since, purpose));
         }
         while let Some((namespace, since, outcome)) = asking.next().await {
             take(namespace, since, outcome)?;
@@ -328,15 +314,11 @@ impl NamespaceVerdicts {
         user: &Arc<User>,
         namespace: Arc<str>,
         since: Instant,
-        pays: Pays,
+        purpose: ReviewPurpose,
     ) -> (Arc<str>, Instant, Result<Verdict, NotGranted>) {
-        // A lease does not wait for the caller's own requests.
-        let (_slot, asks) = match pays {
-            Pays::Caller => (self.slots.acquire().await.ok(), AccessPurpose::Request),
-            Pays::Lease => (None, AccessPurpose::Namespace { since }),
-        };
+        let oldest = Some(since).filter(|_| purpose != ReviewPurpose::Request);
         let access = Arc::new(self.access.within(&namespace));
-        let outcome = match self.authenticator.access_reviewer.decide(user, &access, asks).await {
+        let outcome = match self.authenticator.access_reviewer.decide(user, &access, purpose, oldest).await {
             Ok(_) => Ok(Verdict::Allowed),
             Err(NotGranted::Denied(_)) => Ok(Verdict::Denied),
             Err(why) => Err(why),

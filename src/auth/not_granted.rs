@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::review_topic::ReviewTopic;
+use super::reviews::ReviewTopic;
 use crate::upstream::Error;
 use kubeapi::{Access, User};
 

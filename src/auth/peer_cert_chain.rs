@@ -4,8 +4,7 @@ use std::time::{Duration, SystemTime};
 use parking_lot::Mutex;
 
 use super::AuthorityRole;
-use super::certificate::{Authorities, CertificateHolder, CertificateRejected, Edition};
-use super::chain::Chain;
+use super::certificate::{Authorities, CertificateHolder, CertificateRejected, Chain, Edition};
 use crate::upstream::CredentialId;
 
 /// A certificate chain that a client has sent, and the result of its verification. It is stored with the connection, so

@@ -170,8 +170,8 @@ impl Readable {
             base::WallClock::default(),
         );
         let access = Access { verb: "watch".to_owned(), target: kubeapi::AccessTarget::Path(String::new()) };
-        let (access, slots) = (Arc::new(access), Arc::new(tokio::sync::Semaphore::new(1)));
-        let verdicts = Arc::new(NamespaceVerdicts::new(Arc::new(authenticator), Arc::default(), access.clone(), slots));
+        let access = Arc::new(access);
+        let verdicts = Arc::new(NamespaceVerdicts::new(Arc::new(authenticator), Arc::default(), access.clone()));
         let readable = Self { access, verdicts, lease: None };
         told.iter().for_each(|(namespace, verdict)| readable.tell(namespace, *verdict));
         readable

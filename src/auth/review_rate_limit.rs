@@ -1,55 +1,117 @@
 use std::collections::HashMap;
-use std::hash::Hash;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
-/// A rate limit of reviews per second for each holder, with a burst. A holder's turns come in the order of its
-/// requests.
+use kubeapi::FlowDistinguisher;
+
+/// The party whose share a review uses.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum Payer {
+    User(FlowDistinguisher),
+    /// The address that an unknown token came from.
+    Address(IpAddr),
+}
+
+/// The rate limits of a class of reviews, of each payer and of all together. A payer's turns come in the order of its
+/// reviews.
 #[derive(Debug)]
-pub(super) struct ReviewRateLimit<K> {
+pub(super) struct ReviewRateLimit {
+    each: ReviewRate,
+    all: ReviewRate,
+    /// How long a review waits for the rate of its payer, and for that of all.
+    each_wait_max: Duration,
+    all_wait_max: Duration,
+    /// When the next turn of each payer would be if none had been early; `None` stands for all together. One lock: a
+    /// look-up takes 0.1 µs and a review 1,000 µs.
+    next: Mutex<HashMap<Option<Payer>, Instant>>,
+}
+
+/// A long-term rate, and a burst.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ReviewRate {
     /// The long-term time between two turns.
     interval: Duration,
-    /// How far ahead of that rate a holder may be.
+    /// How far ahead of that rate a turn may be.
     ahead: Duration,
-    /// One lock for all holders: a look-up takes 0.1 µs and a review 1,000 µs.
-    holders: Mutex<Holders<K>>,
 }
 
+/// A turn at the rate of its payer.
 #[derive(Debug)]
-struct Holders<K> {
-    /// When each holder's next turn would be if none had been early.
-    next: HashMap<K, Instant>,
-    /// The number of tracked holders above which idle ones are dropped.
-    kept_max: usize,
+pub(super) struct ReviewTurn {
+    pub(super) payer: Payer,
+    at: Instant,
+    /// The latest time at which the review may be sent.
+    by: Instant,
 }
 
-/// This many holders are tracked even if they are idle.
+/// How long a review for a lease waits.
+pub(super) const LEASE_WAIT_MAX: Duration = Duration::from_secs(10);
+/// This many payers are tracked even if they are idle.
 const KEPT_MAX: usize = 1_024;
 
-impl<K: Eq + Hash + Clone> ReviewRateLimit<K> {
-    pub(super) fn new(per_second: u32, at_once: u32) -> Self {
-        let interval = Duration::from_secs(1) / per_second.max(1);
-        let holders = Holders { next: HashMap::new(), kept_max: KEPT_MAX };
-        Self { interval, ahead: interval * at_once.saturating_sub(1), holders: Mutex::new(holders) }
+impl ReviewRateLimit {
+    /// Creates the limits. Reviews above them wait up to these times, for the rate of their payer and for that of all.
+    pub(super) fn new(each: ReviewRate, all: ReviewRate, each_wait_max: Duration, all_wait_max: Duration) -> Self {
+        Self { each, all, each_wait_max, all_wait_max, next: Mutex::default() }
     }
 
-    /// Takes the holder's next turn and returns its time; `None` if that is later than `by`.
-    pub(super) fn turn(&self, holder: &K, by: Instant) -> Option<Instant> {
+    /// Creates the limits on reviews for leases: this many per second, and half as many for one user.
+    pub(super) fn of_leases(per_second: u32) -> Self {
+        let rate = |per_second| ReviewRate::new(per_second, per_second / 4);
+        Self::new(rate(per_second / 2), rate(per_second), LEASE_WAIT_MAX, LEASE_WAIT_MAX)
+    }
+
+    /// Takes the payer's next turn; `None` if it comes too late.
+    pub(super) fn turn(&self, payer: Payer) -> Option<ReviewTurn> {
         let now = Instant::now();
-        let mut holders = self.holders.lock();
-        let next = holders.next.get(holder).copied().unwrap_or(now).max(now);
-        let turn = next.checked_sub(self.ahead).unwrap_or(now).max(now);
-        if turn > by {
+        let at = self.take(Some(payer.clone()), self.each, now + self.each_wait_max)?;
+        Some(ReviewTurn { payer, at, by: now + self.all_wait_max })
+    }
+
+    /// Waits until the review may be sent. Returns false if that would be too late.
+    ///
+    /// The rate of all is charged when the payer's turn comes, so waiting reviews of one payer delay no others.
+    pub(super) async fn wait(&self, turn: &ReviewTurn) -> bool {
+        wait_until(turn.at).await;
+        let Some(at) = self.take(None, self.all, turn.by) else { return false };
+        wait_until(at).await;
+        true
+    }
+
+    /// Takes a payer's next turn by the generic cell rate algorithm, and returns its time; `None` if that is later than
+    /// `by`.
+    fn take(&self, payer: Option<Payer>, ReviewRate { interval, ahead }: ReviewRate, by: Instant) -> Option<Instant> {
+        let (mut next, now) = (self.next.lock(), Instant::now());
+        let at = next.get(&payer).copied().unwrap_or(now).max(now);
+        let turn = at.checked_sub(ahead).unwrap_or(now).max(now);
+        if turn > by.max(now) {
             return None;
         }
-        if holders.next.len() >= holders.kept_max {
-            holders.next.retain(|_, next| *next > now);
-            holders.kept_max = (2 * holders.next.len()).max(KEPT_MAX);
+        if next.len() == next.capacity() {
+            next.retain(|_, next| *next > now);
+            let room = next.len().max(KEPT_MAX);
+            next.reserve(room);
         }
-        holders.next.insert(holder.clone(), next + self.interval);
+        next.insert(payer, at + interval);
         Some(turn)
+    }
+}
+
+impl ReviewRate {
+    /// This many per second in the long term, and this many at once. Zero counts as one.
+    pub(super) fn new(per_second: u32, burst: u32) -> Self {
+        let interval = Duration::from_secs(1) / per_second.max(1);
+        Self { interval, ahead: interval * burst.saturating_sub(1) }
+    }
+}
+
+/// Like `sleep_until`, which completes a millisecond later if the time has come.
+async fn wait_until(at: Instant) {
+    if at > Instant::now() {
+        sleep_until(at).await;
     }
 }
 
@@ -59,28 +121,53 @@ mod tests {
 
     use super::*;
 
+    const LATE: Duration = Duration::from_secs(60);
+
+    fn payer(number: usize) -> Payer {
+        let [.., a, b] = number.to_be_bytes();
+        Payer::Address([10, 0, a, b].into())
+    }
+
+    fn limit(each: ReviewRate, wait_max: Duration) -> ReviewRateLimit {
+        ReviewRateLimit::new(each, ReviewRate::new(1_000, 1), wait_max, wait_max)
+    }
+
     #[tokio::test(start_paused = true)]
     async fn rate_limit_allows_a_burst_then_paces_each_holder() {
-        let pace = ReviewRateLimit::new(10, 3);
-        let began = Instant::now();
-        let late = began + Duration::from_secs(60);
-        let turn = |holder| pace.turn(&holder, late).map(|turn| turn - began);
+        let (patient, began) = (limit(ReviewRate::new(10, 3), LATE), Instant::now());
+        let turn = |number| patient.turn(payer(number)).map(|turn| turn.at - began);
         let milliseconds = |count| Some(Duration::from_millis(count));
         assert_eq!([turn(1), turn(1), turn(1), turn(1)], [0, 0, 0, 100].map(milliseconds));
         assert_eq!(turn(2), milliseconds(0), "others have turns of their own");
-        assert_eq!(pace.turn(&1, began), None, "its turn is later");
+        assert_eq!(patient.take(Some(payer(1)), patient.each, began), None, "its turn is later");
         assert_eq!(turn(1), milliseconds(200), "what was not wanted was not taken");
         advance(Duration::from_secs(10)).await;
         assert_eq!([turn(1), turn(1), turn(1), turn(1)], [10_000, 10_000, 10_000, 10_100].map(milliseconds));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn rate_limit_evicts_idle_holders() {
-        let pace = ReviewRateLimit::new(1_000, 1);
-        for holder in 0..10 * KEPT_MAX {
-            pace.turn(&holder, Instant::now());
+    async fn payers_whose_time_is_over_are_forgotten() {
+        let limit = limit(ReviewRate::new(1_000, 1), Duration::ZERO);
+        for number in 0..10 * KEPT_MAX {
+            assert!(limit.turn(payer(number)).is_some());
             advance(Duration::from_millis(1)).await;
         }
-        assert!(pace.holders.lock().next.len() <= KEPT_MAX);
+        assert!(limit.next.lock().len() <= 2 * KEPT_MAX);
+    }
+
+    /// The rate of all is charged when a review is sent. So the waiting reviews of one payer use none of it.
+    #[tokio::test(start_paused = true)]
+    async fn waiting_reviews_of_one_payer_delay_no_others() {
+        let limit = limit(ReviewRate::new(1, 1), Duration::from_secs(10));
+        let turns: Vec<_> = (0..20).map_while(|_| limit.turn(payer(1))).collect();
+        assert_eq!(turns.len(), 11, "later ones come too late");
+        let began = Instant::now();
+        let other = limit.turn(payer(2)).expect("others have turns of their own");
+        assert!(limit.wait(&other).await);
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        for (second, turn) in (0..).zip(&turns) {
+            assert!(limit.wait(turn).await);
+            assert!(began.elapsed().as_millis().abs_diff(second * 1_000) <= 2, "{second}: {:?}", began.elapsed());
+        }
     }
 }

@@ -3,8 +3,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::review_topic::ReviewTopic;
-use super::reviews::Reviews;
+use super::reviews::{ReviewTopic, Reviews};
 use crate::upstream::Error;
 use base::{Backoff, NotReady, Ready, Waits};
 use tokio::sync::watch;

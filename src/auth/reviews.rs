@@ -2,9 +2,15 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use super::credential::Token;
-use super::review_topic::ReviewTopic;
 use crate::upstream::{AccessVerdict, Cause, Client, Error, TokenVerdict};
 use kubeapi::{Access, AccessTarget, ResourceTarget, User};
+
+/// The topic of a review about a caller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ReviewTopic {
+    Token,
+    Access,
+}
 
 /// Creates reviews of callers: upstream, or a stub in tests.
 pub(super) trait Reviews: Send + Sync {
@@ -20,6 +26,40 @@ pub(super) trait Reviews: Send + Sync {
 
 /// The future of a review. It is boxed, because it is large and rarely created.
 pub(super) type ReviewFuture<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
+
+impl ReviewTopic {
+    /// The label in metrics.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Token => "token",
+            Self::Access => "access",
+        }
+    }
+
+    /// The API group of its reviews.
+    pub(super) fn group(self) -> &'static str {
+        match self {
+            Self::Token => "authentication.k8s.io",
+            Self::Access => "authorization.k8s.io",
+        }
+    }
+
+    /// The resource of its reviews.
+    pub(super) fn resource(self) -> &'static str {
+        match self {
+            Self::Token => "tokenreviews",
+            Self::Access => "subjectaccessreviews",
+        }
+    }
+
+    /// The operation that fails without an answer, for messages.
+    pub(super) fn refusal(self) -> &'static str {
+        match self {
+            Self::Token => "cannot authenticate",
+            Self::Access => "cannot authorize",
+        }
+    }
+}
 
 impl Reviews for Client {
     fn token(&self, token: &Token, audiences: &Arc<[String]>) -> ReviewFuture<TokenVerdict> {

@@ -10,8 +10,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
 use super::credential::Token;
-use super::review_topic::ReviewTopic;
-use super::reviews::{ReviewFuture, Reviews};
+use super::reviews::{ReviewFuture, ReviewTopic, Reviews};
 use super::{AuthConfig, Authorizer, Caller, Delegation, NotGranted, RequestSender};
 use crate::upstream::{AccessVerdict, Cause, Client, CredentialSource, Error, TokenVerdict};
 use base::{Tasks, WallClock};
@@ -204,7 +203,7 @@ impl Authorizer {
     pub(super) async fn known(&self, token: &str, from: [u8; 4]) -> Result<Caller, NotGranted> {
         let mut headers = HeaderMap::new();
         headers.insert("authorization", format!("Bearer {token}").parse().expect("a token"));
-        self.authenticate(RequestSender { certificates: None, address: Some(IpAddr::from(from)) }, &headers).await
+        self.authenticate(RequestSender { certificates: None, address: IpAddr::from(from) }, &headers).await
     }
 }
 

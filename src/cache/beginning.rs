@@ -73,7 +73,7 @@ impl CacheReader {
                 room: timeline.ring.room(&self.shared.config.get(), self.shared.alternate_bytes()),
                 first,
                 since: Instant::now(),
-                state: timeline.applied(),
+                state: timeline.snapshot(),
                 changed: HashMap::new(),
                 shared: self.shared.clone(),
             };

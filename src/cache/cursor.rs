@@ -246,7 +246,7 @@ impl Cursor {
     /// Returns the current state and the position after it. If the feed has ended, the position is never reached.
     pub fn mark(&self) -> Mark {
         let timeline = self.shared.timeline.read();
-        Mark { snapshot: timeline.applied(), seq: timeline.ring.next_seq }
+        Mark { snapshot: timeline.snapshot(), seq: timeline.ring.next_seq }
     }
 
     /// Returns this reader's position as a mark after `snapshot`, which must be the state that it was opened with.
@@ -307,9 +307,6 @@ impl Cursor {
 
 impl Drop for Cursor {
     fn drop(&mut self) {
-        if let Some(open) = self.shared.timeline.read().open.as_ref().filter(|open| open.rv() > self.skip) {
-            open.note_leaving(self.next);
-        }
         if self.lane.remove_reader(self.slot) && !self.lane.key().is_all() {
             self.shared.timeline.write().ring.lanes.release(self.lane.key());
         }

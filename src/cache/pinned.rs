@@ -1,19 +1,14 @@
 //! Pins on states that are being sent to clients.
 //!
-//! A state shares unchanged objects with the store and keeps the others alive. A client that does not read would keep
-//! them forever. So each watch or list that sends a state holds a [`Pin`] on it. The pin records the time of the last
-//! progress. If its terms are exceeded or the memory is needed, it cuts its owner. The memory is then freed even if the
+//! A state shares unchanged objects with the store and keeps the others alive. So each watch or list that sends a state
+//! holds a [`Pin`] on it. If the memory is needed, the oldest pins cut their owners. The memory is then freed even if the
 //! owner is never polled again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::Notify;
-use tokio::time::{Instant, sleep};
 
 use super::Snapshot;
 use super::snapshot::Taken;
@@ -23,25 +18,13 @@ use base::Cut;
 ///
 /// The concurrency limits of watches and lists bound the number of pins.
 #[derive(Debug, Clone, Default)]
-pub struct Pins {
-    shared: Arc<Shared>,
-}
+pub struct Pins(Arc<Mutex<Pinned>>);
 
 /// Registration of a state that is in use. Dropping it removes the registration.
 #[derive(Debug)]
 pub struct Pin {
     pins: Pins,
     id: u64,
-    entry: Arc<Entry>,
-}
-
-/// Limits that end a pin's owner, besides a shortage of memory.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct PinTerms {
-    /// Time at which the owner ends, and the reason.
-    pub until: Option<(Instant, &'static str)>,
-    /// The owner ends if it made no progress for this long.
-    pub idle_max: Option<Duration>,
 }
 
 /// A feed whose states can be pinned.
@@ -49,13 +32,6 @@ pub(super) trait KeepsStates: fmt::Debug + Send + Sync {
     /// Returns an upper bound of the bytes that only a state taken then keeps alive. If the feed has ended, that is all
     /// of the state's bytes.
     fn kept_by(&self, taken: Taken) -> usize;
-}
-
-#[derive(Debug, Default)]
-struct Shared {
-    pinned: Mutex<Pinned>,
-    /// Wakes the task that enforces the terms, once the first pin is added.
-    any: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -70,49 +46,24 @@ struct Entry {
     feed: Arc<dyn KeepsStates>,
     taken: Taken,
     cut: Cut,
-    terms: PinTerms,
-    since: Instant,
-    /// Time of the owner's last progress, in milliseconds after `since`.
-    told: AtomicU64,
 }
 
-/// Reason for cutting an owner that made no progress.
-const STALLED: &str = "stalled";
 /// The reason for cutting an owner whose memory was needed.
 const MEMORY: &str = "memory_pressure";
-/// How often pins are checked while there are any.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 impl Pins {
     /// Registers a state of `feed` that is being sent. `cut` ends the sender.
-    pub(super) fn pin(&self, feed: Arc<dyn KeepsStates>, snapshot: &Snapshot, cut: Cut, terms: PinTerms) -> Pin {
-        let taken = snapshot.taken();
-        let (since, told) = (Instant::now(), AtomicU64::new(0));
-        let entry = Arc::new(Entry { feed, taken, cut, terms, since, told });
-        let mut pinned = self.shared.pinned.lock();
+    pub(super) fn pin(&self, feed: Arc<dyn KeepsStates>, snapshot: &Snapshot, cut: Cut) -> Pin {
+        let entry = Arc::new(Entry { feed, taken: snapshot.taken(), cut });
+        let mut pinned = self.0.lock();
         let id = pinned.next;
         pinned.next += 1;
-        if pinned.entries.is_empty() {
-            self.shared.any.notify_one();
-        }
-        pinned.entries.insert(id, entry.clone());
-        drop(pinned);
-        Pin { pins: self.clone(), id, entry }
-    }
-
-    /// Enforces the terms of all pins; never completes.
-    pub async fn keep(self) {
-        loop {
-            if self.is_empty() {
-                self.shared.any.notified().await;
-            }
-            sleep(LOOK_EVERY).await;
-            self.look(Instant::now());
-        }
+        pinned.entries.insert(id, entry);
+        Pin { pins: self.clone(), id }
     }
 
     pub fn len(&self) -> usize {
-        self.shared.pinned.lock().entries.len()
+        self.0.lock().entries.len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -121,7 +72,7 @@ impl Pins {
 
     /// Returns the number of pins on states of one feed.
     pub(super) fn of(&self, feed: *const ()) -> usize {
-        self.shared.pinned.lock().entries.values().filter(|entry| entry.feed() == feed).count()
+        self.0.lock().entries.values().filter(|entry| entry.feed() == feed).count()
     }
 
     /// Returns an upper bound of the bytes of objects that only pins keep alive: for each feed, those of its oldest
@@ -152,55 +103,22 @@ impl Pins {
         freed
     }
 
-    fn look(&self, now: Instant) {
-        for entry in self.entries() {
-            if let Some(why) = entry.overdue(now) {
-                entry.cut.cut(why);
-            }
-        }
-    }
-
     /// Returns the pins whose owners have not been cut, oldest first. The caller cuts owners without the lock, because
     /// they drop their pins.
     fn entries(&self) -> Vec<Arc<Entry>> {
-        let pinned = self.shared.pinned.lock();
+        let pinned = self.0.lock();
         pinned.entries.values().filter(|entry| !entry.cut.is_cut()).cloned().collect()
-    }
-}
-
-impl Pin {
-    /// Records that the owner waits for something other than its client. It does not count as idle until its next
-    /// progress.
-    pub fn rests(&self) {
-        self.entry.told.store(u64::MAX, Ordering::Relaxed);
-    }
-
-    /// Records progress of the owner.
-    pub fn told(&self) {
-        let age = u64::try_from(self.entry.since.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.entry.told.store(age, Ordering::Relaxed);
     }
 }
 
 impl Drop for Pin {
     fn drop(&mut self) {
         // Dropped after the lock is released: this may be the last holder of the feed.
-        let _entry = self.pins.shared.pinned.lock().entries.remove(&self.id);
+        let _entry = self.pins.0.lock().entries.remove(&self.id);
     }
 }
 
 impl Entry {
-    /// Returns the reason why the owner must end now, if any.
-    fn overdue(&self, now: Instant) -> Option<&'static str> {
-        let PinTerms { until, idle_max } = self.terms;
-        let over = until.filter(|(until, _)| *until <= now).map(|(_, why)| why);
-        over.or_else(|| idle_max.is_some_and(|max| self.idle() >= max).then_some(STALLED))
-    }
-
-    fn idle(&self) -> Duration {
-        self.since.elapsed().saturating_sub(Duration::from_millis(self.told.load(Ordering::Relaxed)))
-    }
-
     /// Returns an upper bound of the bytes that only this pin keeps alive.
     fn bytes(&self) -> usize {
         self.feed.kept_by(self.taken)

@@ -6,8 +6,7 @@ use super::shared::Shared;
 use kubeapi::ResourceVersion;
 use tokio::sync::watch;
 
-/// Follows the progress of a feed. While a caller waits for a change, the newest version counts as complete as soon as
-/// upstream's silence allows it.
+/// Follows the progress of a feed.
 #[derive(Debug)]
 pub struct ProgressFollower {
     shared: Arc<Shared>,
@@ -26,7 +25,6 @@ impl ProgressFollower {
 
     /// Completes when the progress differs from that of the last [`look`](Self::look). It may never complete.
     pub async fn changed(&mut self) {
-        let _waits = self.shared.wholeness.wait(&self.shared.timeline);
         if self.progress.changed().await.is_err() {
             // The writer is gone, so the caller's deadline decides.
             pending::<()>().await;

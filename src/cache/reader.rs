@@ -1,21 +1,20 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 #[cfg(test)]
 use super::Event;
 use super::lane_key::LaneKey;
 use super::lifecycle::FeedState;
-use super::progress::{Progress, Settling};
+use super::progress::Progress;
 use super::progress_follower::ProgressFollower;
 use super::shared::Shared;
 use super::state_mark::StateMark;
 use super::stats::CacheStats;
 use super::timeline::Timeline;
-use super::transaction::Transaction;
 use super::wakes::Wakes;
-use super::{CacheConfig, ChunkCache, Cursor, Pin, PinTerms, Pins, Snapshot, Staging, View};
+use super::{CacheConfig, ChunkCache, Cursor, Pin, Pins, Snapshot, Staging, View};
 use crate::wire::{Encoding, Envelope, Object, Refused, Renderer, Representation};
 use base::{Account, Cut};
 use kubeapi::{Gvr, ResourceVersion};
@@ -119,35 +118,6 @@ impl CacheReader {
         rv >= self.shared.timeline.read().ring.floor_of(view)
     }
 
-    /// Returns the version of the newest event or bookmark, which may be incomplete.
-    pub fn newest(&self) -> ResourceVersion {
-        self.shared.timeline.read().progress
-    }
-
-    /// Returns whether no more events of the newest version are expected.
-    pub fn is_whole(&self) -> bool {
-        self.shared.timeline.read().is_whole()
-    }
-
-    /// Returns whether more events of `rv` may come. A watch resumed from it would miss them.
-    pub fn is_open(&self, rv: ResourceVersion) -> bool {
-        self.shared.timeline.read().is_open(rv)
-    }
-
-    /// Reports when `rv` will be complete, and wakes all readers then. They may also be woken earlier.
-    pub fn waits_for_whole(&self, rv: ResourceVersion) -> Settling {
-        self.shared.wholeness.wake_lanes();
-        let timeline = self.shared.timeline.read();
-        match timeline.open.as_ref().filter(|open| open.rv() == rv) {
-            None => Settling::Already,
-            Some(open) if open.settles_after().is_some() => {
-                self.shared.wholeness.tell();
-                Settling::Soon
-            }
-            Some(_) => Settling::WhenToldSo,
-        }
-    }
-
     /// Subscribes to the feed's progress.
     pub fn follow_progress(&self) -> ProgressFollower {
         ProgressFollower::new(&self.shared)
@@ -156,31 +126,6 @@ impl CacheReader {
     /// Completes when everything up to `rv` has been applied. It may never complete.
     pub async fn reached(&self, rv: ResourceVersion) {
         self.follow_progress().reach(rv).await;
-    }
-
-    /// Completes when everything received so far is complete. From then on no reader gets an earlier state.
-    pub async fn closed(&self) {
-        let newest = self.shared.timeline.read().open.as_ref().map(Transaction::rv);
-        if let Some(newest) = newest {
-            self.reached(newest).await;
-        }
-    }
-
-    /// Waits like [`closed`](Self::closed), but only for a short bounded time. It is for callers that also accept an
-    /// older state.
-    pub async fn settled(&self) {
-        let _ = timeout(Transaction::SETTLING_MAX, self.closed()).await;
-    }
-
-    /// Waits like [`settled`](Self::settled), unless the newest event has only just arrived. Returns whether everything
-    /// received is complete.
-    pub async fn settled_if_silent(&self) -> bool {
-        let is_silent = |open: &Transaction| open.has_been_silent(Instant::now());
-        let is_silent = self.shared.timeline.read().open.as_ref().is_some_and(is_silent);
-        if is_silent {
-            self.settled().await;
-        }
-        self.is_whole()
     }
 
     /// Returns the feed's state once the first list is complete, or at the deadline.
@@ -213,19 +158,13 @@ impl CacheReader {
         (!timeline.is_over).then(|| timeline.shown())
     }
 
-    /// Returns the state at the version that upstream's watch has reached; `None` if the feed has ended.
-    pub fn told(&self) -> Option<Snapshot> {
-        let timeline = self.shared.timeline.read();
-        (!timeline.is_over).then(|| timeline.snapshot())
-    }
-
     /// Returns the version of [`current`](Self::current).
     pub fn shown_at(&self) -> ResourceVersion {
         self.shared.timeline.read().shown_at()
     }
 
     /// Records that upstream had the state of `mark` at version `at`; readers get the state at that version from now
-    /// on. Returns false if the feed has changed since `mark`, or if more events of its newest version may follow.
+    /// on. Returns false if the feed has changed since `mark`.
     pub fn confirm(&self, mark: StateMark, at: ResourceVersion) -> bool {
         let is_present = self.shared.timeline.write().confirm(mark, at);
         if is_present {
@@ -240,17 +179,10 @@ impl CacheReader {
         self.shared.timeline.write().unconfirm();
     }
 
-    /// Returns the newest objects, for responses that carry no version of the state; `None` if the feed has ended.
-    pub fn newest_objects(&self) -> Option<Snapshot> {
-        let timeline = self.shared.timeline.read();
-        let newest = || if timeline.confirmed_at().is_some() { timeline.shown() } else { timeline.applied() };
-        (!timeline.is_over).then(newest)
-    }
-
-    /// Returns the state with every event received, for callers that need no version; `None` if the feed has ended.
+    /// Returns the state at the version that upstream's watch has reached; `None` if the feed has ended.
     pub fn applied(&self) -> Option<Snapshot> {
         let timeline = self.shared.timeline.read();
-        (!timeline.is_over).then(|| timeline.applied())
+        (!timeline.is_over).then(|| timeline.snapshot())
     }
 
     /// Starts to assemble the feed's next state.
@@ -312,9 +244,7 @@ impl CacheReader {
                 if rv < floor {
                     return Err(TooOld { requested: rv, floor });
                 }
-                let amid = timeline.open.as_ref().filter(|open| open.rv() == rv);
-                let skip = amid.map_or(rv, Transaction::skipped_by_who_has_it);
-                Ok(OpenedWatch { snapshot: None, cursor: self.cursor(&mut timeline, rv, skip, view, &key) })
+                Ok(OpenedWatch { snapshot: None, cursor: self.cursor(&mut timeline, rv, rv, view, &key) })
             }
             Start::Current if timeline.confirmed_at().is_some() => {
                 // Later events below that version cancel each other out, so the watch skips them.
@@ -336,11 +266,10 @@ impl CacheReader {
         OpenedWatch { snapshot: None, cursor: self.cursor_at_end(&mut self.shared.timeline.write(), view, &key) }
     }
 
-    /// Opens a cursor that skips no version. The state contains none of the later events, not even a deletion at the
-    /// state's own version. Several events share a version, and more of them may follow (R-VERSION-2).
+    /// Opens a cursor that skips no version: a further event at the newest version is not part of the state.
     fn cursor_at_end(&self, timeline: &mut Timeline, view: View, key: &LaneKey) -> Cursor {
-        let whole = timeline.whole();
-        self.cursor(timeline, whole, ResourceVersion::default(), view, key)
+        let progress = timeline.progress;
+        self.cursor(timeline, progress, ResourceVersion::default(), view, key)
     }
 
     fn cursor(
@@ -397,8 +326,8 @@ impl CacheReader {
     }
 
     /// Pins a state of this feed that is being sent. `cut` ends the sender.
-    pub fn pin(&self, pins: &Pins, snapshot: &Snapshot, cut: Cut, terms: PinTerms) -> Pin {
-        pins.pin(self.shared.clone(), snapshot, cut, terms)
+    pub fn pin(&self, pins: &Pins, snapshot: &Snapshot, cut: Cut) -> Pin {
+        pins.pin(self.shared.clone(), snapshot, cut)
     }
 
     /// Returns the number of pins on states of this feed.

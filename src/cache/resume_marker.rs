@@ -26,12 +26,6 @@ impl ResumeMarker {
 }
 
 impl CacheReader {
-    /// Returns whether `rv` is the version of the newest event, and nothing later has shown that it is complete.
-    pub fn is_at_event(&self, rv: ResourceVersion) -> bool {
-        let timeline = self.shared.timeline.read();
-        timeline.last_event == rv && rv > timeline.told_from()
-    }
-
     /// Returns the newest known change: the newest event, or the newest object if the history begins after it. `None`
     /// if the feed has neither.
     pub fn resume_marker(&self) -> Option<ResumeMarker> {
@@ -44,7 +38,7 @@ impl CacheReader {
             });
             return Some(ResumeMarker { rv, known, knows_deletions: true });
         }
-        let snapshot = timeline.applied();
+        let snapshot = timeline.snapshot();
         drop(timeline);
         let rv = snapshot.iter().map(|object| object.rv).max()?;
         let newest = snapshot.iter().filter(|object| object.rv == rv);

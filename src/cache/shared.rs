@@ -12,7 +12,6 @@ use super::pinned::KeepsStates;
 use super::progress::{Progress, Reached};
 use super::snapshot::Taken;
 use super::timeline::Timeline;
-use super::version_waiters::VersionWaiters;
 use super::{CacheConfig, ChunkCache};
 use crate::wire::{BookmarkTemplate, Envelope, Renderer};
 use base::Reloadable;
@@ -40,7 +39,6 @@ pub(super) struct Shared {
     /// contend for.
     pub(super) reached: Reached,
     pub(super) state: watch::Sender<FeedState>,
-    pub(super) wholeness: VersionWaiters,
     pub(super) bookmark: RwLock<BookmarkTemplate>,
     pub(super) share: Share,
 }

@@ -36,11 +36,6 @@ impl Snapshot {
         Self { rv, objects, cut: Arc::default(), taken: Taken::default() }
     }
 
-    /// Returns the same state at another version, between which nothing changed.
-    pub(super) fn at(self, rv: ResourceVersion) -> Self {
-        Self { rv, ..self }
-    }
-
     /// Returns the state before `events`, which must be the last ones that led to this state.
     pub(super) fn without(mut self, events: &[Arc<Event>]) -> Self {
         for event in events.iter().rev() {

@@ -1,11 +1,8 @@
-/// A mark of a feed's objects: if two marks are equal, the objects did not change in between, and no change was
-/// pending.
+/// A mark of a feed's objects: if two marks are equal, the objects did not change in between.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StateMark {
     /// Number of the history.
     pub history: u64,
     /// The `seq` of the next change. Duplicates do not count.
     pub(super) next_seq: u64,
-    /// Whether the state that readers see includes every event received.
-    pub(super) is_whole: bool,
 }

@@ -5,22 +5,19 @@ use tokio::time::Instant;
 
 use super::backfilled_events::RingRoom;
 use super::budget::Accounts;
-use super::change::{Applied, Change, OutOfOrder};
+use super::change::{Change, OutOfOrder};
 use super::confirmed::Confirmed;
 use super::ring::Ring;
 use super::state_mark::StateMark;
 use super::stats::CacheStats;
 use super::store::Store;
-use super::transaction::Transaction;
 use super::wakes::Wakes;
 use super::{BackfilledEvents, CacheConfig, Event, Snapshot};
 use crate::wire::{Envelope, Object};
 use base::Account;
-use kubeapi::{EventType, Gvr, ObjectKey, ResourceVersion};
+use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
 /// A feed's current state and recent history: store and ring, which change together, and their versions.
-///
-/// A version is *complete* (`whole` in the code) if all of its events have been applied and no more will come.
 #[derive(Debug)]
 pub(super) struct Timeline {
     pub(super) store: Store,
@@ -32,8 +29,6 @@ pub(super) struct Timeline {
     pub(super) progress: ResourceVersion,
     /// Version of the newest event, or of the state that the history starts with.
     pub(super) last_event: ResourceVersion,
-    /// The newest version, while more of its events may come.
-    pub(super) open: Option<Transaction>,
     /// A version that the watch has not reached yet, at which upstream had the same objects.
     confirmed: Option<Confirmed>,
     /// Account for frames that upstream did not send.
@@ -53,7 +48,6 @@ impl Timeline {
             begins: ResourceVersion::default(),
             progress: ResourceVersion::default(),
             last_event: ResourceVersion::default(),
-            open: None,
             confirmed: None,
             frames: accounts.objects.clone(),
             number: 0,
@@ -64,7 +58,7 @@ impl Timeline {
     /// Starts a new history with `list`. Returns the previous objects.
     pub(super) fn restart(&mut self, list: Snapshot) -> OrdMap<ObjectKey, Arc<Object>> {
         let rv = list.rv;
-        (self.open, self.confirmed) = (None, None);
+        self.confirmed = None;
         self.number += 1;
         (self.base, self.begins) = (rv, rv);
         (self.progress, self.last_event) = (rv, rv);
@@ -75,22 +69,22 @@ impl Timeline {
     /// Drops everything permanently. Returns the dropped objects and events.
     pub(super) fn end(&mut self, wakes: &mut Wakes) -> impl Sized + use<> {
         self.is_over = true;
-        (self.open, self.confirmed) = (None, None);
+        self.confirmed = None;
         (self.ring.end(wakes), self.store.end())
     }
 
-    /// Returns whether a change is new (`Ok(None)`) or known (`Ok(Some(Duplicate))`).
+    /// Returns whether a change is known already. A further change at the version of the newest event is new.
     ///
     /// # Errors
     /// The change contradicts the history.
-    pub(super) fn admit(&self, change: &Change) -> Result<Option<Applied>, OutOfOrder> {
+    pub(super) fn is_known(&self, change: &Change) -> Result<bool, OutOfOrder> {
         let (key, rv) = (&change.object.key, change.object.rv);
         let sibling = rv == self.last_event && rv == self.progress && rv > self.base;
         if rv > self.progress || (sibling && !self.ring.has(key, rv) && !self.shows(change)) {
-            return Ok(None);
+            return Ok(false);
         }
         if self.ring.has(key, rv) || rv <= self.told_from() {
-            return Ok(Some(Applied::Duplicate));
+            return Ok(true);
         }
         Err(OutOfOrder { key: key.clone(), rv, progress: self.progress })
     }
@@ -146,16 +140,11 @@ impl Timeline {
         Event::new(self.ring.next_seq, known_as, Arc::new(object), previous, frame, now)
     }
 
-    pub(super) fn record(&mut self, event: &Arc<Event>, gvr: &Gvr) {
+    pub(super) fn record(&mut self, event: &Arc<Event>) {
         let store = &self.store;
         match &mut self.confirmed {
-            Some(confirmed) if event.rv <= confirmed.rv => confirmed.keep(|rv| store.state(rv)),
+            Some(confirmed) if event.rv < confirmed.rv => confirmed.keep(|rv| store.state(rv)),
             confirmed => *confirmed = None,
-        }
-        match &mut self.open {
-            Some(open) if open.rv() == event.rv => open.goes_on(event),
-            _ if event.rv == self.last_event => {}
-            open => *open = Some(Transaction::new(event, gvr, self.last_event)),
         }
         self.store.apply(event);
         self.last_event = event.rv;
@@ -163,14 +152,9 @@ impl Timeline {
         self.ring.admit(event);
     }
 
-    /// Returns the newest complete version: everything up to it has been applied and no more of it will come.
-    pub(super) fn whole(&self) -> ResourceVersion {
-        self.open.as_ref().map_or(self.progress, Transaction::whole)
-    }
-
     /// Records that upstream had the state of `mark` at version `at`. Returns whether that is the current state.
     pub(super) fn confirm(&mut self, mark: StateMark, at: ResourceVersion) -> bool {
-        let is_present = !self.is_over && mark.is_whole && mark == self.mark();
+        let is_present = !self.is_over && mark == self.mark();
         if is_present && at > self.shown_at() {
             self.confirmed = Some(Confirmed::new(at));
         }
@@ -182,10 +166,10 @@ impl Timeline {
         self.confirmed = None;
     }
 
-    /// Forgets a confirmed version that the watch has reached.
-    pub(super) fn settle_confirmed(&mut self) {
-        let whole = self.whole();
-        self.confirmed.take_if(|confirmed| confirmed.rv <= whole);
+    /// Records that everything up to `rv` has been applied. Forgets a confirmed version that the watch has reached.
+    pub(super) fn advance(&mut self, rv: ResourceVersion) {
+        self.progress = self.progress.max(rv);
+        self.confirmed.take_if(|confirmed| confirmed.rv <= self.progress);
     }
 
     /// Forgets a confirmed state whose objects have been replaced by newly encoded ones.
@@ -195,7 +179,7 @@ impl Timeline {
 
     /// Returns the version of the state that readers get.
     pub(super) fn shown_at(&self) -> ResourceVersion {
-        self.confirmed.as_ref().map_or_else(|| self.whole(), |confirmed| confirmed.rv)
+        self.confirmed_at().unwrap_or(self.progress)
     }
 
     /// Returns the version at which upstream had the same objects, if the watch has not reached it.
@@ -211,47 +195,30 @@ impl Timeline {
         }
     }
 
-    /// Returns the state at the newest complete version. While the next version is incomplete, changes of the store do
-    /// not affect it.
+    /// Returns the state at the version that upstream's watch has reached.
     pub(super) fn snapshot(&self) -> Snapshot {
-        let Some(open) = &self.open else { return self.applied() };
-        open.before(|| self.applied().cut_by(self.store.chunks_of_past_state())).clone()
+        self.store.state(self.progress)
     }
 
-    /// Returns the state with every event received. If the newest version is incomplete, it has the version before.
-    pub(super) fn applied(&self) -> Snapshot {
-        self.store.state(self.whole())
-    }
-
-    /// Returns the state of exactly `rv`, if nothing has changed between `rv` and the newest complete version.
+    /// Returns the state of exactly `rv`, if nothing has changed since.
     pub(super) fn snapshot_at(&self, rv: ResourceVersion) -> Option<Snapshot> {
         if !self.is_over && self.confirmed_at() == Some(rv) {
             return Some(self.shown());
         }
-        let since = self.open.as_ref().map_or(self.last_event, Transaction::event_before);
-        (!self.is_over && since <= rv && rv <= self.whole()).then(|| self.snapshot().at(rv))
+        (!self.is_over && self.last_event <= rv && rv <= self.progress).then(|| self.store.state(rv))
     }
 
     /// Returns the state of exactly `rv`, if the ring has all changes since and they are at most `events_max`.
     pub(super) fn past_at(&self, rv: ResourceVersion, events_max: usize) -> Option<Snapshot> {
-        if self.is_over || rv < self.ring.known() || rv < self.base || rv > self.whole() {
+        if self.is_over || rv < self.ring.known() || rv < self.base || rv > self.progress {
             return None;
         }
         let since = self.ring.behind(rv, events_max)?;
         Some(self.store.state(rv).cut_by(self.store.chunks_of_past_state()).without(&since))
     }
 
-    pub(super) fn is_whole(&self) -> bool {
-        self.open.is_none()
-    }
-
     pub(super) fn mark(&self) -> StateMark {
-        StateMark { history: self.number, next_seq: self.ring.next_seq, is_whole: self.is_whole() }
-    }
-
-    /// Returns whether more events of `rv` may come.
-    pub(super) fn is_open(&self, rv: ResourceVersion) -> bool {
-        self.open.as_ref().is_some_and(|open| open.rv() == rv)
+        StateMark { history: self.number, next_seq: self.ring.next_seq }
     }
 
     pub(super) fn stats(&self) -> CacheStats {

@@ -2,7 +2,6 @@ mod begin_earlier;
 mod renew;
 
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 use tokio::time::Instant;
@@ -16,8 +15,6 @@ use super::paging_snapshots::PagingSnapshots;
 use super::progress::{Progress, Reached};
 use super::shared::Shared;
 use super::timeline::Timeline;
-use super::transaction::Transaction;
-use super::version_waiters::VersionWaiters;
 use super::wakes::Wakes;
 use super::{CacheConfig, CacheReader, ChunkCache, Pins, Snapshot};
 use crate::wire::{BookmarkTemplate, Envelope, Renderer};
@@ -61,7 +58,6 @@ impl CacheWriter {
             progress: watch::Sender::new(Progress::default()),
             reached: Reached::default(),
             state: watch::Sender::new(FeedState::Syncing),
-            wholeness: VersionWaiters::default(),
             share,
         });
         let holder: Weak<Shared> = Arc::downgrade(&shared);
@@ -98,119 +94,78 @@ impl CacheWriter {
         wakes.wake();
     }
 
-    /// Applies a change that is a complete transaction.
+    /// Applies a change.
     pub fn apply(&mut self, change: Change) -> Result<Applied, OutOfOrder> {
-        let applied = self.take(change)?;
-        self.settle();
-        Ok(applied)
+        let fresh = self.apply_at_once([change])?;
+        Ok(if fresh > 0 { Applied::Fresh } else { Applied::Duplicate })
     }
 
-    /// Applies a change whose version may have more: it updates store, ring and lanes in one critical section, then
-    /// wakes the readers. The version is published when it is settled, or when a later one arrives.
-    pub fn take(&mut self, change: Change) -> Result<Applied, OutOfOrder> {
+    /// Applies changes in order. Changes of one version are applied together, so that no reader sees only a part of
+    /// them. Returns the number of changes that are new.
+    pub fn apply_all(&mut self, changes: Vec<Change>) -> Result<usize, OutOfOrder> {
+        let (mut fresh, mut changes) = (0, changes.into_iter().peekable());
+        while let Some(first) = changes.next() {
+            let rv = first.object.rv;
+            let rest = std::iter::from_fn(|| changes.next_if(|next| next.object.rv == rv));
+            fresh += self.apply_at_once(std::iter::once(first).chain(rest))?;
+        }
+        Ok(fresh)
+    }
+
+    /// Applies changes of one version: it updates store, ring and lanes in one critical section, then wakes the
+    /// readers. Returns the number of changes that are new.
+    fn apply_at_once(&self, changes: impl IntoIterator<Item = Change>) -> Result<usize, OutOfOrder> {
         let now = Instant::now();
-        let mut wakes = Wakes::default();
-        let whole = {
+        let (mut fresh, mut wakes) = (0, Wakes::default());
+        let (applied, rv) = {
             let mut timeline = self.shared.timeline.write();
-            if let Some(known) = timeline.admit(&change)? {
-                if let Some(open) = timeline.open.as_mut().filter(|open| open.rv() == change.object.rv) {
-                    open.told_again();
+            let applied = changes.into_iter().try_for_each(|change| {
+                if timeline.is_known(&change)? {
+                    return Ok(());
                 }
-                return Ok(known);
-            }
-            let event = Arc::new(timeline.event(change, &self.shared.envelope, now));
-            let before = timeline.whole();
-            timeline.record(&event, &self.shared.gvr);
-            timeline.ring.evict(&self.shared.config.get(), now, self.shared.alternate_bytes());
-            timeline.ring.lanes.push(&event, &mut wakes);
-            if before < timeline.whole() && self.shared.wholeness.take_wake() {
-                timeline.ring.lanes.nudge(&mut wakes);
-            }
-            timeline.whole()
+                let event = Arc::new(timeline.event(change, &self.shared.envelope, now));
+                timeline.record(&event);
+                timeline.ring.evict(&self.shared.config.get(), now, self.shared.alternate_bytes());
+                timeline.ring.lanes.push(&event, &mut wakes);
+                fresh += 1;
+                Ok(())
+            });
+            (applied, timeline.progress)
         };
-        self.shared.chunks.expire(now);
-        self.shared.publish(|progress| progress.rv = whole);
-        wakes.wake();
-        self.enforce_budget();
-        Ok(Applied::Fresh)
-    }
-
-    /// Returns how long upstream must be silent until the newest version counts as complete. `None` if it is already
-    /// complete, or if only upstream can confirm it.
-    pub fn settles_after(&self) -> Option<Duration> {
-        self.shared.timeline.read().open.as_ref().and_then(Transaction::settles_after)
-    }
-
-    /// Returns whether the newest version must be completed as soon as possible: it has waiters, or a bookmark must be
-    /// published.
-    pub fn is_whole_awaited(&self) -> bool {
-        let is_vouched = || self.shared.timeline.read().open.as_ref().is_some_and(Transaction::is_vouched);
-        self.shared.wholeness.is_awaited() || is_vouched()
-    }
-
-    /// Completes when a waiter for the newest version has been registered.
-    pub async fn whole_is_awaited(&self) {
-        self.shared.wholeness.awaited().await;
-    }
-
-    /// Records that no more events of the newest version will come. If a bookmark at that version has arrived, it is
-    /// published now.
-    pub fn settle(&mut self) {
-        let (gone, whole) = {
-            let mut timeline = self.shared.timeline.write();
-            let gone = timeline.open.take();
-            timeline.settle_confirmed();
-            (gone, timeline.whole())
-        };
-        if let Some(gone) = gone {
-            self.announce(whole, gone.is_vouched(), true);
+        if fresh > 0 {
+            self.shared.chunks.expire(now);
+            self.shared.publish(|progress| progress.rv = rv);
+            wakes.wake();
+            self.enforce_budget();
         }
-    }
-
-    /// Records upstream's bookmark at `rv`. If that is the newest version and it is incomplete, [`Self::settle`]
-    /// completes it after a silence.
-    pub fn bookmark(&mut self, rv: ResourceVersion) {
-        if let Some(open) = self.shared.timeline.write().open.as_mut().filter(|open| open.rv() == rv) {
-            return open.vouch();
-        }
-        self.advance(rv, true);
+        applied.map(|()| fresh)
     }
 
     /// Records that everything up to `rv` has been applied. If `announce` is set, readers are woken, so that bookmarks
     /// cross a tier without delay (W10).
     pub fn advance(&mut self, rv: ResourceVersion, announce: bool) {
         let now = Instant::now();
-        let (whole, gone) = {
+        let rv = {
             let mut timeline = self.shared.timeline.write();
-            let gone = timeline.open.take_if(|open| open.rv() <= rv);
-            timeline.progress = timeline.progress.max(rv);
-            timeline.settle_confirmed();
+            timeline.advance(rv);
             timeline.ring.evict(&self.shared.config.get(), now, self.shared.alternate_bytes());
-            (timeline.whole(), gone)
+            timeline.progress
         };
         self.shared.chunks.expire(now);
-        self.announce(whole, announce, gone.is_some());
-        drop(gone);
-        self.enforce_budget();
-    }
-
-    /// Publishes the feed's progress. It wakes readers for a bookmark, and if they wait for the version that has become
-    /// complete.
-    fn announce(&self, whole: ResourceVersion, is_bookmark: bool, has_become_whole: bool) {
-        let is_waited_for = has_become_whole && self.shared.wholeness.take_wake();
         self.shared.publish(|progress| {
-            progress.rv = whole;
-            if is_bookmark {
+            progress.rv = rv;
+            if announce {
                 progress.bookmarks += 1;
             }
         });
-        if is_bookmark || is_waited_for {
+        if announce {
             // The wakers are taken after publishing: a reader that parks later has seen the bookmark, and all others
             // are woken.
             let mut wakes = Wakes::default();
             self.shared.timeline.read().ring.lanes.nudge(&mut wakes);
             wakes.wake();
         }
+        self.enforce_budget();
     }
 
     /// Returns whether the feed has outgrown the memory limit and must end.

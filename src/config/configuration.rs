@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::fields::{Number, OneOrList, Period, address_or_off, one_or_list};
-use super::words::{ApiVersion, AuthWord, ConsistencyWord, Kind, LogFormat, SensitiveWord};
+use super::words::{ApiVersion, AuthWord, CodecWord, ConsistencyWord, Kind, LogFormat, SensitiveWord};
 use crate::{auth, cache, net, reflect, serve};
 
 /// A bounded period for permissions: the minimum protects upstream from constant reviews, the maximum limits how long a
@@ -28,67 +28,61 @@ pub(super) struct Configuration {
     pub(super) kind: Option<Kind>,
     /// The apiserver, or the proxy tier above this one
     pub(super) upstream: UpstreamSection,
-    /// Client listeners, HTTP/1.1 and HTTP/2. Only the proxy's user and root can connect to a unix socket (mode 0600)
+    /// Client listeners. Only the proxy's user and root can connect to a unix socket
     #[schemars(
         with = "OneOrList",
-        extend("x-type" = "address, or list of addresses", "x-bounds" = "local with `auth: none`")
+        extend("x-type" = "address or list", "x-bounds" = "local with `auth: none`")
     )]
     #[serde(deserialize_with = "one_or_list")]
     pub(super) listen: Vec<String>,
     /// Admin listener: [live page](OPERATING.md), `/metrics`, health, `/debug/*`. Pages that show callers need
-    /// permission ([SECURITY.md](SECURITY.md))
+    /// [permission](SECURITY.md)
     #[schemars(extend("x-type" = "address or `off`", "x-bounds" = "local"))]
     #[serde(deserialize_with = "address_or_off")]
     pub(super) admin: String,
-    /// Listener for `/healthz`, `/livez` and `/readyz` only. It may bind to all interfaces and accepts every Host
-    /// header
+    /// Listener for `/healthz`, `/livez` and `/readyz` only; accepts every Host header
     #[schemars(extend("x-type" = "`IP:PORT` or `off`"))]
     #[serde(deserialize_with = "address_or_off")]
     pub(super) healthz_bind_address: String,
-    /// Listener for `/metrics` only. Without `metrics.auth` it has neither TLS nor authentication. Rendered at most
-    /// once a second
+    /// Listener for `/metrics` only. Without `metrics.auth` it has neither TLS nor authentication
     #[schemars(extend("x-type" = "`IP:PORT` or `off`"))]
     #[serde(deserialize_with = "address_or_off")]
     pub(super) metrics_bind_address: String,
     /// Certificate of the TCP listeners
     pub(super) tls: TlsSection,
-    /// `none`: every caller acts as the proxy's identity, as with `kubectl proxy`; local addresses only. `delegated`:
-    /// the apiserver authenticates callers and authorizes reads ([delegated](#delegated)); other addresses need TLS
+    /// `none`: every caller acts as the proxy's identity; local addresses only. `delegated`: the apiserver
+    /// authenticates callers and authorizes reads ([delegated](#delegated)); other addresses need TLS
     #[schemars(extend("x-type" = "word", "x-bounds" = "`none`, `delegated`"))]
     pub(super) auth: AuthWord,
-    /// Host names that TCP listeners accept with `auth: none`, besides `localhost` and loopback addresses (against DNS
-    /// rebinding). The admin and metrics listeners accept them and numeric addresses with any `auth`
+    /// Host names that TCP listeners accept with `auth: none`, besides `localhost` and loopback addresses, and that the
+    /// admin and metrics listeners always accept
     #[schemars(extend("x-type" = "list of names"))]
     pub(super) allowed_hosts: Vec<String>,
     /// Origins of web pages that may use TCP listeners with `auth: none` or with a client certificate, and the admin
-    /// and metrics listeners. Other cross-origin requests are refused ([SECURITY.md](SECURITY.md))
-    #[schemars(extend("x-type" = "list of origins", "x-bounds" = "`scheme://host` or `scheme://host:port`"))]
+    /// and metrics listeners. Others are refused
+    #[schemars(extend("x-type" = "list of origins", "x-bounds" = "`scheme://host[:port]`"))]
     pub(super) allowed_origins: Vec<String>,
-    /// With `auth: none`: whether TCP listeners forward `exec`, `attach`, `portforward` and `proxy`. Unix sockets
-    /// always forward them
+    /// Forward `exec`, `attach`, `portforward` and `proxy` from TCP listeners with `auth: none`. Unix sockets always do
     pub(super) exec_on_loopback: bool,
-    /// How a read without resourceVersion is answered: from the cache with proof that it is current (`strict`), or
-    /// without proof (`bounded`)
+    /// Reads without resourceVersion: from the cache with proof that it is current (`strict`), or without (`bounded`)
     #[schemars(extend("x-type" = "word", "x-bounds" = "`strict`, `bounded`"))]
     pub(super) consistency: ConsistencyWord,
-    /// Feeds that start with the process and never become idle; `/readyz` waits for their initial lists. Built-in
-    /// resources use protobuf
+    /// Feeds that start with the process and never become idle; `/readyz` waits for their initial lists
     #[schemars(extend("x-type" = "list of resources"))]
     pub(super) preload: Vec<String>,
     /// How long a `preload` feed may lack its upstream stream before `/readyz` returns 503; `0s`: unlimited
     /// ([Readiness](#readiness))
     pub(super) ready_stale_max: Period,
-    /// Node that this proxy serves, with that node's identity or a similar one ([On a node](#on-a-node))
+    /// Node that this proxy serves ([On a node](#on-a-node))
     #[schemars(extend(
         "x-example" = "n7",
         "x-type" = "name",
-        "x-bounds" = "a DNS subdomain; with `auth: none` on unix sockets only"
+        "x-bounds" = "with `auth: none` on unix sockets only"
     ))]
     pub(super) node: Option<String>,
     /// Maximum time from SIGTERM to exit ([Stopping](#stopping))
     pub(super) drain: Period,
-    /// Bind TCP addresses with `SO_REUSEPORT`, so that a successor can listen beside this process ([Handing over the
-    /// port](#handing-over-the-port))
+    /// Bind with `SO_REUSEPORT`, so that a successor can listen too ([Handing over the port](#handing-over-the-port))
     pub(super) reuse_port: bool,
     /// Authentication and authorization with `auth: delegated`
     pub(super) delegated: DelegatedSection,
@@ -100,6 +94,8 @@ pub(super) struct Configuration {
     pub(super) feeds: FeedsSection,
     /// Limits on concurrent work; a request above a limit gets 429
     pub(super) limits: LimitsSection,
+    /// HTTP/2 on all listeners
+    pub(super) http2: Http2Section,
     /// Audit log of requests that the proxy answers
     pub(super) audit: AuditSection,
     /// Log lines of the process
@@ -111,18 +107,17 @@ pub(super) struct Configuration {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(deny_unknown_fields)]
 pub(super) struct UpstreamSection {
-    /// Kubeconfig, reloaded with the files that it names; a changed `server` needs a restart. Refused if it disables
-    /// TLS verification or names an `http://` server that is not on loopback
+    /// Kubeconfig, reloaded with the files that it names; a changed `server` needs a restart. It must not disable TLS
+    /// verification or name a remote `http://` server
     #[schemars(extend(
         "x-example" = "/etc/kube-fanout/kubeconfig",
         "x-default" = "in-cluster service account, else `~/.kube/config`"
     ))]
     pub(super) kubeconfig: Option<PathBuf>,
-    /// Servers of one cluster in order of preference, instead of the kubeconfig's `server` ([Several
-    /// servers](#several-servers))
+    /// Servers in order of preference, instead of the kubeconfig's `server` ([Several servers](#several-servers))
     #[schemars(extend(
         "x-type" = "list of URLs",
-        "x-bounds" = "`https://`, or `http://` to a loopback address; 8 at most"
+        "x-bounds" = "`https://`, or `http://` to loopback; 8 at most"
     ))]
     pub(super) servers: Vec<String>,
 }
@@ -132,16 +127,16 @@ pub(super) struct UpstreamSection {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(deny_unknown_fields)]
 pub(super) struct TlsSection {
-    /// PEM chain for the TCP listeners; reloaded for new connections. Unix sockets never use TLS
+    /// PEM chain for the TCP listeners; reloaded. Unix sockets never use TLS
     #[schemars(extend("x-example" = "/etc/kube-fanout/tls.crt", "x-bounds" = "with `tls.key`"))]
     pub(super) certificate: Option<PathBuf>,
     /// Private key, PEM
     #[schemars(extend("x-example" = "/etc/kube-fanout/tls.key", "x-bounds" = "with `tls.certificate`"))]
     pub(super) key: Option<PathBuf>,
-    /// Generate a certificate at each start, for `localhost`, loopback, `allowedHosts` and the listeners' addresses
+    /// Generate a certificate at each start, for loopback, `allowedHosts` and the listeners' addresses
     #[schemars(extend("x-bounds" = "not with a certificate"))]
     pub(super) self_signed: bool,
-    /// File to write that certificate to, for clients to trust
+    /// File to write that certificate to
     #[schemars(extend("x-example" = "/run/kube-fanout/ca.crt", "x-bounds" = "with `tls.selfSigned`"))]
     pub(super) self_signed_out: Option<PathBuf>,
 }
@@ -155,8 +150,8 @@ pub(super) struct DelegatedSection {
     #[schemars(extend("x-example" = "/etc/kube-fanout/client-ca.crt", "x-bounds" = "with TLS"))]
     #[serde(rename = "clientCA")]
     pub(super) client_ca: Option<PathBuf>,
-    /// Kubeconfig of an identity that may only impersonate, used to forward requests of callers known by certificate.
-    /// Without it they are refused, unless the certificate is the proxy's own identity. Not allowed with `node`
+    /// Kubeconfig of an identity that may only impersonate, to forward requests of callers known by certificate.
+    /// Without it they are refused, except the proxy's own identity. Not allowed with `node`
     #[schemars(extend("x-example" = "/etc/kube-fanout/impersonator.kubeconfig"))]
     pub(super) impersonator: Option<PathBuf>,
     /// CA of front proxies whose `X-Remote-User`, `-Uid`, `-Group` and `-Extra-*` headers are trusted
@@ -172,7 +167,7 @@ pub(super) struct DelegatedSection {
     /// Audiences that tokens must have; empty: the apiserver's own
     #[schemars(extend("x-type" = "list"))]
     pub(super) audiences: Vec<String>,
-    /// Whether the cache serves requests without credentials, as `system:anonymous`. Otherwise they are forwarded
+    /// Serve requests without credentials from the cache, as `system:anonymous`; otherwise they are forwarded
     pub(super) anonymous: bool,
     /// Cache TTL of token reviews; never beyond the token's expiry
     #[serde(rename = "tokenTTL")]
@@ -185,7 +180,7 @@ pub(super) struct DelegatedSection {
     pub(super) denied_ttl: RightsPeriod,
     /// Maximum interval between checks of an open watch's permission
     pub(super) recheck: RightsPeriod,
-    /// The same for permissions from RBAC, while the proxy watches RBAC; at least `recheck`
+    /// The same for permissions from RBAC that the proxy watches; at least `recheck`
     pub(super) recheck_rbac: RightsPeriod,
     /// The same for permissions from the Node authorizer
     pub(super) recheck_nodes: RightsPeriod,
@@ -197,18 +192,18 @@ pub(super) struct DelegatedSection {
     pub(super) accesses_per_second_per_user: Number<1, 100_000>,
     /// Burst of new access reviews for one user
     pub(super) accesses_burst_per_user: Number<1, 100_000>,
-    /// New access reviews per second for all users; above it requests wait up to two seconds, then 429
+    /// New access reviews per second for all users; above it requests wait up to 2 s, then 429
     pub(super) accesses_per_second: Number<1, 100_000>,
-    /// Token reviews per second of unknown tokens, and as many again of tokens valid within the last hour
+    /// Token reviews per second of unknown tokens, and as many of tokens valid within the last hour
     pub(super) reviews_per_second: Number<1, 100_000>,
     /// Reviews per second of unknown tokens from one client address; above it 429
     pub(super) reviews_per_second_per_source: Number<1, 100_000>,
     /// Burst of reviews of unknown tokens from one client address
     pub(super) reviews_burst_per_source: Number<1, 100_000>,
-    /// Token reviews per second for open watches, and as many access reviews; half for one user
+    /// Reviews of each kind per second for open watches; half for one user
     pub(super) lease_reviews_per_second: Number<1, 100_000>,
-    /// Namespaces of open [readable](GUIDES.md#lists-and-watches-of-permitted-namespaces) watches rechecked per second.
-    /// These watches may span four times as many; above it 429
+    /// Namespaces of open [readable](GUIDES.md#lists-and-watches-of-permitted-namespaces) watches rechecked per second;
+    /// they may span four times as many, above it 429
     pub(super) namespaces_per_second: Number<1, 100_000>,
     /// The same for one user (name and UID)
     pub(super) namespaces_per_second_per_user: Number<1, 100_000>,
@@ -219,8 +214,7 @@ pub(super) struct DelegatedSection {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(deny_unknown_fields)]
 pub(super) struct MetricsSection {
-    /// `none`: anyone who can connect. `delegated`: scrapers need a token or certificate, and `get` on the non-resource
-    /// URL `/metrics` (SubjectAccessReview)
+    /// `none`: anyone who can connect. `delegated`: scrapers need a token or certificate, and `get` on `/metrics`
     #[schemars(extend("x-type" = "word", "x-bounds" = "`none`, `delegated` (needs TLS)"))]
     pub(super) auth: AuthWord,
     /// Certificate of that listener
@@ -232,7 +226,7 @@ pub(super) struct MetricsSection {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(deny_unknown_fields)]
 pub(super) struct MetricsTlsSection {
-    /// PEM chain for `metricsBindAddress`; reloaded for new connections
+    /// PEM chain for `metricsBindAddress`; reloaded
     #[schemars(extend(
         "x-example" = "/etc/kube-fanout/metrics.crt",
         "x-default" = "`tls.certificate`, if `metrics.auth` is `delegated`",
@@ -254,7 +248,7 @@ pub(super) struct MetricsTlsSection {
 pub(super) struct WindowSection {
     /// Bytes of events per feed; at most a quarter of `feeds.memoryMebibytes`
     pub(super) mebibytes: Number<1, 1_048_576>,
-    /// Events per feed; the default is the apiserver's own maximum
+    /// Events per feed
     pub(super) events: Number<1, 10_000_000>,
     /// Age of the oldest event
     pub(super) age: Period,
@@ -266,25 +260,25 @@ pub(super) struct WindowSection {
 #[schemars(deny_unknown_fields)]
 pub(super) struct FeedsSection {
     /// Only resources to cache, such as `pods` or `deployments.apps`; others are forwarded. Empty: everything that can
-    /// be watched. CustomResourceDefinitions and APIServices are always cached
+    /// be watched
     #[schemars(extend("x-type" = "list of resources"))]
     pub(super) resources: Vec<String>,
-    /// Sensitive kinds to cache. By default Secrets are forwarded with `auth: delegated` and on a node, and ConfigMaps
-    /// on a node
+    /// Sensitive kinds to cache. By default Secrets are forwarded with `auth: delegated` and on a node, ConfigMaps on a
+    /// node
     #[schemars(extend("x-type" = "list of words", "x-bounds" = "`secrets`, `configmaps`"))]
     pub(super) sensitive: Vec<SensitiveWord>,
-    /// Memory of all feeds together ([Memory](#memory)). Requests for a resource that does not fit are forwarded
+    /// Memory of all feeds ([Memory](#memory)). Requests for a resource that does not fit are forwarded
     #[schemars(extend("x-default" = "half of available memory, 16 to 8192"))]
     pub(super) memory_mebibytes: Option<Number<1, 16_777_216>>,
-    /// Stop a feed that had no reader for this time, and free its memory
+    /// Stop a feed that had no reader for this time
     pub(super) idle: Period,
-    /// Mean interval between comparisons of a feed with upstream; `0s`: never ([Self-checks](#self-checks))
+    /// Mean interval between comparisons with upstream; `0s`: never ([Self-checks](#self-checks))
     pub(super) self_check: Period,
     /// How long a request waits for a feed's initial list before it is forwarded
     pub(super) sync_wait: Period,
-    /// Snapshots kept per feed for clients that page through a LIST
+    /// Snapshots per feed for clients that page through a LIST
     pub(super) held_snapshots: Number<1, 100_000>,
-    /// How long a snapshot is kept after its first page; later pages are forwarded
+    /// How long such a snapshot is kept; later pages are forwarded
     pub(super) held_snapshot_age: Period,
 }
 
@@ -295,19 +289,18 @@ pub(super) struct FeedsSection {
 pub(super) struct LimitsSection {
     /// Connections per listener; at most three quarters of `ulimit -Hn`
     pub(super) connections: Number<1, 1_000_000>,
-    /// Age at which a connection is closed gracefully, ± 10 %; open requests continue. `0s`: never
+    /// Age at which a connection is closed, ± 10 %; open requests continue. `0s`: never
     pub(super) connection_age: Period,
-    /// Duration of a watch without `timeoutSeconds`, up to twice this (the apiserver's `--min-request-timeout`)
+    /// Duration of a watch without `timeoutSeconds`, up to twice this
     pub(super) min_request_timeout: Period<1_000, 86_400_000>,
     /// Watches served from the cache, plus one for every 2 KiB of a watch's selectors
     pub(super) watches: Number<1, 10_000_000>,
     /// Watches of one user
     pub(super) watches_per_caller: Number<1, 10_000_000>,
-    /// Bytes of responses being sent: LISTs (at most 256 KiB each), GETs above 64 KiB, shared upstream responses; half
-    /// for one user
+    /// Bytes of responses being sent: LISTs, GETs above 64 KiB, shared upstream responses; half for one user
     #[schemars(extend("x-default" = "an eighth of available memory, 16 to 1024"))]
     pub(super) list_mebibytes: Option<Number<1, 1_048_576>>,
-    /// Forwarded requests that are not streams, and reviews and discovery for proxies below
+    /// Forwarded requests that are not streams, discovery fetches, reviews for proxies below
     pub(super) forwards: Number<1, 1_000_000>,
     /// Forwarded requests of one user
     pub(super) forwards_per_caller: Number<1, 1_000_000>,
@@ -315,7 +308,7 @@ pub(super) struct LimitsSection {
     pub(super) streams: Number<1, 1_000_000>,
     /// Forwarded streams of one user
     pub(super) streams_per_caller: Number<1, 1_000_000>,
-    /// Forwarded reads whose feed did not sync in time; protects the apiserver from a cold proxy
+    /// Forwarded reads whose feed did not sync in time
     pub(super) unready_forwards: Number<0, 1_000_000>,
     /// Forwarded requests without credentials (`auth: delegated`)
     pub(super) anonymous_forwards: Number<0, 1_000_000>,
@@ -326,9 +319,20 @@ pub(super) struct LimitsSection {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(deny_unknown_fields)]
 pub(super) struct AuditSection {
-    /// Log file, appended to; `-` is standard output. After a rotation it is created again with mode 0600
+    /// Log file; `-` is standard output. After a rotation it is created again with mode 0600
     #[schemars(extend("x-example" = "/var/log/kube-fanout/audit.log", "x-type" = "path or `-`"))]
     pub(super) path: Option<String>,
+}
+
+/// HTTP/2 on all listeners.
+#[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(deny_unknown_fields)]
+pub(super) struct Http2Section {
+    /// Implementation that serves HTTP/2: the proxy's own, or hyper's, which has fewer limits
+    /// ([SECURITY.md](SECURITY.md#http2-by-hyper)). It is a fallback, should the own one have a bug
+    #[schemars(extend("x-type" = "word", "x-bounds" = "`own`, `hyper`"))]
+    pub(super) codec: CodecWord,
 }
 
 /// Log lines of the process.
@@ -370,6 +374,7 @@ impl Default for Configuration {
             window: WindowSection::default(),
             feeds: FeedsSection::default(),
             limits: LimitsSection::default(),
+            http2: Http2Section::default(),
             audit: AuditSection::default(),
             log: LogSection::default(),
         }

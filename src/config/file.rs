@@ -78,6 +78,7 @@ impl Configuration {
         net::ConnectionLimits {
             connections_max: self.limits.connections.get(),
             connection_age_max: self.limits.connection_age.0,
+            http2_codec: self.http2.codec.into(),
             ..net::ConnectionLimits::default()
         }
     }

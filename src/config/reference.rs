@@ -162,7 +162,7 @@ mod tests {
             return digits;
         }
         let groups: Vec<_> = digits.as_bytes().rchunks(3).rev().map(|group| String::from_utf8_lossy(group)).collect();
-        groups.join(" ")
+        groups.join(",")
     }
 
     fn row(key: &Key) -> String {

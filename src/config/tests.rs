@@ -2,6 +2,7 @@ use clap::Parser;
 
 use super::configuration::Configuration;
 use super::{Arguments, Command, DelegatedKeys, Problems, Serve, ServeArguments, TextPosition};
+use crate::net::Http2Codec;
 use crate::serve::Sensitive;
 
 fn parse(text: &str) -> Vec<String> {
@@ -144,6 +145,18 @@ fn flags_set_node_name_and_sensitive_resources() {
     for part in ["node: \"\" is not a node name", "feeds.sensitive: \"pods\" is not supported"] {
         assert!(refused.contains(part), "{part} is missing in {refused}");
     }
+}
+
+#[test]
+fn codec_of_http2_is_a_key() {
+    let codec = |text: &str| {
+        let mut problems = Problems::default();
+        let codec = Configuration::parse(text, &mut problems).connections().http2_codec;
+        assert!(problems.is_empty(), "{problems}");
+        codec
+    };
+    assert_eq!((codec(""), codec("http2: {codec: hyper}")), (Http2Codec::Own, Http2Codec::Hyper));
+    assert_eq!(parse("http2: {codec: nghttp2}").len(), 1);
 }
 
 #[test]

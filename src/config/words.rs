@@ -2,6 +2,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::auth::AuthMode;
+use crate::net::Http2Codec;
 use crate::serve::{Consistency, Sensitive};
 
 /// The format version of the file.
@@ -46,6 +47,16 @@ pub(super) enum SensitiveWord {
     ConfigMaps,
 }
 
+/// Values of `http2.codec`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[schemars(inline)]
+pub(super) enum CodecWord {
+    #[default]
+    Own,
+    Hyper,
+}
+
 /// Values of `log.format`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -60,6 +71,15 @@ impl From<AuthWord> for AuthMode {
         match word {
             AuthWord::None => Self::None,
             AuthWord::Delegated => Self::Delegated,
+        }
+    }
+}
+
+impl From<CodecWord> for Http2Codec {
+    fn from(word: CodecWord) -> Self {
+        match word {
+            CodecWord::Own => Self::Own,
+            CodecWord::Hyper => Self::Hyper,
         }
     }
 }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{BodyRelease, FeedCounts, FeedSpec, Freshness, RenderingRefusal, Renderings, ResumeBackfills};
-use crate::cache::{Budget, CacheConfig, CacheReader, CacheWriter, FeedState, Pin, PinTerms, Pins, Snapshot};
+use crate::cache::{Budget, CacheConfig, CacheReader, CacheWriter, FeedState, Pin, Pins, Snapshot};
 use crate::wire::{Columns, Representation};
 use base::Cut;
 use kubeapi::ResourceVersion;
@@ -105,8 +105,8 @@ impl Feed {
     }
 
     /// Pins a state of this feed that is being sent. `cut` ends the sender.
-    pub fn pin(&self, snapshot: &Snapshot, cut: Cut, terms: PinTerms) -> Pin {
-        self.reader.pin(&self.pins, snapshot, cut, terms)
+    pub fn pin(&self, snapshot: &Snapshot, cut: Cut) -> Pin {
+        self.reader.pin(&self.pins, snapshot, cut)
     }
 
     /// Completes when the feed must end because its objects no longer match the resource's definition.

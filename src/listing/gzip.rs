@@ -7,7 +7,6 @@
 
 mod deflate;
 mod list;
-mod literals;
 mod member;
 #[cfg(test)]
 mod tests;

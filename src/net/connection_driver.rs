@@ -3,29 +3,34 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use http2::{Service, WakePart, WakeSet};
+use tokio::io::{AsyncRead, AsyncWrite};
+
 use super::caller_turns::ConnectionTurns;
-use super::wake_set::{WakePart, WakeSet};
 
 /// The protocol and all running requests of a connection, polled as one task.
 pub(super) trait ConnectionDriver {
-    /// Polls the parts that were woken. Ready when the connection is over.
-    fn go_on(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>>;
+    /// Polls the parts that were woken, without losing a wake-up. Ready when the connection is over.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>>;
 
     /// Asks the client to send no more requests. Running requests continue, and so do those that the client sent before
     /// it learned this.
     fn begin_goaway(&mut self);
 
     fn wake_set(&self) -> &Arc<WakeSet>;
+}
 
-    /// Polls the connection without losing a wake-up, although its parts may wake each other during the poll.
+impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ConnectionDriver for http2::ServerConnection<I, S> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
-        self.wake_set().begin_polling(cx);
-        let ended = self.go_on(cx);
-        self.wake_set().end_polling();
-        if ended.is_pending() && !self.wake_set().is_quiet() {
-            cx.waker().wake_by_ref();
-        }
-        ended
+        self.poll(cx).map_err(Into::into)
+    }
+
+    fn begin_goaway(&mut self) {
+        self.begin_goaway();
+    }
+
+    fn wake_set(&self) -> &Arc<WakeSet> {
+        self.wake_set()
     }
 }
 
@@ -91,8 +96,10 @@ mod tests {
     struct Silence(Arc<WakeSet>);
 
     impl ConnectionDriver for Silence {
-        fn go_on(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+        fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+            self.0.begin_polling(cx);
             self.0.take(WakePart::Codec);
+            self.0.end_polling(cx);
             Poll::Pending
         }
 

@@ -23,6 +23,27 @@ pub struct ConnectionLimits {
     /// How long an HTTP/2 client may be silent before it is pinged. The connection ends if no reply arrives within the
     /// same time.
     pub ping_after: Duration,
+    pub http2_codec: Http2Codec,
+}
+
+/// The implementation that serves HTTP/2.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Http2Codec {
+    /// The crate `http2`.
+    #[default]
+    Own,
+    Hyper,
+}
+
+impl From<&ConnectionLimits> for http2::Limits {
+    fn from(limits: &ConnectionLimits) -> Self {
+        Self {
+            streams_max: limits.streams_max as usize,
+            header_bytes_max: limits.header_bytes_max as usize,
+            header_max: limits.header_max,
+            ping_after: limits.ping_after,
+        }
+    }
 }
 
 impl Default for ConnectionLimits {
@@ -37,6 +58,7 @@ impl Default for ConnectionLimits {
             streams_max: 250,
             connection_age_max: Duration::from_secs(3600),
             ping_after: Duration::from_secs(30),
+            http2_codec: Http2Codec::default(),
         }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use http::{Request, Response};
+use http2::{ConnectionHeads, ParkableBody, WakePart, WakeSet};
 use hyper::body::Incoming;
 use hyper::server::conn::http1::{self, UpgradeableConnection};
 use hyper::service::Service;
@@ -15,12 +16,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use self::head_check::{Ahead, CheckedIo, HeadCheck};
 use self::offer::take_h2c_offer;
 use super::connection_driver::{ConnectionDriver, Failure};
-use super::head_budget::ConnectionHeads;
-use super::parkable_body::ParkableBody;
 use super::request_body::RequestBody;
 use super::requests::{Requests, may_become_a_tunnel};
 use super::running_body::RunningBody;
-use super::wake_set::{WakePart, WakeSet};
 use super::{ConnectionLimits, Peer};
 
 /// The least bytes that a field counts, as in HTTP/2 (RFC 9113 §6.5.2). The limit of a head in bytes is also its limit
@@ -115,11 +113,15 @@ where
     B: ParkableBody + Send + Unpin + 'static,
     B::Error: Into<Failure>,
 {
-    fn go_on(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Failure>> {
-        if !self.wake_set.take(WakePart::Codec) {
-            return Poll::Pending;
-        }
-        self.connection.as_mut().poll(&mut Context::from_waker(&self.codec)).map_err(Into::into)
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+        self.wake_set.begin_polling(cx);
+        let ended = if self.wake_set.take(WakePart::Codec) {
+            self.connection.as_mut().poll(&mut Context::from_waker(&self.codec)).map_err(Into::into)
+        } else {
+            Poll::Pending
+        };
+        self.wake_set.end_polling(cx);
+        ended
     }
 
     fn begin_goaway(&mut self) {
@@ -142,13 +144,13 @@ mod tests {
 
     use bytes::Bytes;
     use http_body_util::{BodyExt as _, Empty, StreamBody};
+    use http2::HeadBudget;
     use hyper::body::Frame;
     use parking_lot::Mutex;
     use tokio::io::ReadBuf;
     use tokio::sync::Semaphore;
 
     use super::*;
-    use crate::net::head_budget::HeadBudget;
     use crate::net::{Connection, PeerAddress};
     use base::Cut;
 

@@ -4,7 +4,7 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 
-use super::http2::PREFACE;
+use http2::PREFACE;
 
 /// A byte stream whose beginning was read to detect the protocol, and is read again.
 #[derive(Debug)]
@@ -21,6 +21,12 @@ pub(super) enum DetectedProtocol<I> {
     Http2(I),
 }
 
+impl<I> RewoundStream<I> {
+    pub(super) fn new(read: impl Into<Vec<u8>>, io: I) -> Self {
+        Self { read: read.into(), io }
+    }
+}
+
 /// Detects the protocol by the first bytes. A client may use HTTP/2 whatever ALPN has selected, if it has prior
 /// knowledge (RFC 9113 §3.3).
 pub(super) async fn spoken<I: AsyncRead + Unpin>(mut io: I) -> io::Result<DetectedProtocol<I>> {
@@ -34,7 +40,7 @@ pub(super) async fn spoken<I: AsyncRead + Unpin>(mut io: I) -> io::Result<Detect
             break;
         }
     }
-    Ok(DetectedProtocol::Http1(RewoundStream { read, io }))
+    Ok(DetectedProtocol::Http1(RewoundStream::new(read, io)))
 }
 
 impl<I: AsyncRead + Unpin> AsyncRead for RewoundStream<I> {

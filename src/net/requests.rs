@@ -3,10 +3,10 @@ use std::pin::Pin;
 use futures_util::FutureExt as _;
 use http::header::{CONNECTION, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
+use http2::ParkableBody;
 
 use super::Peer;
 use super::connection::{ConnectionState, RequestUnderWay};
-use super::parkable_body::ParkableBody;
 use super::request_body::RequestBody;
 use super::running_body::RunningBody;
 use base::{Cut, DrainWatch, UnderWay};
@@ -47,18 +47,36 @@ where
         })))
     }
 
-    /// Handles an HTTP/2 request. Also returns the handle that cuts its stream; `None` if the request is refused.
-    pub(super) fn http2(&self, request: Request<RequestBody>) -> Option<(Answering<B>, Cut)> {
+    /// Handles an HTTP/2 request, whose stream `cut` ends; `None` if the request is refused.
+    pub(super) fn http2(&self, request: Request<RequestBody>, cut: Cut) -> Option<Answering<B>> {
         let running = self.running()?;
         self.peer.connection.found_multiplexed();
-        let cut = Cut::default();
-        let answer = (self.handle)(Peer { cut: cut.clone(), ..self.peer.clone() }, request);
-        Some((Box::pin(answer.map(|answer| answer.map(|body| RunningBody::new(body, running)))), cut))
+        let answer = (self.handle)(Peer { cut, ..self.peer.clone() }, request);
+        Some(Box::pin(answer.map(|answer| answer.map(|body| RunningBody::new(body, running)))))
     }
 
     fn running(&self) -> Option<Running> {
         let running = self.peer.connection.request(self.late_max)?;
         Some((running, self.leaving.as_ref().map(DrainWatch::under_way)))
+    }
+}
+
+impl<S, F, B> http2::Service for Requests<S>
+where
+    S: Fn(Peer, Request<RequestBody>) -> F,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: ParkableBody + Unpin,
+{
+    type Body = RunningBody<B>;
+    type Answer = Answering<B>;
+
+    fn call(&mut self, request: Request<http2::ReceivedBody>) -> Option<(Answering<B>, Cut)> {
+        let cut = Cut::default();
+        Some((self.http2(request.map(RequestBody::from), cut.clone())?, cut))
+    }
+
+    fn is_caller_unknown(&self) -> bool {
+        self.peer.connection.is_of_stranger()
     }
 }
 

@@ -2,10 +2,10 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use http2::ParkableBody;
 use hyper::body::{Body, Frame, SizeHint};
 
 use super::connection::RequestUnderWay;
-use super::parkable_body::ParkableBody;
 use base::UnderWay;
 
 /// The largest response that counts as complete at once. Any object fits, because etcd's limit is 1.5 MiB.

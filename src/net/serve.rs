@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use http::{Request, Response};
+use http2::{ConnectionHeads, HeadBudget, ParkableBody};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::sleep_until;
 
@@ -14,19 +15,17 @@ use super::connection::ConnectionState;
 use super::connection_driver::{ConnectionDriver, Failure, First, until};
 use super::connection_limiter::{ConnectionLimiter, ConnectionPlace};
 use super::handshakes::Handshakes;
-use super::head_budget::{ConnectionHeads, HeadBudget};
 use super::http1::Http1;
-use super::http2::Http2;
+use super::hyper_http2::HyperHttp2;
 use super::idle_connections::ConnectionSource;
 use super::lifetime::{ConnectionOver, NEWCOMER_MAX, ending, is_cut};
 use super::listener::Stream;
 use super::metrics::OpenConnection;
-use super::parkable_body::ParkableBody;
 use super::preface::{DetectedProtocol, spoken};
 use super::request_body::RequestBody;
 use super::requests::Requests;
 use super::tls_stream::{Records, TlsStream};
-use super::{Connection, ConnectionLimits, Listener, Peer, PeerAddress, Tls};
+use super::{Connection, ConnectionLimits, Http2Codec, Listener, Peer, PeerAddress, Tls};
 use base::{Cut, DrainWatch, Reloadable, Tasks, lacks_descriptor};
 
 /// The TLS configuration and the queue of handshakes.
@@ -199,8 +198,11 @@ where
             lead(&mut conversation, turns, ending, &this, || is_cut(&this, &cut, limits)).await
         }
         DetectedProtocol::Http2(io) => {
-            let known = (this.clone(), heads);
-            let mut conversation = Http2::new(io, limits.into(), known, move |request| requests.http2(request));
+            if limits.http2_codec == Http2Codec::Hyper {
+                let mut conversation = HyperHttp2::new(io, limits, heads, requests);
+                return lead(&mut conversation, turns, ending, &this, || is_cut(&this, &cut, limits)).await;
+            }
+            let mut conversation = http2::ServerConnection::new(io, limits.into(), heads, requests);
             lead(&mut conversation, turns, ending, &this, || is_cut(&this, &cut, limits)).await
         }
     }

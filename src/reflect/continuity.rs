@@ -18,7 +18,7 @@
 
 use std::cmp::Ordering;
 
-use crate::cache::{CacheReader, ResumeMarker, Snapshot};
+use crate::cache::{CacheReader, Change, ResumeMarker, Snapshot};
 use crate::wire::{Object, WatchItem};
 use kubeapi::{ObjectKey, ResourceVersion};
 
@@ -47,34 +47,15 @@ impl Finding {
 /// One object's place in a state.
 pub(super) type Placed<'a> = (&'a ObjectKey, ResourceVersion);
 
-/// How far a feed has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Reach {
-    pub(super) at: ResourceVersion,
-    /// The version up to which all changes are known. More changes of the newest event's version may follow.
-    whole: ResourceVersion,
-}
-
-impl Reach {
-    pub(super) fn of(cache: &CacheReader, at: ResourceVersion) -> Self {
-        let whole = if cache.is_at_event(at) { ResourceVersion(at.0.saturating_sub(1)) } else { at };
-        Self { at, whole }
-    }
-
-    pub(super) fn is_whole_at(self, rv: ResourceVersion) -> bool {
-        self.whole >= rv
-    }
-}
-
-/// Compares the objects known at `reach` with a state listed after that, at version `at`. Both iterators must be in key
-/// order.
+/// Compares the objects known at version `reached` with a state listed after that, at version `at`. Both iterators must
+/// be in key order.
 pub(super) fn compare<'a, 'b>(
     known: impl Iterator<Item = Placed<'a>>,
-    reach: Reach,
+    reached: ResourceVersion,
     listed: impl Iterator<Item = Placed<'b>>,
     at: ResourceVersion,
 ) -> Finding {
-    if at < reach.at {
+    if at < reached {
         return Finding::Other;
     }
     let (mut known, mut listed) = (known.peekable(), listed.peekable());
@@ -92,7 +73,7 @@ pub(super) fn compare<'a, 'b>(
             continue;
         }
         // If an object is missing, it was deleted at or before the listed version.
-        if after.unwrap_or(at) <= reach.whole {
+        if after.unwrap_or(at) <= reached {
             return Finding::Other;
         }
         finding = Finding::Later;
@@ -165,6 +146,12 @@ pub(super) fn testimony(resume_marker: &ResumeMarker, item: &WatchItem) -> Resum
         WatchItem::Error { .. } => ResumeEvidence::Refuses,
         WatchItem::Change { .. } | WatchItem::Bookmark { .. } => ResumeEvidence::Contradicts,
     }
+}
+
+/// The evidence in a transaction at the beginning of such a stream.
+pub(super) fn testimony_of_changes(resume_marker: &ResumeMarker, changes: &[Change]) -> ResumeEvidence {
+    let is_it = |change: &Change| resume_marker.is_told_by(change.event_type, &change.object.key, change.object.rv);
+    if changes.iter().any(is_it) { ResumeEvidence::Continues } else { ResumeEvidence::Contradicts }
 }
 
 #[cfg(test)]

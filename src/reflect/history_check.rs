@@ -17,7 +17,7 @@ use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::continuity::{Finding, Reach, compare, places};
+use super::continuity::{Finding, compare, places};
 use super::initial_state::{At, FeedClient, InitialState};
 use super::metrics::SideRequest;
 use super::stream::Ended;
@@ -184,10 +184,7 @@ impl HistoryProbe {
 
     async fn list(&self, why: HistoryCheckReason) -> HistoryCheckOutcome {
         self.upstream.metrics.asked(SideRequest::Doubt);
-        // Waits so that recent events are compared as well.
-        self.upstream.feed.reader.settled().await;
         let known = self.upstream.feed.reader.snapshot();
-        let reach = Reach::of(&self.upstream.feed.reader, known.rv);
         let asked = Instant::now();
         let initial = match self.current(known.rv).await {
             Ok(initial) => initial,
@@ -198,10 +195,10 @@ impl HistoryProbe {
             }
         };
         let listed = &initial.snapshot;
-        let finding = match compare(places(&known), reach, places(listed), listed.rv) {
+        let finding = match compare(places(&known), known.rv, places(listed), listed.rv) {
             // Later changes hide earlier ones, but upstream may still have the state at our version.
             Finding::Later => match self.upstream.lister(SideRequest::Doubt).list(At::Exact(known.rv)).await {
-                Ok(then) => compare(places(&known), reach, places(&then.snapshot), then.snapshot.rv),
+                Ok(then) => compare(places(&known), known.rv, places(&then.snapshot), then.snapshot.rv),
                 Err(_) => Finding::Later,
             },
             finding => finding,

@@ -28,7 +28,7 @@ use crate::upstream::Error;
 use crate::wire::{Object, WatchItem};
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
-use super::continuity::{Reach, is_same};
+use super::continuity::is_same;
 use super::initial_state::Lister;
 
 /// The maximum age of a gap that is mended. In a longer one, too many objects may have been created and deleted.
@@ -89,7 +89,7 @@ pub(super) enum Recovered {
 pub(super) struct PastObjectReader<'a> {
     pub(super) lister: Lister<'a>,
     /// The start of the gap.
-    pub(super) from: Reach,
+    pub(super) from: ResourceVersion,
 }
 
 /// Why the changes of an object are not known.
@@ -158,7 +158,7 @@ impl PastObjectReader<'_> {
 
     /// Whether a change at `rv` can have happened in the gap.
     fn is_in_gap(&self, rv: ResourceVersion) -> bool {
-        !self.from.is_whole_at(rv)
+        rv > self.from
     }
 
     /// Finds, by bisection, the last content of an object that is gone at `until` and the version of its deletion.

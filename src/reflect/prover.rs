@@ -35,13 +35,13 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
-use crate::cache::{FeedState, Snapshot};
+use crate::cache::{FeedState, Snapshot, StateMark};
 use crate::upstream::{BODY_BYTES_MAX, Cause, Error};
 use base::random;
 use kubeapi::{ObjectKey, ResourceVersion};
 
-use super::catch_up::CatchUp;
-use super::continuity::{Finding, Reach, compare, places};
+use super::catch_up::catch_up;
+use super::continuity::{Finding, compare, places};
 use super::gap::Position;
 use super::initial_state::{FeedClient, not_older_than};
 use super::metrics::SideRequest;
@@ -55,8 +55,9 @@ pub(super) struct Prover {
     upstream: FeedClient,
     words: mpsc::Sender<ReflectorFinding>,
     last_equality: Mutex<Option<Instant>>,
-    /// Whether our own stream failed to reach the last position in time.
-    is_quiet: AtomicBool,
+    /// The objects at which our own stream failed to reach the last position in time. While they are unchanged, it is
+    /// quiet.
+    quiet_at: Mutex<Option<StateMark>>,
     /// Whether upstream is a proxy, by the last response that shows it. A proxy's feed may advance only when it is
     /// asked to.
     behind_a_proxy: AtomicBool,
@@ -131,7 +132,7 @@ impl Prover {
             upstream,
             words,
             last_equality: Mutex::new(None),
-            is_quiet: AtomicBool::new(false),
+            quiet_at: Mutex::new(None),
             behind_a_proxy: AtomicBool::new(false),
             unanswered: Failures::default(),
             unproven: Failures::default(),
@@ -166,7 +167,7 @@ impl Prover {
                 self.upstream.feed.freshness.is_awaited(),
                 Instant::now(),
             ) {
-                self.is_quiet.store(false, Ordering::Relaxed);
+                *self.quiet_at.lock() = None;
                 self.upstream.feed.freshness.prove(asked);
             }
             let last = positions.last();
@@ -230,7 +231,7 @@ impl Prover {
     async fn question(&self) -> Option<Answer> {
         let reader = &self.upstream.feed.reader;
         let is_tiny = reader.stats().objects <= AT_ONCE_OBJECTS_MAX;
-        if is_tiny && self.is_quiet.load(Ordering::Relaxed) && self.live() && reader.settled_if_silent().await {
+        if is_tiny && *self.quiet_at.lock() == Some(reader.state_mark()) && self.live() {
             return self.at_once().await;
         }
         self.position().await.map(Answer::Position)
@@ -291,35 +292,28 @@ impl Prover {
     async fn listed(&self, query: &str) -> Result<Listed, Error> {
         self.upstream.metrics.asked(SideRequest::Equality);
         let before = self.upstream.feed.reader.snapshot();
-        let reach = Reach::of(&self.upstream.feed.reader, before.rv);
         let page = self.upstream.versions(Cause::Proof, query, BODY_BYTES_MAX).await?;
         let VersionPage { at, versions, is_from_memory, .. } = page;
         let listed = versions.iter().map(|(key, rv)| (key, *rv));
-        let is_other = compare(places(&before), reach, listed, at) == Finding::Other;
+        let is_other = compare(places(&before), before.rv, listed, at) == Finding::Other;
         Ok(Listed { at, versions, is_other, is_from_memory })
     }
 
     /// Proves that the cache is current as of the position's request. Returns the instant of that request.
     async fn prove(&self, position: Position) -> Option<Instant> {
-        if timeout(STREAM_HEAD_START, self.upstream.feed.reader.reached(position.at)).await.is_ok() {
-            self.is_quiet.store(false, Ordering::Relaxed);
+        let reader = &self.upstream.feed.reader;
+        if timeout(STREAM_HEAD_START, reader.reached(position.at)).await.is_ok() {
+            *self.quiet_at.lock() = None;
             return Some(position.asked);
         }
-        self.is_quiet.store(true, Ordering::Relaxed);
+        *self.quiet_at.lock() = Some(reader.state_mark());
         timeout(PROOF_MAX, self.prove_by_asking(position)).await.unwrap_or_default()
     }
 
     async fn prove_by_asking(&self, position: Position) -> Option<Instant> {
-        let reader = &self.upstream.feed.reader;
-        let says_how_far = self.watches_say_how_far();
-        if !says_how_far {
-            reader.closed().await;
-        }
-        // While more changes of the newest version may come, the cached state matches no version. The stream from that
-        // version shows them.
-        let proven = if reader.is_whole() && self.affords_equality() {
+        let proven = if self.affords_equality() {
             self.by_equality(position).await
-        } else if self.live() && says_how_far {
+        } else if self.live() && self.watches_say_how_far() {
             self.by_catching_up(false).await.map(|()| None)
         } else {
             // Only a reflector that is watching can use the result of a catch-up.
@@ -377,8 +371,7 @@ impl Prover {
                 }
                 let snapshot = self.upstream.feed.reader.snapshot();
                 if snapshot.rv >= listed.at {
-                    let reach = Reach::of(&self.upstream.feed.reader, snapshot.rv);
-                    return !outlived(&snapshot, reach, &listed.versions, listed.at);
+                    return !outlived(&snapshot, &listed.versions, listed.at);
                 }
                 progress.changed().await;
             }
@@ -406,7 +399,7 @@ impl Prover {
     /// Returns whether one list of versions proves that the feed holds upstream's state at `rv` or later. It is tried
     /// only for small collections.
     async fn is_at(&self, rv: ResourceVersion) -> Result<bool, Ended> {
-        if !self.upstream.feed.reader.is_whole() || self.is_behind_a_proxy() || !self.affords_equality() {
+        if self.is_behind_a_proxy() || !self.affords_equality() {
             return Ok(false);
         }
         let listed = self.listed(&not_older_than(rv)).await?;
@@ -429,33 +422,14 @@ impl Prover {
         self.upstream.metrics.asked(SideRequest::CatchUp);
         let reader = &self.upstream.feed.reader;
         let (history, at) = (reader.history(), reader.progress().rv);
-        // More changes of the newest event's version may exist that our own stream does not send, and a watch from
-        // there would skip them. Duplicates are recognised.
-        if reader.is_at_event(at) {
-            match self.catch_up(history, ResourceVersion(at.0.saturating_sub(1)), announced).await {
-                // Upstream may still have the changes after our version.
-                Err(Ended::Failed(error)) if error.is_expired() => {}
-                caught_up => return caught_up,
-            }
-        }
-        self.catch_up(history, at, announced).await
-    }
-
-    async fn catch_up(&self, history: u64, from: ResourceVersion, announced: bool) -> Result<(), Ended> {
-        let spec = &self.upstream.feed.spec;
-        let path = spec.key.url(&format!(
-            "watch=true&allowWatchBookmarks=true&timeoutSeconds={CATCH_UP_SECONDS}&resourceVersion={from}"
+        let path = self.upstream.feed.spec.key.url(&format!(
+            "watch=true&allowWatchBookmarks=true&timeoutSeconds={CATCH_UP_SECONDS}&resourceVersion={at}"
         ));
         let mut stream = self.upstream.watch(Cause::Proof, &path).await?;
         self.behind_a_proxy.store(stream.is_from_memory(), Ordering::Relaxed);
-        let mut told = CatchUp::default();
-        let until = told.read(&mut stream, &self.upstream.reader).await?;
+        let (changes, until) = catch_up(&mut stream, &self.upstream.reader).await?;
         // If the channel is full, the reflector is not watching and cannot use the proof.
-        if self
-            .words
-            .try_send(ReflectorFinding::Proof(Proof { history, changes: told.changes, until, announced }))
-            .is_ok()
-        {
+        if self.words.try_send(ReflectorFinding::Proof(Proof { history, changes, until, announced })).is_ok() {
             // Gives the reflector time to apply the proof; otherwise the same would be requested again.
             let _ = timeout(STREAM_HEAD_START, self.upstream.feed.reader.reached(until)).await;
         }
@@ -468,6 +442,6 @@ fn same(snapshot: &Snapshot, listed: &BTreeMap<ObjectKey, ResourceVersion>) -> b
 }
 
 /// Whether the feed, which has reached a listed version, still holds an object that the list did not have.
-fn outlived(now: &Snapshot, reach: Reach, listed: &BTreeMap<ObjectKey, ResourceVersion>, at: ResourceVersion) -> bool {
-    reach.is_whole_at(at) && places(now).any(|(key, rv)| rv <= at && listed.get(key) != Some(&rv))
+fn outlived(now: &Snapshot, listed: &BTreeMap<ObjectKey, ResourceVersion>, at: ResourceVersion) -> bool {
+    places(now).any(|(key, rv)| rv <= at && listed.get(key) != Some(&rv))
 }

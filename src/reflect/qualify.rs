@@ -226,7 +226,6 @@ impl Qualifier {
     /// Compares one random object of each derivation, if objects have changed since the last sample. Checks first
     /// whether upstream's release may have changed. Does nothing while the feed has no readers.
     async fn sample(&self, known: &mut Known) {
-        self.upstream.feed.reader.settled().await;
         let mark = self.upstream.feed.reader.state_mark();
         let has_changed = known.sampled != Some(mark);
         if self.upstream.feed.readers() == 0 || !has_changed && !self.may_be_upgraded(known) {

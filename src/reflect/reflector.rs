@@ -1,6 +1,5 @@
 mod follow;
 mod relist;
-mod silence;
 #[cfg(test)]
 mod tests;
 

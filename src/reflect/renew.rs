@@ -8,7 +8,7 @@
 //! Most upgrades need none of this: a list that mends a gap comes from the new server, and its bodies replace the
 //! cached ones. Otherwise there is a minute of jitter, and one feed lists at a time; a state that a reader waits for is
 //! renewed at once. The writer replaces bodies in steps. Chunks get new names, and snapshots for paginating clients are
-//! dropped. States are served again once the version that was incomplete during the replacement is complete.
+//! dropped. Then states are served again.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -162,8 +162,6 @@ impl Renewer {
         if is_done.await.is_err() {
             return Ok(());
         }
-        // Until then, readers get a state from before the replacement.
-        self.upstream.feed.reader.closed().await;
         let took = began.elapsed();
         tracing::info!(feed = %key, changed, of, ?took, "objects refreshed for another upstream version");
         self.written.renewed(listed.servers);

@@ -7,9 +7,9 @@
 //!
 //! - **Keys and versions** of up to [`KEYS_MAX`] objects, at exactly the version of our state. The next round continues
 //!   after them.
-//! - **The number of objects**, if that was not all. Where the numbers differ, a bisection finds the place, because
-//!   each response includes the number of remaining objects (R-CONTINUE-5). The number is only a hint: alone it never
-//!   counts as a difference.
+//! - **The number of objects**, if that was not all, because a response includes the number of remaining objects
+//!   (R-CONTINUE-5). If the numbers differ, the round goes on through all keys. The number is only a hint: alone it
+//!   never counts as a difference.
 //! - **A few objects in full**, if the server that responds produces the same bytes as the followed one.
 //!
 //! For a feed with a selector, the apiserver would read the whole collection to find its state at an earlier version.
@@ -20,7 +20,6 @@
 //! watches end with 410, and the feed relists. If the difference returns after that, the feed is given up at growing
 //! intervals only: upstream's watches and lists then disagree with its reads at one version.
 
-mod bisect;
 mod compare;
 mod pace;
 
@@ -45,7 +44,6 @@ use super::metrics::{SelfCheckOutcome, SideRequest};
 use super::reflect_config::ReflectConfig;
 use super::reflector_findings::{Divergence, ReflectorFinding};
 use super::versions::VersionPage;
-use bisect::Bisection;
 use compare::{Discrepancy, Part, contradictions};
 use pace::Pace;
 
@@ -141,7 +139,6 @@ impl SelfChecker {
                 }
             }
             let Some(every) = config.self_check else { continue };
-            feed.reader.settled().await;
             let mark = feed.reader.state_mark();
             let is_due = known.compared.proven != mark || known.compared.sweep.is_some();
             if is_due && feed.was_read_within(every.mul_f64(1.5)) && feed.reader.state() == FeedState::Live {
@@ -244,20 +241,22 @@ impl SelfChecker {
         if counted.is_none_or(|counted| counted == state.len()) {
             return Ok(Vec::new());
         }
-        let mut bisection = Bisection::of(state.len());
-        while let Some(middle) = bisection.next(known.keys) {
-            let Some(theirs) = self.page(state.rv, nth(state, middle).as_ref(), 1).await?.count() else { break };
-            bisection.counted(middle, theirs);
+        let mut behind = None;
+        loop {
+            let page = self.page(state.rv, behind.as_ref(), known.keys).await?;
+            let suspects = contradictions(state, state, &page, &Part::of(behind, &page));
+            behind = page.versions.last_key_value().map(|(last, _)| last.clone()).filter(|_| !page.is_last);
+            if !suspects.is_empty() {
+                return Ok(suspects);
+            }
+            if behind.is_none() {
+                break;
+            }
         }
-        let behind = nth(state, bisection.found());
-        let page = self.page(state.rv, behind.as_ref(), known.keys).await?;
-        let suspects = contradictions(state, state, &page, &Part::of(behind, &page));
-        if suspects.is_empty() {
-            let (feed, held) = (&self.upstream.feed.spec.key, state.len());
-            tracing::debug!(%feed, upstream = counted, held, "object count differs from upstream, but no object does");
-            known.misleads = true;
-        }
-        Ok(suspects)
+        let (feed, held) = (&self.upstream.feed.spec.key, state.len());
+        tracing::debug!(%feed, upstream = counted, held, "object count differs from upstream, but no object does");
+        known.misleads = true;
+        Ok(Vec::new())
     }
 
     /// Compares all versions of the current state. Returns the keys that differ.
@@ -394,11 +393,6 @@ impl SelfChecker {
         let then = self.upstream.lister(SideRequest::SelfCheck).object_then(key, rv).await?;
         if then.at == rv { Ok(then) } else { Err(other_version(rv)) }
     }
-}
-
-/// The last of the first `count` keys.
-fn nth(state: &Snapshot, count: usize) -> Option<ObjectKey> {
-    state.iter().nth(count.checked_sub(1)?).map(|object| object.key.clone())
 }
 
 /// The error if upstream cannot respond at one version.

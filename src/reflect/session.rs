@@ -37,7 +37,7 @@ pub(super) fn apply(
         WatchItem::Change { event_type, object, frame } => {
             metrics.received(frame.len());
             let rv = object.rv;
-            match writer.take(Change { event_type, object, frame: Some(frame) })? {
+            match writer.apply(Change { event_type, object, frame: Some(frame) })? {
                 Applied::Fresh => Ok(StreamStep::At(rv)),
                 Applied::Duplicate => {
                     metrics.duplicate();
@@ -50,11 +50,24 @@ pub(super) fn apply(
             if let Ok(template) = BookmarkTemplate::from_object(writer.envelope(), &object) {
                 writer.set_bookmark(template);
             }
-            writer.bookmark(rv);
+            writer.advance(rv, true);
             Ok(StreamStep::At(rv))
         }
         WatchItem::Error { event } => Ok(StreamStep::Refused(Box::new(status_of(&event)))),
     }
+}
+
+/// Applies all changes of a transaction together. Fails if they are out of order.
+pub(super) fn apply_together(
+    changes: Vec<Change>,
+    writer: &mut CacheWriter,
+    metrics: &FeedMetrics,
+) -> Result<StreamStep, BrokenStream> {
+    changes.iter().flat_map(|change| &change.frame).for_each(|frame| metrics.received(frame.len()));
+    let (count, last) = (changes.len(), changes.last().map(|change| change.object.rv));
+    let fresh = writer.apply_all(changes)?;
+    (fresh..count).for_each(|_| metrics.duplicate());
+    Ok(last.filter(|_| fresh > 0).map_or(StreamStep::Skipped, StreamStep::At))
 }
 
 /// The Status in an ERROR event.

@@ -6,7 +6,7 @@ mod proofs;
 mod refusals;
 mod returners;
 mod self_checks;
-mod settling;
+mod transactions;
 
 use std::time::Duration;
 

@@ -15,9 +15,9 @@ use crate::net::{Peer, PeerAddress, RequestBody};
 use crate::serve::activity::{ActiveWatches, Who, metrics};
 use crate::serve::audit::{Audit, AuditRecord, Decision};
 use crate::serve::forward::Forwarding;
-use crate::serve::limits::{BodyTimes, ConcurrencyLimits};
-use crate::serve::peers::{PeerReviews, ServerDocuments, health};
-use crate::serve::read::{NewRequest, NotServable, ReadRequest, Reader, Scans, Sources};
+use crate::serve::limits::{ConcurrencyLimits, SlowReaderReaper};
+use crate::serve::peers::{PeerReviews, health};
+use crate::serve::read::{DiscoveryCache, DocumentKey, NewRequest, NotServable, ReadRequest, Reader, Scans, Sources};
 use crate::serve::response::{
     AUDIT_ID, LIST_RETRY_SECONDS, REASON, REFUSED_BY, ReplyBody, ResponseContext, expectation_failed,
     expects_the_impossible, forbid, malformed, new_audit_id, outcome, too_many, too_many_wait, turned_away,
@@ -38,7 +38,7 @@ pub struct Frontend {
     reader: Reader,
     watches: WatchOpener,
     forwarding: Forwarding,
-    documents: ServerDocuments,
+    discovery: DiscoveryCache,
     reviews: PeerReviews,
     ready: Ready,
     authorizer: Authorizer,
@@ -95,32 +95,35 @@ impl Frontend {
             ready,
         } = parts;
         let concurrency = Arc::new(ConcurrencyLimits::new(&config.limits));
-        let times = BodyTimes::new(config.body_max, &tasks);
+        let slow_readers = SlowReaderReaper::new(config.unread, config.body_max);
+        tasks.spawn_needed("slow readers", slow_readers.clone().keep(drain.clone()));
         let known = (catalog.clone(), feeds.clone());
-        let documents = ServerDocuments::new(client.clone(), known, concurrency.clone(), times.clone(), config.lag_max);
+        let discovery =
+            DiscoveryCache::new(client.clone(), known, concurrency.clone(), slow_readers.clone(), config.lag_max);
         let reviews = PeerReviews::new(client.clone(), authorizer.clone(), concurrency.clone(), &config);
         let config = Reloadable::new(config);
-        tasks.spawn_needed("pinned states", feeds.pins().clone().keep());
         let sources = Arc::new(Sources::new(config.clone(), feeds, drain.clone()));
         let scans = Scans::new();
         Self {
-            documents,
+            discovery,
             reviews,
             ready,
-            reader: Reader::new(sources.clone(), scans.clone(), (concurrency.clone(), times.clone())),
+            reader: Reader::new(sources.clone(), scans.clone(), (concurrency.clone(), slow_readers.clone())),
             watches: WatchOpener::new(
-                (sources, scans),
+                sources,
+                scans,
                 client.clone(),
-                (concurrency.clone(), config.get().unread),
+                concurrency.clone(),
+                slow_readers.clone(),
                 active_watches.clone(),
-                (tasks.clone(), drain.clone()),
+                tasks.clone(),
             ),
             forwarding: Forwarding::new(
                 client.clone(),
                 forwarder,
                 authorizer.clone(),
                 concurrency.clone(),
-                (tasks, drain, times),
+                (tasks, drain, slow_readers),
             ),
             authorizer,
             catalog,
@@ -320,9 +323,7 @@ impl Frontend {
         };
         let config = self.config.get();
         let (resource, route) = match route(&asked, resource.as_deref(), &config.coverage) {
-            Err(ForwardReason::NonResource) if self.documents.has(&request) => {
-                return Box::pin(self.document(request)).await;
-            }
+            Err(ForwardReason::NonResource) => return Box::pin(self.document(request)).await,
             Err(ForwardReason::Verb) if PeerReviews::has(&request) => return Box::pin(self.review(request)).await,
             Err(reason) => return self.pass(request, reason).await,
             Ok(_) if !self.authorizer.serves(&request.caller) => {
@@ -366,31 +367,38 @@ impl Frontend {
         response
     }
 
-    /// Answers a proxy that asks for a document of upstream. Who may not have it hears so from upstream.
+    /// Answers a request that is not for a resource. If the cache cannot answer it or the caller may not send it, upstream
+    /// does.
     async fn document(&self, request: Box<ReadRequest>) -> Response<ReplyBody> {
-        let may = self.lets_proxy(&request).await;
-        if let (true, Ok(hops)) = (may, self.forwarding.hops_with_us(request.http.headers()))
-            && let payer = request.caller.payer()
-            && let mut answering = Box::pin(self.documents.answer(&request, &hops))
-            && let Ok(Some(response)) = self.concurrency.while_waiting(payer.as_ref(), answering.as_mut()).await
-        {
-            return response;
+        let key = self.discovery.key(&request).filter(|_| self.authorizer.serves(&request.caller));
+        if let Some(key) = key {
+            let payer = request.caller.payer();
+            let answering = pin!(self.cached_document(&request, &key));
+            if let Ok(Some(response)) = self.concurrency.while_waiting(payer.as_ref(), answering).await {
+                return response;
+            }
         }
         self.pass(request, ForwardReason::NonResource).await
     }
 
+    async fn cached_document(&self, request: &ReadRequest, key: &DocumentKey) -> Option<Response<ReplyBody>> {
+        let grant = self.authorizer.grant(&request.caller, &request.info).await.ok()?;
+        let hops = self.forwarding.hops_with_us(request.http.headers()).ok()?;
+        let mut response = self.discovery.answer(request, key, hops).await?;
+        response.extensions_mut().insert(Decision::Allowed(grant.reason().clone()));
+        Some(response)
+    }
+
     /// Answers a proxy that asks for a review, if it may.
     async fn review(&self, request: Box<ReadRequest>) -> Response<ReplyBody> {
-        let may = self.lets_proxy(&request).await;
+        let may = {
+            let asked = pin!(self.authorizer.lets_proxy(&request.caller, &request.info));
+            self.concurrency.while_waiting(request.caller.payer().as_ref(), asked).await.unwrap_or(false)
+        };
         match self.forwarding.hops_with_us(request.http.headers()) {
             Ok(hops) if may => Box::pin(self.reviews.answer(request, hops)).await,
             _ => self.pass(request, ForwardReason::Verb).await,
         }
-    }
-
-    async fn lets_proxy(&self, request: &ReadRequest) -> bool {
-        let asked = pin!(self.authorizer.lets_proxy(&request.caller, &request.info));
-        self.concurrency.while_waiting(request.caller.payer().as_ref(), asked).await.unwrap_or(false)
     }
 
     async fn permit(&self, request: &mut ReadRequest, resource: &Resource) -> Result<Permit, NotGranted> {

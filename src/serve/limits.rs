@@ -5,12 +5,13 @@ mod body_error;
 mod bounded_body;
 mod concurrency;
 mod slow_readers;
-mod timer_queue;
+mod state_pin;
 
 pub use concurrency::ConcurrencyConfig;
 pub use slow_readers::Unread;
 
 pub(crate) use body_error::BodyError;
-pub(crate) use bounded_body::{BodyTimes, BoundedBody, List, ListEncoding, PIECE_BYTES_MAX, TOO_SLOW, Whole};
+pub(crate) use bounded_body::{BoundedBody, List, ListEncoding, PIECE_BYTES_MAX, TOO_SLOW, Whole};
 pub(crate) use concurrency::{ConcurrencyLimits, ConcurrencyPermit};
 pub(crate) use slow_readers::{Fired, SlowReaderReaper, Watchdog};
+pub(crate) use state_pin::StatePin;

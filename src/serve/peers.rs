@@ -1,8 +1,7 @@
-//! What the proxy answers to proxies below it: documents of the apiserver, and reviews of their callers.
+//! What the proxy answers to proxies below it: its health, and reviews of their callers.
 
-mod documents;
-mod remembered;
+mod health;
 mod reviews;
 
-pub(crate) use documents::{ServerDocuments, health};
+pub(crate) use health::health;
 pub(crate) use reviews::PeerReviews;

@@ -4,6 +4,8 @@
 //! ReadRequest ─► Sources (feed, synced, fresh) ─► Snapshot ─► Reader::get | Reader::list ─► response
 //! ```
 
+mod coalescing_cache;
+mod discovery_cache;
 mod object_answers;
 mod reader;
 mod request;
@@ -12,6 +14,8 @@ mod sources;
 
 pub use sources::spec;
 
+pub(crate) use coalescing_cache::{CoalescingCache, Fetched};
+pub(crate) use discovery_cache::{DiscoveryCache, DocumentKey};
 pub(crate) use object_answers::FREE_BYTES_MAX;
 pub(crate) use reader::Reader;
 pub(crate) use request::{NewRequest, ReadRequest, ReadResult};

@@ -33,7 +33,7 @@ pub(crate) enum Route {
 /// Why a request is forwarded to upstream. Every variant is a metric label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum ForwardReason {
-    /// It is not for a resource: discovery, health, version, OpenAPI.
+    /// It is not for a resource: health, OpenAPI, and discovery that is not cached or not allowed.
     NonResource,
     /// It is not a read.
     Verb,

@@ -25,8 +25,8 @@ pub struct ServeConfig {
     pub watch_min: Duration,
     pub limits: ConcurrencyConfig,
     pub unread: Unread,
-    /// How long upstream's discovery and authorizers may lag behind an observed change. Responses from within this time
-    /// are not reused for other proxies.
+    /// How long upstream's discovery and authorizers may lag behind an observed change. Discovery documents, and reviews
+    /// for other proxies, that were requested within this time are not reused.
     pub lag_max: Duration,
 }
 

@@ -1,7 +1,7 @@
 //! Watches: opens them at the right position of a feed, and streams their events over HTTP or WebSocket.
 //!
 //! ```text
-//! WatchOpener ─► hold (freshness) ─► resume (history) ─► WatchSession ─► WatchBody | websocket::run
+//! WatchOpener: place ─► first row ─► feed ─► fresh ─► history ─► namespaces ─► WatchSession ─► WatchBody | websocket::run
 //! ```
 
 mod body;

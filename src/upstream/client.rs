@@ -302,21 +302,11 @@ impl Client {
         }
     }
 
-    /// Requests a document that other callers share, on behalf of the proxies in `hops`. Returns `None` if the document
-    /// still has the `ETag` `known`.
-    pub async fn document(
-        &self,
-        path_and_query: &str,
-        accept: Option<&HeaderValue>,
-        hops: HeaderValue,
-        known: Option<&HeaderValue>,
-    ) -> Result<Option<SharedDocument>, Error> {
-        let accept = accept.map(|accept| (ACCEPT, accept)).into_iter();
-        let known = known.map(|known| (IF_NONE_MATCH, known));
-        let asked_with =
-            accept.chain(known).fold(Request::builder(), |request, (name, value)| request.header(name, value));
-        let asked_with = asked_with.method(Method::GET).header(super::HOPS, hops);
-        match self.ask(Cause::Discovery, Question::Short, path_and_query, asked_with, Bytes::new()).await {
+    /// Requests a document that callers share. Returns `None` if it still has the `ETag` in `headers`.
+    pub async fn document(&self, path: &str, headers: HeaderMap) -> Result<Option<SharedDocument>, Error> {
+        let mut request = Request::builder().method(Method::GET);
+        request.headers_mut().into_iter().for_each(|to| to.clone_from(&headers));
+        match self.ask(Cause::Discovery, Question::Short, path, request, Bytes::new()).await {
             Ok(response) => {
                 let headers = response.headers().clone();
                 Ok(Some(SharedDocument { headers, body: self.read_at_most(response, DOCUMENT_BYTES_MAX).await? }))

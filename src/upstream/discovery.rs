@@ -275,10 +275,12 @@ impl Catalog {
         (definitions && services).then(|| *self.shared.stirred.lock())
     }
 
-    /// Whether another server may serve this group, with responses that differ from this one's.
-    pub fn is_elsewhere(&self, group: &str) -> bool {
+    /// Whether upstream serves this group or group version, and no server behind it does.
+    pub fn serves_itself(&self, group: &str, version: Option<&str>) -> bool {
         let state = self.shared.state.read();
-        state.known.remote.as_ref().is_none_or(|remote| remote.iter().any(|(other, _)| other == group))
+        let is_remote = state.known.remote.as_ref().is_none_or(|remote| remote.iter().any(|(other, _)| other == group));
+        let has = |gvr: &Gvr| *gvr.group == *group && version.is_none_or(|version| *gvr.version == *version);
+        !is_remote && state.served.resources.keys().any(has)
     }
 
     /// Applies the complete contents of one of the proxy's feeds. From now on, upstream is not asked for them. Returns

@@ -19,6 +19,7 @@ mod custom;
 mod custom_life;
 mod deploy;
 mod differential;
+mod discovery;
 mod estimate;
 mod event_scenes;
 mod events;

@@ -47,7 +47,7 @@ async fn all_is_recorded(up: &RunningUpstream, drain: u64) -> bool {
         .send()
         .await;
     assert_eq!((named.status, named.is_cached(), named.header("audit-id")), (404, true, Some("mine")));
-    let passed = client.get("/version").await;
+    let passed = client.get("/healthz").await;
     let mut watches = Vec::new();
     for protocol in Protocol::ALL {
         watches.push(client.watch(PODS).from(list.rv()).over(protocol).await);

@@ -101,7 +101,7 @@ async fn cost_page_matches_upstream_traffic_exactly() {
     let watch = ada.watch(PODS).initial_events().await;
     watch.listed().await;
     assert!(ada.get(PODS).await.is_cached(), "after a proof");
-    let version = ada.get("/version").await;
+    let healthy = ada.get("/healthz").await;
     watch.reached(up.churn(25).await).await;
     app.discovered().await;
     let agree = || async { said(&app).await == *relay.seen.lock() };
@@ -111,7 +111,7 @@ async fn cost_page_matches_upstream_traffic_exactly() {
         let (requests, bytes) = seen.get(cause).copied().unwrap_or_default();
         assert!(requests > 0 && bytes > 0, "{cause}: {seen:?}");
     }
-    assert_eq!(seen["forwarded"], (1, version.text().len() as u64));
+    assert_eq!(seen["forwarded"], (1, healthy.text().len() as u64));
     // One watch for the pods, and it was the list as well.
     assert_eq!((cost(&app, "list", "requests").await, cost(&app, "watch", "requests").await), (Some(1), Some(0)));
     assert_eq!(

@@ -53,7 +53,7 @@ async fn longest_pause(work: impl Future) -> Duration {
 
 #[tokio::test]
 async fn drain_spreads_watch_ends_over_grace_at_frame_boundaries() {
-    // The last watch is told to end long before the deadline, so that a busy machine is in time.
+    // The last watch begins to end long before the deadline, so that a busy machine is in time.
     const GRACE: Duration = Duration::from_secs(15);
     let up = demo::upstream().pods(30).seed(131).run().await;
     let mut app = direct::app(&up).drain(GRACE).run().await;

@@ -4,12 +4,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use demo::{self, ReceivedRequest, RequestKind, RunningUpstream};
+use futures_util::future::join_all;
 use http::{HeaderMap, Method, Request};
 use hyper::body::Incoming;
+use kube_fanout::auth::AuthMode;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
-use crate::direct::{self, Ended, PATIENCE, Stub, WIDGETS, Watch, eventually, straight, stub, within};
+use crate::direct::{
+    self, Answer, Ended, PATIENCE, Protocol, Stub, WIDGETS, Watch, assert_alike, eventually, straight, stub, within,
+};
+use crate::tree::{CURRENT, DOCUMENTS};
 
 const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const SERVICES: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
@@ -228,9 +233,114 @@ async fn transient_crd_list_failure_ends_no_watch() {
     still_goes_on(&watch, &up).await;
 }
 
-/// The proxy sends these requests with its own credentials. A caller gets no more of them than of its own requests.
+/// All documents, from upstream.
+async fn documents(up: &RunningUpstream) -> Vec<(&'static str, &'static str, Answer)> {
+    let client = straight(up);
+    let get = |(path, accept)| client.request(Method::GET, path).header("accept", accept).send();
+    let answers = join_all(DOCUMENTS.map(get)).await;
+    DOCUMENTS.into_iter().zip(answers).map(|((path, accept), answer)| (path, accept, answer)).collect()
+}
+
+/// The number of requests for documents that the proxy itself does not need.
+fn fetched(up: &RunningUpstream) -> usize {
+    ["/api/v1", "/apis/apps", "/apis/apps/v1"].map(|path| direct::asked_by_proxies(up, path).len()).iter().sum()
+}
+
 #[tokio::test]
-async fn discovery_for_child_proxy_counts_against_forward_limit() {
+async fn clients_share_one_copy_of_discovery_until_a_definition_changes() {
+    let up = demo::upstream().run().await;
+    // The demo's discovery does not lag behind its definitions.
+    let app = direct::app(&up).with(|config| config.serve.lag_max = Duration::ZERO).run().await;
+    app.discovered().await;
+    for client in ["first", "second"] {
+        let (before, began) = (fetched(&up), Instant::now());
+        for (path, accept, theirs) in documents(&up).await {
+            let get = || app.request(Method::GET, path).header("accept", accept).header("user-agent", client);
+            let ours = get().send().await;
+            assert_alike(path, &ours, &theirs);
+            assert!(ours.is_cached(), "{path} {accept}");
+            for name in ["content-type", "etag", "vary", "cache-control"] {
+                assert_eq!(ours.header(name), theirs.header(name), "{path} {accept}: {name}");
+            }
+            let Some(etag) = ours.header("etag") else { continue };
+            let known = get().header("if-none-match", etag).send().await;
+            assert_eq!((known.status, known.body.len(), known.header("etag")), (304, 0, Some(etag)));
+            assert_eq!(get().header("if-none-match", "\"another\"").send().await.status, 200);
+        }
+        if client == "second" {
+            // If the machine stalls for as long as copies are used, this shows nothing.
+            assert!(fetched(&up) == before || began.elapsed() >= CURRENT, "the first client's copies");
+        }
+    }
+    let before = fetched(&up);
+    relabel(&up).await;
+    eventually("a copy is compared with upstream after a change", || async {
+        assert!(app.get("/apis/apps").await.is_cached());
+        fetched(&up) > before
+    })
+    .await;
+}
+
+/// As on a node, whose proxy may not read definitions.
+#[tokio::test]
+async fn each_discovery_request_reaches_upstream_while_definitions_are_not_watched() {
+    let up = demo::upstream().run().await;
+    up.faults().only("customresourcedefinitions").answer(RequestKind::Any, 1000, 403, None);
+    let app = direct::app(&up).with(|config| config.serve.lag_max = Duration::ZERO).run().await;
+    app.discovered().await;
+    for _ in 0..3 {
+        let before = direct::asked_by_proxies(&up, "/apis/apps").len();
+        assert!(app.get("/apis/apps").await.is_cached());
+        assert_eq!(direct::asked_by_proxies(&up, "/apis/apps").len(), before + 1);
+    }
+}
+
+#[tokio::test]
+async fn discovery_is_cached_for_callers_that_may_read_it_and_forwarded_for_others() {
+    let up = demo::upstream().run().await;
+    up.reviews().give("a", "ada");
+    up.reviews().give("b", "bob");
+    up.reviews().allow("ada", "/apis/apps");
+    let app = direct::app(&up).with(|config| config.auth = AuthMode::Delegated).run().await;
+    app.discovered().await;
+    assert!(app.bearing("a").get("/apis/apps").await.is_cached());
+    for (client, path) in
+        [(app.bearing("b"), "/apis/apps"), (app.bearing("a"), "/api"), (app.over(Protocol::Http1), "/api")]
+    {
+        let answer = client.get(path).await;
+        assert_eq!((answer.is_cached(), answer.header("kube-fanout-reason")), (false, Some("non_resource")), "{path}");
+    }
+    let is_bobs = |seen: &ReceivedRequest| {
+        seen.uri.path() == "/apis/apps" && seen.headers.get("authorization").is_some_and(|token| token == "Bearer b")
+    };
+    assert!(up.requests().iter().any(is_bobs), "upstream decides with the caller's own credential");
+}
+
+/// R-THREAT-13: each spelling in the cache would cost memory and a request with the proxy's credentials.
+#[tokio::test]
+async fn spellings_of_accept_share_one_copy_and_unknown_forms_are_forwarded() {
+    let up = demo::upstream().run().await;
+    let app = direct::app(&up).with(|config| config.serve.lag_max = Duration::ZERO).run().await;
+    app.discovered().await;
+    let get = async |accept: String| app.request(Method::GET, "/apis/apps").header("accept", &accept).send().await;
+    assert!(get("application/json".to_owned()).await.is_cached());
+    let before = direct::asked_by_proxies(&up, "/apis/apps").len();
+    for n in 1..100 {
+        let spelled = get(format!("*/*;q=0.{n},application/json;q=0.{n},text/x{n};q=0.{n}")).await;
+        let unknown = get(format!("application/json;x={n}")).await;
+        assert_eq!((spelled.is_cached(), unknown.is_cached()), (true, false), "{n}");
+    }
+    for path in ["/apis/none.example", "/apis/apps/v99", "/apis/apps?x=1", "/apis/apps/"] {
+        assert!(!app.get(path).await.is_cached(), "{path}");
+    }
+    let asked = &direct::asked_by_proxies(&up, "/apis/apps")[before..];
+    // A copy is compared with upstream again every ten seconds.
+    assert!(asked.len() < 150, "unknown forms only: {}", asked.len());
+}
+
+/// The proxy fetches discovery with its own credentials. A caller gets no more of that than of its own requests.
+#[tokio::test]
+async fn discovery_takes_the_place_of_a_forwarded_request() {
     let gate = Arc::new(Semaphore::new(0));
     let held = gate.clone();
     let answer = stub(move |request: Request<Incoming>| {

@@ -6,6 +6,7 @@ pub mod frames;
 mod framing;
 mod h2spec;
 pub mod hpack;
+mod hyper;
 mod preface;
 mod requests;
 mod rows;

@@ -64,16 +64,16 @@ async fn status_top_and_explain_show_a_slow_client() {
 
     let behind = || async { asked(&["explain", "--address", &admin]).await.stdout.contains("events waiting") };
     eventually("the slow watch is shown", behind).await;
-    // Whoever reads is never further behind than the window reaches.
+    // A reading client never lags by more than the window.
     for _ in 0..10 {
         ok.reached(up.churn(200).await).await;
     }
     slow.resume();
     assert_eq!(slow.ended().await, Ended::Expired);
-    app.get("/version").await;
+    app.get("/healthz").await;
     let explained = asked(&["explain", "--address", &admin]).await.stdout;
     for part in
-        ["WATCH pods.v1: expired: its position left the history (410)", "GET /version: non_resource: ", "caught up"]
+        ["WATCH pods.v1: expired: its position left the history (410)", "GET /healthz: non_resource: ", "caught up"]
     {
         assert!(explained.contains(part), "{part}: {explained}");
     }
@@ -118,8 +118,7 @@ async fn explain_names_revoked_and_drained_watches() {
     assert!(told.contains("WATCH pods.v1: revoked: ") && !told.contains("bob"), "{told}");
     assert!(bobs.iter().all(Watch::is_open));
     app.begin_stop();
-    // Each is told at a moment of its own within the time that a drain has: the first of so many soon, and the last,
-    // with which the proxy goes, a minute later.
+    // Watches end at moments spread over the drain time: the first soon, the last after a minute, when the proxy exits.
     eventually("the end is shown", || async { explained("bob").await.contains("WATCH pods.v1: drained: ") }).await;
     drop(bobs);
     app.stop().await;

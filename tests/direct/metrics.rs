@@ -12,7 +12,7 @@ use crate::process::{Process, metric};
 /// A metric, and a label that one of its lines must have.
 type Metric = (&'static str, &'static str);
 
-const IN_SERVICE: [Metric; 38] = [
+const IN_SERVICE: [Metric; 39] = [
     ("kube_fanout_tasks", ""),
     ("kube_fanout_build_info", concat!("version=\"", env!("CARGO_PKG_VERSION"), "\"")),
     ("kube_fanout_connections_open", ""),
@@ -48,6 +48,7 @@ const IN_SERVICE: [Metric; 38] = [
     ("kube_fanout_served_total", "list"),
     ("kube_fanout_forwarded_total", "non_resource"),
     ("kube_fanout_forwarded_total", "expensive_selector"),
+    ("kube_fanout_discovery_served_total", "version"),
     ("kube_fanout_downstream_proxy_requests_total", "health"),
     ("kube_fanout_refused_total", "400"),
     ("kube_fanout_coalesced_requests_total", ""),
@@ -111,6 +112,7 @@ async fn serve_all_kinds(up: &RunningUpstream, client: &Client) -> Watch {
     let metadata = client.watch(PODS).initial_events().accept(metadata).await;
     metadata.listed().await;
     client.get("/version").await;
+    client.get("/healthz").await;
     client.request(http::Method::GET, "/readyz").header("kube-fanout-hops", "leaf").send().await;
     let dear = (0..150).map(|n| format!("%21key-{n}")).collect::<Vec<_>>().join(",");
     client.get(&format!("{PODS}?watch=1&timeoutSeconds=1&labelSelector={dear}")).await;
@@ -256,7 +258,7 @@ async fn refusals_by_limit_or_upstream_outage_are_counted() {
     let refused = client.watch(PODS).initial_events().open().await.err().expect("there is one place");
     assert_eq!(refused.status, 429);
     up.faults().down().await;
-    let unanswered = client.get("/version").await.status;
+    let unanswered = client.get("/healthz").await.status;
     assert!((502..=504).contains(&unanswered), "{unanswered}");
     let text = process.metrics().await;
     for code in [429, unanswered] {

@@ -275,7 +275,7 @@ async fn dashboard_overview_metrics_are_exposed_after_first_client() {
     assert!(direct::proven(&client, || PODS.to_owned()).await.is_cached());
     let watch = client.watch(PODS).initial_events().await;
     watch.listed().await;
-    client.get("/version").await;
+    client.get("/healthz").await;
     let missing = |text: &str| {
         let shown: BTreeSet<_> = text.lines().filter_map(|line| line.split(['{', ' ']).next()).collect();
         wanted

@@ -113,8 +113,8 @@ async fn activity_pages_on_unix_socket_show_slow_and_ended_watches() {
     }
     slow.resume();
     assert_eq!(slow.ended().await, Ended::Expired);
-    app.get("/version").await;
-    app.get("/version").await;
+    app.get("/healthz").await;
+    app.get("/healthz").await;
     assert_eq!(app.get(&format!("{PODS}?limit=abc")).await.status, 400);
     let recent = app.admin("/debug/recent").await.json();
     let first = |kind: &str| recent[kind][0].clone();
@@ -126,7 +126,7 @@ async fn activity_pages_on_unix_socket_show_slow_and_ended_watches() {
     let passed = first("passedThrough");
     assert_eq!(
         (&passed["asked"], &passed["reason"], &passed["times"]),
-        (&"/version".into(), &"non_resource".into(), &2.into())
+        (&"/healthz".into(), &"non_resource".into(), &2.into())
     );
     assert!(first("refused")["reason"].as_str().is_some_and(|reason| reason.starts_with("400 ")), "{recent}");
     drop(ok);

@@ -83,7 +83,7 @@ async fn exec_plugin_output_appears_in_no_response_or_log() {
     for (what, failure) in FAILURES {
         plugin.does(failure);
         let mut told = Vec::new();
-        for (method, path) in [(Method::GET, LOG), (Method::POST, MAPS), (Method::GET, "/version")] {
+        for (method, path) in [(Method::GET, LOG), (Method::POST, MAPS), (Method::GET, "/healthz")] {
             let answer = client.request(method.clone(), path).header("content-type", "application/json").send().await;
             assert!(answer.status >= 500, "{what}, {method} {path}: {}", answer.text());
             told.push(answer.text());
@@ -94,7 +94,7 @@ async fn exec_plugin_output_appears_in_no_response_or_log() {
             assert_clean(page, &process.admin(page).await);
         }
         plugin.does("credential good 2020-01-01T00:00:00Z");
-        eventually("it is good again", || async { client.get("/version").await.status == 200 }).await;
+        eventually("it is good again", || async { client.get("/healthz").await.status == 200 }).await;
     }
     process.signal("TERM");
     let output = process.ended().await;

@@ -144,11 +144,11 @@ async fn metrics_are_rendered_at_most_once_per_second() {
     let up = demo::upstream().pods(3).run().await;
     let app = with_ports(direct::app(&up)).run().await;
     let scrape = async || app.metrics_client().get("/metrics").await.text();
-    assert_eq!(app.get("/version").await.status, 200);
+    assert_eq!(app.get("/healthz").await.status, 200);
     let mut compared = false;
     for _ in 0..300 {
         let (began, before) = (Instant::now(), scrape().await);
-        assert_eq!(app.get("/version").await.status, 200);
+        assert_eq!(app.get("/healthz").await.status, 200);
         let after = scrape().await;
         if began.elapsed() < Duration::from_secs(1) && before.contains("kube_fanout_forwarded_total{") {
             // The first text may already have been a second old.
@@ -160,7 +160,7 @@ async fn metrics_are_rendered_at_most_once_per_second() {
     }
     assert!(compared, "two texts within a second were never the same");
     let before = metric(&scrape().await, "kube_fanout_forwarded_total", "non_resource");
-    assert_eq!(app.get("/version").await.status, 200);
+    assert_eq!(app.get("/healthz").await.status, 200);
     let counted = || async { metric(&scrape().await, "kube_fanout_forwarded_total", "non_resource") > before };
     direct::eventually("it is rendered again", counted).await;
 }

@@ -89,7 +89,7 @@ struct Seen {
     shared_after: Duration,
     /// Number of watches of each replica after all old connections had been replaced.
     shares: Vec<u64>,
-    /// When the first replica was told to stop, and how long that took.
+    /// When the first replica got the signal to stop, and how long it took.
     drained_at: Instant,
     drained_ns: u64,
     drained_within: Duration,

@@ -139,8 +139,8 @@ async fn concurrent_late_resumes_share_few_backfill_watches() {
     let fleet = join_all(versions.iter().map(|from| app.watch(PODS).from(*from).into_future())).await;
     history.is_told_to(&fleet, last).await;
     let watches = asked(&app, "backfill").await;
-    // Whoever comes from before all so far costs one: six on average, if they come one by one in any order, and which
-    // order that is the machine decides as well. More than 25 have a probability of less than one in a billion.
+    // Each client that resumes from before all earlier ones costs a watch: six on average for a random order, which
+    // the machine also influences. The probability of more than 25 is below one in a billion.
     assert!((1..=25).contains(&watches), "{watches} watches for {FLEET} clients that came together");
     assert_eq!(asked(&app, "initial").await, 1);
 }

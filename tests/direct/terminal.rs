@@ -174,8 +174,8 @@ async fn top_handles_keys_and_restores_terminal() {
     top.press("x/nobody\r");
     top.shows("filter \"nobody\"").await;
     top.shows("No row matches the filter.").await;
-    // A terminal that becomes lower is drawn anew with the next look: the keys are in its last line. Nobody sends
-    // SIGWINCH here, for crossterm may keep a key back that comes together with it, until the next one.
+    // A smaller terminal is redrawn at the next refresh, with the keys in its last line. The test sends no SIGWINCH,
+    // because crossterm may delay a key that arrives together with the signal.
     resize(&top.theirs, (60, 20));
     eventually("the keys", || async { screen(&top.said()).lines().nth(19).is_some_and(|l| l.starts_with(" q quit")) })
         .await;

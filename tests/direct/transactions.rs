@@ -1,62 +1,46 @@
-//! Several events have one version: no client receives that version before all of them have arrived (W3, L1, L2).
+//! Several events at one version (W3, W17, L1, L2).
 //!
-//! When an etcd lease expires, all its keys are deleted at one revision. Here upstream's stream stalls between two of
-//! these deletions. If the proxy announced their version then, a client that resumed from it would miss the second one.
+//! When an etcd lease expires, all its Events are deleted at one revision, and upstream sends the deletions one by one.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use demo::{self, RunningUpstream};
+use demo::RunningUpstream;
+use serde_json::json;
+use tokio::time::sleep;
 
-use crate::direct::{self, App, Ended, PODS, Watch, eventually, followed, within};
+use crate::direct::{self, App, PODS, Watch, eventually, followed};
 
-const LEASED: [&str; 4] = ["l0", "l1", "l2", "l3"];
-
-/// An upstream whose open streams have sent two deletions out of four, and the version of all of them.
-struct Amid {
-    up: RunningUpstream,
-    app: App,
-    /// Opened before the deletions.
-    watch: Watch,
-    at: u64,
-    /// When the streams stalled.
-    since: Instant,
-}
-
-/// If a stream is silent for this long between them, the proxy requests the rest on another stream. If the machine
-/// stalls as long, a test of the time before that shows nothing, and retries.
-const ASKS_AFTER: Duration = Duration::from_secs(1);
-/// Number of attempts of such a test.
+const EVENTS: &str = "/api/v1/events";
+const ANY: &str = "/api/v1/events?resourceVersion=0";
+const LEASED: [&str; 4] = ["leased/l0", "leased/l1", "leased/l2", "leased/l3"];
+const ROUNDS: usize = 20;
+/// Number of attempts of a test that shows nothing if the machine stalls for as long as the proxy waits for the rest of
+/// a transaction.
 const TRIES_MAX: usize = 20;
 
-async fn amid(plan: impl FnOnce(direct::Plan) -> direct::Plan) -> Amid {
-    amid_for(plan, 600).await.expect("its watch lasts longer than a test")
+fn add(up: &RunningUpstream, key: &str) -> u64 {
+    let (namespace, name) = key.split_once('/').expect("a key");
+    up.put("events", json!({"metadata": {"name": name, "namespace": namespace}}))
 }
 
-/// The same with a watch of `timeout_seconds`; `None` if it ended before two deletions had arrived.
-async fn amid_for(plan: impl FnOnce(direct::Plan) -> direct::Plan, timeout_seconds: i64) -> Option<Amid> {
-    let up = demo::upstream().pods(3).run().await;
-    for name in LEASED {
-        up.create_pod("leased", name);
+fn lease(up: &RunningUpstream) {
+    for key in LEASED {
+        add(up, key);
     }
-    let app = plan(direct::app(&up)).run().await;
-    let from = app.get(PODS).await.rv();
-    followed(&up, "pods").await;
-    let watch = app.watch(PODS).from(from).bookmarks().timeout_seconds(timeout_seconds).await;
-    up.faults().stall_watches(2);
-    let since = Instant::now();
-    let at = up.delete_pods_at_once("leased", &LEASED);
-    let two = async {
-        while watch.is_open() && watch.changes().len() < 2 {
-            watch.more_than(watch.events().len()).await;
-        }
-    };
-    within("two deletions", two).await;
-    let second = watch.changes().get(1)?.rv;
-    assert_eq!(at, second, "of one version");
-    Some(Amid { up, app, watch, at, since })
 }
 
-fn leased(items: &[(String, u64)]) -> usize {
+/// A proxy that follows an Event that stays and four that expire, and the version of its list.
+async fn leased() -> (RunningUpstream, App, u64) {
+    let up = demo::upstream().run().await;
+    add(&up, "default/stays");
+    lease(&up);
+    let app = direct::app(&up).run().await;
+    let from = app.get(EVENTS).await.rv();
+    followed(&up, "events").await;
+    (up, app, from)
+}
+
+fn count(items: &[(String, u64)]) -> usize {
     items.iter().filter(|(key, _)| key.starts_with("leased/")).count()
 }
 
@@ -64,120 +48,108 @@ fn gone(watch: &Watch) -> Vec<String> {
     watch.changes().iter().filter(|event| event.kind == "DELETED").map(|event| event.key.clone()).collect()
 }
 
-const GONE: [&str; 4] = ["leased/l0", "leased/l1", "leased/l2", "leased/l3"];
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_list_or_initial_state_has_a_part_of_the_deletions_of_one_version() {
+    let (up, app, from) = leased().await;
+    let watch = app.watch(EVENTS).from(from).await;
+    for round in 0..ROUNDS {
+        let at = up.delete_at_once("events", LEASED);
+        let seen = Box::pin(async {
+            loop {
+                let list = app.get(ANY).await;
+                let expected = if list.rv() >= at { 0 } else { LEASED.len() };
+                assert_eq!(count(&list.items()), expected, "at {} of {at}", list.rv());
+                let initial = app.watch(EVENTS).query("resourceVersion", "0").initial_events().await;
+                initial.listed().await;
+                let mark = initial.bookmarks()[0].rv;
+                let added = initial.changes().iter().filter(|event| event.key.starts_with("leased/")).count();
+                assert_eq!(added, if mark >= at { 0 } else { LEASED.len() }, "at {mark} of {at}");
+                if list.rv() >= at {
+                    return;
+                }
+            }
+        });
+        direct::within("their version", seen).await;
+        watch.reached(at).await;
+        assert_eq!(gone(&watch)[round * LEASED.len()..], LEASED);
+        lease(&up);
+        app.reached("events", up.revision()).await;
+    }
+}
+
+/// The deletion is the last change, so nothing but silence shows that its version is complete.
+#[tokio::test]
+async fn current_read_after_the_deletions_has_all_of_them() {
+    let (up, app, _) = leased().await;
+    let at = up.delete_at_once("events", LEASED);
+    let list = direct::proven(&app, || EVENTS.to_owned()).await;
+    assert!(list.is_cached() && list.rv() >= at);
+    assert_eq!(count(&list.items()), 0);
+    let not_older = format!("{EVENTS}?resourceVersion={at}&resourceVersionMatch=NotOlderThan");
+    let list = direct::proven(&app, || not_older.clone()).await;
+    assert!(list.is_cached() && list.rv() >= at);
+    assert_eq!(count(&list.items()), 0);
+    // A client that has this version has all of it.
+    let resumed = app.watch(EVENTS).from(at).await;
+    let last = add(&up, "default/stays");
+    resumed.reached(last).await;
+    assert_eq!(resumed.changes().len(), 1);
+}
 
 #[tokio::test]
-async fn list_during_partial_transaction_has_previous_version() {
+async fn stream_that_breaks_between_the_deletions_is_resumed_before_them() {
     for _ in 0..TRIES_MAX {
-        if is_of_the_version_before().await {
+        let (up, app, from) = leased().await;
+        let watch = app.watch(EVENTS).from(from).await;
+        up.faults().stall_watches(2);
+        let at = up.delete_at_once("events", LEASED);
+        sleep(Duration::from_millis(20)).await;
+        up.faults().drop_connections();
+        let held = watch.changes().is_empty();
+        watch.until("each of them is sent", |events| events.len() >= LEASED.len()).await;
+        let last = add(&up, "default/stays");
+        watch.reached(last).await;
+        let asked = direct::asked_by_proxies(&up, EVENTS);
+        let repeats = |query: &String| {
+            let version = query.split('&').find_map(|pair| pair.strip_prefix("resourceVersion=")?.parse::<u64>().ok());
+            query.contains("watch=true") && version.is_some_and(|version| version < at)
+        };
+        let is_resumed = asked.iter().filter(|query| repeats(query)).count() > 1;
+        assert_eq!(gone(&watch), LEASED);
+        assert_eq!(count(&app.get(ANY).await.items()), 0);
+        if held && is_resumed {
             return;
         }
     }
-    panic!("the rest had always come before a state was asked for");
+    panic!("the stream always broke too late");
 }
 
-/// Returns `false` if the proxy had requested the rest before the test requested a state.
-async fn is_of_the_version_before() -> bool {
-    let Amid { up, app, watch, at, since } = amid(|plan| plan).await;
+/// Pods have no leases. If another upstream sends several events at one version, each is applied and delivered when it
+/// arrives.
+#[tokio::test]
+async fn further_event_of_a_pod_at_one_version_is_applied_and_delivered_in_order() {
+    const NAMES: [&str; 4] = ["l0", "l1", "l2", "l3"];
+    let up = demo::upstream().pods(3).run().await;
+    for name in NAMES {
+        up.create_pod("leased", name);
+    }
+    let app = direct::app(&up).run().await;
+    let from = app.get(PODS).await.rv();
+    followed(&up, "pods").await;
+    let watch = app.watch(PODS).from(from).await;
+    up.faults().stall_watches(2);
+    let at = up.delete_pods_at_once("leased", &NAMES);
+    watch.until("two deletions", |events| events.len() >= 2).await;
     let any = app.get("/api/v1/pods?resourceVersion=0").await;
-    if any.rv() == at && since.elapsed() >= ASKS_AFTER {
-        return false;
-    }
-    assert!(any.is_cached() && any.rv() == at - 1, "{} of {at}", any.rv());
-    assert_eq!(leased(&any.items()), 4, "all of that version");
-    let listed = app.watch(PODS).query("resourceVersion", "0").initial_events().await;
-    listed.listed().await;
-    if listed.bookmarks()[0].rv == at && since.elapsed() >= ASKS_AFTER {
-        return false;
-    }
-    assert_eq!(listed.bookmarks()[0].rv, at - 1);
-    let resumed = app.watch(PODS).from(any.rv()).await;
-    // A current read needs a proof, which arrives on another stream and completes the version.
-    let current = app.get(PODS).await;
-    assert!(current.rv() >= at);
-    assert_eq!(leased(&current.items()), 0);
-    for watch in [&watch, &listed, &resumed] {
-        watch.reached(at).await;
-        eventually("each of them is told once", async || gone(watch) == GONE).await;
-    }
+    assert_eq!((any.is_cached(), any.rv(), count(&any.items())), (true, at, 2));
     up.faults().resume_watches();
     let last = up.update_pod("default", "p0");
-    for watch in [&watch, &listed, &resumed] {
-        watch.reached(last).await;
-        assert_eq!(gone(watch), GONE, "the stream that had stalled tells nobody again");
-    }
-    true
-}
-
-#[tokio::test]
-async fn read_at_transaction_version_waits_for_all_events() {
-    let Amid { app, at, up: _up, watch: _watch, .. } = amid(|plan| plan).await;
-    let path = format!("/api/v1/pods?resourceVersion={at}&resourceVersionMatch=NotOlderThan");
-    let listed = direct::proven(&app, || path.clone()).await;
-    assert!(listed.is_cached() && listed.rv() >= at);
-    assert_eq!(leased(&listed.items()), 0);
-}
-
-/// How long a watch waits for the rest after its timeout. Requesting the rest takes at least a second.
-const REST_MAX: Duration = Duration::from_secs(3);
-
-#[tokio::test]
-async fn timed_out_watch_receives_rest_of_transaction_first() {
-    const LASTS: u32 = 6;
-    for _ in 0..TRIES_MAX {
-        // A machine may stall until the watch's timeout, before the stream is between them.
-        let Some(Amid { watch, up: _up, app: _app, .. }) = amid_for(|plan| plan, LASTS.into()).await else { continue };
-        assert_eq!(watch.ended().await, Ended::Clean);
-        let told = gone(&watch);
-        // If the machine stalls for this long, the wait has timed out.
-        let has_waited = watch.lived() >= Some(Duration::from_secs(LASTS.into()) + REST_MAX);
-        if told == GONE || !has_waited {
-            assert_eq!(told, GONE);
-            return;
-        }
-    }
-    panic!("it always waits in vain");
-}
-
-/// However late in the drain a watch must end, it has longer than [`REST_MAX`] to receive the rest before everything
-/// closes.
-const DRAIN: Duration = Duration::from_secs(12);
-
-#[tokio::test]
-async fn drained_watch_receives_rest_of_transaction_first() {
-    // If the machine stalls until the drain ends, this shows nothing, and the test retries.
-    for _ in 0..TRIES_MAX {
-        let Amid { app, watch, up: _up, .. } = amid(|plan| plan.drain(DRAIN)).await;
-        let stopping = tokio::spawn(app.stop());
-        let ended = watch.ended().await;
-        let told = gone(&watch);
-        let stopped = stopping.await.expect("it stops");
-        if stopped.took < DRAIN {
-            assert_eq!((ended, told), (Ended::Clean, GONE.map(str::to_owned).to_vec()));
-            return;
-        }
-    }
-    panic!("the drain was always over before the rest came");
-}
-
-#[tokio::test]
-async fn broken_stream_resumes_before_partial_transaction() {
-    for _ in 0..TRIES_MAX {
-        let Amid { up, app, watch, at, since } = amid(|plan| plan).await;
-        up.faults().drop_connections();
-        watch.until("each of them is told", |events| events.len() >= 4).await;
-        let is_late = since.elapsed() >= ASKS_AFTER;
-        let asked = direct::asked_by_proxies(&up, PODS);
-        let resumed = format!("resourceVersion={}", at - 1);
-        let is_resumed = asked.iter().any(|query| query.ends_with(&resumed));
-        assert!(is_resumed || is_late, "{asked:?}");
-        let last = up.update_pod("default", "p0");
-        watch.reached(last).await;
-        assert_eq!(gone(&watch), GONE);
-        assert_eq!(leased(&app.get("/api/v1/pods?resourceVersion=0").await.items()), 0);
-        if is_resumed {
-            return;
-        }
-    }
-    panic!("the rest had always come before the stream broke");
+    watch.reached(last).await;
+    assert_eq!(gone(&watch), LEASED);
+    assert!(watch.changes()[..4].iter().all(|event| event.rv == at));
+    eventually("the state has all of them", async || {
+        let any = app.get("/api/v1/pods?resourceVersion=0").await;
+        any.rv() >= last && count(&any.items()) == 0
+    })
+    .await;
 }

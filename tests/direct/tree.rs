@@ -49,8 +49,10 @@ fn of_leaves(up: &RunningUpstream, path: &str) -> usize {
     up.requests().iter().filter(is_of_a_leaf).count()
 }
 
+/// How long a copy of a document is used without comparing it with upstream, less a little.
+pub const CURRENT: Duration = Duration::from_secs(5);
 /// Every form of upstream's documents about itself.
-const DOCUMENTS: [(&str, &str); 8] = [
+pub const DOCUMENTS: [(&str, &str); 8] = [
     ("/version", "application/json"),
     ("/api", "application/json"),
     ("/apis", "application/json"),
@@ -67,6 +69,7 @@ async fn zone_caches_discovery_documents_for_all_leaves() {
     let (zone, leaves) = tree(&up, 3).await;
     let get =
         |client: &Client, path: &str, accept: &str| client.request(Method::GET, path).header("accept", accept).send();
+    let began = Instant::now();
     for (path, accept) in DOCUMENTS {
         let theirs = get(&straight(&up), path, accept).await;
         let first = get(&leaves[0], path, accept).await;
@@ -82,7 +85,8 @@ async fn zone_caches_discovery_documents_for_all_leaves() {
             assert_eq!(get(leaf, path, accept).await.status, 200);
         }
     }
-    assert_eq!(asked(&up, &paths), before, "the zone has it");
+    // If the machine stalls for as long as copies are used, this shows nothing.
+    assert!(asked(&up, &paths) == before || began.elapsed() >= CURRENT, "the zone has it");
     let known = get(&leaves[0], "/apis", AGGREGATED).await;
     let known = leaves[0]
         .request(Method::GET, "/apis")
@@ -100,10 +104,7 @@ async fn zone_caches_discovery_documents_for_all_leaves() {
         asked(&up, &paths) > before
     };
     eventually("the zone asks again", asks_again).await;
-    // A client that is not a proxy gets upstream's current response.
-    let call = zone.request(Method::GET, "/version").header("x-of", "a-client");
-    assert_eq!(call.send().await.status, 200);
-    assert!(up.requests().iter().any(|seen| seen.headers.contains_key("x-of")), "it passed");
+    assert!(zone.get("/version").await.is_cached(), "clients of the zone share the copy");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -409,7 +410,7 @@ async fn client_cause_header_is_not_forwarded() {
     let up = demo::upstream().pods(2).run().await;
     let app = direct::app(&up).run().await;
     // The proxy sends this request with its own cause.
-    let call = app.request(Method::GET, "/version").header(CAUSE, "watch").header("x-of", "a-client");
+    let call = app.request(Method::GET, "/healthz").header(CAUSE, "watch").header("x-of", "a-client");
     assert_eq!(call.send().await.status, 200);
     let seen = up.requests().into_iter().find(|seen| seen.headers.contains_key("x-of")).expect("it passed");
     assert!(!seen.headers.contains_key(CAUSE));

@@ -15,6 +15,8 @@ mod discovery;
 mod documents;
 #[path = "targets/headers.rs"]
 mod headers;
+#[path = "targets/http2.rs"]
+mod http2_codec;
 #[path = "targets/queries.rs"]
 mod queries;
 #[path = "targets/streams.rs"]
@@ -26,7 +28,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets. Each has a folder with its name in the corpus.
-pub const TARGETS: [Target; 18] = [
+pub const TARGETS: [Target; 19] = [
     ("frames", streams::frames),
     ("events", streams::events),
     ("pages", streams::pages),
@@ -45,6 +47,7 @@ pub const TARGETS: [Target; 18] = [
     ("discovery", discovery::discovery),
     ("messages", connections::messages),
     ("connections", connections::connections),
+    ("http2", http2_codec::connections),
 ];
 
 /// The bytes as text, with invalid UTF-8 replaced.

@@ -57,7 +57,7 @@ pub enum FaultKind {
     },
     HoldLists,
     Bookmark,
-    /// A bookmark in the middle of a version.
+    /// A bookmark at the version of the last event.
     BookmarkAtLast,
     CutClients,
     HoldClients,
@@ -188,8 +188,8 @@ impl FaultKind {
         }
     }
 
-    /// Whether events that upstream sends together may arrive one by one. A version counts as complete when nothing
-    /// follows its first event (W17).
+    /// Whether events that upstream sends together may arrive far apart. A deletion of an Event counts as the last one
+    /// of its version when nothing follows it (W17).
     pub fn parts_events(self) -> bool {
         matches!(self, Self::StallWatches { .. } | Self::HoldUpstream | Self::DeadenUpstream)
     }

@@ -37,9 +37,14 @@ pub struct Plan {
 /// Encodings of the demo upstream.
 pub const ENCODINGS: [RecordedEncoding; 2] = [RecordedEncoding::Json, RecordedEncoding::Metadata];
 
-/// Group, version, plural and kind of a built-in resource and of a custom one.
-const RESOURCES: [[&str; 4]; 2] =
-    [["", "v1", "configmaps", "ConfigMap"], ["demo.kube-fanout.io", "v1", "widgets", "Widget"]];
+/// Group, version, plural and kind of a built-in resource, of a custom one, and of the one whose objects may be deleted
+/// together.
+const RESOURCES: [[&str; 4]; 3] = [
+    ["", "v1", "configmaps", "ConfigMap"],
+    ["demo.kube-fanout.io", "v1", "widgets", "Widget"],
+    ["", "v1", "events", "Event"],
+];
+const EVENTS: usize = 2;
 
 /// Possible delays of a piece.
 const LATENCIES: [Duration; 5] =
@@ -61,7 +66,7 @@ impl Plan {
         faults.extend(Fault::dead_connections(&mut fastrand::Rng::with_seed(seed.rotate_left(32)), duration));
         let mut plan = Self {
             seed,
-            resource: rng.usize(..RESOURCES.len()),
+            resource: rng.usize(..EVENTS),
             namespaces: rng.usize(1..=3),
             objects: rng.usize(3..=12),
             clients: rng.u32(2..=8),
@@ -84,6 +89,7 @@ impl Plan {
             .piece_bytes
             .max(BYTES_OF_A_MILLISECOND * usize::try_from(plan.latency.as_millis()).expect("it is short"));
         if plan.faults.iter().any(|fault| matches!(fault.kind, FaultKind::DeleteAtOnce { .. })) {
+            plan.resource = EVENTS;
             plan.latency = Duration::ZERO;
             plan.faults.retain(|fault| !fault.kind.parts_events());
         }

@@ -20,14 +20,15 @@ const LAYERS: [&[&str]; 9] = [
 
 /// The crates, with their permitted dependencies outside of tests. A tool that measures or judges the daemon shares no
 /// logic with it, so only `fanoutctl`, which starts the daemon, depends on it.
-const CRATES: [(&str, &[&str]); 8] = [
+const CRATES: [(&str, &[&str]); 9] = [
     ("base", &[]),
     ("kubeapi", &[]),
+    ("http2", &["base"]),
     ("probe", &["base"]),
     ("demo", &["base", "kubeapi"]),
     ("bench", &["base", "kubeapi", "probe"]),
     ("verify", &["base", "probe"]),
-    ("kube-fanout", &["base", "kubeapi"]),
+    ("kube-fanout", &["base", "http2", "kubeapi"]),
     ("fanoutctl", &["base", "bench", "demo", "kube-fanout", "kubeapi", "probe", "verify"]),
 ];
 

@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 pub struct Shares<K> {
     places: usize,
     /// One lock suffices, because threads contend for the global semaphore instead. With one, two and four threads, an
-    /// admission took 129, 265 and 547 ns with it, and 133, 279 and 829 ns with a sharded map (benches/README.md).
+    /// admission took 129, 265 and 547 ns with it, and 133, 279 and 829 ns with a sharded map.
     of: Mutex<Of<K>>,
 }
 

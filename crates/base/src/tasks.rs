@@ -32,7 +32,7 @@ struct Running {
     /// that at each poll.
     ///
     /// A sharded map is no faster. With one, two and four threads, a task took 108, 242 and 538 ns with this lock, and
-    /// 126, 275 and 521 ns with shards (benches/README.md).
+    /// 126, 275 and 521 ns with shards.
     handles: HashMap<u64, Option<AbortHandle>>,
     next: u64,
     are_stopped: bool,

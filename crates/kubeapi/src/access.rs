@@ -61,24 +61,11 @@ impl Access {
         access
     }
 
-    /// The number of bytes that the caller has chosen.
-    pub fn len_bytes(&self) -> usize {
-        self.verb.len()
-            + match &self.target {
-                AccessTarget::Path(path) => path.len(),
-                AccessTarget::Resource(of) => [
-                    &of.group,
-                    &of.version,
-                    &of.resource,
-                    &of.subresource,
-                    &of.namespace,
-                    &of.name,
-                    &of.field_selector,
-                    &of.label_selector,
-                ]
-                .into_iter()
-                .map(String::len)
-                .sum(),
-            }
+    /// Its namespace; empty for all namespaces and at cluster scope.
+    pub fn namespace(&self) -> &str {
+        match &self.target {
+            AccessTarget::Path(_) => "",
+            AccessTarget::Resource(target) => &target.namespace,
+        }
     }
 }

@@ -1,7 +1,8 @@
 use std::sync::Arc;
 
 use super::super::NotGranted;
-use super::super::access_reviewer::{AccessPurpose, AccessReviewer};
+use super::super::access_reviewer::AccessReviewer;
+use super::super::review_cache::ReviewPurpose;
 use super::Impersonation;
 use super::modes::{ImpersonationMode, ImpersonationStep, modes};
 use kubeapi::{Access, AccessTarget, User};
@@ -73,6 +74,7 @@ async fn is_open(
 }
 
 async fn ask(access_reviewer: &AccessReviewer, subject: &Arc<User>, access: &Access) -> Result<(), Impeded> {
-    let decided = access_reviewer.decide(subject, &Arc::new(access.clone()), AccessPurpose::Request).await;
+    let asked = Arc::new(access.clone());
+    let decided = access_reviewer.decide(subject, &asked, ReviewPurpose::Request, None).await;
     decided.map(drop).map_err(|refused| Impeded { access: access.clone(), refused })
 }

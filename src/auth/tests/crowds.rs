@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use tokio::time::sleep;
 
 use super::*;
-use crate::auth::access_reviewer::{AccessPurpose, AccessReviewer};
+use crate::auth::access_reviewer::AccessReviewer;
+use crate::auth::review_cache::ReviewPurpose;
 use kubeapi::{Access, User};
 
 const PODS: &str = "/api/v1/namespaces/t1/pods?watch=1";
@@ -191,7 +192,7 @@ async fn decisions_are_cached_per_full_user_identity() {
     let others = ["1", "2"].map(|of| [of_uid(of), of_group(of), with_extra(of)]).concat();
     for user in [vec![ada.clone()], others].concat().into_iter().map(Arc::new) {
         for asked in [1, 0] {
-            reviewer.decide(&user, &access, AccessPurpose::Request).await.expect("it is allowed");
+            reviewer.decide(&user, &access, ReviewPurpose::Request, None).await.expect("it is allowed");
             assert_eq!(stub.asked().len(), asked, "{user:?}");
         }
     }
@@ -220,7 +221,7 @@ async fn mass_revocation_leaves_no_cached_allow_decision() {
                 let user = Arc::new(User { name: name.clone(), ..User::default() });
                 let asks = |user: Arc<User>| {
                     let (reviewer, access) = (reviewer.clone(), access.clone());
-                    async move { reviewer.decide(&user, &access, AccessPurpose::Request).await }
+                    async move { reviewer.decide(&user, &access, ReviewPurpose::Request, None).await }
                 };
                 asks(user.clone()).await.expect("it is allowed");
                 stub.deny(&name, "t1");

@@ -77,21 +77,6 @@ fn renewal_replaces_only_bodies_of_the_same_version() {
     assert_eq!(frames.len(), 1);
 }
 
-/// The state before an incomplete version stays visible until it is complete, and is not renewed before.
-#[tokio::test]
-async fn renewal_is_visible_only_after_the_version_is_complete() {
-    let (mut writer, reader) = listed(ring(10), 10, &[(POD, 5), (Q, 6)]);
-    writer.take(added(&Pod { note: 1, ..POD }, 11)).expect("in order");
-    let list = [otherwise(&Q, 6), otherwise(&Pod { note: 1, ..POD }, 11)];
-    let objects = reader.applied().expect("it goes on").written_otherwise(&Snapshot::from_objects(rv(12), list)).await;
-    assert_eq!(writer.renew(objects).await, 2);
-    let mut closed = Box::pin(reader.closed());
-    let shown = || reader.snapshot().iter().all(|object| is_new(object));
-    assert!(closed.as_mut().now_or_never().is_none() && !shown());
-    writer.advance(rv(12), false);
-    assert!(closed.as_mut().now_or_never().is_some() && shown());
-}
-
 proptest! {
     /// For all differences, sizes match the held bodies, and an existing snapshot keeps its old bodies.
     #[test]

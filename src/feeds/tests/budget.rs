@@ -12,7 +12,7 @@ use tokio::time::advance;
 use crate::cache::tests::fixture::{POD, Pod, drawn_seed, rv, told, view};
 use crate::cache::{
     CacheConfig, CacheReader, CacheWriter, Change, ChunkFormat, ChunkPart, Event, FeedEnd, FeedState, Gone, MemoryKind,
-    MemoryUse, PinTerms, PlainChunk, Snapshot, Start, View,
+    MemoryUse, PlainChunk, Snapshot, Start, View,
 };
 use crate::feeds::{Demand, Feed, FeedHandle, FeedKey, FeedSpec, Feeds, Scope, Unavailable};
 use crate::wire::{Encoding, Envelope, JsonLayout, Object, ObjectReader, Representation, WatchItem};
@@ -214,7 +214,7 @@ async fn memory_pressure_evicts_the_cheapest_data_first() {
     busy.put("p", 11, OBJECT);
     busy.feed.reader.hold(&busy.feed.reader.snapshot());
     let (pinned, cut) = (busy.feed.reader.snapshot(), Cut::default());
-    let pin = busy.feed.pin(&pinned, cut.clone(), PinTerms::default());
+    let pin = busy.feed.pin(&pinned, cut.clone());
     busy.put("p", 12, OBJECT);
     let mut version = 13;
     let mut until = |busy: &mut Stage, wanted: Gone| {
@@ -339,7 +339,7 @@ fn listed_object_cuts_watches_that_pin_old_state_to_fit() {
     let (feeds, mut demands) = Feeds::new(config);
     let (cut, mut pin) = (Cut::default(), None);
     let _busy = busy(&feeds, &mut demands, |stage, state| {
-        pin = Some((stage.feed.pin(&state, cut.clone(), PinTerms::default()), state));
+        pin = Some((stage.feed.pin(&state, cut.clone()), state));
     });
     let next = stage(&feeds, &mut demands, "nodes");
     let mut staged = next.feed.reader.stage();

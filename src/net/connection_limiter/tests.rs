@@ -131,7 +131,7 @@ async fn new_caller_evicts_youngest_connection_of_largest_caller() {
 async fn idle_connection_of_the_caller_with_most_closes_before_a_busy_one() {
     let places = places(MANY, LEAVING_MAX);
     let mut here = taken_by(&places, MANY, 1);
-    let idle: Vec<_> = here.drain(1..3).map(|Busy { connection, _place, .. }| (connection, _place)).collect();
+    let idle: Vec<_> = here.drain(1..3).map(|Busy { connection, _place: place, .. }| (connection, place)).collect();
     let gone = || idle.iter().map(|(connection, _)| connection.is(ConnectionState::Cut)).collect::<Vec<_>>();
     let other = Busy::come(&places, 1);
     assert!(other.connection.found_known(Some(2)));

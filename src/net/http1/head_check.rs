@@ -11,11 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
+use http2::{ConnectionHeads, WakeSet};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::super::Connection;
-use super::super::head_budget::ConnectionHeads;
-use super::super::wake_set::WakeSet;
 
 /// The byte that replaces a `#`. The codec refuses control characters in a target.
 const REFUSED: u8 = 0x01;
@@ -200,9 +199,9 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for CheckedIo<I> {
 
 #[cfg(test)]
 mod tests {
+    use http2::HeadBudget;
     use tokio::io::AsyncReadExt as _;
 
-    use super::super::super::head_budget::HeadBudget;
     use super::*;
 
     fn check() -> HeadCheck {

@@ -63,28 +63,10 @@ fn list_inconsistent_with_known_state_is_another_history() {
         ("it has come to the same version with one more", (20, &[("p", 12), ("q", 18), ("r", 20)]), Other),
     ];
     let known = snapshot(KNOWN.0, KNOWN.1);
-    let reach = Reach { at: rv(20), whole: rv(20) };
     for (what, (at, objects), expected) in cases {
         let listed = snapshot(at, objects);
-        assert_eq!(compare(places(&known), reach, places(&listed), listed.rv), expected, "{what}");
+        assert_eq!(compare(places(&known), known.rv, places(&listed), listed.rv), expected, "{what}");
     }
-}
-
-#[test]
-fn version_of_the_newest_event_counts_as_incomplete() {
-    let (mut writer, reader) = cache();
-    writer.replace(snapshot(10, &[("p", 5)]));
-    assert_eq!(Reach::of(&reader, rv(10)), Reach { at: rv(10), whole: rv(10) }, "a list is whole");
-    apply(&mut writer, "ADDED", "q", 12);
-    let reach = Reach::of(&reader, rv(12));
-    assert_eq!(reach, Reach { at: rv(12), whole: rv(11) });
-    let known = reader.snapshot();
-    let sibling = snapshot(12, &[("p", 5), ("q", 12), ("r", 12)]);
-    assert_eq!(compare(places(&known), reach, places(&sibling), sibling.rv), Finding::Later);
-    let behind = snapshot(11, &[("p", 5)]);
-    assert_eq!(compare(places(&known), reach, places(&behind), behind.rv), Finding::Other);
-    writer.advance(rv(13), true);
-    assert_eq!(Reach::of(&reader, rv(13)), Reach { at: rv(13), whole: rv(13) }, "a bookmark says that all has come");
 }
 
 /// The first item of a stream that was opened right before our newest change.

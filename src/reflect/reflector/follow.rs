@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
-use super::silence::StreamSilence;
 use super::{LIVED, Reflector, State};
 use crate::cache::{FeedEnd, FeedState, ResumeMarker};
-use crate::reflect::continuity::{Continuity, ResumeEvidence, testimony};
+use crate::reflect::continuity::{Continuity, ResumeEvidence, testimony, testimony_of_changes};
 use crate::reflect::failure::{StepFailure, over};
 use crate::reflect::history_check::{HistoryCheckOutcome, HistoryCheckReason};
 use crate::reflect::reflector_findings::{Divergence, Found, PreviousObjects, Proof, ReflectorFinding, Renewal};
 use crate::reflect::session::{self, BrokenStream, StreamStep};
 use crate::reflect::stream::{Ended, WatchStream};
+use crate::reflect::transactions::{Received, Transactions};
 use crate::upstream::{Cause, Error};
 use crate::wire::{WatchItem, WireError};
 use kubeapi::ResourceVersion;
@@ -40,13 +40,7 @@ impl Reflector {
     ) -> Result<(WatchStream, Option<ResumeMarker>), (StepFailure, Option<ResumeMarker>)> {
         let spec = &self.deps.upstream.feed.spec;
         let resume_marker = self.continuity.resume_marker(&self.deps.upstream.feed.reader);
-        let from = match &resume_marker {
-            Some(resume_marker) => resume_marker.before(),
-            // The stream may have broken between two events of one version. Duplicates are recognised when they come
-            // again.
-            None if self.deps.upstream.feed.reader.is_open(at) => self.deps.upstream.feed.reader.progress().rv,
-            None => at,
-        };
+        let from = resume_marker.as_ref().map_or(at, ResumeMarker::before);
         let path = spec.key.url(&format!("watch=true&allowWatchBookmarks=true&resourceVersion={from}"));
         match self.deps.upstream.watch(Cause::Watch, &path).await {
             Ok(stream) => Ok((stream, resume_marker)),
@@ -71,23 +65,11 @@ impl Reflector {
         let _open = self.deps.upstream.metrics.watch_open();
         let opened = Instant::now();
         self.ask_whether_it_goes_on(resume_marker.is_some());
-        // Silence is measured only after the first item of the stream.
-        let mut silence: Option<StreamSilence> = None;
+        let mut transactions = Transactions::of(&self.deps.upstream.feed.spec.key.gvr);
         loop {
             let item = tokio::select! {
                 biased;
-                item = stream.next(&self.deps.upstream.reader) => item,
-                () = sleep_until(silence.map_or(opened, |silence| silence.ends())), if silence.is_some() => {
-                    silence = silence.and_then(|silence| silence.rest(Instant::now()));
-                    if silence.is_none() {
-                        self.writer.settle();
-                    }
-                    continue;
-                }
-                () = self.writer.whole_is_awaited(), if silence.is_some() => {
-                    silence = silence.map(|silence| silence.awaited(Instant::now()));
-                    continue;
-                }
+                item = transactions.next(&mut stream, &self.deps.upstream.reader) => item,
                 Some(word) = self.words.recv() => {
                     match self.heard(word, at).await {
                         Ok(reached) => at = at.max(reached),
@@ -116,14 +98,10 @@ impl Reflector {
             {
                 return (next, None);
             }
-            if item.is_err() {
-                self.settle_at_the_end(silence);
-            }
             match self.take_in(item, at, opened) {
                 Ok(reached) => at = at.max(reached),
                 Err(next) => return next,
             }
-            silence = self.settles_by_silence();
         }
     }
 
@@ -136,26 +114,14 @@ impl Reflector {
         }
     }
 
-    /// The silence, starting now, after which the newest version counts as complete. `None` if it is complete already,
-    /// or if only upstream can show that it is.
-    fn settles_by_silence(&self) -> Option<StreamSilence> {
-        let silence = StreamSilence::from(Instant::now(), self.writer.settles_after()?);
-        Some(if self.writer.is_whole_awaited() { silence } else { silence.unawaited() })
-    }
-
-    /// Handles the end of the stream. If the stream was silent for long enough, its newest version counts as complete
-    /// even if no reader waited for it. Reads during the outage then show what watches were sent. A broken stream still
-    /// resumes before that version.
-    fn settle_at_the_end(&mut self, silence: Option<StreamSilence>) {
-        if silence.is_some_and(|silence| silence.has_lasted(Instant::now())) {
-            self.writer.settle();
-        }
-    }
-
     /// Examines the first item of a stream that should begin with our newest change. Returns the next state if the
     /// stream must be abandoned.
-    fn examine(&mut self, resume_marker: &ResumeMarker, first: &WatchItem, at: ResourceVersion) -> Option<State> {
-        match testimony(resume_marker, first) {
+    fn examine(&mut self, resume_marker: &ResumeMarker, first: &Received, at: ResourceVersion) -> Option<State> {
+        let evidence = match first {
+            Received::Item(item) => testimony(resume_marker, item),
+            Received::Transaction(changes) => testimony_of_changes(resume_marker, changes),
+        };
+        match evidence {
             ResumeEvidence::Continues => {
                 self.is_sure();
                 self.signed_of_life();
@@ -173,14 +139,16 @@ impl Reflector {
     /// Applies an item of the stream. Returns the version that it leads to, or the state after the end of the stream.
     pub(super) fn take_in(
         &mut self,
-        item: Result<WatchItem, Ended>,
+        item: Result<Received, Ended>,
         at: ResourceVersion,
         opened: Instant,
     ) -> Result<ResourceVersion, (State, Option<StepFailure>)> {
         let listed = |failure: StepFailure| (State::Listed { at }, Some(failure));
-        let is_bookmark = matches!(item, Ok(WatchItem::Bookmark { .. }));
+        let is_bookmark = matches!(item, Ok(Received::Item(WatchItem::Bookmark { .. })));
+        let metrics = &self.deps.upstream.metrics;
         let step = match item {
-            Ok(item) => session::apply(item, &mut self.writer, &self.deps.upstream.metrics),
+            Ok(Received::Item(item)) => session::apply(item, &mut self.writer, metrics),
+            Ok(Received::Transaction(changes)) => session::apply_together(changes, &mut self.writer, metrics),
             Err(Ended::Clean) => {
                 self.relists.end_row();
                 return Err((State::Listed { at }, self.clean_end(at, opened)));
@@ -321,9 +289,7 @@ impl Reflector {
         if proof.history != self.deps.upstream.feed.reader.history() {
             return Ok(ResourceVersion::default());
         }
-        for change in proof.changes {
-            self.writer.take(change)?;
-        }
+        self.writer.apply_all(proof.changes)?;
         let announced = proof.announced || self.deps.upstream.feed.is_followed_by_proxies();
         self.writer.advance(proof.until, announced);
         Ok(proof.until)

@@ -4,7 +4,7 @@ use tokio::time::Instant;
 
 use super::{Reflector, State, ended};
 use crate::cache::{FeedState, Snapshot};
-use crate::reflect::continuity::{Continuity, Finding, Reach, compare, places};
+use crate::reflect::continuity::{Continuity, Finding, compare, places};
 use crate::reflect::failure::{StepFailure, over};
 use crate::reflect::gap::RelistPlan;
 use crate::reflect::initial_state::{At, InitialState};
@@ -99,19 +99,17 @@ impl Reflector {
     /// Recovers the changes up to `list`, if they can be proven.
     async fn recover(&self, at: ResourceVersion, list: &Snapshot, exact: bool) -> Result<Recovered, StepFailure> {
         let known = self.deps.upstream.feed.reader.snapshot();
-        let reach = Reach::of(&self.deps.upstream.feed.reader, known.rv);
-        if list.rv < at || compare(places(&known), reach, places(list), list.rv) == Finding::Other {
+        if list.rv < at || compare(places(&known), known.rv, places(list), list.rv) == Finding::Other {
             return Ok(Recovered::OtherHistory);
         }
-        let Some(applied) = self.deps.upstream.feed.reader.applied() else { return Ok(Recovered::Unknown) };
-        let differences = mend::differences(&applied, list);
+        let differences = mend::differences(&known, list);
         // If the list has our own version, nothing can have changed, whatever the age of the gap.
         let may_be_mended = list.rv == at || self.may_be_mended();
         if !may_be_mended || (!exact && !differences.is_empty()) {
             return Ok(Recovered::Unknown);
         }
         self.metrics_past(differences.len());
-        let historian = PastObjectReader { lister: self.lister(SideRequest::Past), from: reach };
+        let historian = PastObjectReader { lister: self.lister(SideRequest::Past), from: known.rv };
         match historian.recover(&differences, list.rv).await {
             Ok(recovered) => Ok(recovered),
             // Upstream is unreachable or overloaded. The recovery is retried as long as the gap is young enough.
@@ -128,9 +126,7 @@ impl Reflector {
     /// minute away. Returns whether the gap is mended.
     fn mend(&mut self, recovered: Recovered, until: ResourceVersion) -> Result<bool, StepFailure> {
         let Recovered::Changes(changes) = recovered else { return Ok(false) };
-        for change in changes {
-            self.writer.take(change).map_err(BrokenStream::OutOfOrder)?;
-        }
+        self.writer.apply_all(changes).map_err(BrokenStream::OutOfOrder)?;
         self.writer.advance(until, true);
         Ok(true)
     }

@@ -8,6 +8,7 @@ use crate::feeds::{Demand, Feed, FeedHandle, Feeds};
 use crate::reflect::metrics::FeedMetrics;
 use crate::reflect::reflector_findings::{Divergence, Proof};
 use crate::reflect::tests::{seconds, spec};
+use crate::reflect::transactions::Received;
 use crate::upstream::{Client, Error};
 use crate::wire::{ObjectReader, WatchItem};
 use kubeapi::{ObjectKey, Status};
@@ -70,7 +71,7 @@ impl Hands {
     /// The result of an item that comes when the feed is at `at`.
     fn take(&mut self, item: WatchItem, at: u64) -> Result<u64, (State, Option<StepFailure>)> {
         let opened = Instant::now();
-        self.reflector.take_in(Ok(item), ResourceVersion(at), opened).map(|reached| reached.0)
+        self.reflector.take_in(Ok(Received::Item(item)), ResourceVersion(at), opened).map(|reached| reached.0)
     }
 
     /// Makes upstream unreachable. Returns the wait.
@@ -167,7 +168,8 @@ async fn second_410_in_a_row_relists_the_current_state() {
         let opened = Instant::now();
         sleep(seconds(quiet)).await;
         let refused = hands.error(410, "too old resource version: 11 (15)");
-        let next = hands.reflector.take_in(Ok(refused), ResourceVersion(11), opened).map(|reached| reached.0);
+        let next =
+            hands.reflector.take_in(Ok(Received::Item(refused)), ResourceVersion(11), opened).map(|reached| reached.0);
         match next {
             Err((State::Expired { window: None, .. }, Some(_))) => assert!(is_in_a_row, "{what}"),
             // The last list is too recent. The stream is opened again after a wait, and its 410 then names the window.

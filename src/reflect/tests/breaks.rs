@@ -213,37 +213,3 @@ async fn feed_without_readers_ends_after_the_idle_timeout() {
     up.until(|counts| counts.watches_open.total() == 0).await;
     assert!(feeds.find(&spec().key, None).is_none());
 }
-
-/// The apiserver sends bookmarks by the clock, and so also between two events of one version. That version is not
-/// announced until a silence in which its remaining events would have come (W17).
-#[tokio::test(start_paused = true)]
-async fn bookmark_amid_a_version_needs_silence_to_complete_the_version() {
-    const LEASED: [&str; 4] = ["l0", "l1", "l2", "l3"];
-    for (rest_comes_after, announced) in [(Some(150), false), (None, true)] {
-        let scene = Scene::of(upstream().pods(3)).await;
-        for name in LEASED {
-            scene.up.create_pod("leased", name);
-        }
-        sleep(seconds(1)).await;
-        scene.up.faults().stall_watches(2);
-        let at = scene.up.delete_pods_at_once("leased", &LEASED);
-        sleep(seconds(1)).await;
-        assert_eq!(scene.feed.reader.stats().objects, 3 + 2);
-        let bookmarks = scene.feed.reader.progress().bookmarks;
-        scene.up.faults().bookmark_at_last_event();
-        sleep(Duration::from_millis(rest_comes_after.unwrap_or(250))).await;
-        assert_eq!(scene.feed.reader.progress().rv.0, if announced { at } else { at - 1 });
-        if announced {
-            assert_eq!(scene.feed.reader.progress().bookmarks, bookmarks + 1, "and readers are told");
-            continue;
-        }
-        let state = scene.feed.reader.snapshot();
-        assert_eq!((state.rv.0, state.len()), (at - 1, 3 + 4));
-        scene.up.faults().resume_watches();
-        sleep(seconds(10)).await;
-        assert_eq!((scene.feed.reader.progress().rv.0, scene.feed.reader.stats().objects), (at - 1, 3));
-        scene.up.faults().bookmark_at_last_event();
-        scene.until(at).await;
-        assert!(scene.is_true());
-    }
-}

@@ -54,23 +54,6 @@ async fn client_arriving_during_a_freshness_check_is_not_covered() {
     assert!(scene.feed.freshness.covers(first) && !scene.feed.freshness.covers(came));
 }
 
-/// Several objects may change at one version, and the stream may stall between two of them (W17).
-#[tokio::test(start_paused = true)]
-async fn stream_stalled_amid_a_version_is_completed_by_catch_up() {
-    let scene = Scene::of(upstream().pods(MANY)).await;
-    scene.elsewhere(1);
-    scene.proof().await;
-    let two: Vec<_> = scene.up.keys("pods").into_iter().take(2).map(|(key, _)| key).collect();
-    scene.up.faults().stall_watches(1);
-    scene.up.delete_at_once("pods", two.iter().map(String::as_str));
-    sleep(Duration::from_millis(100)).await;
-    assert!(!scene.is_true(), "one of them is still held");
-    scene.elsewhere(2);
-    scene.proof().await;
-    assert_eq!(scene.said("catch_up"), 1);
-    assert!(scene.is_true());
-}
-
 /// A proof costs no more than the response would, for example for kubelets that open a watch of `csidrivers` one after
 /// the other.
 #[tokio::test(start_paused = true)]

@@ -156,7 +156,7 @@ pub(crate) fn forwarded(reason: ForwardReason) {
     counter!("kube_fanout_forwarded_total", "reason" => reason.as_str()).increment(1);
 }
 
-/// The origin of a response to another proxy.
+/// The origin of a response that callers share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AnsweredFrom {
     Memory,
@@ -164,10 +164,23 @@ pub(crate) enum AnsweredFrom {
     Upstream,
 }
 
+impl AnsweredFrom {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Upstream => "upstream",
+        }
+    }
+}
+
+/// Counts a request for discovery or the version that the proxy answers.
+pub(crate) fn served_discovery(kind: &'static str, source: AnsweredFrom) {
+    counter!("kube_fanout_discovery_served_total", "kind" => kind, "source" => source.as_str()).increment(1);
+}
+
 /// Counts a request of a downstream proxy that this one answers in the place of the apiserver.
 pub(crate) fn answered_proxy(kind: &'static str, source: AnsweredFrom) {
-    let source = if source == AnsweredFrom::Memory { "memory" } else { "upstream" };
-    counter!("kube_fanout_downstream_proxy_requests_total", "kind" => kind, "source" => source).increment(1);
+    counter!("kube_fanout_downstream_proxy_requests_total", "kind" => kind, "source" => source.as_str()).increment(1);
 }
 
 /// Counts an error response that the proxy generated.
@@ -204,6 +217,10 @@ pub fn describe() {
     describe_counter!("kube_fanout_watches_ended_total", "watches that ended, by reason");
     describe_counter!("kube_fanout_served_total", "requests answered from the cache");
     describe_counter!("kube_fanout_forwarded_total", "requests forwarded to upstream, by reason");
+    describe_counter!(
+        "kube_fanout_discovery_served_total",
+        "requests for discovery and version that the proxy answered"
+    );
     describe_counter!(
         "kube_fanout_downstream_proxy_requests_total",
         "requests of downstream proxies answered in place of the apiserver"

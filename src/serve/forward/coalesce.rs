@@ -49,7 +49,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(60);
 type Outcome = Result<SharedAnswer, Arc<Unshared>>;
 type Askers = Vec<oneshot::Sender<Outcome>>;
 /// The waiting requests by key. The map is sharded: for an unshared request, one, two and four threads take 462, 916
-/// and 1,796 ns. A single lock takes 624, 1,279 and 2,496 ns (benches/README.md).
+/// and 1,796 ns. A single lock takes 624, 1,279 and 2,496 ns.
 type Waiting = DashMap<Key, Askers>;
 
 /// All properties of a request that determine its response.
@@ -71,7 +71,7 @@ impl Coalesced {
     /// it.
     ///
     /// A request without company is sent on its caller's task, because most are, and a separate task costs more than
-    /// the request. If that caller is cancelled, a new request is sent for those who are waiting. `None` means that the
+    /// the request. If that caller is cancelled, a new request is sent for the waiting callers. `None` means that the
     /// proxy is shutting down.
     pub(crate) async fn ask(&self, key: Key, tasks: &Tasks, ask: Ask) -> Option<Outcome> {
         let turn = match self.waiting.entry(key.clone()) {

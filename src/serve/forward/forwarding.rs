@@ -24,7 +24,7 @@ use crate::net::RequestBody;
 use crate::serve::activity::metrics;
 use crate::serve::audit::ServedLocally;
 use crate::serve::forward::coalesce::{Coalesced, Key, SharedAnswer, Unshared};
-use crate::serve::limits::{BodyError, BodyTimes, BoundedBody, ConcurrencyLimits, ConcurrencyPermit, Whole};
+use crate::serve::limits::{BodyError, BoundedBody, ConcurrencyLimits, ConcurrencyPermit, SlowReaderReaper, Whole};
 use crate::serve::response::{
     AUDIT_ID, LIST_RETRY_SECONDS, REASON, ReplyBody, ResponseContext, bad_timeout, not_granted, too_many, unavailable,
 };
@@ -74,7 +74,7 @@ pub(crate) struct Forwarding {
     coalesced: Coalesced,
     tasks: Tasks,
     drain: DrainWatch,
-    times: BodyTimes,
+    slow_readers: SlowReaderReaper,
 }
 
 impl Forwarding {
@@ -83,10 +83,10 @@ impl Forwarding {
         forwarder: Forwarder,
         authorizer: Authorizer,
         concurrency: Arc<ConcurrencyLimits>,
-        (tasks, drain, times): (Tasks, DrainWatch, BodyTimes),
+        (tasks, drain, slow_readers): (Tasks, DrainWatch, SlowReaderReaper),
     ) -> Self {
         let (forwarder, coalesced) = (Arc::new(forwarder), Coalesced::default());
-        Self { client, forwarder, authorizer, concurrency, coalesced, tasks, drain, times }
+        Self { client, forwarder, authorizer, concurrency, coalesced, tasks, drain, slow_readers }
     }
 
     /// Forwards a request unchanged. The response has a header with the reason.
@@ -159,7 +159,7 @@ impl Forwarding {
         let request = request.map(|body| {
             let is_broken = is_broken.clone();
             if is_short {
-                noticed(BoundedBody::new(body, &self.times, Cut::default()), is_broken)
+                noticed(BoundedBody::new(body, &self.slow_readers, Cut::default()), is_broken)
             } else {
                 noticed(body, is_broken)
             }
@@ -177,7 +177,7 @@ impl Forwarding {
 
     /// Awaits the head of a response, and gives up after the timeout.
     async fn in_time(&self, answering: impl Future<Output = ReadResult>) -> ReadResult {
-        let max = self.times.max() + PATIENCE;
+        let max = self.slow_readers.body_max() + PATIENCE;
         timeout(max, answering).await.unwrap_or(Err(Error::Timeout(max)))
     }
 
@@ -192,7 +192,7 @@ impl Forwarding {
         let is_short = is_short || !response.status().is_success();
         response.map(|body| {
             if is_short {
-                ReplyBody::short(body, place, &self.times, context.cut.clone())
+                ReplyBody::short(body, place, &self.slow_readers, context.cut.clone())
             } else {
                 ReplyBody::stream(body, place)
             }
@@ -237,7 +237,7 @@ impl Forwarding {
         let response = match self.coalesced.ask(key, &self.tasks, Arc::new(ask)).await {
             Some(Ok(SharedAnswer { status, headers, body, place: room })) => {
                 let whole = Whole::of(body, vec![place, room]);
-                let mut response = Response::new(ReplyBody::whole(whole, &self.times, context.cut.clone()));
+                let mut response = Response::new(ReplyBody::whole(whole, &self.slow_readers, context.cut.clone()));
                 *response.status_mut() = status;
                 *response.headers_mut() = headers;
                 // Upstream's audit log has one entry for all requests that share a response.

@@ -1,19 +1,20 @@
 use std::mem::take;
 use std::pin::Pin;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
-use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
-use tokio::time::Instant;
 
-use crate::cache;
+use crate::cache::Snapshot;
+use crate::feeds::Feed;
 use crate::listing::{GzipList, ListBody};
 use crate::serve::limits::body_error::BodyError;
 use crate::serve::limits::concurrency::ConcurrencyPermit;
-use base::{Cut, Deadline, Deadlines, Tasks};
+use crate::serve::limits::slow_readers::SlowReaderReaper;
+use crate::serve::limits::state_pin::StatePin;
+use base::{Cut, Timed, Timer, Timers};
 
 /// A body that ends at its deadline, even if the client does not read it.
 ///
@@ -21,14 +22,13 @@ use base::{Cut, Deadline, Deadlines, Tasks};
 /// apiserver lets a request last. At the deadline, everything the body holds is released, even if the peer does not
 /// read and the body is never polled. A later poll returns an error, so a cut body never looks complete.
 #[derive(Debug)]
-pub(crate) struct BoundedBody<B> {
-    going: Arc<Going<B>>,
-    /// `None` for a body that is empty or already complete.
-    _time: Option<BodyTime>,
-}
+pub(crate) struct BoundedBody<B>(Arc<Going<B>>);
 
 #[derive(Debug)]
 struct Going<B> {
+    timer: Timer,
+    /// In microseconds, as the times of [`Timers`].
+    deadline: u64,
     body: Mutex<Taken<B>>,
     /// Resets the stream of the response.
     answer: Cut,
@@ -42,25 +42,6 @@ struct Taken<B> {
     waker: Option<Waker>,
 }
 
-/// The time limit for bodies, and the deadlines of the current ones. Clones share the deadlines.
-#[derive(Debug, Clone)]
-pub(crate) struct BodyTimes {
-    max: Duration,
-    under_way: Arc<Deadlines<dyn Slow>>,
-}
-
-/// The deadline of one body. Dropping it cancels the deadline.
-#[derive(Debug)]
-struct BodyTime {
-    under_way: Arc<Deadlines<dyn Slow>>,
-    deadline: Deadline,
-}
-
-/// A body that can be cut because it is too slow.
-trait Slow: Send + Sync {
-    fn cut(&self);
-}
-
 /// The reason given for a cut body.
 pub(crate) const TOO_SLOW: &str = "too_slow";
 
@@ -69,56 +50,38 @@ pub(crate) const TOO_SLOW: &str = "too_slow";
 #[error("the body was not sent or read in time")]
 pub(crate) struct TooSlow;
 
-impl BodyTimes {
-    /// Creates the limit, and spawns the task that cuts bodies that take longer than `max`.
-    pub(crate) fn new(max: Duration, tasks: &Tasks) -> Self {
-        let times = Self { max, under_way: Arc::new(Deadlines::default()) };
-        tasks.spawn_needed("slow bodies", times.clone().keep());
-        times
-    }
-
-    /// Returns the time limit for a body.
-    pub(crate) fn max(&self) -> Duration {
-        self.max
-    }
-
-    async fn keep(self) {
-        loop {
-            self.under_way.due().await.iter().for_each(|slow| slow.cut());
-        }
-    }
-
-    fn begin(&self, body: Weak<dyn Slow>) -> BodyTime {
-        let deadline = self.under_way.put(Instant::now() + self.max, body);
-        BodyTime { under_way: self.under_way.clone(), deadline }
-    }
-}
-
-impl Drop for BodyTime {
-    fn drop(&mut self) {
-        self.under_way.remove(self.deadline);
-    }
-}
-
 impl<B: Body + Send + 'static> BoundedBody<B> {
     /// Wraps a body and starts its deadline.
     ///
     /// At the deadline, `answer` resets the stream of the response, because a codec never polls the body while the
     /// flow-control window is closed. For the body of a request, `answer` does nothing.
-    pub(crate) fn new(body: B, times: &BodyTimes, answer: Cut) -> Self {
-        // Most bodies are complete or empty, and need no deadline.
+    pub(crate) fn new(body: B, slow_readers: &SlowReaderReaper, answer: Cut) -> Self {
+        let timers = slow_readers.timers();
+        let deadline = timers.after(slow_readers.body_max());
+        // Most bodies are complete or empty, and need no timer.
         let is_over = body.is_end_stream();
-        let going = Arc::new(Going { body: Mutex::new(Taken { body: Some(body), waker: None }), answer });
-        if is_over {
-            return Self { going, _time: None };
+        let body = Mutex::new(Taken { body: Some(body), waker: None });
+        let going = Arc::new(Going { timer: timers.timer(), deadline, body, answer });
+        if !is_over {
+            Timer::schedule(&going);
         }
-        let slow: Arc<dyn Slow> = going.clone();
-        Self { going, _time: Some(times.begin(Arc::downgrade(&slow))) }
+        Self(going)
     }
 }
 
-impl<B: Send> Slow for Going<B> {
-    fn cut(&self) {
+impl<B: Send> Timed for Going<B> {
+    fn timer(&self) -> &Timer {
+        &self.timer
+    }
+
+    fn next(&self, now: u64) -> u64 {
+        if self.deadline > now { self.deadline } else { Timers::NEVER }
+    }
+
+    fn fire(&self, _at: u64, now: u64) {
+        if now < self.deadline {
+            return;
+        }
         let (body, waker) = {
             let mut taken = self.body.lock();
             (taken.body.take(), taken.waker.take())
@@ -139,7 +102,7 @@ impl<B: Body<Data = Bytes, Error: Into<BodyError>> + Unpin> Body for BoundedBody
     type Error = BodyError;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let mut taken = self.going.body.lock();
+        let mut taken = self.0.body.lock();
         let Some(body) = &mut taken.body else { return Poll::Ready(Some(Err(TooSlow.into()))) };
         let polled = Pin::new(body).poll_frame(cx).map(|frame| frame.map(|frame| frame.map_err(Into::into)));
         if polled.is_pending() && !taken.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
@@ -149,11 +112,11 @@ impl<B: Body<Data = Bytes, Error: Into<BodyError>> + Unpin> Body for BoundedBody
     }
 
     fn is_end_stream(&self) -> bool {
-        self.going.body.lock().body.as_ref().is_some_and(Body::is_end_stream)
+        self.0.body.lock().body.as_ref().is_some_and(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.going.body.lock().body.as_ref().map(Body::size_hint).unwrap_or_default()
+        self.0.body.lock().body.as_ref().map(Body::size_hint).unwrap_or_default()
     }
 }
 
@@ -162,17 +125,18 @@ impl<B: Body<Data = Bytes, Error: Into<BodyError>> + Unpin> Body for BoundedBody
 pub(crate) struct List {
     written: ListEncoding,
     _place: ConcurrencyPermit,
-    pin: cache::Pin,
+    _pin: StatePin,
 }
 
 impl List {
-    /// Returns the terms of the pin on the snapshot of a LIST.
-    pub(crate) fn terms(max: Duration) -> cache::PinTerms {
-        cache::PinTerms { until: Some((Instant::now() + max, TOO_SLOW)), idle_max: None }
+    /// Pins the state of a LIST, and starts its deadline.
+    pub(crate) fn pin(slow_readers: &SlowReaderReaper, feed: &Feed, state: &Snapshot, cut: &Cut) -> StatePin {
+        let pin = feed.pin(state, cut.clone());
+        StatePin::new(pin, slow_readers.timers(), (slow_readers.body_max(), TOO_SLOW), cut)
     }
 
-    pub(crate) fn new(written: ListEncoding, place: ConcurrencyPermit, pin: cache::Pin) -> Self {
-        Self { written, _place: place, pin }
+    pub(crate) fn new(written: ListEncoding, place: ConcurrencyPermit, pin: StatePin) -> Self {
+        Self { written, _place: place, _pin: pin }
     }
 }
 
@@ -187,9 +151,7 @@ impl Body for List {
     type Error = BodyError;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let list = self.get_mut();
-        list.pin.told();
-        let chunk = match &mut list.written {
+        let chunk = match &mut self.get_mut().written {
             ListEncoding::Plain(list) => ready!(list.poll_chunk(cx)),
             ListEncoding::Gzip(list) => ready!(list.poll_chunk(cx)),
         };
@@ -254,12 +216,14 @@ impl Body for Whole {
 #[cfg(test)]
 mod tests {
     use std::future::poll_fn;
+    use std::time::Duration;
 
     use futures_util::FutureExt;
     use http_body_util::BodyExt;
     use tokio::time::sleep;
 
     use super::*;
+    use crate::serve::limits::Unread;
     use crate::serve::limits::concurrency::{ConcurrencyConfig, ConcurrencyLimits};
 
     /// A body that never yields and holds a permit.
@@ -276,16 +240,18 @@ mod tests {
 
     const MAX: Duration = Duration::from_secs(60);
 
-    fn one_place() -> (BodyTimes, ConcurrencyLimits) {
+    fn one_place() -> (SlowReaderReaper, ConcurrencyLimits) {
         let concurrency =
             ConcurrencyLimits::new(&ConcurrencyConfig { forwards_max: 1, ..ConcurrencyConfig::default() });
-        (BodyTimes::new(MAX, &Tasks::new()), concurrency)
+        let slow_readers = SlowReaderReaper::new(Unread::default(), MAX);
+        tokio::spawn(slow_readers.timers().clone().run());
+        (slow_readers, concurrency)
     }
 
     #[tokio::test(start_paused = true)]
     async fn unpolled_body_releases_its_permit_after_timeout() {
-        let (times, concurrency) = one_place();
-        let body = BoundedBody::new(Silent(concurrency.forward(None).expect("a place")), &times, Cut::default());
+        let (slow_readers, concurrency) = one_place();
+        let body = BoundedBody::new(Silent(concurrency.forward(None).expect("a place")), &slow_readers, Cut::default());
         sleep(Duration::from_secs(59)).await;
         assert!(concurrency.forward(None).is_err());
         sleep(Duration::from_secs(2)).await;
@@ -296,18 +262,19 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn reader_of_timed_out_body_gets_error() {
-        let (times, concurrency) = one_place();
-        let mut body = BoundedBody::new(Silent(concurrency.forward(None).expect("a place")), &times, Cut::default());
+        let (slow_readers, concurrency) = one_place();
+        let mut body =
+            BoundedBody::new(Silent(concurrency.forward(None).expect("a place")), &slow_readers, Cut::default());
         assert!(body.frame().await.expect("an error, not the end").is_err());
         assert!(!body.is_end_stream());
     }
 
     #[tokio::test(start_paused = true)]
     async fn complete_response_holds_permit_until_sent() {
-        let (times, concurrency) = one_place();
+        let (slow_readers, concurrency) = one_place();
         let place = Arc::new(concurrency.forward(None).expect("a place"));
         let text = Bytes::from(vec![b'a'; 3 * PIECE_BYTES_MAX + 1]);
-        let mut body = BoundedBody::new(Whole::of(text.clone(), vec![place]), &times, Cut::default());
+        let mut body = BoundedBody::new(Whole::of(text.clone(), vec![place]), &slow_readers, Cut::default());
         assert_eq!(body.size_hint().exact(), Some(text.len() as u64));
         let first = body.frame().now_or_never().expect("at once").expect("some").expect("sound");
         assert_eq!(first.into_data().expect("data").len(), PIECE_BYTES_MAX);
@@ -340,10 +307,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn body_that_ends_at_once_has_no_timer() {
-        let (times, concurrency) = one_place();
+        let (slow_readers, concurrency) = one_place();
         let place = Arc::new(concurrency.forward(None).expect("a place"));
-        let mut body = BoundedBody::new(Whole::of(Bytes::new(), vec![place]), &times, Cut::default());
+        let mut body = BoundedBody::new(Whole::of(Bytes::new(), vec![place]), &slow_readers, Cut::default());
         assert!(poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await.is_none());
-        assert_eq!(Arc::weak_count(&body.going), 0);
+        assert_eq!(Arc::weak_count(&body.0), 0);
     }
 }

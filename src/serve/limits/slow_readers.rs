@@ -1,10 +1,20 @@
-//! Wakes watches when their timers fire, and cuts watches whose clients do not read.
+//! Resets responses whose clients do not read.
 //!
-//! A watch ends itself when it is polled, and a codec polls it when its client has room. If the client never has room,
-//! the watch is never polled again. It would hold its permit, its feed and perhaps a snapshot forever. So each watch
-//! has a [`Watchdog`], which its timers wake. If a watch is not polled within the grace period after a timer fired, it
-//! is checked. It is cut if its timeout has expired, its permission was revoked or the proxy drains. Watches whose
-//! timers do not fire cost nothing.
+//! One rule: a response that has something to send and makes no progress for a while, or that is not read by its
+//! deadline, is reset. A codec polls a response only while its client has room. So a response that is not read cannot
+//! end itself, and would hold its permit, its feed and perhaps a snapshot forever. Therefore each response has a timer
+//! in one map ([`Timers`]), for which one task waits:
+//!
+//! | What | No progress | Deadline |
+//! |---|---|---|
+//! | [`Watchdog`] of a watch | not polled for the grace period after one of its times | its timeout |
+//! | [`StatePin`] on the initial state of a watch | nothing taken for `state_idle_max` | |
+//! | `StatePin` on the state of a LIST | | `body_max` |
+//! | [`BoundedBody`](super::BoundedBody): other responses, and forwarded requests | | `body_max` |
+//!
+//! A stream from upstream, such as `logs -f`, has no timer. Three related mechanisms are elsewhere. [`Cut::within`]
+//! limits small responses, because most of them are sent at once and must not allocate a timer. `cache::Pins` resets
+//! the oldest responses when memory is short. `net::lifetime` closes connections.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,13 +22,13 @@ use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::auth::GrantStatus;
-use crate::cache::PinTerms;
-use crate::serve::limits::timer_queue::{Leaving, NEVER, TimerQueue, TimerTarget, WatchAlarm};
-use base::{Cut, Deadlines, DrainWatch, until};
+use crate::cache::Snapshot;
+use crate::feeds::Feed;
+use crate::serve::limits::state_pin::StatePin;
+use base::{Cut, DrainWatch, Timed, Timer, Timers, random};
 
 /// The time limits for clients that do not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,44 +45,51 @@ impl Default for Unread {
     }
 }
 
-/// The watches to wake and check, and when. Clones share the same data.
+/// The timers of all responses, and the progress of a drain. Clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct SlowReaderReaper(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
     unread: Unread,
-    started: Instant,
-    /// The scheduled checks, at most three per watch: one grace period after a timer fired, after its deadline and
-    /// after its end.
-    scan_budget: Deadlines<Watchdog>,
-    /// The timers of watches, in microseconds since `started`.
-    alarms: Mutex<TimerQueue<Watchdog>>,
-    next: AtomicU64,
-    /// Notified when there is an earlier first timer.
-    earlier: Notify,
-    is_draining: AtomicBool,
+    body_max: Duration,
+    timers: Timers,
+    leaving: Mutex<Leaving>,
 }
 
-/// Wakes a watch when one of its timers fires, and detects when it does not react.
+/// The progress of a drain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Leaving {
+    Nobody,
+    /// Watches from before the drain leave, each at a random time between these two.
+    Early(u64, u64),
+    Everybody,
+}
+
+/// Wakes a watch at its times, and cuts it if it must end and is not polled.
+///
+/// Its times are its alarm, its time to leave during a drain, and the revocation of its permission. Times are in
+/// microseconds, as those of [`Timers`].
 #[derive(Debug)]
 pub(crate) struct Watchdog {
     slow_readers: SlowReaderReaper,
+    timer: Timer,
     cut: Cut,
-    /// In microseconds since [`Shared::started`].
-    deadline: u64,
     grant: GrantStatus,
-    alarm: WatchAlarm,
     /// The task of the watch.
     task: Mutex<Waker>,
-    /// When a timer last fired, in microseconds since [`Shared::started`]; 0 if the watch has been polled since.
+    /// The time that the watch has set.
+    alarm: AtomicU64,
+    /// The time at which the watch leaves in a drain, once it is drawn.
+    leaves: AtomicU64,
+    /// When the watch was last woken; 0 if it has been polled since.
     fired: AtomicU64,
-    /// When the watch put its last frame, in microseconds since [`Shared::started`], or [`NEVER`].
-    over: AtomicU64,
+    /// When the watch ends, or when it put its last frame.
+    deadline: AtomicU64,
+    /// Whether the watch has put its last frame.
+    has_ended: AtomicBool,
     /// Whether the watch was opened during a drain.
     is_late: bool,
-    is_awaited: AtomicBool,
-    is_awaited_at_the_end: AtomicBool,
 }
 
 /// The kind of timer that fired.
@@ -86,109 +103,51 @@ pub(crate) enum Fired {
     Revoked,
 }
 
-/// The outcome for a watch that has not reacted to its timers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Verdict {
-    Cut(&'static str),
-    /// Check the watch again at that time.
-    Later(Instant),
-}
-
-/// The input of the verdict.
-#[derive(Debug, Clone, Copy)]
-struct Case {
-    now: Instant,
-    /// The deadline plus the grace period.
-    last: Instant,
-    is_over: bool,
-    is_revoked: bool,
-    is_draining: bool,
-}
-
 impl SlowReaderReaper {
-    pub(crate) fn new(unread: Unread) -> Self {
-        Self(Arc::new(Shared {
-            unread,
-            started: Instant::now(),
-            scan_budget: Deadlines::default(),
-            alarms: Mutex::default(),
-            next: AtomicU64::new(0),
-            earlier: Notify::new(),
-            is_draining: AtomicBool::new(false),
-        }))
+    /// `body_max` is the time limit for a response that is not a stream, and for a request's body.
+    pub(crate) fn new(unread: Unread, body_max: Duration) -> Self {
+        let (timers, leaving) = (Timers::default(), Mutex::new(Leaving::Nobody));
+        Self(Arc::new(Shared { unread, body_max, timers, leaving }))
     }
 
-    /// Returns the terms of the pin on an initial state.
-    pub(crate) fn state_terms(&self) -> PinTerms {
-        PinTerms { until: None, idle_max: Some(self.0.unread.state_idle_max) }
+    /// Returns the time limit for a response that is not a stream, and for a request's body.
+    pub(crate) fn body_max(&self) -> Duration {
+        self.0.body_max
     }
 
-    /// Wakes and checks watches when they are due; never completes.
+    pub(crate) fn timers(&self) -> &Timers {
+        &self.0.timers
+    }
+
+    /// Pins the initial state of a watch.
+    pub(crate) fn pin(&self, feed: &Feed, state: &Snapshot, cut: &Cut) -> StatePin {
+        let pin = feed.pin(state, cut.clone());
+        StatePin::new(pin, &self.0.timers, (self.0.unread.state_idle_max, "stalled"), cut)
+    }
+
+    /// Fires timers when they are due; never completes.
     pub(crate) async fn keep(self, drain: DrainWatch) {
-        tokio::join!(self.hear(drain), self.look_on());
+        tokio::join!(self.follow(drain), self.0.timers.clone().run());
     }
 
     /// Makes watches leave in a drain.
-    async fn hear(&self, mut drain: DrainWatch) {
-        let slots = drain.slots().await;
-        self.0.is_draining.store(true, Ordering::Release);
-        if let Some((from, until)) = slots {
-            self.leave(Leaving::Early(self.micros(from), self.micros(until)));
+    async fn follow(&self, mut drain: DrainWatch) {
+        if let Some((from, until)) = drain.slots().await {
+            let [from, until] = [from, until].map(|at| self.0.timers.at(at));
+            self.leave(Leaving::Early(from, until));
             drain.closing().await;
         }
         self.leave(Leaving::Everybody);
     }
 
     fn leave(&self, leaving: Leaving) {
-        let all = self.0.alarms.lock().leave(leaving, self.micros(Instant::now()));
-        // A watch that does not react to this would not react to its own timer either.
-        all.into_iter().for_each(Watchdog::wake);
-        self.0.earlier.notify_one();
+        *self.0.leaving.lock() = leaving;
+        // Wakes every watch. One that does not react to this would not react to its own time either.
+        self.0.timers.fire_all();
     }
 
-    async fn look_on(&self) {
-        loop {
-            let alarm = self.0.alarms.lock().first().map(|at| self.at(at));
-            tokio::select! {
-                biased;
-                () = until(alarm) => self.ring(Instant::now()),
-                due = self.0.scan_budget.due() => {
-                    let now = Instant::now();
-                    due.iter().for_each(|watchdog| watchdog.look(now));
-                }
-                () = self.0.earlier.notified() => {}
-            }
-        }
-    }
-
-    /// Wakes the watches whose timers are due.
-    fn ring(&self, now: Instant) {
-        let due = self.0.alarms.lock().take_due(self.micros(now));
-        due.into_iter().for_each(Watchdog::wake);
-    }
-
-    /// Returns a time in microseconds since [`Shared::started`].
-    fn micros(&self, at: Instant) -> u64 {
-        let passed = at.saturating_duration_since(self.0.started);
-        u64::try_from(passed.as_micros()).unwrap_or(NEVER - 1)
-    }
-
-    fn at(&self, micros: u64) -> Instant {
-        self.0.started + Duration::from_micros(micros)
-    }
-
-    fn put(&self, at: Instant, watchdog: &Arc<Watchdog>) {
-        self.0.scan_budget.put(at, Arc::downgrade(watchdog));
-    }
-}
-
-impl TimerTarget for Watchdog {
-    fn alarm(&self) -> &WatchAlarm {
-        &self.alarm
-    }
-
-    fn is_late(&self) -> bool {
-        self.is_late
+    fn grace(&self) -> u64 {
+        Timers::micros(self.0.unread.grace)
     }
 }
 
@@ -201,19 +160,19 @@ impl Watchdog {
         grant: GrantStatus,
         is_late: bool,
     ) -> Arc<Self> {
-        let alarm = WatchAlarm::new(slow_readers.0.next.fetch_add(1, Ordering::Relaxed));
+        let timers = &slow_readers.0.timers;
         Arc::new(Self {
-            deadline: slow_readers.micros(deadline),
+            timer: timers.timer(),
+            deadline: AtomicU64::new(timers.at(deadline)),
             slow_readers,
-            alarm,
             cut,
             grant,
             task: Mutex::new(Waker::noop().clone()),
+            alarm: AtomicU64::new(Timers::NEVER),
+            leaves: AtomicU64::new(Timers::NEVER),
             fired: AtomicU64::new(0),
-            over: AtomicU64::new(NEVER),
+            has_ended: AtomicBool::new(false),
             is_late,
-            is_awaited: AtomicBool::new(false),
-            is_awaited_at_the_end: AtomicBool::new(false),
         })
     }
 
@@ -231,30 +190,20 @@ impl Watchdog {
         &self.grant
     }
 
-    /// Sets the watch's timer to `at`, replacing the previous time.
+    /// Sets the watch's timer to `at`, replacing the previous time. If that time has passed, the watch is not woken, but
+    /// [`due`](Self::due) returns it.
     pub(crate) fn set_alarm(self: &Arc<Self>, at: Instant) {
-        let Shared { alarms, earlier, started, .. } = &*self.slow_readers.0;
-        // Rounds up, so that the timer never fires early.
-        let micros = at.saturating_duration_since(*started).as_nanos().div_ceil(1_000);
-        let (micros, now) = (u64::try_from(micros).unwrap_or(NEVER - 1), self.slow_readers.micros(Instant::now()));
-        let is_first = alarms.lock().set(self, micros, now);
-        if is_first {
-            earlier.notify_one();
-        }
-    }
-
-    /// Removes the timer of a watch that has ended.
-    pub(crate) fn clear_alarm(&self) {
-        self.slow_readers.0.alarms.lock().clear(&self.alarm);
+        self.alarm.store(self.timer.timers().at(at), Ordering::Release);
+        Timer::schedule(self);
     }
 
     /// Returns the timer that has fired, if any.
     pub(crate) fn due(&self) -> Option<Fired> {
-        let now = self.slow_readers.micros(Instant::now());
+        let now = self.timer.timers().now();
         match () {
             () if self.grant.revoked().is_some() => Some(Fired::Revoked),
-            () if self.alarm.is_leaving(now) => Some(Fired::Drained),
-            () if self.alarm.is_due(now) => Some(Fired::Time),
+            () if self.leaves() <= now => Some(Fired::Drained),
+            () if self.alarm.load(Ordering::Acquire) <= now => Some(Fired::Time),
             () => None,
         }
     }
@@ -271,68 +220,86 @@ impl Watchdog {
 
     /// Records that the watch has put its last frame. Its client then has the grace period to read it.
     pub(crate) fn end(self: &Arc<Self>) {
-        let now = Instant::now();
-        let micros = self.slow_readers.micros(now);
-        if self.over.compare_exchange(NEVER, micros, Ordering::AcqRel, Ordering::Acquire).is_ok() {
-            self.slow_readers.put(now + self.slow_readers.0.unread.grace, self);
+        if !self.has_ended.load(Ordering::Acquire) {
+            self.deadline.store(self.timer.timers().now(), Ordering::Release);
+            self.has_ended.store(true, Ordering::Release);
+            Timer::schedule(self);
         }
     }
 
-    fn await_look(self: &Arc<Self>, at: Instant) {
-        if !self.is_awaited.swap(true, Ordering::AcqRel) {
-            self.slow_readers.put(at, self);
+    /// Returns the time at which the watch leaves in a drain.
+    fn leaves(&self) -> u64 {
+        // While this is locked, only one thread draws a time.
+        match *self.slow_readers.0.leaving.lock() {
+            Leaving::Nobody => {}
+            Leaving::Early(..) if self.is_late => {}
+            Leaving::Early(from, until) => {
+                if self.leaves.load(Ordering::Relaxed) == Timers::NEVER {
+                    self.leaves.store(random::u64(from..=until.max(from)), Ordering::Relaxed);
+                }
+            }
+            Leaving::Everybody => return 0,
         }
+        self.leaves.load(Ordering::Relaxed)
     }
 
-    /// Returns when a timer fired to which the watch has not reacted.
-    fn fired(&self) -> Option<Instant> {
-        let micros = self.fired.load(Ordering::Acquire);
-        (micros != 0).then(|| self.slow_readers.at(micros))
-    }
-
-    /// Returns when the watch put its last frame.
-    fn over(&self) -> Option<Instant> {
-        let micros = self.over.load(Ordering::Acquire);
-        (micros != NEVER).then(|| self.slow_readers.at(micros))
-    }
-
-    fn look(self: &Arc<Self>, now: Instant) {
-        self.is_awaited.store(false, Ordering::Release);
-        let grace = self.slow_readers.0.unread.grace;
-        let is_over = self.over().is_some_and(|over| over + grace <= now);
-        match self.fired() {
-            _ if is_over => {}
-            // The check belongs to an earlier timer, to which the watch has reacted.
-            Some(fired) if now < fired + grace => return self.await_look(fired + grace),
-            Some(_) => {}
-            None => return,
-        }
-        let case = Case {
-            now,
-            last: self.slow_readers.at(self.deadline) + grace,
-            is_over,
-            is_revoked: self.grant.revoked().is_some(),
-            is_draining: self.slow_readers.0.is_draining.load(Ordering::Acquire),
+    /// Returns when the watch may be cut: a grace period after it was woken, unless it was polled since, and one after
+    /// its deadline.
+    fn limits(&self) -> (u64, u64) {
+        let grace = self.slow_readers.grace();
+        let unheeded = match self.fired.load(Ordering::Acquire) {
+            0 => Timers::NEVER,
+            fired => fired.saturating_add(grace),
         };
-        match case.verdict() {
-            Verdict::Cut(why) => self.cut.cut(why),
-            Verdict::Later(_) if self.is_awaited_at_the_end.swap(true, Ordering::AcqRel) => {}
-            Verdict::Later(at) => self.slow_readers.put(at, self),
+        (unheeded, self.deadline.load(Ordering::Acquire).saturating_add(grace))
+    }
+
+    fn wake_task(&self, now: u64) {
+        // Stored before the task is woken, because the task reads it immediately.
+        self.fired.store(now.max(1), Ordering::Release);
+        self.task.lock().wake_by_ref();
+    }
+}
+
+impl Timed for Watchdog {
+    fn timer(&self) -> &Timer {
+        &self.timer
+    }
+
+    fn next(&self, now: u64) -> u64 {
+        let (unheeded, last) = self.limits();
+        let times = [self.alarm.load(Ordering::Acquire), self.leaves(), unheeded, last];
+        times.into_iter().filter(|time| *time > now).min().unwrap_or(Timers::NEVER)
+    }
+
+    fn fire(&self, at: u64, now: u64) {
+        let (unheeded, last) = self.limits();
+        let has_ended = self.has_ended.load(Ordering::Acquire);
+        let is_past_deadline = last <= now;
+        if unheeded <= now || (has_ended && is_past_deadline) {
+            let is_draining = *self.slow_readers.0.leaving.lock() != Leaving::Nobody;
+            let state = [has_ended, self.grant.revoked().is_some(), is_draining];
+            verdict(is_past_deadline, state).into_iter().for_each(|why| self.cut.cut(why));
+        }
+        let is_due = |time: u64| (at..=now).contains(&time);
+        let is_early = at > now;
+        // A watch that is past its deadline has reacted to it, but not ended. It is checked again.
+        let lingers = is_past_deadline && unheeded == Timers::NEVER;
+        if is_early || lingers || is_due(self.alarm.load(Ordering::Acquire)) || is_due(self.leaves()) {
+            self.wake_task(now);
         }
     }
 }
 
-impl Case {
-    fn verdict(self) -> Verdict {
-        let Self { now, last, is_over, is_revoked, is_draining } = self;
-        match () {
-            () if is_over => Verdict::Cut("client_closed"),
-            () if is_revoked => Verdict::Cut("revoked"),
-            () if last <= now => Verdict::Cut("timeout"),
-            () if is_draining => Verdict::Cut("drained"),
-            // Only a bookmark is due.
-            () => Verdict::Later(last),
-        }
+/// Returns why a watch is cut, if it is. It was not polled for the grace period after it was woken, or it has ended.
+fn verdict(is_past_deadline: bool, [has_ended, is_revoked, is_draining]: [bool; 3]) -> Option<&'static str> {
+    match () {
+        () if has_ended && is_past_deadline => Some("client_closed"),
+        () if is_revoked => Some("revoked"),
+        () if is_past_deadline => Some("timeout"),
+        () if is_draining => Some("drained"),
+        // Only a bookmark is due.
+        () => None,
     }
 }
 
@@ -342,11 +309,8 @@ impl Wake for Watchdog {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        let now = Instant::now();
-        // Stored before the task is woken, because the task reads it immediately.
-        self.fired.swap(self.slow_readers.micros(now).max(1), Ordering::AcqRel);
-        self.task.lock().wake_by_ref();
-        self.await_look(now + self.slow_readers.0.unread.grace);
+        self.wake_task(self.timer.timers().now());
+        Timer::schedule(self);
     }
 }
 

@@ -3,6 +3,9 @@
 //!
 //! Upstream is asked with this proxy's identity, so only callers that may create reviews are answered here. A review's
 //! result depends only on its body.
+//!
+//! Responses are cached here and not in `auth::ReviewCache`, because they are sent on as they are. A token is not read,
+//! and a review for an open watch may have an older response than a request of this proxy's own callers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,12 +18,11 @@ use tokio::time::{Instant, timeout};
 
 use crate::auth::Authorizer;
 use crate::net::RequestBody;
-use crate::serve::activity::metrics::{self, AnsweredFrom};
+use crate::serve::activity::metrics;
 use crate::serve::audit::ServedLocally;
 use crate::serve::forward::unreachable;
 use crate::serve::limits::ConcurrencyLimits;
-use crate::serve::peers::remembered::{AskedAt, Remembered};
-use crate::serve::read::ReadRequest;
+use crate::serve::read::{CoalescingCache, Fetched, ReadRequest};
 use crate::serve::response::{AUDIT_ID, LIST_RETRY_SECONDS, ReplyBody, ResponseContext, new_audit_id, too_many};
 use crate::serve::serve_config::ServeConfig;
 use crate::upstream::{
@@ -48,7 +50,6 @@ struct Key {
 
 #[derive(Debug, Clone)]
 struct Kept {
-    asked: Instant,
     answer: Bytes,
     /// How long the response serves requests.
     ttl: Duration,
@@ -71,7 +72,7 @@ struct LastChange {
 pub(crate) struct PeerReviews {
     client: Client,
     authorizer: Authorizer,
-    kept: Remembered<Key, Kept>,
+    kept: CoalescingCache<Key, Kept>,
     concurrency: Arc<ConcurrencyLimits>,
     body_max: Duration,
     lag_max: Duration,
@@ -80,6 +81,7 @@ pub(crate) struct PeerReviews {
 /// The timeout of a review, including the wait for identical ones.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 const KEPT_BYTES_MAX: u64 = 32 << 20;
+const KEY_BYTES: usize = 256;
 /// The maximum size of a review. It contains the name and groups of a user, or a token.
 const REVIEW_BYTES_MAX: usize = 128 << 10;
 const JSON: &str = "application/json";
@@ -93,7 +95,8 @@ impl PeerReviews {
         config: &ServeConfig,
     ) -> Self {
         let (body_max, lag_max) = (config.body_max, config.lag_max);
-        Self { client, authorizer, kept: Remembered::new(KEPT_BYTES_MAX), concurrency, body_max, lag_max }
+        let kept = CoalescingCache::new(KEPT_BYTES_MAX, |kept: &Kept| KEY_BYTES + kept.answer.len());
+        Self { client, authorizer, kept, concurrency, body_max, lag_max }
     }
 
     /// Whether another proxy requests a review for itself, in the form that proxies use.
@@ -108,7 +111,7 @@ impl PeerReviews {
             && !headers.keys().any(is_impersonation)
     }
 
-    /// The answer to who may create reviews. `hops` names those who ask, and us.
+    /// Answers a proxy that may create reviews. `hops` names the requesting proxies and this one.
     pub(crate) async fn answer(&self, request: Box<ReadRequest>, hops: HeaderValue) -> Response<ReplyBody> {
         let (kind, received, payer) = (Kind::of(&request), request.received, request.caller.payer());
         let ReadRequest { http, context, .. } = *request;
@@ -128,44 +131,43 @@ impl PeerReviews {
         let _place = self.concurrency.forward(payer.as_ref()).map_err(|shed| too_many(shed, LIST_RETRY_SECONDS))?;
         let whole = timeout(self.body_max, Limited::new(body, REVIEW_BYTES_MAX).collect()).await;
         let Ok(Ok(whole)) = whole else { return Err(Status::bad_request(UNREADABLE)) };
-        let (body, asked_before) = (whole.to_bytes(), Instant::now());
+        let body = whole.to_bytes();
         let digest = ring::digest::digest(&ring::digest::SHA256, &body);
         let key = Key { kind, digest: digest.as_ref().try_into().expect("SHA-256 has 32 bytes") };
         let ask = |_| self.ask(kind, hops, body);
         let asking = self.kept.get(&key, received, |kept| kind.will_do(kept, self.last_change(), Instant::now()), ask);
-        let kept = timeout(ANSWER_MAX, asking).await.unwrap_or(Err(Error::Timeout(ANSWER_MAX)));
-        let kept = kept.map_err(|error| unreachable(&error))?;
-        let from = if kept.asked >= asked_before { AnsweredFrom::Upstream } else { AnsweredFrom::Memory };
-        metrics::answered_proxy("review", from);
+        let answered = timeout(ANSWER_MAX, asking).await.unwrap_or(Err(Error::Timeout(ANSWER_MAX)));
+        let (kept, source) = answered.map_err(|error| unreachable(&error))?;
+        metrics::answered_proxy("review", source);
         Ok(kept.answer)
     }
 
-    async fn ask(&self, kind: Kind, hops: HeaderValue, body: Bytes) -> Result<Kept, Error> {
+    async fn ask(&self, kind: Kind, hops: HeaderValue, body: Bytes) -> Result<Fetched<Kept>, Error> {
         match kind {
             Kind::Token => self.ask_whose(hops, body).await,
             Kind::Access | Kind::Lease => self.ask_whether(kind, hops, body).await,
         }
     }
 
-    async fn ask_whose(&self, hops: HeaderValue, body: Bytes) -> Result<Kept, Error> {
+    async fn ask_whose(&self, hops: HeaderValue, body: Bytes) -> Result<Fetched<Kept>, Error> {
         let asked = Instant::now();
         let answer = self.client.review(Cause::TokenReview, TOKEN_REVIEWS, hops, body).await?;
         // An unknown token may become valid a moment later, so the result is not reused.
         let is_known = TokenVerdict::read(&answer).is_some_and(|verdict| verdict.user.is_some());
         let ttl = if is_known { self.authorizer.remembers_for().token_ttl } else { Duration::ZERO };
-        Ok(Kept { asked, answer, ttl, lease_ttl: Duration::ZERO })
+        Ok(Fetched { asked, value: Kept { answer, ttl, lease_ttl: Duration::ZERO } })
     }
 
     /// Reviews an access, unless this proxy has already reviewed it for its own purposes. A node's proxy asks about its
     /// kubelet, and this proxy asks about the node's proxy. These are the same review.
-    async fn ask_whether(&self, kind: Kind, hops: HeaderValue, body: Bytes) -> Result<Kept, Error> {
+    async fn ask_whether(&self, kind: Kind, hops: HeaderValue, body: Bytes) -> Result<Fetched<Kept>, Error> {
         let question = AccessVerdict::question(&body);
         let since = self.last_change().map(|change| change.least(kind, Instant::now()));
         if let (Some((user, access)), Some(since)) = (&question, since)
             && let Some((asked, verdict)) = self.authorizer.recalls(user, access, since).await
             && let Some(answer) = verdict.clone().answer(user, access)
         {
-            return Ok(self.kept(asked, answer, &verdict));
+            return Ok(Fetched { asked, value: self.kept(answer, &verdict) });
         }
         let cause = if kind == Kind::Lease { Cause::LeaseReview } else { Cause::AccessReview };
         let asked = Instant::now();
@@ -175,10 +177,10 @@ impl PeerReviews {
             self.authorizer.learns(question, cause, asked, verdict.clone()).await;
         }
         let nothing = AccessVerdict { allowed: false, reason: String::new() };
-        Ok(self.kept(asked, answer, verdict.as_ref().unwrap_or(&nothing)))
+        Ok(Fetched { asked, value: self.kept(answer, verdict.as_ref().unwrap_or(&nothing)) })
     }
 
-    fn kept(&self, asked: Instant, answer: Bytes, verdict: &AccessVerdict) -> Kept {
+    fn kept(&self, answer: Bytes, verdict: &AccessVerdict) -> Kept {
         let ages = self.authorizer.remembers_for();
         let ttl = match verdict {
             AccessVerdict { allowed: true, .. } => ages.allowed_ttl,
@@ -188,7 +190,7 @@ impl PeerReviews {
         // This proxy observes every change of RBAC, which not every proxy below it may.
         let is_by_rbac = verdict.allowed && AccessVerdict::is_by_rbac(&verdict.reason);
         let lease_ttl = if is_by_rbac { ages.recheck_rbac.max(ttl) } else { ttl };
-        Kept { asked, answer, ttl, lease_ttl }
+        Kept { answer, ttl, lease_ttl }
     }
 
     /// Returns the last change of permissions, or `None` if changes are not observed.
@@ -224,14 +226,14 @@ impl Kind {
     }
 
     /// Whether a response is recent enough by the proxy's own rules, and no change of permissions was observed since.
-    fn will_do(self, kept: &Kept, change: Option<LastChange>, now: Instant) -> bool {
-        let age = now.saturating_duration_since(kept.asked);
+    fn will_do(self, last: &Fetched<Kept>, change: Option<LastChange>, now: Instant) -> bool {
+        let (age, kept) = (now.saturating_duration_since(last.asked), &last.value);
         match change {
             _ if self == Self::Token => age < kept.ttl,
             None => false,
             Some(change) => {
                 let ttl = if change.is_settled(self, now) { kept.lease_ttl } else { kept.ttl };
-                age < ttl && kept.asked >= change.least(self, now)
+                age < ttl && last.asked >= change.least(self, now)
             }
         }
     }
@@ -246,17 +248,6 @@ fn told(context: &ResponseContext, answer: Bytes) -> Response<ReplyBody> {
     headers.insert(AUDIT_ID, context.audit_id.clone().unwrap_or_else(new_audit_id));
     response.extensions_mut().insert(ServedLocally { is_served: true, ..ServedLocally::default() });
     response
-}
-
-impl AskedAt for Kept {
-    fn asked(&self) -> Instant {
-        self.asked
-    }
-
-    fn len_bytes(&self) -> usize {
-        const KEY_BYTES: usize = 256;
-        KEY_BYTES + self.answer.len()
-    }
 }
 
 #[cfg(test)]
@@ -291,7 +282,7 @@ mod tests {
             (Kind::Token, 1, 11, 0, false),
         ] {
             let (ttl, lease_ttl) = (Duration::from_secs(10), Duration::from_secs(lease_ttl));
-            let kept = Kept { asked: at(asked), answer: Bytes::new(), ttl, lease_ttl };
+            let kept = Fetched { asked: at(asked), value: Kept { answer: Bytes::new(), ttl, lease_ttl } };
             let case = format!("{kind:?}, asked for at {asked} s, at {now} s, for {lease_ttl:?}");
             assert_eq!(kind.will_do(&kept, Some(change), at(now)), expected, "{case}");
             let of_token = kind == Kind::Token && expected;

@@ -10,7 +10,7 @@ use http::Response;
 use std::sync::Arc;
 
 use crate::listing::gzip;
-use crate::serve::limits::{BodyTimes, ConcurrencyLimits, PIECE_BYTES_MAX, TOO_SLOW, Whole};
+use crate::serve::limits::{ConcurrencyLimits, PIECE_BYTES_MAX, SlowReaderReaper, TOO_SLOW, Whole};
 use crate::serve::read::request::ReadRequest;
 use crate::serve::response::{FeedStatus, LIST_RETRY_SECONDS, ReplyBody, gzipped, too_many};
 use crate::wire::{Encoding, Envelope};
@@ -22,8 +22,7 @@ pub(crate) const FREE_BYTES_MAX: usize = 64 << 10;
 #[derive(Debug)]
 pub(crate) struct ObjectAnswers {
     pub(crate) concurrency: Arc<ConcurrencyLimits>,
-    /// The time limit for reading a response.
-    pub(crate) times: BodyTimes,
+    pub(crate) slow_readers: SlowReaderReaper,
 }
 
 impl ObjectAnswers {
@@ -39,7 +38,7 @@ impl ObjectAnswers {
         let (context, bytes) = (&request.context, envelope.object_len(body.len()));
         if bytes <= FREE_BYTES_MAX {
             // Nothing is allocated for a response that is sent at once, as most are.
-            context.cut.within(self.times.max(), TOO_SLOW);
+            context.cut.within(self.slow_readers.body_max(), TOO_SLOW);
             // A response that fits into one piece is copied as cheaply as shared.
             let body = if bytes <= PIECE_BYTES_MAX {
                 ReplyBody::full(envelope.object(&body))
@@ -52,13 +51,13 @@ impl ObjectAnswers {
             Ok(place) => place.into(),
             Err(shed) => return context.status(&too_many(shed, LIST_RETRY_SECONDS)),
         };
-        let (times, cut) = (&self.times, context.cut.clone());
+        let (slow_readers, cut) = (&self.slow_readers, context.cut.clone());
         if context.compresses(bytes) {
             let compressed = gzip::whole(envelope.object(&body)).await;
-            let body = ReplyBody::whole(Whole::of(compressed, vec![place]), times, cut);
+            let body = ReplyBody::whole(Whole::of(compressed, vec![place]), slow_readers, cut);
             return gzipped(context.served(encoding, false, feed_status, body));
         }
-        let body = ReplyBody::whole(Whole::new(envelope.object_pieces(body), vec![place]), times, cut);
+        let body = ReplyBody::whole(Whole::new(envelope.object_pieces(body), vec![place]), slow_readers, cut);
         context.served(encoding, false, feed_status, body)
     }
 }

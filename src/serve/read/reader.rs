@@ -13,7 +13,7 @@ use super::sources::{FeedSource, NotServable, Sources};
 use crate::auth::Permit;
 use crate::listing::{ListRead, cost, page};
 use crate::serve::activity::metrics;
-use crate::serve::limits::{BodyTimes, ConcurrencyLimits, List};
+use crate::serve::limits::{ConcurrencyLimits, List, SlowReaderReaper};
 use crate::serve::response::{FeedStatus, LIST_RETRY_SECONDS, too_many};
 use crate::serve::route::ForwardReason;
 use crate::upstream::Resource;
@@ -32,9 +32,9 @@ impl Reader {
     pub(crate) fn new(
         sources: Arc<Sources>,
         scans: Scans,
-        (concurrency, times): (Arc<ConcurrencyLimits>, BodyTimes),
+        (concurrency, slow_readers): (Arc<ConcurrencyLimits>, SlowReaderReaper),
     ) -> Self {
-        let objects = ObjectAnswers { concurrency: concurrency.clone(), times };
+        let objects = ObjectAnswers { concurrency: concurrency.clone(), slow_readers };
         Self { sources, scans, objects, concurrency }
     }
 
@@ -83,12 +83,12 @@ impl Reader {
                 Some(snapshot) => snapshot,
                 None => return Err(request.not_held(ForwardReason::ExactVersion)),
             },
-            _ => match if request.context.by_proxy { feed.reader.told() } else { feed.reader.current() } {
+            _ => match if request.context.by_proxy { feed.reader.applied() } else { feed.reader.current() } {
                 Some(snapshot) => snapshot,
                 None => return Err(NotServable::Over),
             },
         };
-        let pin = feed.pin(&snapshot, request.context.cut.clone(), List::terms(self.objects.times.max()));
+        let pin = List::pin(&self.objects.slow_readers, feed, &snapshot, &request.context.cut);
         if let Some(part) = permit.part() {
             let from = (&read.view, read.plan.start.as_deref());
             if let Err(refusal) =
@@ -128,14 +128,7 @@ impl Reader {
         read: &ListRead,
         asked: (Instant, bool),
     ) -> Result<(), NotServable> {
-        let feed = &source.feed;
-        match read.plan.version {
-            VersionMatch::Exact(rv) if read.plan.start.is_none() && feed.reader.is_open(rv) => {
-                feed.reader.settled().await;
-            }
-            VersionMatch::Exact(_) => {}
-            version => self.sources.fit_to_list(feed, version, asked).await?,
-        }
+        self.sources.fresh(&source.feed, read.plan.version, asked).await?;
         self.sources.of_present(source).await
     }
 }

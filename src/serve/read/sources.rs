@@ -248,21 +248,6 @@ impl Sources {
         }
     }
 
-    /// Waits like [`fresh`](Self::fresh), for a caller that receives the feed's version. It also waits for the rest of
-    /// a version that has just arrived.
-    pub(crate) async fn fit_to_list(
-        &self,
-        feed: &FeedHandle,
-        version: VersionMatch,
-        (received, by_proxy): (Instant, bool),
-    ) -> Result<(), NotServable> {
-        self.fresh(feed, version, (received, by_proxy)).await?;
-        if version == VersionMatch::Any {
-            feed.reader.settled().await;
-        }
-        Ok(())
-    }
-
     /// Completes when the feed has reached a version. For a client, a state that is proven at that version is
     /// sufficient. For a proxy, the stream must reach it.
     async fn reached(&self, feed: &FeedHandle, rv: ResourceVersion, by_proxy: bool) {

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 
 use crate::net::ParkableBody;
-use crate::serve::limits::{BodyError, BodyTimes, BoundedBody, ConcurrencyPermit, List, Whole};
+use crate::serve::limits::{BodyError, BoundedBody, ConcurrencyPermit, List, SlowReaderReaper, Whole};
 use crate::upstream::ResponseBody;
 use base::Cut;
 
@@ -81,13 +81,18 @@ impl ReplyBody {
 
     /// Creates a complete body with a deadline. Its permits are released when the client has read it or the deadline
     /// passes.
-    pub(crate) fn whole(whole: Whole, times: &BodyTimes, cut: Cut) -> Self {
-        Self(Kind::Whole(Box::new(BoundedBody::new(whole, times, cut))))
+    pub(crate) fn whole(whole: Whole, slow_readers: &SlowReaderReaper, cut: Cut) -> Self {
+        Self(Kind::Whole(Box::new(BoundedBody::new(whole, slow_readers, cut))))
     }
 
     /// Creates the body of a short response from upstream, with a deadline.
-    pub(crate) fn short(body: ResponseBody, place: Arc<ConcurrencyPermit>, times: &BodyTimes, cut: Cut) -> Self {
-        Self(Kind::Short(Box::new(BoundedBody::new(Forwarded { body, _place: place }, times, cut))))
+    pub(crate) fn short(
+        body: ResponseBody,
+        place: Arc<ConcurrencyPermit>,
+        slow_readers: &SlowReaderReaper,
+        cut: Cut,
+    ) -> Self {
+        Self(Kind::Short(Box::new(BoundedBody::new(Forwarded { body, _place: place }, slow_readers, cut))))
     }
 
     /// Creates the body of a response from upstream that may last forever.

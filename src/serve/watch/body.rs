@@ -48,13 +48,14 @@ impl WatchBody {
     pub(crate) fn new(
         session: WatchSession,
         record: Option<Arc<AuditRecord>>,
-        (protocol, encoding): (WatchTransport, Encoding),
+        transport: WatchTransport,
+        encoding: Encoding,
     ) -> Self {
         let chunked = || Box::new(Chunked { flag: WakeFlag::rung(), events: EventChunks::new(encoding) });
         Self {
             _watchdog: session.watchdog().clone(),
             session: Some(session),
-            chunked: (protocol != WatchTransport::Http2).then(chunked),
+            chunked: (transport != WatchTransport::Http2).then(chunked),
             _record: record,
         }
     }

@@ -4,37 +4,39 @@
 
 use std::time::Duration;
 
-use tokio::time::sleep;
-
 use crate::cache::{CacheReader, FeedState, OpenedWatch, Start, TooOld, View};
 use crate::feeds::FeedHandle;
-use crate::serve::activity::metrics;
 use crate::serve::read::{NotServable, Sources};
 use crate::serve::route::WatchRead;
 use crate::wire::Encoding;
-use kubeapi::{WatchStart, WatchTimeout};
+use kubeapi::WatchStart;
 
 /// How long such a watch is held. After that, the client receives the error that it would have received at once.
 const HELD_MAX: Duration = Duration::from_secs(8);
 
 impl Sources {
     /// Opens a watch at its start version. If the version precedes the feed's history, the watch is held for a while,
-    /// because the history may be extended. `is_part` marks a partial view.
-    pub(crate) async fn open(
+    /// because the history may be extended. `is_part` marks a partial view; if the watch `follows` the stream, it starts
+    /// at the stream's version.
+    pub(super) async fn open(
         &self,
         feed: &FeedHandle,
         read: &WatchRead,
-        (is_part, follows): (bool, bool),
+        is_part: bool,
+        follows: bool,
     ) -> Result<Result<OpenedWatch, TooOld>, NotServable> {
         // A partial view needs the previous state of each object, because revoking a permission deletes visible objects.
         let view = if is_part { read.view.clone().knowing_before() } else { read.view.clone() };
-        let opened = match open(&feed.reader, read.start, view.clone(), follows) {
-            Ok(opened) => Ok(opened),
-            Err(too_old) => {
-                self.look_back(feed, too_old, &view, read.timeout_seconds).await?;
-                open(&feed.reader, read.start, view, follows)
+        let mut opened = open(&feed.reader, read.start, view.clone(), follows);
+        if let Err(TooOld { requested: from, .. }) = opened {
+            // Upstream would print an old change with current cells.
+            let is_table = feed.spec.key.encoding == Encoding::Table;
+            if !is_table && !feed.reader.reaches(from, &view) && feed.reader.may_begin_earlier() {
+                let history = feed.resume_backfills.wait(from, &view, &feed.reader);
+                self.hold(feed, read.timeout_seconds, HELD_MAX, history).await?;
             }
-        };
+            opened = open(&feed.reader, read.start, view, follows);
+        }
         // The next feed may have what an ended feed does not.
         if opened.is_err() && matches!(feed.reader.state(), FeedState::Ended(_)) {
             Err(NotServable::Over)
@@ -42,36 +44,8 @@ impl Sources {
             Ok(opened)
         }
     }
-
-    /// Waits until the feed's history reaches the watch's start version, cannot reach it, or a timeout expires. The
-    /// future is cancel-safe.
-    async fn look_back(
-        &self,
-        feed: &FeedHandle,
-        too_old: TooOld,
-        view: &View,
-        timeout_seconds: Option<i64>,
-    ) -> Result<(), NotServable> {
-        let from = too_old.requested;
-        // Upstream would print an old change with current cells.
-        let is_table = feed.spec.key.encoding == Encoding::Table;
-        if is_table || feed.reader.reaches(from, view) || !feed.reader.may_begin_earlier() {
-            return Ok(());
-        }
-        let _counted = metrics::HeldWatch::new();
-        let mut drain = self.drain.clone();
-        tokio::select! {
-            biased;
-            () = feed.resume_backfills.wait(from, view, &feed.reader) => Ok(()),
-            () = feed.reader.over() => Ok(()),
-            // The proxy that replaces this one may have the history.
-            () = drain.started() => Err(NotServable::going_away()),
-            () = sleep(held_for(timeout_seconds)) => Ok(()),
-        }
-    }
 }
 
-/// Opens a watch. If it `follows` the stream, it starts at the stream's version.
 fn open(reader: &CacheReader, start: WatchStart, view: View, follows: bool) -> Result<OpenedWatch, TooOld> {
     match start {
         WatchStart::State { .. } if follows => reader.open(Start::Told, view),
@@ -79,11 +53,6 @@ fn open(reader: &CacheReader, start: WatchStart, view: View, follows: bool) -> R
         WatchStart::State { .. } => reader.open(Start::Current, view),
         WatchStart::FromCached | WatchStart::FromCurrent => Ok(reader.open_at_end(view)),
     }
-}
-
-/// Returns how long a watch is held: the requested duration, up to a limit.
-fn held_for(timeout_seconds: Option<i64>) -> Duration {
-    WatchTimeout::of(timeout_seconds).within(HELD_MAX)
 }
 
 #[cfg(test)]
@@ -143,7 +112,7 @@ mod tests {
             let (_trigger, drain) = DrainTrigger::new();
             let sources = Sources::new(ServeConfig::default().into(), feeds, drain);
             writer.set_state(FeedState::Ended(FeedEnd::Outdated));
-            assert_eq!(said(&sources.open(&feed, &from(90), (false, false)).await), "routed again", "{encoding:?}");
+            assert_eq!(said(&sources.open(&feed, &from(90), false, false).await), "routed again", "{encoding:?}");
         }
     }
 
@@ -160,7 +129,7 @@ mod tests {
             let (trigger, drain) = DrainTrigger::new();
             let sources = Sources::new(ServeConfig::default().into(), feeds, drain);
             let (watched, began) = (feed.clone(), Instant::now());
-            let watch = tokio::spawn(async move { sources.open(&watched, &from(90), (false, false)).await });
+            let watch = tokio::spawn(async move { sources.open(&watched, &from(90), false, false).await });
             tokio::time::sleep(Duration::from_secs(1)).await;
             assert_eq!(
                 feed.resume_backfills.next(&feed.reader),
@@ -197,22 +166,9 @@ mod tests {
             let (feeds, feed, _writer) = feed(encoding);
             let (_trigger, drain) = DrainTrigger::new();
             let (sources, began) = (Sources::new(ServeConfig::default().into(), feeds, drain), Instant::now());
-            let opened = sources.open(&feed, &from(version), (false, false)).await;
+            let opened = sources.open(&feed, &from(version), false, false).await;
             assert_eq!(said(&opened), comes_to, "{encoding:?} {version}");
             assert_eq!(began.elapsed(), Duration::ZERO);
-        }
-    }
-
-    #[test]
-    fn resume_waits_at_most_its_timeout_or_the_limit() {
-        for (asked, held) in [
-            (None, HELD_MAX),
-            (Some(0), HELD_MAX),
-            (Some(-1), HELD_MAX),
-            (Some(2), Duration::from_secs(2)),
-            (Some(i64::MAX), HELD_MAX),
-        ] {
-            assert_eq!(held_for(asked), held, "{asked:?}");
         }
     }
 }

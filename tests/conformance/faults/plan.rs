@@ -119,7 +119,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub struct Plans {
     side: Side,
     rng: fastrand::Rng,
-    /// The kinds that remain before all of them repeat, and likewise the places of each kind.
+    /// The kinds that remain before all of them repeat, and the places that remain for each kind.
     deck: Vec<Kind>,
     places: BTreeMap<Kind, Vec<Place>>,
     next: Plan,

@@ -67,9 +67,10 @@ async fn attacks(field: &Field) -> Vec<Attack> {
             ..Attack::http2()
         },
         Attack {
-            name: "discovery by a proxy",
+            name: "discovery with ever new Accept headers",
             opening: streams(|at| {
-                let accept = format!("application/json;as=APIResourceList;q=0.{at},{}", "*/*;q=0.1,".repeat(40));
+                let form = ["application/json", "application/json;as=APIResourceList"][at as usize % 2];
+                let accept = format!("{form};q=0.{at},{}", "*/*;q=0.1,".repeat(40));
                 ("/apis/apps/v1".to_owned(), vec![("kube-fanout-hops", format!("hop-{at}")), ("accept", accept)])
             }),
             requests: STREAMS as usize,

@@ -7,6 +7,7 @@ use futures_util::stream::{self, StreamExt as _};
 use http::Request;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
+use kube_fanout::net::Http2Codec;
 use tokio::time::timeout;
 
 use super::frames::{get, hello, ping};
@@ -57,8 +58,20 @@ pub enum Before {
     Answer,
 }
 
+/// Both implementations of the server.
+pub const CODECS: [Http2Codec; 2] = [Http2Codec::Own, Http2Codec::Hyper];
+
+/// A proxy that serves HTTP/2 with this implementation.
+pub fn served_by(codec: Http2Codec, plan: Plan) -> Plan {
+    plan.with(|config| config.connections.http2_codec = codec)
+}
+
 /// An upstream with all of these paths, and a proxy in front of it with high concurrency limits.
 pub async fn proxy() -> (Stub, App) {
+    proxy_by(Http2Codec::Own).await
+}
+
+pub async fn proxy_by(codec: Http2Codec) -> (Stub, App) {
     let upstream = stub(|request: Request<Incoming>| async move {
         if request.uri().path() == HANG {
             std::future::pending::<()>().await;
@@ -73,7 +86,7 @@ pub async fn proxy() -> (Stub, App) {
         Ok(reply)
     });
     let upstream = upstream.await;
-    let app = roomy(direct::in_front_of(&upstream.url())).run().await;
+    let app = served_by(codec, roomy(direct::in_front_of(&upstream.url()))).run().await;
     (upstream, app)
 }
 

@@ -2,18 +2,20 @@
 
 use demo::{self, RunningUpstream};
 use kube_fanout::auth::AuthMode;
+use kube_fanout::net::Http2Codec;
 
 use super::frames::{REFUSED_STREAM, head, hello, request, window};
+use super::rows::{CODECS, served_by};
 use super::wire::{Heard, Wire};
 use crate::direct::{self, App, PODS};
 
 /// Number of requests in one write.
 const REQUESTS: u32 = 100;
 
-async fn delegated(up: &RunningUpstream) -> App {
+async fn delegated(codec: Http2Codec, up: &RunningUpstream) -> App {
     up.reviews().give("a", "ada");
     up.reviews().allow("ada", "*");
-    direct::app(up).with(|config| config.auth = AuthMode::Delegated).run().await
+    served_by(codec, direct::app(up)).with(|config| config.auth = AuthMode::Delegated).run().await
 }
 
 /// Requests in one write, with their bearer tokens.
@@ -28,26 +30,30 @@ fn requests(token: impl Fn(u32) -> String) -> Vec<u8> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn guessed_tokens_sent_in_one_write_cause_one_review() {
-    let up = demo::upstream().pods(3).run().await;
-    let app = delegated(&up).await;
-    let before = up.reviews().asked().tokens;
-    let mut wire = Wire::to(&app).await;
-    wire.send(&requests(|at| format!("guess-{at}"))).await;
-    let all_settled = |heard: &Heard| (0..REQUESTS).all(|at| heard.is_settled(2 * at + 1));
-    wire.until("all are refused", all_settled).await;
-    assert_eq!(wire.heard.answer(1), Some(401));
-    let refused = |at: u32| wire.heard.reset(2 * at + 1).is_none_or(|code| code == REFUSED_STREAM);
-    assert!((1..REQUESTS).all(|at| refused(at) && wire.heard.answer(2 * at + 1).is_none()));
-    assert_eq!(up.reviews().asked().tokens - before, 1);
+    for codec in CODECS {
+        let up = demo::upstream().pods(3).run().await;
+        let app = delegated(codec, &up).await;
+        let before = up.reviews().asked().tokens;
+        let mut wire = Wire::to(&app).await;
+        wire.send(&requests(|at| format!("guess-{at}"))).await;
+        let all_settled = |heard: &Heard| (0..REQUESTS).all(|at| heard.is_settled(2 * at + 1));
+        wire.until("all are refused", all_settled).await;
+        assert_eq!(wire.heard.answer(1), Some(401));
+        let refused = |at: u32| wire.heard.reset(2 * at + 1).is_none_or(|code| code == REFUSED_STREAM);
+        assert!((1..REQUESTS).all(|at| refused(at) && wire.heard.answer(2 * at + 1).is_none()));
+        assert_eq!(up.reviews().asked().tokens - before, 1);
+    }
 }
 
 /// client-go multiplexes its first requests before any of them is answered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn first_multiplexed_requests_of_valid_token_all_succeed() {
-    let up = demo::upstream().pods(3).run().await;
-    let app = delegated(&up).await;
-    let mut wire = Wire::to(&app).await;
-    wire.send(&requests(|_| "a".to_owned())).await;
-    let all_answered = |heard: &Heard| (0..REQUESTS).all(|at| heard.answer(2 * at + 1) == Some(200));
-    wire.wait("all are answered", all_answered).await;
+    for codec in CODECS {
+        let up = demo::upstream().pods(3).run().await;
+        let app = delegated(codec, &up).await;
+        let mut wire = Wire::to(&app).await;
+        wire.send(&requests(|_| "a".to_owned())).await;
+        let all_answered = |heard: &Heard| (0..REQUESTS).all(|at| heard.answer(2 * at + 1) == Some(200));
+        wire.wait("all are answered", all_answered).await;
+    }
 }

@@ -7,7 +7,7 @@ use super::frames::{
     CANCEL, GOAWAY, INITIAL_WINDOW_SIZE, MAX_CONCURRENT_STREAMS, NO_ERROR, REFUSED_STREAM, data, frame, get, head,
     hello, hello_with, last_data, post, request, reset,
 };
-use super::rows::{ECHO, SMALL, proxy};
+use super::rows::{CODECS, ECHO, SMALL, proxy, proxy_by, served_by};
 use super::wire::{Heard, Wire};
 use crate::direct::{self, App, PODS, eventually, within};
 
@@ -16,34 +16,36 @@ use crate::direct::{self, App, PODS, eventually, within};
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn streams_above_limit_are_refused_and_can_be_retried() {
     const BEYOND: u32 = 5;
-    let (upstream, app) = proxy().await;
-    let mut wire = Wire::to(&app).await;
-    wire.send(&hello()).await;
-    wire.wait("settings", |heard| heard.settings.contains_key(&MAX_CONCURRENT_STREAMS)).await;
-    let most = wire.heard.settings[&MAX_CONCURRENT_STREAMS];
-    let number = |at: u32| 2 * at + 1;
-    let open: Vec<u8> = (0..most).flat_map(|at| post(number(at), ECHO)).collect();
-    wire.send(&open).await;
-    let asked = most as usize;
-    eventually("all are asked upstream", || async { upstream.seen(ECHO).len() == asked }).await;
-    for at in most..most + BEYOND {
-        wire.send(&get(number(at), SMALL)).await;
+    for codec in CODECS {
+        let (upstream, app) = proxy_by(codec).await;
+        let mut wire = Wire::to(&app).await;
+        wire.send(&hello()).await;
+        wire.wait("settings", |heard| heard.settings.contains_key(&MAX_CONCURRENT_STREAMS)).await;
+        let most = wire.heard.settings[&MAX_CONCURRENT_STREAMS];
+        let number = |at: u32| 2 * at + 1;
+        let open: Vec<u8> = (0..most).flat_map(|at| post(number(at), ECHO)).collect();
+        wire.send(&open).await;
+        let asked = most as usize;
+        eventually("all are asked upstream", || async { upstream.seen(ECHO).len() == asked }).await;
+        for at in most..most + BEYOND {
+            wire.send(&get(number(at), SMALL)).await;
+        }
+        let refused = |heard: &Heard| (most..most + BEYOND).all(|at| heard.reset(number(at)) == Some(REFUSED_STREAM));
+        wire.wait("they are refused", refused).await;
+        assert!(upstream.seen(SMALL).is_empty(), "nobody looked at them");
+        // The first stream ends, and the next one is accepted; the others are unchanged.
+        wire.send(&last_data(1, b"done")).await;
+        wire.wait("the first answer", |heard| heard.answer(1) == Some(200)).await;
+        let again = number(most + BEYOND);
+        wire.send(&get(again, SMALL)).await;
+        wire.wait("it is let in", |heard| heard.answer(again) == Some(200)).await;
+        // A reset frees a stream slot, too.
+        wire.send(&reset(3, CANCEL)).await;
+        wire.settle().await;
+        wire.send(&[get(again + 2, SMALL), last_data(5, b"done")].concat()).await;
+        wire.wait("both", |heard| [again + 2, 5].iter().all(|stream| heard.answer(*stream) == Some(200))).await;
+        assert!(wire.heard.goodbyes.is_empty());
     }
-    let refused = |heard: &Heard| (most..most + BEYOND).all(|at| heard.reset(number(at)) == Some(REFUSED_STREAM));
-    wire.wait("they are refused", refused).await;
-    assert!(upstream.seen(SMALL).is_empty(), "nobody looked at them");
-    // The first stream ends, and the next one is accepted; the others are unchanged.
-    wire.send(&last_data(1, b"done")).await;
-    wire.wait("the first answer", |heard| heard.answer(1) == Some(200)).await;
-    let again = number(most + BEYOND);
-    wire.send(&get(again, SMALL)).await;
-    wire.wait("it is let in", |heard| heard.answer(again) == Some(200)).await;
-    // A reset frees a stream slot, too.
-    wire.send(&reset(3, CANCEL)).await;
-    wire.settle().await;
-    wire.send(&[get(again + 2, SMALL), last_data(5, b"done")].concat()).await;
-    wire.wait("both", |heard| [again + 2, 5].iter().all(|stream| heard.answer(*stream) == Some(200))).await;
-    assert!(wire.heard.goodbyes.is_empty());
 }
 
 fn watch(stream: u32) -> Vec<u8> {
@@ -61,78 +63,88 @@ async fn until_watches(app: &App, count: u64) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reset_stream_ends_only_its_watch() {
-    let up = demo::upstream().pods(2).run().await;
-    let app = direct::app(&up).run().await;
-    let mut wire = Wire::to(&app).await;
-    wire.send(&[hello(), watch(1), watch(3), watch(5)].concat()).await;
-    let all = |heard: &Heard| [1, 3, 5].iter().all(|stream| told(heard, *stream, "ADDED"));
-    wire.wait("three watches", all).await;
-    until_watches(&app, 3).await;
-    wire.send(&reset(3, CANCEL)).await;
-    wire.settle().await;
-    until_watches(&app, 2).await;
-    up.create_pod("default", "later");
-    wire.wait("the others", |heard| told(heard, 1, "later") && told(heard, 5, "later")).await;
-    assert!(!told(&wire.heard, 3, "later"));
-    // Window updates of a closed stream are ignored, and no other stream receives them.
-    wire.send(&[super::frames::window(3, 100), get(7, PODS)].concat()).await;
-    wire.wait("an answer", |heard| heard.answer(7) == Some(200)).await;
+    for codec in CODECS {
+        let up = demo::upstream().pods(2).run().await;
+        let app = served_by(codec, direct::app(&up)).run().await;
+        let mut wire = Wire::to(&app).await;
+        wire.send(&[hello(), watch(1), watch(3), watch(5)].concat()).await;
+        let all = |heard: &Heard| [1, 3, 5].iter().all(|stream| told(heard, *stream, "ADDED"));
+        wire.wait("three watches", all).await;
+        until_watches(&app, 3).await;
+        wire.send(&reset(3, CANCEL)).await;
+        wire.settle().await;
+        until_watches(&app, 2).await;
+        up.create_pod("default", "later");
+        wire.wait("the others", |heard| told(heard, 1, "later") && told(heard, 5, "later")).await;
+        assert!(!told(&wire.heard, 3, "later"));
+        // Window updates of a closed stream are ignored, and no other stream receives them.
+        wire.send(&[super::frames::window(3, 100), get(7, PODS)].concat()).await;
+        wire.wait("an answer", |heard| heard.answer(7) == Some(200)).await;
+    }
 }
 
 /// A client that sends GOAWAY opens no new streams; its open requests are answered (RFC 9113 §6.8).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_before_client_goaway_are_served() {
-    let (_upstream, app) = proxy().await;
-    let mut wire = Wire::to(&app).await;
-    let goodbye = frame(GOAWAY, 0, 0, &[0_u32.to_be_bytes(), NO_ERROR.to_be_bytes()].concat());
-    wire.send(&[hello(), post(1, ECHO), get(3, SMALL), goodbye, data(1, b"hel"), last_data(1, b"lo")].concat()).await;
-    let both = |heard: &Heard| [1, 3].iter().all(|stream| heard.answer(*stream) == Some(200));
-    wire.wait("both answers", both).await;
-    assert_eq!(wire.heard.streams[&1].body, b"hello");
+    for codec in CODECS {
+        let (_upstream, app) = proxy_by(codec).await;
+        let mut wire = Wire::to(&app).await;
+        let goodbye = frame(GOAWAY, 0, 0, &[0_u32.to_be_bytes(), NO_ERROR.to_be_bytes()].concat());
+        wire.send(&[hello(), post(1, ECHO), get(3, SMALL), goodbye, data(1, b"hel"), last_data(1, b"lo")].concat())
+            .await;
+        let both = |heard: &Heard| [1, 3].iter().all(|stream| heard.answer(*stream) == Some(200));
+        wire.wait("both answers", both).await;
+        assert_eq!(wire.heard.streams[&1].body, b"hello");
+    }
 }
 
 /// A client that closes its sending side cannot acknowledge anything, so the connection ends with all its streams.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connection_ends_when_client_closes_sending_side() {
-    let up = demo::upstream().pods(2).run().await;
-    let app = direct::app(&up).run().await;
-    let mut wire = Wire::to(&app).await;
-    wire.send(&[hello(), watch(1)].concat()).await;
-    wire.wait("a watch", |heard| told(heard, 1, "ADDED")).await;
-    wire.finish().await;
-    wire.until("the end", |heard| heard.is_over).await;
-    until_watches(&app, 0).await;
-    assert_eq!(app.get(PODS).await.status, 200);
+    for codec in CODECS {
+        let up = demo::upstream().pods(2).run().await;
+        let app = served_by(codec, direct::app(&up)).run().await;
+        let mut wire = Wire::to(&app).await;
+        wire.send(&[hello(), watch(1)].concat()).await;
+        wire.wait("a watch", |heard| told(heard, 1, "ADDED")).await;
+        wire.finish().await;
+        wire.until("the end", |heard| heard.is_over).await;
+        until_watches(&app, 0).await;
+        assert_eq!(app.get(PODS).await.status, 200);
+    }
 }
 
 /// RFC 9113 §6.8: a server that closes announces the last stream that it answers, and answers it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn drain_completes_streams_accepted_before_goaway() {
-    let upstream = demo::upstream().pods(30).run().await;
-    // Long enough for the whole test. Its connections receive GOAWAY within the first tenth.
-    let mut app = direct::app(&upstream).drain(Duration::from_secs(75)).run().await;
-    let mut wire = Wire::to(&app).await;
-    let list = format!("{PODS}?resourceVersion=0");
-    wire.send(&[hello_with(&[(INITIAL_WINDOW_SIZE, 0)]), get(1, &list), get(3, &list)].concat()).await;
-    let begun = |heard: &Heard| [1, 3].iter().all(|it| heard.streams.get(it).is_some_and(|it| !it.heads.is_empty()));
-    wire.wait("two answers begin", begun).await;
-    app.begin_stop();
-    wire.wait("a goodbye", |heard| !heard.goodbyes.is_empty()).await;
-    // The first GOAWAY may be a notice that names every stream. Another one follows when the client has seen it.
-    let is_last = |heard: &Heard| heard.goodbyes.last().is_some_and(|(last, _)| *last < u32::MAX >> 1);
-    wire.wait("the last goodbye", is_last).await;
-    assert!(wire.heard.goodbyes.iter().all(|(last, code)| *last >= 3 && *code == NO_ERROR));
-    // A stream after GOAWAY is not answered, and breaks nothing.
-    wire.send(&head(5, &request("GET", &list, &[]))).await;
-    wire.settle().await;
-    assert!(wire.heard.answer(5).is_none());
-    wire.send(&[super::frames::window(1, 1 << 20), super::frames::window(3, 1 << 20)].concat()).await;
-    wire.send(&super::frames::window(0, 1 << 20)).await;
-    wire.wait("both answers", |heard| [1, 3].iter().all(|stream| heard.answer(*stream) == Some(200))).await;
-    let (first, second) = (&wire.heard.streams[&1].body, &wire.heard.streams[&3].body);
-    assert!(!first.is_empty() && first == second && serde_json::from_slice::<serde_json::Value>(first).is_ok());
-    wire.until("the end", |heard| heard.is_over).await;
-    within("the proxy's end", app.stop()).await;
+    for codec in CODECS {
+        let upstream = demo::upstream().pods(30).run().await;
+        // Long enough for the whole test. Its connections receive GOAWAY within the first tenth.
+        let mut app = served_by(codec, direct::app(&upstream)).drain(Duration::from_secs(75)).run().await;
+        let mut wire = Wire::to(&app).await;
+        let list = format!("{PODS}?resourceVersion=0");
+        wire.send(&[hello_with(&[(INITIAL_WINDOW_SIZE, 0)]), get(1, &list), get(3, &list)].concat()).await;
+        let begun =
+            |heard: &Heard| [1, 3].iter().all(|it| heard.streams.get(it).is_some_and(|it| !it.heads.is_empty()));
+        wire.wait("two answers begin", begun).await;
+        app.begin_stop();
+        wire.wait("a goodbye", |heard| !heard.goodbyes.is_empty()).await;
+        // The first GOAWAY may be a notice that names every stream. Another one follows when the client has seen it.
+        let is_last = |heard: &Heard| heard.goodbyes.last().is_some_and(|(last, _)| *last < u32::MAX >> 1);
+        wire.wait("the last goodbye", is_last).await;
+        assert!(wire.heard.goodbyes.iter().all(|(last, code)| *last >= 3 && *code == NO_ERROR));
+        // A stream after GOAWAY is not answered, and breaks nothing.
+        wire.send(&head(5, &request("GET", &list, &[]))).await;
+        wire.settle().await;
+        assert!(wire.heard.answer(5).is_none());
+        wire.send(&[super::frames::window(1, 1 << 20), super::frames::window(3, 1 << 20)].concat()).await;
+        wire.send(&super::frames::window(0, 1 << 20)).await;
+        wire.wait("both answers", |heard| [1, 3].iter().all(|stream| heard.answer(*stream) == Some(200))).await;
+        let (first, second) = (&wire.heard.streams[&1].body, &wire.heard.streams[&3].body);
+        assert!(!first.is_empty() && first == second && serde_json::from_slice::<serde_json::Value>(first).is_ok());
+        wire.until("the end", |heard| heard.is_over).await;
+        within("the proxy's end", app.stop()).await;
+    }
 }
 
 /// A cookie field may be split into crumbs, which are one field in HTTP/1.1 (RFC 9113 §8.2.3). The current server lets

@@ -23,7 +23,7 @@ const MEANINGS: [(&str, &str); 41] = [
     // Why a watch ends, and why a request passes through.
     ("not_derivable", "what it asked for cannot be derived from what is held; the log has a line about the object"),
     // Why a request passes through.
-    ("non_resource", "it is for no resource: /version, /healthz, discovery, OpenAPI"),
+    ("non_resource", "it is for no resource: health, OpenAPI, or discovery that is not cached or not allowed"),
     ("verb", "it is no read"),
     ("subresource", "subresources are not held: status, scale, log, exec"),
     ("ambiguous_url", "its path or its query is spelled in a way that only upstream reads for certain"),

@@ -96,7 +96,7 @@ fn clause(text: &str) -> Option<Clause<'_>> {
     let mut clause = Clause { main, sub: sub.trim_matches(' '), quality: 1.0, parameters: Vec::new() };
     for parameter in rest.split(';') {
         let Some((name, value)) = parameter.split_once('=') else { continue };
-        // Likewise, a second `=` is an error only if text follows it.
+        // A second `=` is an error only if text follows it.
         let value = match value.split_once('=') {
             None if value.is_empty() => continue,
             None => value,

@@ -1,38 +1,55 @@
-use super::MediaType;
 use super::clauses::clauses;
 
-/// The maximum number of different clauses in an Accept header for discovery; client-go sends three.
-const CLAUSES_MAX: usize = 3;
-/// The versions of `apidiscovery.k8s.io` that a clause may request.
-const VERSIONS: [&str; 2] = ["v2", "v2beta1"];
+const JSON: &str = "application/json";
+const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
-/// Normalizes the Accept header of a discovery request: the clauses in the order in which the apiserver tries them,
-/// each once. `None` if the header requests anything that discovery clients do not request. The number of normalized
-/// forms is small, so a cache whose keys contain one is bounded.
-pub fn discovery_accept(accept: Option<&str>) -> Option<String> {
-    let accept = accept.filter(|accept| !accept.is_empty()).unwrap_or(MediaType::Json.as_str());
-    let mut known: Vec<String> = Vec::new();
+macro_rules! aggregated {
+    ($version:literal) => {
+        concat!("application/json;g=apidiscovery.k8s.io;v=", $version, ";as=APIGroupDiscoveryList")
+    };
+}
+
+/// The Accept headers that discovery clients send, in their normal form.
+const FORMS: [&str; 9] = [
+    JSON,
+    PROTOBUF,
+    "application/vnd.kubernetes.protobuf,application/json",
+    aggregated!("v2"),
+    concat!(aggregated!("v2"), ",application/json"),
+    aggregated!("v2beta1"),
+    concat!(aggregated!("v2beta1"), ",application/json"),
+    concat!(aggregated!("v2"), ",", aggregated!("v2beta1")),
+    concat!(aggregated!("v2"), ",", aggregated!("v2beta1"), ",application/json"),
+];
+
+/// Normalizes the Accept header of a discovery request: the clauses in the order in which the apiserver tries them, up
+/// to plain JSON, which it always accepts. `None` if the result is not one of a few forms. So a cache whose keys contain
+/// one is bounded.
+pub fn discovery_accept(accept: Option<&str>) -> Option<&'static str> {
+    let accept = accept.filter(|accept| !accept.is_empty()).unwrap_or(JSON);
+    let mut known: Vec<&str> = Vec::new();
     for clause in clauses(accept) {
-        let media = [MediaType::Json.as_str(), MediaType::Protobuf.as_str(), "*/*"];
-        let media = media.into_iter().find(|media| clause.names(media))?;
-        let asked = ["as", "g", "v"].map(|name| clause.parameter(name));
-        let text = match asked {
-            [None, None, None] => media.to_owned(),
-            [Some("APIGroupDiscoveryList"), Some("apidiscovery.k8s.io"), Some(version)]
-                if VERSIONS.contains(&version) =>
-            {
-                format!("{media};g=apidiscovery.k8s.io;v={version};as=APIGroupDiscoveryList")
-            }
-            _ => return None,
-        };
         if clause.has_others(&["as", "g", "v"]) {
             return None;
         }
-        if !known.contains(&text) {
-            known.push(text);
+        let media = [JSON, PROTOBUF, "*/*"].into_iter().find(|media| clause.names(media))?;
+        let form = match (media, ["as", "g", "v"].map(|name| clause.parameter(name))) {
+            // Of all media types the apiserver prefers JSON.
+            (JSON | "*/*", [None, None, None]) => JSON,
+            (media, [None, None, None]) => media,
+            (JSON, [Some("APIGroupDiscoveryList"), Some("apidiscovery.k8s.io"), Some("v2")]) => aggregated!("v2"),
+            (JSON, [Some("APIGroupDiscoveryList"), Some("apidiscovery.k8s.io"), Some("v2beta1")]) => {
+                aggregated!("v2beta1")
+            }
+            _ => return None,
+        };
+        known.push(form);
+        if form == JSON {
+            break;
         }
     }
-    (1..=CLAUSES_MAX).contains(&known.len()).then(|| known.join(","))
+    let known = known.join(",");
+    FORMS.into_iter().find(|form| *form == known)
 }
 
 #[cfg(test)]
@@ -40,20 +57,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn discovery_accept_is_normalized_or_unsupported() {
-        let v2 = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
-        let v2beta1 = "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList";
-        let client_go = format!("{v2},{v2beta1},application/json");
+    fn discovery_accept_has_one_of_few_forms_or_none() {
+        const V2: &str = aggregated!("v2");
+        let v2beta1 = aggregated!("v2beta1");
+        let client_go = format!("{V2},{v2beta1},application/json");
+        let json = Some(JSON);
         for (accept, expected) in [
-            (None, Some("application/json")),
-            (Some(""), Some("application/json")),
-            (Some("*/*"), Some("*/*")),
-            (Some("application/json, */*"), Some("application/json,*/*")),
-            (Some("*/*;q=0.1,application/json"), Some("application/json,*/*")),
-            (Some("application/json,application/json;q=0.5"), Some("application/json")),
+            (None, json),
+            (Some(""), json),
+            (Some("*/*"), json),
+            (Some("application/json, */*"), json),
+            (Some("*/*;q=0.1,application/json"), json),
+            (Some("application/json,application/json;q=0.5"), json),
+            (Some("application/json,text/html;q=0.5"), json),
             (Some(client_go.as_str()), Some(client_go.as_str())),
-            (Some("application/json;as=APIGroupDiscoveryList;v=v2;g=apidiscovery.k8s.io"), Some(v2)),
-            (Some("application/vnd.kubernetes.protobuf"), Some("application/vnd.kubernetes.protobuf")),
+            (Some(&format!("{V2},{v2beta1},*/*")), Some(client_go.as_str())),
+            (Some(&format!("{V2},{V2}")), None),
+            (Some("application/json;as=APIGroupDiscoveryList;v=v2;g=apidiscovery.k8s.io"), Some(V2)),
+            (Some(PROTOBUF), Some(PROTOBUF)),
+            (Some(&format!("{PROTOBUF},*/*")), Some(&format!("{PROTOBUF},application/json"))),
+            (Some(&format!("{v2beta1},{V2}")), None),
+            (Some(&format!("{PROTOBUF},{V2},application/json")), None),
             (Some("application/json;as=APIGroupDiscoveryList;v=v3;g=apidiscovery.k8s.io"), None),
             (Some("application/json;as=Table;v=v1;g=meta.k8s.io"), None),
             (Some("application/json;x=1"), None),
@@ -61,7 +85,7 @@ mod tests {
             (Some("text/html"), None),
             (Some(","), None),
         ] {
-            assert_eq!(discovery_accept(accept).as_deref(), expected, "{accept:?}");
+            assert_eq!(discovery_accept(accept), expected, "{accept:?}");
         }
     }
 }

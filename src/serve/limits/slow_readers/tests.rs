@@ -11,10 +11,16 @@ fn grant() -> GrantStatus {
     Permit::Whole(grant.expect("whoever asks is us")).grant_status()
 }
 
+const BODY_MAX: Duration = Duration::from_secs(60);
+
+fn slow_readers(unread: Unread) -> SlowReaderReaper {
+    SlowReaderReaper::new(unread, BODY_MAX)
+}
+
 /// Each open watch has one watchdog.
 #[test]
 fn watchdog_size_is_bounded() {
-    assert!(size_of::<Watchdog>() <= 112, "{} bytes", size_of::<Watchdog>());
+    assert!(size_of::<Watchdog>() <= 104, "{} bytes", size_of::<Watchdog>());
 }
 
 /// Each watch is woken when a drain starts, and again at its own time. The check scheduled by the first wake-up may
@@ -22,12 +28,12 @@ fn watchdog_size_is_bounded() {
 #[tokio::test(start_paused = true)]
 async fn watch_gets_full_grace_after_each_wake() {
     let grace = Duration::from_secs(5);
-    let slow_readers = SlowReaderReaper::new(Unread { grace, ..Unread::default() });
-    slow_readers.0.is_draining.store(true, Ordering::Release);
+    let slow_readers = slow_readers(Unread { grace, ..Unread::default() });
+    *slow_readers.0.leaving.lock() = Leaving::Early(3_600_000_000, 3_600_000_000);
     let cut = Cut::default();
     let deadline = Instant::now() + Duration::from_secs(600);
     let watchdog = Watchdog::new(slow_readers.clone(), cut.clone(), deadline, grant(), false);
-    tokio::spawn(async move { slow_readers.look_on().await });
+    tokio::spawn(slow_readers.timers().clone().run());
     let looked =
         |watchdog: &Watchdog| watchdog.has_fired(&mut Waker::noop().clone(), &Context::from_waker(Waker::noop()));
     let nearly = Duration::from_millis(4_999);
@@ -55,7 +61,7 @@ fn long_watch(slow_readers: &SlowReaderReaper, is_late: bool) -> Arc<Watchdog> {
 async fn drain_spreads_early_watches_and_ends_late_ones_last() {
     let grace = Duration::from_secs(20);
     let (trigger, drain) = DrainTrigger::new();
-    let slow_readers = SlowReaderReaper::new(Unread::default());
+    let slow_readers = slow_readers(Unread::default());
     tokio::spawn(slow_readers.clone().keep(drain.clone()));
     let watch = |is_late| long_watch(&slow_readers, is_late);
     let early: Vec<_> = (0..50).map(|_| watch(false)).collect();
@@ -84,7 +90,7 @@ async fn drain_spreads_early_watches_and_ends_late_ones_last() {
 #[tokio::test(start_paused = true)]
 async fn watches_end_immediately_once_listener_closes() {
     let (trigger, drain) = DrainTrigger::new();
-    let slow_readers = SlowReaderReaper::new(Unread::default());
+    let slow_readers = slow_readers(Unread::default());
     tokio::spawn(slow_readers.clone().keep(drain.clone()));
     let watches: Vec<_> = (0..20).map(|_| long_watch(&slow_readers, false)).collect();
     let under_way = drain.under_way();
@@ -96,44 +102,73 @@ async fn watches_end_immediately_once_listener_closes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn timer_fires_at_latest_set_time_and_not_once_cleared() {
+async fn watch_is_woken_once_at_the_last_time_that_was_set() {
     let (_trigger, drain) = DrainTrigger::new();
-    let slow_readers = SlowReaderReaper::new(Unread::default());
+    let slow_readers = slow_readers(Unread::default());
     tokio::spawn(slow_readers.clone().keep(drain));
     let (began, second) = (Instant::now(), Duration::from_secs(1));
-    let watches: Vec<_> = (0..3)
+    let watches: Vec<_> = (0..2)
         .map(|_| Watchdog::new(slow_readers.clone(), Cut::default(), began + 600 * second, grant(), false))
         .collect();
     watches.iter().for_each(|watchdog| watchdog.set_alarm(began + second));
     watches[1].set_alarm(began + 2 * second);
-    watches[2].clear_alarm();
     let rung = || {
         let cx = &Context::from_waker(Waker::noop());
         let rung = |watchdog: &Arc<Watchdog>| watchdog.has_fired(&mut Waker::noop().clone(), cx);
         watches.iter().map(rung).collect::<Vec<_>>()
     };
     tokio::time::sleep(second + second / 100).await;
-    assert_eq!(rung(), [true, false, false]);
+    assert_eq!(rung(), [true, false]);
     tokio::time::sleep(second).await;
-    assert_eq!(rung(), [false, true, false]);
-    tokio::time::sleep(600 * second).await;
-    assert_eq!(rung(), [false, false, false]);
+    assert_eq!(rung(), [false, true]);
+    tokio::time::sleep(500 * second).await;
+    assert_eq!(rung(), [false, false]);
 }
 
+/// The check after the grace period is part of the watch's only entry.
 #[tokio::test(start_paused = true)]
-async fn unresponsive_watch_is_cut_with_reason() {
-    let now = Instant::now();
-    let (past, future) = (now, now + Duration::from_secs(1));
-    for (last, [is_over, is_revoked, is_draining], expected) in [
-        (future, [false, false, false], Verdict::Later(future)),
-        (past, [false, false, false], Verdict::Cut("timeout")),
-        (future, [false, true, false], Verdict::Cut("revoked")),
-        (past, [false, true, true], Verdict::Cut("revoked")),
-        (future, [false, false, true], Verdict::Cut("drained")),
-        (past, [false, false, true], Verdict::Cut("timeout")),
-        (past, [true, true, true], Verdict::Cut("client_closed")),
+async fn watch_has_one_timer_which_goes_with_it() {
+    let slow_readers = slow_readers(Unread::default());
+    let watchdog = long_watch(&slow_readers, false);
+    watchdog.wake_by_ref();
+    watchdog.end();
+    let entries = || format!("{:?}", slow_readers.timers());
+    assert_eq!(entries(), "Timers { len: 1, .. }");
+    drop(watchdog);
+    assert_eq!(entries(), "Timers { len: 0, .. }");
+}
+
+/// It may wait for the rest of a version, and then its client stops reading.
+#[tokio::test(start_paused = true)]
+async fn watch_that_reacted_to_its_deadline_and_did_not_end_is_cut() {
+    let slow_readers = slow_readers(Unread::default());
+    tokio::spawn(slow_readers.timers().clone().run());
+    let (cut, deadline) = (Cut::default(), Instant::now() + Duration::from_secs(60));
+    let watchdog = Watchdog::new(slow_readers, cut.clone(), deadline, grant(), false);
+    watchdog.set_alarm(deadline);
+    let reacts = || watchdog.has_fired(&mut Waker::noop().clone(), &Context::from_waker(Waker::noop()));
+    tokio::time::sleep(Duration::from_millis(60_002)).await;
+    assert!(reacts());
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(reacts(), "it is woken again");
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(reacts(), "and again");
+    assert_eq!(cut.why(), None);
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    assert_eq!(cut.why(), Some("timeout"));
+}
+
+#[test]
+fn unresponsive_watch_is_cut_with_reason() {
+    for (is_past_deadline, state, expected) in [
+        (false, [false, false, false], None),
+        (true, [false, false, false], Some("timeout")),
+        (false, [false, true, false], Some("revoked")),
+        (true, [false, true, true], Some("revoked")),
+        (false, [false, false, true], Some("drained")),
+        (true, [false, false, true], Some("timeout")),
+        (true, [true, true, true], Some("client_closed")),
     ] {
-        let case = Case { now, last, is_over, is_revoked, is_draining };
-        assert_eq!(case.verdict(), expected, "{case:?}");
+        assert_eq!(verdict(is_past_deadline, state), expected, "{is_past_deadline} {state:?}");
     }
 }

@@ -30,8 +30,7 @@ impl Reader {
         let feed = &source.feed;
         self.sources.fresh(feed, read.version, (request.received, false)).await?;
         self.sources.of_present(&source).await?;
-        // An object carries only its own version, so the newest state can be used.
-        let Some(current) = feed.reader.newest_objects() else {
+        let Some(current) = feed.reader.current() else {
             return Err(NotServable::Over);
         };
         let Some(object) = current.get(&read.key).cloned() else {

@@ -1,147 +1,121 @@
-use std::pin::Pin;
 use std::task::Context;
-use std::time::Duration;
 
-use bytes::Bytes;
-use tokio::time::{Sleep, sleep};
-
-use super::{Phase, WatchSession};
-use crate::cache::{Pull, Settling};
-use crate::feeds::FeedHandle;
+use super::{Common, State};
+use crate::cache::Pull;
+use crate::feeds::RenderingRefusal;
 use crate::serve::activity::WatchEnd;
-use crate::serve::response::FeedStatus;
+use crate::wire::Refused;
 use kubeapi::{ResourceVersion, Status};
 
-/// How long the end of a watch waits for the rest of a transaction.
-const REST_MAX: Duration = Duration::from_secs(3);
-
-/// A version that the end of the watch waits for, until it is complete or a timeout expires.
-pub(super) struct AwaitedVersion {
-    of: ResourceVersion,
-    max: Pin<Box<Sleep>>,
+/// Why a watch ends, and what its client receives last.
+pub(super) enum Exit {
+    /// Nothing: the client resumes after the last event.
+    Silent(WatchEnd),
+    /// A bookmark at this version, from which the client resumes.
+    Bookmark(ResourceVersion, WatchEnd),
+    /// An ERROR event.
+    Error(Box<Status>, WatchEnd),
+    /// Nothing, because an object cannot be rendered for this client. The watch ends between two events, as watches
+    /// may. The client resumes after the last version it has seen, from a feed that has the whole object.
+    Unrenderable(Refused),
 }
 
-impl WatchSession {
-    /// Whether only a part of a transaction was sent, and the rest is pending or may still arrive. If the watch ended
-    /// here, its client would resume after the whole transaction and miss the rest. In a drain with bookmarks, the
-    /// watch also waits until the newest version is complete.
-    pub(super) fn is_amid(&mut self, end: WatchEnd, cx: &mut Context<'_>) -> bool {
-        if !self.cursor.skips(self.last_sent_rv) {
-            // A partial view waits for authorization decisions, which may not arrive. Its events are filtered, and are
-            // sent again when a permission is granted.
-            if self.partial.is_none() && self.cursor.is_next_at(self.last_sent_rv) {
-                return true;
-            }
-            let settling = self.feed.reader.waits_for_whole(self.last_sent_rv);
-            if settling == Settling::WhenToldSo {
-                self.feed.freshness.want_version(self.last_sent_rv);
-            }
-            if settling != Settling::Already {
-                return self.rests(self.last_sent_rv, cx);
-            }
+impl Exit {
+    pub(super) fn error(status: Status, end: WatchEnd) -> Self {
+        Self::Error(Box::new(status), end)
+    }
+}
+
+impl From<Refused> for Exit {
+    fn from(refused: Refused) -> Self {
+        Self::Unrenderable(refused)
+    }
+}
+
+impl Common {
+    /// Decides whether the watch ends before it sends more, and why. Otherwise, returns the state to continue with.
+    ///
+    /// A revocation comes first, even if frames are pending (A4). A live watch then ends for its renderer, its timeout or
+    /// the drain, unless it must first send the rest of a version.
+    pub(super) fn decide(&mut self, state: State, cx: &Context<'_>) -> Result<State, Exit> {
+        if matches!(state, State::Last(_) | State::Ended) {
+            return Ok(state);
         }
-        if end == WatchEnd::Drained && self.bookmarks {
-            // Keeps the newest version of the first call, because on a busy feed there is always a newer one.
-            let newest = self.rest.as_ref().map_or_else(|| self.feed.reader.newest(), |rest| rest.of);
-            if self.feed.reader.waits_for_whole(newest) == Settling::Soon {
-                return self.rests(newest, cx);
-            }
+        if let Some(exit) = self.timers.revocation() {
+            return Err(exit);
         }
-        self.rest = None;
-        false
+        match state {
+            State::Initial(_) => return self.timers.exit(cx).map_or(Ok(state), Err),
+            State::Live => {}
+            state => return Ok(state),
+        }
+        // A renderer is disproven before it is revoked, so this order of loads never misses a disproof.
+        let is_revoked = self.cursor.renderer().is_revoked();
+        if self.cursor.renderer().is_disproven() {
+            // What this client holds may be wrong, and would stay so if it went on from here.
+            let status = Status::too_old(self.last_sent_rv.0, self.feed.reader.progress().rv.0);
+            return Err(Exit::error(status, WatchEnd::NotDerivable));
+        }
+        let exit = if is_revoked { Some(Exit::Silent(WatchEnd::NotDerivable)) } else { self.timers.exit(cx) };
+        match exit {
+            None => Ok(State::Live),
+            Some(Exit::Silent(_)) if self.is_amid() => Ok(State::Live),
+            Some(Exit::Silent(WatchEnd::Drained)) if self.bookmarks => Err(self.drained()),
+            Some(exit) => Err(exit),
+        }
     }
 
-    /// Whether the end still waits for that version.
-    fn rests(&mut self, of: ResourceVersion, cx: &mut Context<'_>) -> bool {
-        let rest = self.rest.get_or_insert_with(|| AwaitedVersion { of, max: Box::pin(sleep(REST_MAX)) });
-        rest.of = of;
-        rest.max.as_mut().poll(cx).is_pending()
-    }
-
-    /// Whether the end of the watch waits for an incomplete version.
-    pub(super) fn is_resting(&self) -> bool {
-        self.rest.as_ref().is_some_and(|rest| self.feed.reader.is_open(rest.of))
-    }
-
-    /// Ends the watch with an ERROR event, regardless of the version that the end was waiting for.
-    pub(crate) fn end_with(&mut self, status: &Status, end: WatchEnd) {
-        if matches!(self.phase, Phase::Ended) {
-            return;
+    /// Ends the watch, and counts the end, unless a last frame is to be sent first.
+    pub(super) fn end(&self, exit: Exit) -> State {
+        let (frame, end) = match exit {
+            Exit::Silent(end) => (None, end),
+            Exit::Bookmark(rv, end) => (self.bookmark(rv).ok(), end),
+            Exit::Error(status, end) => {
+                // From here on, the client has a limited time to read the frame.
+                self.timers.watchdog().end();
+                let envelope = self.cursor.renderer().envelope();
+                (Some(envelope.error_frame(&status.to_event_json(), &status.to_protobuf())), end)
+            }
+            Exit::Unrenderable(refused) => {
+                self.feed.refuse(self.cursor.renderer().representation(), RenderingRefusal::Unrenderable, &refused);
+                (None, WatchEnd::NotDerivable)
+            }
+        };
+        if let Some(frame) = frame {
+            return State::Last(Box::new((frame, end)));
         }
-        let envelope = self.cursor.renderer().envelope();
-        let frame = envelope.error_frame(&status.to_event_json(), &status.to_protobuf());
-        self.phase = Phase::Last(Box::new((frame, end)));
-        // From here on, the client has a limited time to read the frame.
-        self.watchdog.end();
-    }
-
-    /// Ends the watch without a frame. After a revocation, the next poll ends it with an error instead.
-    pub(super) fn end_silently(&mut self, end: WatchEnd) {
-        if end == WatchEnd::Revoked {
-            self.fired = None;
-            return;
-        }
-        self.phase = Phase::Ended;
         self.metrics.ended(end);
+        State::Ended
     }
 
-    /// Registers a downstream proxy as a follower of the feed. Returns how often the build that writes its bodies has
-    /// changed.
-    pub(super) fn begins_for_a_proxy(feed: &FeedHandle, start: ResourceVersion) -> u32 {
-        feed.proxy_begins();
-        feed.body_release.written_from(start).changes
-    }
-
-    /// Returns the state of the feed that a downstream proxy receives at the start of the watch.
-    pub(crate) fn feed_status(&self, feed: &FeedHandle) -> FeedStatus {
-        let written = feed.body_release.written_from(self.last_sent_rv);
-        let written_by = written.by.filter(|_| self.changes == Some(written.changes));
-        FeedStatus { stale_seconds: FeedStatus::stale_seconds(feed), written_by }
-    }
-
-    /// Whether the watch belongs to a downstream proxy and another build has begun to write the feed's bodies. The
-    /// proxy learns about it only when it opens a new watch.
-    pub(super) fn has_another_writer(&self) -> bool {
-        self.changes.is_some_and(|changes| changes != self.feed.body_release.changes())
-    }
-
-    /// Ends a downstream proxy's watch that has sent everything up to this version, if another build has taken over.
-    /// All bodies after that version are written by that build.
-    pub(super) fn ends_for_another_writer(&mut self, reached: ResourceVersion) -> bool {
-        let is_whole = || matches!(self.feed.reader.waits_for_whole(self.last_sent_rv), Settling::Already);
-        if !self.has_another_writer() || !self.is_settled() || !is_whole() {
-            return false;
-        }
-        match self.bookmark(reached) {
-            Ok(bookmark) if self.bookmarks && reached > self.last_sent_rv => {
-                self.phase = Phase::Last(Box::new((bookmark, WatchEnd::UpstreamUpgraded)));
+    /// Returns the exit of a drained watch with bookmarks. With a last bookmark, its client resumes here or at another
+    /// replica without a list.
+    fn drained(&mut self) -> Exit {
+        match self.pull(0, None, &mut Vec::new()) {
+            Pull::CaughtUp { progress } if self.is_settled() && progress.rv > self.last_sent_rv => {
+                Exit::Bookmark(progress.rv, WatchEnd::Drained)
             }
-            _ => self.end_silently(WatchEnd::UpstreamUpgraded),
+            _ => Exit::Silent(WatchEnd::Drained),
         }
-        true
     }
 
-    /// Returns the bookmark for a drained client, which lets it resume here or at another replica without a list.
-    pub(super) fn last_bookmark(&mut self, end: WatchEnd) -> Option<Bytes> {
-        if end != WatchEnd::Drained || !self.bookmarks {
+    /// Returns the exit of a downstream proxy's watch that has sent everything up to this version, if another build has
+    /// taken over. All bodies after that version are written by that build.
+    pub(super) fn exit_for_another_writer(&self, reached: ResourceVersion) -> Option<Exit> {
+        if !self.has_another_writer() || !self.is_settled() {
             return None;
         }
-        match self.pull(0, None, &mut Vec::new()) {
-            _ if !self.is_settled() => None,
-            Pull::CaughtUp { progress } if progress.rv > self.last_sent_rv => self.bookmark(progress.rv).ok(),
-            _ => None,
+        if self.bookmarks && reached > self.last_sent_rv {
+            Some(Exit::Bookmark(reached, WatchEnd::UpstreamUpgraded))
+        } else {
+            Some(Exit::Silent(WatchEnd::UpstreamUpgraded))
         }
     }
-}
 
-impl Drop for WatchSession {
-    fn drop(&mut self) {
-        self.watchdog.clear_alarm();
-        if self.changes.is_some() {
-            self.feed.proxy_ends();
-        }
-        if !matches!(self.phase, Phase::Ended) {
-            self.metrics.ended(self.watchdog.cut().why().map_or(WatchEnd::ClientClosed, WatchEnd::Cut));
-        }
+    /// Whether only a part of the events of a version was sent. If the watch ended here, its client would resume after
+    /// all of them. A partial view may wait for authorization decisions that never arrive, so it does not continue:
+    /// it sends filtered events again when a permission is granted.
+    fn is_amid(&mut self) -> bool {
+        self.partial.is_none() && !self.cursor.skips(self.last_sent_rv) && self.cursor.is_next_at(self.last_sent_rv)
     }
 }

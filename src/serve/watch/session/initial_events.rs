@@ -1,24 +1,20 @@
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
-
-use super::portion::Portion;
+use super::frame_batch::{FrameBatch, Portion};
 use crate::auth::Permit;
-use crate::cache::{CacheReader, Chunk, Cursor, Pin, PlainChunk, Snapshot};
+use crate::cache::{CacheReader, Chunk, Cursor, PlainChunk, Snapshot};
 use crate::listing::ChunkWriter;
 use crate::listing::PageChunks;
 use crate::listing::Rest;
-use crate::listing::cost;
+use crate::serve::limits::StatePin;
 use crate::wire::Refused;
-use kubeapi::EventType;
 
 /// The initial state of a watch, as ADDED events.
 #[derive(Debug)]
 pub(super) struct InitialEvents {
     pub(super) snapshot: Snapshot,
-    pub(super) pin: Pin,
-    pub(super) end_bookmark: bool,
+    pub(super) pin: StatePin,
     how: How,
 }
 
@@ -45,8 +41,8 @@ struct SharedFrames {
 type Put = (usize, Portion);
 
 impl InitialEvents {
-    pub(super) fn new(snapshot: Snapshot, pin: Pin, end_bookmark: bool) -> Self {
-        Self { snapshot, pin, end_bookmark, how: How::Frames { next: String::new() } }
+    pub(super) fn new(snapshot: Snapshot, pin: StatePin) -> Self {
+        Self { snapshot, pin, how: How::Frames { next: String::new() } }
     }
 
     /// Sends the state in shared chunks, if the watch's view consists of whole chunks.
@@ -74,27 +70,26 @@ impl InitialEvents {
         Self { how, ..self }
     }
 
-    /// Appends about `room` bytes of frames. It puts at least one frame or one piece of a chunk, unless the scan budget
-    /// is used up first. `scan_budget` is the scan budget for objects that are not sent; it is reduced by what was used.
-    pub(super) fn poll_put(
-        &mut self,
-        cx: &mut Context<'_>,
-        cursor: &Cursor,
-        reader: &CacheReader,
-        (room, scan_budget): (usize, &mut usize),
-        batch: &mut Vec<Bytes>,
-    ) -> Poll<Result<Put, Refused>> {
+    /// Appends about `room` bytes of frames to an empty batch. It puts at least one frame or one piece of a chunk,
+    /// unless the scan budget is used up first.
+    pub(super) fn poll_put(&mut self, cx: &mut Context<'_>, out: &mut FrameBatch<'_>) -> Poll<Result<Put, Refused>> {
         match &mut self.how {
+            How::Chunks(shared) => shared.poll_put(cx, out),
             How::Frames { next } => {
-                Poll::Ready(put_frames(&self.snapshot, next, (cursor, reader), (room, scan_budget), batch))
+                let more = out.put(&self.snapshot, out.cursor.view(), next, FrameBatch::added)?;
+                let portion = more.map_or(Portion::Last(()), |key| {
+                    *next = key;
+                    Portion::More
+                });
+                Poll::Ready(Ok((out.batch.len(), portion)))
             }
-            How::Chunks(shared) => shared.poll_put(cx, room, batch),
         }
     }
 }
 
 impl SharedFrames {
-    fn poll_put(&mut self, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Poll<Result<Put, Refused>> {
+    fn poll_put(&mut self, cx: &mut Context<'_>, out: &mut FrameBatch<'_>) -> Poll<Result<Put, Refused>> {
+        let FrameBatch { room, batch, .. } = out;
         let (mut frames, mut bytes) = (0, 0);
         ready!(self.rest.poll(cx));
         while self.index < self.chunks.len() {
@@ -115,7 +110,7 @@ impl SharedFrames {
                 continue;
             };
             // A piece that is alone in a batch is not copied.
-            if !batch.is_empty() && bytes + piece.len() > room {
+            if !batch.is_empty() && bytes + piece.len() > *room {
                 return Poll::Ready(Ok((frames, Portion::More)));
             }
             if self.piece == 0 {
@@ -126,45 +121,6 @@ impl SharedFrames {
             self.piece += 1;
         }
         // A bookmark follows the last frame. It gets its own batch if this one must not be copied.
-        Poll::Ready(Ok((frames, if bytes > room { Portion::More } else { Portion::Last(()) })))
-    }
-}
-
-fn put_frames(
-    snapshot: &Snapshot,
-    next: &mut String,
-    (cursor, reader): (&Cursor, &CacheReader),
-    (room, scan_budget): (usize, &mut usize),
-    batch: &mut Vec<Bytes>,
-) -> Result<Put, Refused> {
-    let (view, renderer) = (cursor.view(), cursor.renderer());
-    let (mut bytes, is_expensive) = (0, view.is_expensive());
-    let start = Some(next.as_str()).filter(|start| !start.is_empty());
-    let mut resume_at = None;
-    for object in snapshot.looked_at(view, reader.namespaced(), start) {
-        if *scan_budget == 0 || (!batch.is_empty() && bytes >= room) {
-            resume_at = Some(object.key.as_str().to_owned());
-            break;
-        }
-        let matches = view.matches(object);
-        if is_expensive || !matches {
-            *scan_budget = scan_budget.saturating_sub(view.cost_of(object));
-        }
-        if !matches {
-            continue;
-        }
-        let frame = renderer.envelope().frame(EventType::Added, &reader.body(object, renderer)?);
-        if !renderer.is_verbatim() {
-            *scan_budget = scan_budget.saturating_sub(cost::DERIVED);
-        }
-        bytes += frame.len();
-        batch.push(frame);
-    }
-    match resume_at {
-        Some(key) => {
-            *next = key;
-            Ok((batch.len(), Portion::More))
-        }
-        None => Ok((batch.len(), Portion::Last(()))),
+        Poll::Ready(Ok((frames, if bytes > *room { Portion::More } else { Portion::Last(()) })))
     }
 }

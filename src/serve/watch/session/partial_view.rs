@@ -11,10 +11,10 @@ use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 
-use super::portion::Portion;
+use super::frame_batch::{FrameBatch, Portion};
 use crate::auth::{Readable, Verdict, VerdictChanges};
-use crate::cache::{CacheReader, Cursor, Event, FilteredEvent, Mark, OpenedWatch, Pin as Pinned, Pull, Snapshot, View};
-use crate::listing::cost;
+use crate::cache::{Cursor, Event, FilteredEvent, Mark, Pull, Snapshot, View};
+use crate::serve::limits::StatePin;
 use crate::wire::{Object, Refused};
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
@@ -49,7 +49,7 @@ struct Leaving {
 /// The addition and removal of namespaces at one mark.
 struct Turn {
     mark: Mark,
-    pin: Option<Pinned>,
+    pin: StatePin,
     coming: VecDeque<Arc<str>>,
     going: Option<VecDeque<Arc<str>>>,
     /// The key of the next object to send, in the first namespace that is being added or removed.
@@ -90,20 +90,20 @@ pub(super) struct TurnEnd {
 }
 
 impl PartialView {
-    /// Creates the view of a watch. Its first turn sends the initial state, which `pin` keeps alive. `namespaces` are
-    /// those with matching objects.
+    /// Creates the view of a watch. If there is a `state`, its first turn sends it. `namespaces` are those with matching
+    /// objects.
     pub(super) fn new(
         readable: Readable,
-        opened: &OpenedWatch,
         namespaces: Vec<Arc<str>>,
+        cursor: &Cursor,
+        state: Option<(StatePin, Snapshot)>,
         end_bookmark: bool,
-        pin: Option<Pinned>,
     ) -> Self {
         let mut coming = VecDeque::new();
         let mut places = BTreeMap::new();
         for namespace in namespaces {
             match readable.verdict(&namespace) {
-                Some(Verdict::Allowed) if opened.snapshot.is_some() => {
+                Some(Verdict::Allowed) if state.is_some() => {
                     coming.push_back(namespace.clone());
                     places.insert(namespace, Place::Hidden)
                 }
@@ -113,8 +113,8 @@ impl PartialView {
                 None => None,
             };
         }
-        let turn = opened.snapshot.clone().map(|snapshot| Turn {
-            mark: opened.cursor.mark_here(snapshot),
+        let turn = state.map(|(pin, snapshot)| Turn {
+            mark: cursor.mark_here(snapshot),
             pin,
             coming,
             going: None,
@@ -136,7 +136,7 @@ impl PartialView {
 
     /// Whether namespaces are being added or removed. If so, the watch must be read up to the mark, where their frames
     /// are sent.
-    pub(super) fn turns(&mut self, cursor: &Cursor, pin: impl FnOnce(&Snapshot) -> Pinned) -> bool {
+    pub(super) fn turns(&mut self, cursor: &Cursor, pin: impl FnOnce(&Snapshot) -> StatePin) -> bool {
         if !std::mem::take(&mut self.stale) {
             return self.turn.is_some();
         }
@@ -156,7 +156,7 @@ impl PartialView {
         }
         if self.turn.is_none() && (goes || !coming.is_empty()) {
             let mark = cursor.mark();
-            let pin = Some(pin(&mark.snapshot));
+            let pin = pin(&mark.snapshot);
             self.turn =
                 Some(Turn { mark, pin, coming, going: None, next: String::new(), begins: None, told_older: false });
         }
@@ -165,7 +165,7 @@ impl PartialView {
 
     /// Records that the watch waits for a decision, so that its client does not count as a slow reader.
     pub(super) fn wait(&self) {
-        self.turn.iter().flat_map(|turn| &turn.pin).for_each(Pinned::rests);
+        self.turn.iter().for_each(|turn| turn.pin.pause());
     }
 
     /// Whether no namespaces are known to be added or removed.
@@ -189,26 +189,19 @@ impl PartialView {
     }
 
     /// Sends the frames of the current turn at the mark. The watch must have been read up to the mark.
-    pub(super) fn tell(
-        &mut self,
-        cursor: &Cursor,
-        reader: &CacheReader,
-        (room, scan_budget): (usize, &mut usize),
-        batch: &mut Vec<Bytes>,
-    ) -> Result<Portion<TurnEnd>, Refused> {
+    pub(super) fn tell(&mut self, out: &mut FrameBatch<'_>) -> Result<Portion<TurnEnd>, Refused> {
         let Self { readable, places, turn, stale, .. } = self;
         let Some(turn) = turn else { return Ok(Portion::More) };
-        turn.pin.iter().for_each(Pinned::told);
-        let mut page = Page { cursor, reader, room, scan_budget, batch };
-        if turn.come(readable, places, &mut page)? == Portion::More {
+        turn.pin.progressed();
+        if turn.come(readable, places, out)? == Portion::More {
             return Ok(Portion::More);
         }
         let at = turn.mark.snapshot.rv;
         if let Some(Begins { end_bookmark: true }) = turn.begins {
-            page.batch.push(reader.bookmark(at, true, cursor.renderer())?);
+            out.batch.push(out.reader.bookmark(at, true, out.cursor.renderer())?);
             turn.begins = Some(Begins { end_bookmark: false });
         }
-        if turn.go(places, &mut page)? == Portion::More {
+        if turn.go(places, out)? == Portion::More {
             return Ok(Portion::More);
         }
         let end = TurnEnd { at, told_older: turn.told_older };
@@ -219,57 +212,13 @@ impl PartialView {
     }
 }
 
-/// The batch that receives a turn's frames, and its limits.
-struct Page<'a> {
-    cursor: &'a Cursor,
-    reader: &'a CacheReader,
-    room: usize,
-    scan_budget: &'a mut usize,
-    batch: &'a mut Vec<Bytes>,
-}
-
-impl Page<'_> {
-    /// Puts the matching objects of a namespace as frames. If the room or the scan budget is used up, it returns the
-    /// key to resume from.
-    fn put(
-        &mut self,
-        snapshot: &Snapshot,
-        namespace: &str,
-        start: &str,
-        frame: impl Fn(&Self, &Arc<Object>) -> Result<Option<Bytes>, Refused>,
-    ) -> Result<Option<String>, Refused> {
-        let view = View::new(Some(namespace), self.cursor.view().selector().clone());
-        let (mut bytes, is_expensive) = (self.batch.iter().map(Bytes::len).sum::<usize>(), view.is_expensive());
-        for object in snapshot.looked_at(&view, true, Some(start).filter(|start| !start.is_empty())) {
-            if *self.scan_budget == 0 || (!self.batch.is_empty() && bytes >= self.room) {
-                return Ok(Some(object.key.as_str().to_owned()));
-            }
-            let matches = view.matches(object);
-            if is_expensive || !matches {
-                *self.scan_budget = self.scan_budget.saturating_sub(view.cost_of(object));
-            }
-            if !matches {
-                continue;
-            }
-            if let Some(frame) = frame(self, object)? {
-                if !self.cursor.renderer().is_verbatim() {
-                    *self.scan_budget = self.scan_budget.saturating_sub(cost::DERIVED);
-                }
-                bytes += frame.len();
-                self.batch.push(frame);
-            }
-        }
-        Ok(None)
-    }
-}
-
 impl Turn {
     /// Sends the objects of added namespaces.
     fn come(
         &mut self,
         readable: &Readable,
         places: &mut BTreeMap<Arc<str>, Place>,
-        page: &mut Page<'_>,
+        out: &mut FrameBatch<'_>,
     ) -> Result<Portion, Refused> {
         while let Some(namespace) = self.coming.front().cloned() {
             let started = std::mem::take(&mut self.next);
@@ -282,13 +231,9 @@ impl Turn {
                 self.coming.pop_front();
                 continue;
             }
-            let before = page.batch.len();
-            let added = |page: &Page<'_>, object: &Arc<Object>| {
-                let renderer = page.cursor.renderer();
-                Ok(Some(renderer.envelope().frame(EventType::Added, &page.reader.body(object, renderer)?)))
-            };
-            let more = page.put(&self.mark.snapshot, &namespace, &started, added)?;
-            self.told_older |= self.begins.is_none() && page.batch.len() > before;
+            let before = out.batch.len();
+            let more = out.put(&self.mark.snapshot, &in_namespace(out, &namespace), &started, FrameBatch::added)?;
+            self.told_older |= self.begins.is_none() && out.batch.len() > before;
             if let Some(next) = more {
                 self.next = next;
                 return Ok(Portion::More);
@@ -300,7 +245,7 @@ impl Turn {
     }
 
     /// Sends the deletions for removed namespaces.
-    fn go(&mut self, places: &mut BTreeMap<Arc<str>, Place>, page: &mut Page<'_>) -> Result<Portion, Refused> {
+    fn go(&mut self, places: &mut BTreeMap<Arc<str>, Place>, out: &mut FrameBatch<'_>) -> Result<Portion, Refused> {
         let leaving = |places: &BTreeMap<Arc<str>, Place>| {
             let leaving = places.iter().filter(|(_, place)| matches!(place, Place::Leaving(_)));
             leaving.map(|(namespace, _)| namespace.clone()).collect()
@@ -313,11 +258,12 @@ impl Turn {
                 continue;
             };
             self.told_older = true;
-            let gone = |page: &Page<'_>, object: &Arc<Object>| {
+            let gone = |out: &FrameBatch<'_>, object: &Arc<Object>| {
                 let known = left.knows(&object.key).then(|| object.restamped(at));
-                known.map(|body| page.cursor.renderer().frame(EventType::Deleted, &body)).transpose()
+                known.map(|body| out.cursor.renderer().frame(EventType::Deleted, &body)).transpose()
             };
-            let more = page.put(&self.mark.snapshot, &namespace, &std::mem::take(&mut self.next), gone)?;
+            let start = std::mem::take(&mut self.next);
+            let more = out.put(&self.mark.snapshot, &in_namespace(out, &namespace), &start, gone)?;
             if let Some(next) = more {
                 self.next = next;
                 return Ok(Portion::More);
@@ -327,6 +273,11 @@ impl Turn {
         }
         Ok(Portion::Last(()))
     }
+}
+
+/// Returns the watch's view of one namespace.
+fn in_namespace(out: &FrameBatch<'_>, namespace: &str) -> View {
+    View::new(Some(namespace), out.cursor.view().selector().clone())
 }
 
 impl Leaving {

@@ -23,7 +23,8 @@ use crate::serve::activity::WatchTransport;
 use crate::serve::activity::metrics::Watches;
 use crate::serve::feed_spec;
 use crate::serve::limits::{ConcurrencyConfig, ConcurrencyLimits, ConcurrencyPermit, SlowReaderReaper, Unread};
-use crate::serve::watch::session::{Opening, WatchSession, WatchTerms};
+use crate::serve::read::FeedSource;
+use crate::serve::watch::session::{WatchSession, WatchTerms, WatchTimers};
 use crate::upstream::{Resource, ResourceOrigin};
 use crate::wire::{Encoding, JsonLayout, Object, ObjectReader, Renderer, Representation, WatchItem};
 use base::{Cut, DrainTrigger, DrainWatch};
@@ -95,7 +96,8 @@ impl Stage {
         let (drain, watch) = DrainTrigger::new();
         let concurrency =
             ConcurrencyLimits::new(&ConcurrencyConfig { watches_max: 100, ..ConcurrencyConfig::default() });
-        let (slow_readers, slices) = (SlowReaderReaper::new(Unread::default()), CpuSlices::new(1));
+        let (slow_readers, slices) =
+            (SlowReaderReaper::new(Unread::default(), Duration::from_secs(60)), CpuSlices::new(1));
         tokio::spawn(slow_readers.clone().keep(watch.clone()));
         let reader = feed.reader.clone();
         let waited = Duration::ZERO;
@@ -116,7 +118,7 @@ impl Stage {
 
     /// Applies a bookmark from upstream.
     pub(super) fn bookmark(&mut self, rv: u64) {
-        self.writer.bookmark(ResourceVersion(rv));
+        self.writer.advance(ResourceVersion(rv), true);
     }
 
     /// Advances the feed's version without a message from upstream's stream.
@@ -137,10 +139,10 @@ impl Stage {
     pub(super) fn watch_part(&self, readable: &Readable, start: Start, view: View, terms: WatchTerms) -> Client {
         let opened = self.reader.open(start, view).expect("in the ring");
         self.permitted(
-            Permit::Part(readable.clone()),
+            &Permit::Part(readable.clone()),
             opened,
             (None, Renderer::verbatim(self.reader.envelope())),
-            terms,
+            &terms,
         )
     }
 
@@ -149,7 +151,7 @@ impl Stage {
         let opened = self.reader.open(Start::Current, View::everything()).expect("current");
         let metadata = Representation::Metadata(Encoding::Json, MetaVersion::V1);
         let renderer = Renderer::derived(metadata, self.reader.envelope(), 34).expect("of anything");
-        self.permitted(Permit::Part(readable.clone()), opened, (None, renderer), terms)
+        self.permitted(&Permit::Part(readable.clone()), opened, (None, renderer), &terms)
     }
 
     /// Opens a watch whose sink accepts chunks of frames.
@@ -168,45 +170,36 @@ impl Stage {
         let request = RequestInfo::parse("GET", "/api/v1/pods", &Query::parse("watch=1")).expect("a plain path");
         let grant = Authorizer::open().grant(&Caller::Ourselves, &request).now_or_never().expect("nobody is asked");
         self.permitted(
-            Permit::Whole(grant.expect("whoever asks is us")),
+            &Permit::Whole(grant.expect("whoever asks is us")),
             opened,
             (chunks, Renderer::verbatim(self.reader.envelope())),
-            terms,
+            &terms,
         )
     }
 
     fn permitted(
         &self,
-        permit: Permit,
+        permit: &Permit,
         opened: OpenedWatch,
         (chunks, renderer): (Option<Arc<[Chunk]>>, Renderer),
-        terms: WatchTerms,
+        terms: &WatchTerms,
     ) -> Client {
-        let cut = Cut::default();
-        let state = opened.snapshot.clone().unwrap_or_else(|| opened.cursor.mark().snapshot);
-        let namespaces = state.namespaces(opened.cursor.view(), None).map(Arc::from).collect();
-        let is_expensive = opened.cursor.view().is_expensive();
-        let session = WatchSession::new(Opening {
-            permit,
-            place: self.place(),
-            feed: self.feed.clone(),
-            renderer,
-            opened,
-            namespaces,
-            chunks,
-            row: None,
-            terms,
-            received: Instant::now() - self.waited,
-            drain: self.watch.clone(),
-            scan_budget: ScanBudget::new(self.slices.clone(), None, is_expensive),
-            metrics: Watches::default().open(
-                &self.feed.spec.key,
-                Representation::Object(Encoding::Json),
-                WatchTransport::Http1,
-            ),
-            cut: cut.clone(),
-            slow_readers: self.slow_readers.clone(),
-        });
+        let (cut, key) = (Cut::default(), &self.feed.spec.key);
+        let metrics = Watches::default().open(key, Representation::Object(Encoding::Json), WatchTransport::Http1);
+        let OpenedWatch { snapshot, cursor } = opened;
+        let received = Instant::now() - self.waited;
+        let (grant, slow_readers) = (permit.grant_status(), self.slow_readers.clone());
+        let timers = WatchTimers::start(received, terms, grant, slow_readers, cut.clone(), &self.watch);
+        let scan_budget = ScanBudget::new(self.slices.clone(), None, cursor.view().is_expensive());
+        let state = snapshot.clone().unwrap_or_else(|| cursor.mark().snapshot);
+        let namespaces = state.namespaces(cursor.view(), None).map(Arc::from).collect();
+        let source = FeedSource { feed: self.feed.clone(), renderer };
+        let mut session = WatchSession::new(source, cursor, terms, timers, self.place(), scan_budget, metrics);
+        match (permit.part(), snapshot) {
+            (Some(part), snapshot) => session.show_part(part.clone(), namespaces, snapshot),
+            (None, Some(snapshot)) => session.send_state(snapshot, permit, chunks),
+            (None, None) => {}
+        }
         Client { session, cut, wakes: Arc::default() }
     }
 

@@ -10,11 +10,8 @@ use crate::serve::watch::session::WatchTerms;
 const PODS: [(&str, &str, u64); 2] = [("p", "x", 5), ("q", "x", 6)];
 const GRACE: Duration = Duration::from_secs(100);
 
-/// Creates a stage with the task that enforces pins, as in the proxy.
-fn kept() -> Stage {
-    let stage = Stage::new(CacheConfig::default(), &PODS);
-    tokio::spawn(stage.feeds.pins().clone().keep());
-    stage
+fn stage() -> Stage {
+    Stage::new(CacheConfig::default(), &PODS)
 }
 
 /// Advances the time second by second, for tasks that check periodically.
@@ -27,7 +24,7 @@ async fn seconds(seconds: u64) {
 
 #[tokio::test(start_paused = true)]
 async fn unpolled_watch_is_cut_after_its_timeout() {
-    let stage = kept();
+    let stage = stage();
     let state = stage.watch_current(View::everything(), WatchTerms { end_bookmark: true, ..lasting(20) });
     let live = stage.watch_after(10, lasting(20));
     let readable = Readable::told(&[("a", Verdict::Allowed)]);
@@ -49,7 +46,7 @@ async fn unpolled_watch_is_cut_after_its_timeout() {
 
 #[tokio::test(start_paused = true)]
 async fn unread_initial_state_is_cut_after_a_minute_but_slow_is_not() {
-    let stage = kept();
+    let stage = stage();
     let readable = Readable::told(&[("a", Verdict::Allowed)]);
     let stuck = [
         stage.watch_current(View::everything(), WATCH_LIST),
@@ -73,7 +70,7 @@ async fn unread_initial_state_is_cut_after_a_minute_but_slow_is_not() {
 
 #[tokio::test(start_paused = true)]
 async fn drain_cuts_unread_watches_and_others_end_on_schedule() {
-    let mut stage = kept();
+    let mut stage = stage();
     let stuck = [stage.watch_current(View::everything(), WATCH_LIST), stage.watch_after(10, TERMS)];
     let mut behind = stage.watch_after(10, TERMS);
     stage.put("p", "x", 11);
@@ -94,7 +91,7 @@ async fn drain_cuts_unread_watches_and_others_end_on_schedule() {
 
 #[tokio::test(start_paused = true)]
 async fn watch_with_unread_end_is_cut() {
-    let stage = kept();
+    let stage = stage();
     let mut client = stage.watch_after(10, TERMS);
     client.session.end_with(&kubeapi::Status::too_old(1, 10), crate::serve::watch::session::WatchEnd::Expired);
     seconds(4).await;
@@ -105,7 +102,7 @@ async fn watch_with_unread_end_is_cut() {
 
 #[tokio::test(start_paused = true)]
 async fn unpolled_watch_is_not_cut_for_a_due_bookmark() {
-    let stage = kept();
+    let stage = stage();
     let idle = stage.watch_after(10, TERMS);
     seconds(1_700).await;
     assert_eq!(idle.cut.why(), None, "it has half an hour at least");
@@ -115,7 +112,7 @@ async fn unpolled_watch_is_not_cut_for_a_due_bookmark() {
 
 #[tokio::test(start_paused = true)]
 async fn memory_pressure_cuts_oldest_pinned_watch_first() {
-    let mut stage = kept();
+    let mut stage = stage();
     let old = stage.watch_current(View::everything(), WATCH_LIST);
     stage.put("p", "x", 11);
     let young = stage.watch_current(View::everything(), WATCH_LIST);

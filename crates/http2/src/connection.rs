@@ -1,0 +1,467 @@
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::mem::take;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::task::coop::unconstrained;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::abuse_budget::{AbuseBudget, Heartbeat, HeartbeatStep, RecentResets};
+use super::exchange::{Exchange, Phase, Streams};
+use super::fault::{ConnectionError, Fault, Reason};
+use super::frame::HIGHEST;
+use super::head_budget::ConnectionHeads;
+use super::hpack::Decoder;
+use super::input::{FrameReceiver, Heard, Input};
+use super::output::Output;
+use super::service::Service;
+use super::wake_set::{WakePart, WakeSet};
+use super::windows::{ReceiveWindow, SendLimits};
+
+/// The server's end of an HTTP/2 connection and all its streams, as one task. So an event for a hundred streams wakes
+/// one task, and their frames go out in a few large writes.
+///
+/// `I` is the byte stream, and `S` answers the requests. Poll it with [`poll`](Self::poll) until it is ready.
+///
+/// The fields that an event needs come first and stay together. With a thousand connections, each one's memory is cold
+/// when its turn comes, and every cache line costs a wait. This order also drops the streams before the socket.
+#[repr(C)]
+pub struct ServerConnection<I, S: Service> {
+    pub(super) wake_set: Arc<WakeSet>,
+    pub(super) streams: Streams<S::Answer, S::Body>,
+    pub(super) output: Output,
+    pub(super) writer: Waker,
+    pub(super) send: SendLimits,
+    /// The bytes of responses that may still be sent before other tasks run.
+    pub(super) allowance: usize,
+    /// The streams that wait for room in the output or for the connection's window, in order of arrival.
+    pub(super) waiting: VecDeque<usize>,
+    /// The streams that wait again after they have sent something in this turn. They queue after the others.
+    pub(super) waiting_again: Vec<usize>,
+    /// Set once nothing more is read and no stream is left, with the reason.
+    over: Option<Over>,
+    pub(super) goaway: GoAwayState,
+    /// Whether the client has sent GOAWAY.
+    pub(super) is_client_leaving: bool,
+    /// Whether reading is paused until the client reads.
+    reads_paused: bool,
+    pub(super) io: I,
+    pub(super) service: S,
+    pub(super) limits: Limits,
+    pub(super) input: Input,
+    pub(super) decoder: Decoder,
+    pub(super) receive: ReceiveWindow,
+    /// Whether the client has sent its SETTINGS, which must come first.
+    pub(super) has_settings: bool,
+    /// The highest stream that the client has begun.
+    pub(super) highest_stream: u32,
+    /// The highest stream that was processed, for GOAWAY.
+    pub(super) last_stream: u32,
+    pub(super) lately_reset: RecentResets,
+    pub(super) abuse_budget: AbuseBudget,
+    /// Charges the heads of requests, and those of answers that wait.
+    pub(super) heads: Arc<ConnectionHeads>,
+    /// How many heads of answers wait for room in the output.
+    pub(super) waiting_heads: usize,
+    /// How many requests have begun and may not have been polled yet.
+    pub(super) begun: usize,
+    heartbeat: Heartbeat,
+    /// The timer for the heartbeat, for streams with limited time and for unfinished header blocks.
+    clock: Pin<Box<Sleep>>,
+    reader: Waker,
+    ticker: Waker,
+}
+
+/// The result of a connection.
+type Ended = Result<(), ConnectionError>;
+
+#[derive(Debug)]
+struct Over {
+    how: Ended,
+    /// Whether everything is sent, and the connection only waits for the client to close.
+    is_lingering: bool,
+}
+
+/// The limits of one connection.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    pub streams_max: usize,
+    pub header_bytes_max: usize,
+    /// The longest time that a header block may be unfinished.
+    pub header_max: Duration,
+    /// How long a client may be silent before it is pinged. The connection ends if no reply arrives within the same
+    /// time.
+    pub ping_after: Duration,
+}
+
+/// The stages of a graceful shutdown (RFC 9113 §6.8).
+///
+/// A first GOAWAY asks the client to send no more requests. Once the client must have received it, a second one names
+/// the last stream that was processed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum GoAwayState {
+    Unsaid,
+    Announced,
+    Said,
+}
+
+/// The payload of the ping after the first GOAWAY.
+pub(super) const GOODBYE: [u8; 8] = *b"farewell";
+
+/// Header blocks are read up to this multiple of the limit on fields, so that a larger request is refused with a
+/// response. The decoder must read a block to understand the next one.
+pub(super) const HEADER_BLOCKS: usize = 2;
+
+/// The end of a connection whose unfinished header block has no room beside those of others.
+const UNFINISHED: Fault = Fault::Connection(Reason::EnhanceYourCalm, "too many incomplete header blocks");
+
+/// The most turns of streams and connection before other tasks run.
+const TURNS_MAX: usize = 16;
+/// The most bytes of responses sent before other tasks run, give or take one write. Without this, a client that reads
+/// fast would occupy the thread for as long as its windows last.
+pub(super) const SENT_BYTES_MAX: usize = 1 << 20;
+/// The most reads in a turn.
+const READS_MAX: usize = 4;
+const READ_BYTES: usize = 32 << 10;
+/// The size of a read while other connections wait for the core, because the received frames may have to wait for the
+/// next slice.
+const LIMITED_READ_BYTES: usize = 4 << 10;
+/// How many requests begin before these are polled. A request that has begun takes some 3 KB, and most are answered
+/// when they are first polled.
+pub(super) const BEGUN_MAX: usize = 2;
+/// The number of lasting streams polled between two checks of the slice. Other streams take longer, so the slice is
+/// checked after each of them.
+const STREAMS_PER_LOOK: usize = 8;
+/// How long a closed connection waits for its client to close.
+///
+/// Until then, the server reads and discards what the client sends. A socket closed with unread data is reset, and the
+/// client may lose the last data sent to it (RFC 9112 §9.6).
+const LINGER: Duration = Duration::from_secs(1);
+const UNHEARD_BYTES: usize = 4 << 10;
+
+thread_local! {
+    /// The read buffer, shared by all connections of a thread.
+    static READ: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+    /// The list of woken streams, shared by all connections of a thread.
+    static WOKEN: Cell<Vec<usize>> = const { Cell::new(Vec::new()) };
+}
+
+impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
+    /// Creates a connection after the preface has been read.
+    pub fn new(io: I, limits: Limits, heads: Arc<ConnectionHeads>, service: S) -> Self {
+        let wake_set = WakeSet::shared();
+        wake_set.put(WakePart::Clock);
+        let (writer, reader) = (wake_set.waker(WakePart::Codec), wake_set.waker(WakePart::Reader));
+        let heartbeat = Heartbeat::new(limits.ping_after);
+        let mut output = Output::default();
+        let receive = ReceiveWindow::announced(&mut output, limits.streams_max, limits.header_bytes_max);
+        // It may wait for its first turn, beside thousands of others.
+        output.give_spare();
+        Self {
+            io,
+            service,
+            input: Input::new(HEADER_BLOCKS * limits.header_bytes_max),
+            limits,
+            output,
+            decoder: Decoder::new(),
+            streams: Streams::new(),
+            send: SendLimits::new(),
+            receive,
+            has_settings: false,
+            highest_stream: 0,
+            last_stream: 0,
+            lately_reset: RecentResets::default(),
+            abuse_budget: AbuseBudget::new(),
+            heads,
+            waiting_heads: 0,
+            begun: 0,
+            goaway: GoAwayState::Unsaid,
+            is_client_leaving: false,
+            reads_paused: false,
+            clock: Box::pin(sleep_until(heartbeat.next())),
+            heartbeat,
+            waiting: VecDeque::new(),
+            waiting_again: Vec::new(),
+            allowance: 0,
+            over: None,
+            ticker: wake_set.waker(WakePart::Clock),
+            wake_set,
+            writer,
+            reader,
+        }
+    }
+
+    /// Polls the parts that were woken, without losing a wake-up, although the parts may wake each other meanwhile.
+    ///
+    /// Ready when the connection is over. An error of the client is answered with GOAWAY before.
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ConnectionError>> {
+        self.wake_set.begin_polling(cx);
+        // Tokio's budget is per task, and the last of this task's many streams would get nothing of it. Turns are
+        // counted instead.
+        let ended = pin!(unconstrained(poll_fn(|_| self.poll_turns()))).poll(cx);
+        self.wake_set.end_polling(cx);
+        ended
+    }
+
+    /// Asks the client to send no more requests. Running requests continue, and so do those that the client sent before
+    /// it learned this.
+    pub fn begin_goaway(&mut self) {
+        if self.goaway == GoAwayState::Unsaid {
+            self.goaway = GoAwayState::Announced;
+            self.output.put_goaway(HIGHEST, Reason::No);
+            self.output.put_ping(GOODBYE);
+            // It may wait for its turn.
+            self.output.give_spare();
+            self.wake_set.put(WakePart::Codec);
+        }
+    }
+
+    /// The parts that have been woken.
+    pub fn wake_set(&self) -> &Arc<WakeSet> {
+        &self.wake_set
+    }
+
+    fn poll_turns(&mut self) -> Poll<Ended> {
+        self.allowance = SENT_BYTES_MAX;
+        for _ in 0..TURNS_MAX {
+            self.take_turn();
+            if self.wake_set.is_quiet() || self.wake_set.is_turn_over() {
+                break;
+            }
+        }
+        self.poll_out()
+    }
+
+    fn take_turn(&mut self) {
+        // Cleared first, because work added from here on sets it again.
+        self.wake_set.take(WakePart::Codec);
+        if self.wake_set.take(WakePart::Clock) && !self.over.as_ref().is_some_and(|over| over.is_lingering) {
+            self.look_at_clock();
+        }
+        if self.wake_set.take(WakePart::Reader) && self.over.is_none() {
+            self.read();
+        }
+        let mut woken = WOKEN.take();
+        self.wake_set.take_streams(&mut woken);
+        // The event of a single lasting stream is written directly.
+        let is_alone = woken.len() == 1 && self.streams.get(woken[0]).is_some_and(Exchange::is_lasting);
+        let mut polled = 0;
+        while let Some(key) = woken.get(polled) {
+            let (key, lasts) = (*key, self.streams.get(*key).is_some_and(Exchange::is_lasting));
+            self.poll_stream(key, is_alone);
+            polled += 1;
+            if (!lasts || polled.is_multiple_of(STREAMS_PER_LOOK)) && self.wake_set.is_turn_over() {
+                break;
+            }
+        }
+        if polled < woken.len() {
+            self.wake_set.put_back(woken.drain(polled..));
+        } else {
+            self.begun = 0;
+        }
+        woken.clear();
+        WOKEN.set(woken);
+        self.waiting.extend(self.waiting_again.drain(..));
+        if self.over.is_none() && self.input.waits() && self.takes_requests() {
+            self.wake_set.put(WakePart::Reader);
+            self.wake_set.put(WakePart::Codec);
+        }
+    }
+
+    /// Writes the output. If the client does not read, the rest is written when it does.
+    fn poll_out(&mut self) -> Poll<Ended> {
+        let flushed = self.output.poll_flush(&mut self.io, &mut Context::from_waker(&self.writer))?;
+        if !self.output.is_full() {
+            self.wake_waiting();
+        }
+        if self.reads_paused && !self.output.is_stuck() {
+            self.reads_paused = false;
+            self.wake_set.put(WakePart::Reader);
+            self.wake_set.put(WakePart::Codec);
+        }
+        let has_left = self.goaway == GoAwayState::Said || self.is_client_leaving;
+        if self.over.is_none() && has_left && self.streams.is_empty() {
+            self.end(Ok(()));
+        }
+        let Some(over) = &self.over else { return Poll::Pending };
+        if !matches!(over.how, Err(ConnectionError::Dead | ConnectionError::Io(_))) {
+            ready!(flushed);
+            ready!(self.poll_close());
+        }
+        Poll::Ready(self.over.take().map_or(Ok(()), |over| over.how))
+    }
+
+    /// Closes the sending side, and waits until the client closes its own.
+    fn poll_close(&mut self) -> Poll<()> {
+        if let Some(over) = &mut self.over
+            && !over.is_lingering
+        {
+            // An error here makes no difference, because nothing more is sent.
+            let _ = ready!(Pin::new(&mut self.io).poll_shutdown(&mut Context::from_waker(&self.writer)));
+            over.is_lingering = true;
+            self.clock.as_mut().reset(Instant::now() + LINGER);
+        }
+        self.poll_gone()
+    }
+
+    /// Waits until the client has closed, and discards what it sends.
+    fn poll_gone(&mut self) -> Poll<()> {
+        if self.clock.as_mut().poll(&mut Context::from_waker(&self.ticker)).is_ready() {
+            return Poll::Ready(());
+        }
+        let mut unheard = [0; UNHEARD_BYTES];
+        for _ in 0..READS_MAX {
+            let mut read = ReadBuf::new(&mut unheard);
+            match ready!(Pin::new(&mut self.io).poll_read(&mut Context::from_waker(&self.reader), &mut read)) {
+                Ok(()) if !read.filled().is_empty() => {}
+                Ok(()) | Err(_) => return Poll::Ready(()),
+            }
+        }
+        // Other tasks run before the next reads.
+        self.wake_set.put(WakePart::Codec);
+        Poll::Pending
+    }
+
+    /// Wakes the streams that wait for room, if there is some.
+    pub(super) fn wake_waiting(&mut self) {
+        let is_open = self.send.window > 0;
+        if self.waiting.is_empty() || !(is_open || self.waiting_heads > 0) {
+            return;
+        }
+        for key in take(&mut self.waiting) {
+            match self.streams.get_mut(key) {
+                // A head needs no window.
+                Some(stream) if is_open || matches!(stream.phase, Phase::Answered { .. }) => {
+                    stream.is_waiting = false;
+                    stream.wake();
+                }
+                Some(_) => self.waiting.push_back(key),
+                None => {}
+            }
+        }
+    }
+
+    /// Whether another request may begin. While the caller is unknown, requests begin one at a time.
+    fn takes_requests(&self) -> bool {
+        self.streams.is_empty() || !self.service.is_caller_unknown()
+    }
+
+    fn read(&mut self) {
+        if self.input.waits() {
+            if !self.takes_requests() {
+                return;
+            }
+            self.hear(&[]);
+        }
+        let mut buffer = READ.take();
+        buffer.resize(READ_BYTES, 0);
+        let at_most = if self.wake_set.is_turn_limited() { LIMITED_READ_BYTES } else { READ_BYTES };
+        let mut left = READS_MAX;
+        while self.over.is_none() && !self.input.waits() {
+            if self.output.is_stuck() {
+                self.reads_paused = true;
+                break;
+            }
+            if left == 0 || (left < READS_MAX && self.wake_set.is_turn_over()) {
+                // Other tasks run before the next reads.
+                self.wake_set.put(WakePart::Reader);
+                self.wake_set.put(WakePart::Codec);
+                break;
+            }
+            left -= 1;
+            let mut read = ReadBuf::new(&mut buffer[..at_most]);
+            let polled = Pin::new(&mut self.io).poll_read(&mut Context::from_waker(&self.reader), &mut read);
+            match polled {
+                Poll::Pending => break,
+                Poll::Ready(Err(error)) => self.end(Err(error.into())),
+                // A client that closes its sending side is treated as gone, as in Go's server (R-DOWNSTREAM-9).
+                Poll::Ready(Ok(())) if read.filled().is_empty() => self.end(Ok(())),
+                Poll::Ready(Ok(())) => {
+                    self.heartbeat.hear();
+                    self.hear(read.filled());
+                }
+            }
+        }
+        READ.set(buffer);
+    }
+
+    fn hear(&mut self, bytes: &[u8]) {
+        let mut input = take(&mut self.input);
+        let heard = input.hear(bytes, self);
+        self.input = input;
+        let heard = match heard {
+            Ok(()) if !self.heads.hold_unfinished(self.input.unfinished_bytes()) => Err(UNFINISHED),
+            heard => heard,
+        };
+        if let Err(Fault::Connection(reason, what)) = heard {
+            self.output.put_goaway(self.last_stream, reason);
+            self.end(Err(ConnectionError::Rule(what)));
+        } else if let Some(since) = self.input.unfinished_since() {
+            self.look_until(since + self.limits.header_max);
+        }
+    }
+
+    /// Ends the connection once its output is written.
+    fn end(&mut self, how: Ended) {
+        self.over = Some(Over { how, is_lingering: false });
+        self.input = Input::default();
+        self.streams.keys().into_iter().for_each(|key| self.remove(key));
+    }
+
+    /// Pings a silent client, and ends streams and header blocks that exceed their time. One timer serves all.
+    pub(super) fn look_at_clock(&mut self) {
+        while self.clock.as_mut().poll(&mut Context::from_waker(&self.ticker)).is_ready() {
+            let now = Instant::now();
+            match self.heartbeat.beat(now) {
+                HeartbeatStep::Nothing => {}
+                HeartbeatStep::Ping => self.output.put_ping([0; 8]),
+                HeartbeatStep::Dead => return self.end(Err(ConnectionError::Dead)),
+            }
+            let mut next = self.heartbeat.next();
+            if let Some(since) = self.input.unfinished_since() {
+                let until = since + self.limits.header_max;
+                if until <= now {
+                    self.output.put_goaway(self.last_stream, Reason::EnhanceYourCalm);
+                    return self.end(Err(ConnectionError::Rule("header block not completed in time")));
+                }
+                next = next.min(until);
+            }
+            for stream in self.streams.all() {
+                match stream.until {
+                    Some(at) if at <= now => stream.cut.limit().iter().for_each(|(_, why)| stream.cut.cut(why)),
+                    Some(at) => next = next.min(at),
+                    None => {}
+                }
+            }
+            self.clock.as_mut().reset(next);
+        }
+    }
+
+    /// Schedules the next check for that time at the latest.
+    pub(super) fn look_until(&mut self, at: Instant) {
+        if at < self.clock.deadline() {
+            self.clock.as_mut().reset(at);
+            self.look_at_clock();
+        }
+    }
+}
+
+impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> FrameReceiver for ServerConnection<I, S> {
+    fn may_begin(&self, stream: u32) -> bool {
+        (stream <= self.highest_stream || self.takes_requests())
+            && self.begun < BEGUN_MAX
+            && !self.wake_set.is_turn_over()
+    }
+
+    fn receive(&mut self, heard: Result<Heard<'_>, Fault>) -> Result<(), Fault> {
+        match heard.and_then(|heard| self.receive_frame(heard)) {
+            Err(Fault::Stream(stream, reason)) => self.reset_for(stream, reason),
+            received => received,
+        }
+    }
+}

@@ -1,0 +1,190 @@
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::task::ArcWake as _;
+use http::Response;
+use slab::Slab;
+use tokio::time::Instant;
+
+use super::head_budget::HeadCharge;
+use super::received_body::Inbox;
+use super::wake_set::StreamWaker;
+use super::windows::grow;
+use base::Cut;
+
+/// A request and its response. `F` is the future that creates the response, and `B` the response body.
+pub(super) struct Exchange<F, B> {
+    pub(super) id: u32,
+    pub(super) phase: Phase<F, B>,
+    /// The rest of the last chunk taken from the body.
+    pub(super) chunk: Bytes,
+    /// Whether it is the last chunk.
+    pub(super) is_last: bool,
+    /// The bytes that the client accepts. Negative after the client has reduced its initial window.
+    pub(super) window: i64,
+    /// The request body, until it is complete.
+    pub(super) upload: Option<Box<Upload>>,
+    /// The waker that the stream is polled with.
+    pub(super) waker: Arc<StreamWaker>,
+    pub(super) cut: Cut,
+    /// The deadline of the stream, if its time is limited.
+    pub(super) until: Option<Instant>,
+    /// How often it was polled, up to [`LASTING_POLLS`].
+    pub(super) polls: u8,
+    /// Whether it waits for room in the output, or for the connection's window.
+    pub(super) is_waiting: bool,
+}
+
+pub(super) enum Phase<F, B> {
+    Asked {
+        answering: F,
+        /// The request's head is charged until there is an answer.
+        head: HeadCharge,
+    },
+    /// The head of the answer waits for room in the output.
+    Answered {
+        answer: Box<Response<B>>,
+        _head: HeadCharge,
+    },
+    /// Between two others.
+    Changing,
+    Answering(B),
+}
+
+/// The number of polls after which a stream counts as lasting. Other streams may end with the next write, so a write
+/// and a TLS record of their own would be too much for them.
+const LASTING_POLLS: u8 = 8;
+
+/// An incoming request body.
+pub(super) struct Upload {
+    pub(super) inbox: Arc<Inbox>,
+    /// The bytes that the client may still send.
+    pub(super) window: usize,
+    /// The bytes that were taken and not yet returned to the client's window.
+    pub(super) untold: usize,
+    /// Whether the body is complete.
+    pub(super) has_ended: bool,
+    /// The charge for the trailers, if there are any.
+    pub(super) trailers: Option<HeadCharge>,
+}
+
+impl Drop for Upload {
+    /// Reports the end of the body to its reader, as broken off if it is incomplete.
+    fn drop(&mut self) {
+        self.inbox.break_off();
+    }
+}
+
+impl<F, B> Exchange<F, B> {
+    pub(super) fn note_poll(&mut self) {
+        self.polls = (self.polls + 1).min(LASTING_POLLS);
+    }
+
+    pub(super) fn is_lasting(&self) -> bool {
+        self.polls == LASTING_POLLS
+    }
+
+    /// Changes the window, and wakes the stream if that was closed. `None` if the window exceeds its maximum.
+    pub(super) fn widen(&mut self, by: i64) -> Option<()> {
+        let was_closed = self.window <= 0;
+        grow(&mut self.window, by)?;
+        if was_closed {
+            self.wake();
+        }
+        Some(())
+    }
+
+    /// Has the stream polled once more.
+    pub(super) fn wake(&self) {
+        StreamWaker::wake_by_ref(&self.waker);
+    }
+
+    /// Whether the client may still send part of its request.
+    pub(super) fn is_open_for_more(&self) -> bool {
+        self.upload.as_ref().is_some_and(|upload| !upload.has_ended)
+    }
+
+    /// The bytes of its request that the client may still send.
+    pub(super) fn upload_window(&self) -> usize {
+        self.upload.as_ref().filter(|upload| !upload.has_ended).map_or(0, |upload| upload.window)
+    }
+}
+
+/// The streams of a connection, by key and by stream identifier.
+pub(super) struct Streams<F, B> {
+    by_key: Slab<Exchange<F, B>>,
+    /// Sorted, because stream identifiers only increase.
+    keys: Vec<(u32, usize)>,
+}
+
+impl<F, B> Streams<F, B> {
+    pub(super) fn new() -> Self {
+        Self { by_key: Slab::new(), keys: Vec::new() }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.by_key.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_key.is_empty()
+    }
+
+    /// The key that the next stream gets.
+    pub(super) fn next_key(&self) -> usize {
+        self.by_key.vacant_key()
+    }
+
+    pub(super) fn put(&mut self, stream: Exchange<F, B>) {
+        let id = stream.id;
+        self.keys.push((id, self.by_key.insert(stream)));
+    }
+
+    pub(super) fn key(&self, id: u32) -> Option<usize> {
+        let place = self.keys.binary_search_by_key(&id, |(id, _)| *id).ok()?;
+        Some(self.keys[place].1)
+    }
+
+    /// The stream with that identifier.
+    pub(super) fn with_id(&mut self, id: u32) -> Option<&mut Exchange<F, B>> {
+        self.key(id).and_then(|key| self.by_key.get_mut(key))
+    }
+
+    pub(super) fn get_mut(&mut self, key: usize) -> Option<&mut Exchange<F, B>> {
+        self.by_key.get_mut(key)
+    }
+
+    pub(super) fn get(&self, key: usize) -> Option<&Exchange<F, B>> {
+        self.by_key.get(key)
+    }
+
+    /// The keys of all streams.
+    pub(super) fn keys(&self) -> Vec<usize> {
+        self.keys.iter().map(|(_, key)| *key).collect()
+    }
+
+    pub(super) fn all(&mut self) -> impl Iterator<Item = &mut Exchange<F, B>> {
+        self.by_key.iter_mut().map(|(_, stream)| stream)
+    }
+
+    pub(super) fn remove(&mut self, key: usize) -> Option<Exchange<F, B>> {
+        let stream = self.by_key.try_remove(key)?;
+        if let Ok(place) = self.keys.binary_search_by_key(&stream.id, |(id, _)| *id) {
+            self.keys.remove(place);
+        }
+        Some(stream)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// There is one for each watch.
+    #[test]
+    fn stream_state_size_is_bounded() {
+        // The response future is boxed, and so are the large parts of the body.
+        type Stream = Exchange<Box<()>, [usize; 7]>;
+        assert!(size_of::<Stream>() <= 160, "{} bytes", size_of::<Stream>());
+    }
+}

@@ -1,0 +1,249 @@
+//! Processing of a client's frames.
+
+use std::sync::Arc;
+use std::task::Context;
+
+use bytes::Bytes;
+use futures_util::task::{self, waker_ref};
+use http::{HeaderMap, Request};
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::answer;
+use super::connection::{GOODBYE, GoAwayState, HEADER_BLOCKS, ServerConnection};
+use super::exchange::{Exchange, Phase, Upload};
+use super::fault::{Fault, Reason};
+use super::frame::Frame;
+use super::head_budget::HeadCharge;
+use super::hpack::UnreadBlock;
+use super::input::Heard;
+use super::received_body::{Inbox, ReceivedBody, WrongLength};
+use super::request_head::{NoRequest, RequestHead};
+use super::service::Service;
+use super::wake_set::StreamWaker;
+use super::windows::{UPLOAD_BYTES_MAX, grow};
+
+/// The status of the only response that the codec creates itself (RFC 6585 §5).
+const FIELDS_TOO_LARGE: u16 = 431;
+
+const TOO_LARGE: Fault = Fault::Connection(Reason::FlowControl, "flow-control window overflow");
+
+impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
+    pub(super) fn receive_frame(&mut self, heard: Heard<'_>) -> Result<(), Fault> {
+        if !self.has_settings {
+            let Heard::Other(Frame::Settings(_)) = heard else {
+                return Err(Fault::protocol("the first frame is not SETTINGS"));
+            };
+            self.has_settings = true;
+        }
+        let frame = match heard {
+            Heard::Fields { stream, block, ends } => return self.receive_fields(stream, block, ends),
+            Heard::Other(frame) => frame,
+        };
+        match frame {
+            Frame::Data { stream, data, flow, ends } => return self.receive_data(stream, data, flow as usize, ends),
+            Frame::WindowUpdate { stream, increment } => return self.receive_window(stream, increment.into()),
+            Frame::Reset { stream } => return self.receive_reset(stream),
+            Frame::Settings(payload) => self.receive_settings(payload)?,
+            Frame::Ping(opaque) => self.output.put_pong(opaque),
+            Frame::Pong(GOODBYE) if self.goaway == GoAwayState::Announced => {
+                self.goaway = GoAwayState::Said;
+                self.output.put_goaway(self.last_stream, Reason::No);
+            }
+            Frame::GoAway => self.is_client_leaving = true,
+            Frame::SettingsAck | Frame::Pong(_) | Frame::Priority | Frame::Unknown => {}
+            Frame::Headers { .. } | Frame::Continuation { .. } => unreachable!("they are made into fields"),
+        }
+        self.abuse_budget.spend()
+    }
+
+    fn receive_fields(&mut self, stream: u32, block: &[u8], ends: bool) -> Result<(), Fault> {
+        let mut head = RequestHead::new(self.limits.header_bytes_max);
+        let read = self.decoder.read(block, HEADER_BLOCKS * self.limits.header_bytes_max, |name, value| {
+            head.take(name, value);
+        });
+        read.map_err(|unread| match unread {
+            UnreadBlock::Unreadable => Fault::Connection(Reason::Compression, "cannot decode a header block"),
+            UnreadBlock::TooLarge => Fault::Connection(Reason::EnhanceYourCalm, "too many header fields"),
+        })?;
+        let bytes = head.bytes();
+        if let Some(exchange) = self.streams.with_id(stream) {
+            return exchange.receive_trailers(head, ends, self.heads.charge(bytes));
+        }
+        if stream.is_multiple_of(2) {
+            return Err(Fault::protocol("stream identifier reserved for servers"));
+        }
+        if stream <= self.highest_stream {
+            if self.lately_reset.has(stream) {
+                return self.abuse_budget.spend();
+            }
+            return Err(Fault::Connection(Reason::StreamClosed, "frame on a closed stream"));
+        }
+        self.highest_stream = stream;
+        if self.goaway == GoAwayState::Said {
+            // The client receives the last processed stream in GOAWAY, and may send the rest of this request before
+            // that.
+            self.lately_reset.note(stream, body_window(ends));
+            return self.abuse_budget.spend();
+        }
+        self.last_stream = stream;
+        if self.streams.len() >= self.limits.streams_max {
+            return self.refuse(stream, Reason::Refused, ends);
+        }
+        match head.into_request(ends) {
+            Ok((request, length)) => match self.heads.charge(bytes) {
+                Some(charge) => self.begin(stream, request, (length, ends), charge),
+                None => return self.refuse(stream, Reason::Refused, ends),
+            },
+            Err(NoRequest::Malformed) => return self.refuse(stream, Reason::Protocol, ends),
+            Err(NoRequest::TooLarge) => {
+                let mut block = self.begun_block();
+                answer::put(&mut block, FIELDS_TOO_LARGE, &mut HeaderMap::new(), Some(0));
+                self.output.put_block(stream, &block, true, self.send.frame_bytes_max);
+                if !ends {
+                    self.output.put_reset(stream, Reason::No);
+                    self.lately_reset.note(stream, body_window(ends));
+                }
+                return self.abuse_budget.spend();
+            }
+        }
+        Ok(())
+    }
+
+    /// Resets a stream that does not begin. The rest of its body is discarded.
+    fn refuse(&mut self, id: u32, reason: Reason, ends: bool) -> Result<(), Fault> {
+        self.output.put_reset(id, reason);
+        self.lately_reset.note(id, body_window(ends));
+        self.abuse_budget.spend()
+    }
+
+    fn begin(&mut self, id: u32, request: Request<()>, (length, ends): (Option<u64>, bool), charge: HeadCharge) {
+        self.abuse_budget.note_stream();
+        self.begun += 1;
+        let waker = Arc::new(StreamWaker::new(self.wake_set.clone(), self.streams.next_key()));
+        let (upload, body) = if ends {
+            (None, ReceivedBody::empty())
+        } else {
+            let (inbox, body) = Inbox::new(length, task::waker(waker.clone()));
+            let upload = Upload { inbox, window: UPLOAD_BYTES_MAX, untold: 0, has_ended: false, trailers: None };
+            (Some(Box::new(upload)), body)
+        };
+        let Some((future, cut)) = self.service.call(request.map(|()| body)) else {
+            self.output.put_reset(id, Reason::Refused);
+            self.lately_reset.note(id, body_window(ends));
+            return;
+        };
+        // Registered once, because the waker stays the same. A stream that is already cut is polled in any case.
+        let _ = cut.poll_cut(&Context::from_waker(&waker_ref(&waker)));
+        let stream = Exchange {
+            id,
+            phase: Phase::Asked { answering: future, head: charge },
+            chunk: Bytes::new(),
+            is_last: false,
+            window: self.send.first_window,
+            upload,
+            waker,
+            cut,
+            until: None,
+            polls: 0,
+            is_waiting: false,
+        };
+        stream.wake();
+        self.streams.put(stream);
+    }
+
+    fn receive_data(&mut self, id: u32, data: &[u8], flow: usize, ends: bool) -> Result<(), Fault> {
+        self.receive.take(flow)?;
+        let Some(stream) = self.streams.with_id(id) else {
+            self.receive.give_back(flow, &mut self.output);
+            self.has_begun(id)?;
+            return match self.lately_reset.take(id, flow, ends) {
+                Some(true) => Ok(()),
+                Some(false) => self.abuse_budget.spend(),
+                None => Err(Fault::Stream(id, Reason::StreamClosed)),
+            };
+        };
+        let Some(upload) = stream.upload.as_mut().filter(|upload| !upload.has_ended) else {
+            self.receive.give_back(flow, &mut self.output);
+            return Err(Fault::Stream(id, Reason::StreamClosed));
+        };
+        let Some(left) = upload.window.checked_sub(flow) else {
+            self.receive.give_back(flow, &mut self.output);
+            return Err(Fault::Stream(id, Reason::FlowControl));
+        };
+        upload.window = left;
+        // Padding is not delivered, so its window is returned at once.
+        upload.untold += flow - data.len();
+        self.receive.give_back(flow - data.len(), &mut self.output);
+        if upload.inbox.put(data).is_err() {
+            self.receive.give_back(data.len(), &mut self.output);
+            return Err(Fault::Stream(id, Reason::Protocol));
+        }
+        if ends {
+            upload.has_ended = true;
+            return upload.inbox.end(None).map_err(|WrongLength| Fault::Stream(id, Reason::Protocol));
+        }
+        if data.is_empty() { self.abuse_budget.spend() } else { Ok(()) }
+    }
+
+    fn receive_window(&mut self, id: u32, increment: i64) -> Result<(), Fault> {
+        self.abuse_budget.spend_on_window()?;
+        if id == 0 {
+            let grown = grow(&mut self.send.window, increment);
+            self.wake_waiting();
+            return grown.ok_or(TOO_LARGE);
+        }
+        let Some(stream) = self.streams.with_id(id) else {
+            // Clients return the window for data they have read, long after the response has ended.
+            return self.has_begun(id);
+        };
+        stream.widen(increment).ok_or(Fault::Stream(id, Reason::FlowControl))
+    }
+
+    fn receive_reset(&mut self, id: u32) -> Result<(), Fault> {
+        let Some(key) = self.streams.key(id) else {
+            self.has_begun(id)?;
+            // The client has received the reset, so no more can arrive on the stream.
+            self.lately_reset.forget(id);
+            return self.abuse_budget.spend();
+        };
+        let is_answered = self.streams.get(key).is_some_and(|stream| !matches!(stream.phase, Phase::Asked { .. }));
+        self.remove(key);
+        // Cancelling a request without a response costs the client nothing, so it is charged.
+        if is_answered { Ok(()) } else { self.abuse_budget.spend() }
+    }
+
+    /// Refuses frame on an idle stream: one that is over has none any more.
+    fn has_begun(&self, id: u32) -> Result<(), Fault> {
+        if id > self.highest_stream || id.is_multiple_of(2) {
+            return Err(Fault::protocol("frame on an idle stream"));
+        }
+        Ok(())
+    }
+
+    fn receive_settings(&mut self, payload: &[u8]) -> Result<(), Fault> {
+        let by = self.send.take(payload)?;
+        if by != 0 && !self.streams.all().all(|stream| stream.widen(by).is_some()) {
+            return Err(TOO_LARGE);
+        }
+        self.output.put_settings_ack();
+        Ok(())
+    }
+}
+
+/// The bytes of a request body that a client may send before it receives the reset.
+fn body_window(ends: bool) -> usize {
+    if ends { 0 } else { UPLOAD_BYTES_MAX }
+}
+
+impl<F, B> Exchange<F, B> {
+    fn receive_trailers(&mut self, head: RequestHead, ends: bool, charge: Option<HeadCharge>) -> Result<(), Fault> {
+        let id = self.id;
+        let Some(upload) = self.upload.as_mut().filter(|upload| !upload.has_ended) else {
+            return Err(Fault::Stream(id, Reason::StreamClosed));
+        };
+        let trailers = head.into_trailers().ok().filter(|_| ends).ok_or(Fault::Stream(id, Reason::Protocol))?;
+        upload.trailers = Some(charge.ok_or(Fault::Stream(id, Reason::EnhanceYourCalm))?);
+        upload.has_ended = true;
+        upload.inbox.end(Some(trailers)).map_err(|WrongLength| Fault::Stream(id, Reason::Protocol))
+    }
+}

@@ -1,0 +1,269 @@
+use std::mem::take;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use bytes::{Bytes, BytesMut};
+use http::HeaderMap;
+use http_body::{Body, Frame, SizeHint};
+use parking_lot::{Mutex, MutexGuard};
+
+/// The body of a request: none, or one whose frames arrive on its stream.
+#[derive(Debug)]
+pub struct ReceivedBody(Option<InboxReader>);
+
+/// The reader's end of an inbox.
+#[derive(Debug)]
+struct InboxReader(Arc<Inbox>);
+
+/// The received part of a body, shared by the connection that adds data and the reader of the body.
+#[derive(Debug)]
+pub(super) struct Inbox {
+    arrived: Mutex<Arrived>,
+    /// Wakes the stream's own task.
+    stream: Waker,
+}
+
+#[derive(Debug, Default)]
+struct Arrived {
+    /// One contiguous buffer, however small the frames were.
+    data: BytesMut,
+    trailers: Option<HeaderMap>,
+    end: Option<End>,
+    /// The bytes that are still to arrive, if the client has declared a length.
+    left: Option<u64>,
+    /// The bytes that were taken and not yet returned to the client's window.
+    taken: usize,
+    /// Whether the reader was dropped.
+    is_dropped: bool,
+    taker: Option<Waker>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Whole,
+    Broken,
+}
+
+/// The stream or its connection ended before the body was complete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the request ended before its body was complete")]
+pub struct IncompleteBody;
+
+/// The body does not have the declared length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct WrongLength;
+
+impl Inbox {
+    /// Creates an inbox for a body of that length, if declared, and the body.
+    pub(super) fn new(length: Option<u64>, stream: Waker) -> (Arc<Self>, ReceivedBody) {
+        let arrived = Mutex::new(Arrived { left: length, ..Arrived::default() });
+        let inbox = Arc::new(Self { arrived, stream });
+        (inbox.clone(), ReceivedBody(Some(InboxReader(inbox))))
+    }
+
+    /// Adds received data.
+    ///
+    /// # Errors
+    /// The data exceeds the declared length.
+    pub(super) fn put(&self, data: &[u8]) -> Result<(), WrongLength> {
+        let mut arrived = self.arrived.lock();
+        if let Some(left) = &mut arrived.left {
+            *left = left.checked_sub(data.len() as u64).ok_or(WrongLength)?;
+        }
+        if arrived.is_dropped {
+            arrived.taken += data.len();
+            drop(arrived);
+            self.stream.wake_by_ref();
+            return Ok(());
+        }
+        arrived.data.extend_from_slice(data);
+        wake_taker(arrived);
+        Ok(())
+    }
+
+    /// Marks the body as complete.
+    ///
+    /// # Errors
+    /// The body is shorter than declared.
+    pub(super) fn end(&self, trailers: Option<HeaderMap>) -> Result<(), WrongLength> {
+        let mut arrived = self.arrived.lock();
+        if arrived.left.is_some_and(|left| left > 0) {
+            return Err(WrongLength);
+        }
+        (arrived.trailers, arrived.end) = (trailers, Some(End::Whole));
+        wake_taker(arrived);
+        Ok(())
+    }
+
+    /// Marks the body as broken, unless it is complete.
+    pub(super) fn break_off(&self) {
+        let mut arrived = self.arrived.lock();
+        if arrived.end.is_none() {
+            arrived.end = Some(End::Broken);
+        }
+        wake_taker(arrived);
+    }
+
+    /// Returns the bytes that were taken since the last call, and whether the reader was dropped.
+    pub(super) fn take_taken(&self) -> (usize, bool) {
+        let mut arrived = self.arrived.lock();
+        (take(&mut arrived.taken), arrived.is_dropped)
+    }
+
+    /// The bytes that the client has sent and whose window was not returned.
+    pub(super) fn untold(&self) -> usize {
+        let arrived = self.arrived.lock();
+        arrived.taken + arrived.data.len()
+    }
+}
+
+/// Wakes the reader after releasing the lock, because it may read or drop the body at once.
+fn wake_taker(mut arrived: MutexGuard<'_, Arrived>) {
+    let taker = arrived.taker.take();
+    drop(arrived);
+    if let Some(taker) = taker {
+        taker.wake();
+    }
+}
+
+impl InboxReader {
+    fn poll(&self, cx: &Context<'_>) -> Poll<Option<Result<Frame<Bytes>, IncompleteBody>>> {
+        let mut arrived = self.0.arrived.lock();
+        // A broken body returns no more data, because the reader could mistake it for the whole.
+        if arrived.end == Some(End::Broken) {
+            return Poll::Ready(Some(Err(IncompleteBody)));
+        }
+        if !arrived.data.is_empty() {
+            let data = take(&mut arrived.data).freeze();
+            arrived.taken += data.len();
+            drop(arrived);
+            self.0.stream.wake_by_ref();
+            return Poll::Ready(Some(Ok(Frame::data(data))));
+        }
+        if arrived.end.is_some() {
+            return Poll::Ready(arrived.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))));
+        }
+        arrived.taker = Some(cx.waker().clone());
+        Poll::Pending
+    }
+}
+
+impl Drop for InboxReader {
+    fn drop(&mut self) {
+        let mut arrived = self.0.arrived.lock();
+        arrived.is_dropped = true;
+        let bytes = take(&mut arrived.data).len();
+        arrived.taken += bytes;
+        drop(arrived);
+        if bytes > 0 {
+            self.0.stream.wake_by_ref();
+        }
+    }
+}
+
+impl ReceivedBody {
+    /// No body.
+    pub fn empty() -> Self {
+        Self(None)
+    }
+}
+
+impl Body for ReceivedBody {
+    type Data = Bytes;
+    type Error = IncompleteBody;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, IncompleteBody>>> {
+        self.0.as_ref().map_or(Poll::Ready(None), |received| received.poll(cx))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.as_ref().is_none_or(|InboxReader(inbox)| {
+            let arrived = inbox.arrived.lock();
+            arrived.end == Some(End::Whole) && arrived.data.is_empty() && arrived.trailers.is_none()
+        })
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let Some(InboxReader(inbox)) = &self.0 else { return SizeHint::with_exact(0) };
+        let arrived = inbox.arrived.lock();
+        let here = arrived.data.len() as u64;
+        arrived.left.map_or_else(SizeHint::default, |left| SizeHint::with_exact(left.saturating_add(here)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+
+    use futures_util::FutureExt as _;
+    use http_body_util::BodyExt as _;
+
+    use super::*;
+
+    /// A waker that counts its wake-ups.
+    struct Count(Arc<AtomicUsize>);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn next(body: &mut ReceivedBody) -> Poll<Option<Result<Bytes, ()>>> {
+        body.frame().now_or_never().map_or(Poll::Pending, |frame| {
+            Poll::Ready(frame.map(|frame| frame.map_err(|_| ()).map(|frame| frame.into_data().unwrap_or_default())))
+        })
+    }
+
+    #[test]
+    fn a_body_is_taken_as_it_arrives_and_says_so() {
+        let (inbox, mut body) = Inbox::new(None, Waker::noop().clone());
+        assert_eq!(next(&mut body), Poll::Pending);
+        inbox.put(b"one").expect("no length was said");
+        inbox.put(b"").expect("no length was said");
+        assert_eq!((inbox.take_taken(), inbox.untold()), ((0, false), 3));
+        assert_eq!(next(&mut body), Poll::Ready(Some(Ok(Bytes::from_static(b"one")))));
+        assert_eq!((inbox.untold(), inbox.take_taken(), inbox.take_taken()), (3, (3, false), (0, false)));
+        inbox.end(None).expect("no length was said");
+        assert!(body.is_end_stream());
+        assert_eq!(next(&mut body), Poll::Ready(None));
+    }
+
+    #[test]
+    fn a_length_is_kept() {
+        let (inbox, body) = Inbox::new(Some(3), Waker::noop().clone());
+        inbox.put(b"ab").expect("less than was said");
+        assert_eq!(body.size_hint().exact(), Some(3));
+        assert_eq!(inbox.end(None), Err(WrongLength));
+        assert_eq!(inbox.put(b"cd"), Err(WrongLength));
+        inbox.put(b"c").expect("what was said");
+        assert_eq!(inbox.end(None), Ok(()));
+    }
+
+    #[test]
+    fn what_is_broken_off_is_never_taken_for_whole() {
+        let (inbox, mut body) = Inbox::new(None, Waker::noop().clone());
+        inbox.put(b"one").expect("no length was said");
+        inbox.break_off();
+        assert_eq!(next(&mut body), Poll::Ready(Some(Err(()))));
+        assert!(!body.is_end_stream());
+        inbox.break_off();
+        let (inbox, mut body) = Inbox::new(None, Waker::noop().clone());
+        inbox.end(None).expect("no length was said");
+        inbox.break_off();
+        assert_eq!(next(&mut body), Poll::Ready(None), "it was whole before");
+    }
+
+    #[test]
+    fn what_nobody_takes_is_given_back() {
+        let woken = Arc::new(AtomicUsize::new(0));
+        let (inbox, body) = Inbox::new(None, Waker::from(Arc::new(Count(woken.clone()))));
+        inbox.put(b"one").expect("no length was said");
+        drop(body);
+        assert_eq!((inbox.take_taken(), woken.load(Ordering::SeqCst)), ((3, true), 1));
+        inbox.put(b"two").expect("no length was said");
+        assert_eq!((inbox.take_taken(), inbox.untold(), woken.load(Ordering::SeqCst)), ((3, true), 0, 2));
+    }
+}

@@ -1,0 +1,302 @@
+//! Sending of responses on the streams of a connection.
+
+use std::mem::{replace, take};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::{Buf as _, Bytes};
+use futures_util::task::waker_ref;
+use http::{HeaderMap, Response};
+use http_body::{Body, Frame};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::Instant;
+
+use super::answer;
+use super::connection::ServerConnection;
+use super::exchange::{Exchange, Phase};
+use super::fault::{Fault, Reason};
+use super::frame::{END_STREAM, FrameKind};
+use super::hpack;
+use super::output::{DIRECT_BYTES_MAX, LIGHT_BYTES_MAX};
+use super::parkable_body::ParkableBody as _;
+use super::service::Service;
+use super::windows::UPLOAD_BYTES_MAX;
+
+/// The bytes of a response that go out before other streams have their turn: one write.
+const TURN_BYTES: usize = DIRECT_BYTES_MAX;
+
+/// The next part of a body.
+enum Piece {
+    Data,
+    /// The end, with or without trailers.
+    End(Option<HeaderMap>),
+    ConnectionError,
+}
+
+impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
+    /// Polls a woken stream. If `is_alone`, nothing else goes out in this turn.
+    pub(super) fn poll_stream(&mut self, key: usize, is_alone: bool) {
+        // The wake-up may be for a closed stream. If another one has its key, that one is polled without need.
+        let Some(stream) = self.streams.get_mut(key) else { return };
+        stream.waker.unmark();
+        stream.note_poll();
+        if stream.cut.is_cut() {
+            return self.reset(key, Reason::Cancel);
+        }
+        if let Phase::Asked { answering, .. } = &mut stream.phase {
+            match Pin::new(answering).poll(&mut Context::from_waker(&waker_ref(&stream.waker))) {
+                Poll::Pending => {}
+                Poll::Ready(answer) if self.has_room() => self.begin_answer(key, answer),
+                Poll::Ready(answer) => self.delay_answer(key, answer),
+            }
+        } else if matches!(stream.phase, Phase::Answered { .. }) {
+            self.resume_answer(key);
+        }
+        self.tell_what_was_taken(key);
+        self.send_body(key, is_alone);
+        self.limit(key);
+    }
+
+    /// Keeps an answer until there is room for its head. A stream whose answer does not fit into the budget of heads is
+    /// reset.
+    fn delay_answer(&mut self, key: usize, answer: Response<S::Body>) {
+        let Some(stream) = self.streams.get_mut(key) else { return };
+        let Phase::Asked { head, .. } = replace(&mut stream.phase, Phase::Changing) else { return };
+        let Some(head) = head.replace_with(head_bytes(&answer)) else {
+            return self.reset(key, Reason::EnhanceYourCalm);
+        };
+        stream.phase = Phase::Answered { answer: Box::new(answer), _head: head };
+        self.waiting_heads += 1;
+        self.wait(key, false);
+    }
+
+    fn resume_answer(&mut self, key: usize) {
+        if !self.has_room() {
+            return self.wait(key, false);
+        }
+        let Some(stream) = self.streams.get_mut(key) else { return };
+        let Phase::Answered { answer, .. } = replace(&mut stream.phase, Phase::Changing) else { return };
+        self.waiting_heads -= 1;
+        self.begin_answer(key, *answer);
+    }
+
+    fn begin_answer(&mut self, key: usize, answer: Response<S::Body>) {
+        let (mut head, body) = answer.into_parts();
+        let ends = body.is_end_stream();
+        let mut block = self.begun_block();
+        let length = body.size_hint().exact().filter(|_| !ends);
+        answer::put(&mut block, head.status.as_u16(), &mut head.headers, length);
+        let Some(stream) = self.streams.get_mut(key) else { return };
+        stream.phase = Phase::Answering(body);
+        self.output.put_block(stream.id, &block, ends, self.send.frame_bytes_max);
+        if ends {
+            self.finish(key);
+        }
+    }
+
+    /// Starts a header block, with the table size update if one is due.
+    pub(super) fn begun_block(&mut self) -> Vec<u8> {
+        let mut block = Vec::with_capacity(512);
+        if take(&mut self.send.must_say_no_table) {
+            hpack::put_no_table(&mut block);
+        }
+        block
+    }
+
+    /// Sends available body data as far as there is room. No data is taken from the body before.
+    fn send_body(&mut self, key: usize, mut is_alone: bool) {
+        let mut left = TURN_BYTES;
+        let mut is_parked = false;
+        while let Some(stream) = self.streams.get_mut(key) {
+            let Phase::Answering(_) = stream.phase else { return };
+            let (is_between, is_last) = (stream.chunk.is_empty(), stream.is_last);
+            if !(is_between && is_last) {
+                if stream.window <= 0 {
+                    // A WINDOW_UPDATE wakes the stream.
+                    return;
+                }
+                if self.send.window <= 0 || !self.has_room() {
+                    return self.wait(key, left < TURN_BYTES);
+                }
+            }
+            if is_between && !is_last {
+                if is_parked {
+                    // If the body has been woken since, the stream is polled again.
+                    return;
+                }
+                let Some(stream) = self.streams.get_mut(key) else { return };
+                let Phase::Answering(body) = &mut stream.phase else { return };
+                match next(body, &mut Context::from_waker(&waker_ref(&stream.waker)), &mut stream.chunk) {
+                    Poll::Pending => return,
+                    Poll::Ready(Piece::Data) => {
+                        (stream.is_last, is_parked) = (body.is_end_stream(), body.is_parked());
+                        continue;
+                    }
+                    Poll::Ready(Piece::End(None)) => stream.is_last = true,
+                    Poll::Ready(Piece::End(Some(trailers))) => return self.send_trailers(key, &trailers),
+                    Poll::Ready(Piece::ConnectionError) => return self.reset(key, Reason::Internal),
+                }
+            }
+            if left == 0 {
+                return self.streams.get(key).iter().for_each(|stream| stream.wake());
+            }
+            left = left.saturating_sub(self.send_piece(key, left, is_alone));
+            is_alone = false;
+        }
+    }
+
+    /// Sends what fits into one write, and returns its size in bytes. The last piece ends the stream.
+    fn send_piece(&mut self, key: usize, at_most: usize, is_alone: bool) -> usize {
+        let Some(stream) = self.streams.get_mut(key) else { return 0 };
+        let room = usize::try_from(stream.window.min(self.send.window)).unwrap_or(0);
+        let (id, length) = (stream.id, stream.chunk.len().min(room).min(at_most));
+        let flags = |end| if stream.is_last && end == stream.chunk.len() { END_STREAM } else { 0 };
+        let mut sent = 0;
+        if is_alone || length > LIGHT_BYTES_MAX {
+            let data = (flags(length), id, &stream.chunk[..length]);
+            // The next read returns the same error.
+            let put = self.output.put_directly(&mut self.io, &mut Context::from_waker(&self.writer), data);
+            sent = put.unwrap_or_default();
+        }
+        if sent == 0 {
+            sent = length.min(self.send.frame_bytes_max);
+            self.output.put(FrameKind::Data, flags(sent), id, &stream.chunk[..sent]);
+        }
+        let ends = flags(sent) != 0;
+        stream.chunk.advance(sent);
+        if stream.chunk.is_empty() {
+            // An empty slice would keep its buffer alive.
+            stream.chunk = Bytes::new();
+        }
+        self.allowance = self.allowance.saturating_sub(sent);
+        self.abuse_budget.note_sent(sent);
+        let spent = i64::try_from(sent).unwrap_or(i64::MAX);
+        stream.window -= spent;
+        self.send.window -= spent;
+        if ends {
+            self.finish(key);
+        }
+        sent
+    }
+
+    fn send_trailers(&mut self, key: usize, trailers: &HeaderMap) {
+        let mut block = self.begun_block();
+        hpack::put_fields(&mut block, trailers);
+        if let Some(stream) = self.streams.get(key) {
+            self.output.put_block(stream.id, &block, true, self.send.frame_bytes_max);
+        }
+        self.finish(key);
+    }
+
+    /// Whether more response data may be put. Writes the buffered frames first if the buffer is full.
+    fn has_room(&mut self) -> bool {
+        if self.allowance == 0 {
+            return false;
+        }
+        if self.output.is_full() {
+            // The next read returns the same error.
+            let _ = self.output.poll_out(&mut self.io, &mut Context::from_waker(&self.writer));
+        }
+        !self.output.is_full()
+    }
+
+    fn wait(&mut self, key: usize, has_sent: bool) {
+        let Some(stream) = self.streams.get_mut(key) else { return };
+        match (replace(&mut stream.is_waiting, true), has_sent) {
+            (true, _) => {}
+            (false, true) => self.waiting_again.push(key),
+            (false, false) => self.waiting.push_back(key),
+        }
+    }
+
+    /// Returns the window of request body data that was taken.
+    fn tell_what_was_taken(&mut self, key: usize) {
+        let Some(stream) = self.streams.get_mut(key) else { return };
+        let Some(upload) = &mut stream.upload else { return };
+        let (taken, is_dropped) = upload.inbox.take_taken();
+        if is_dropped {
+            // The body was dropped, so the client may only use the rest of its window.
+            return self.receive.give_back(taken, &mut self.output);
+        }
+        upload.untold += taken;
+        if !upload.has_ended && upload.untold >= UPLOAD_BYTES_MAX / 2 {
+            self.output.put_window(stream.id, upload.untold);
+            upload.window += take(&mut upload.untold);
+        }
+        self.receive.give_back(taken, &mut self.output);
+    }
+
+    /// Sets the deadline of a stream whose time is limited. Most streams end at once and need no timer.
+    fn limit(&mut self, key: usize) {
+        let Some(stream) = self.streams.get_mut(key).filter(|stream| stream.until.is_none()) else { return };
+        if let Some((max, _)) = stream.cut.limit() {
+            let at = Instant::now() + max;
+            stream.until = Some(at);
+            self.look_until(at);
+        }
+    }
+
+    /// Ends a stream whose response is complete. The rest of the request is not awaited (RFC 9113 §8.1).
+    fn finish(&mut self, key: usize) {
+        if self.streams.get(key).is_some_and(Exchange::is_open_for_more) {
+            self.reset(key, Reason::No);
+        } else {
+            self.remove(key);
+        }
+    }
+
+    fn reset(&mut self, key: usize, reason: Reason) {
+        if let Some(stream) = self.streams.get(key) {
+            self.lately_reset.note(stream.id, stream.upload_window());
+            self.output.put_reset(stream.id, reason);
+        }
+        self.remove(key);
+    }
+
+    /// Resets the stream with that identifier because of a client error.
+    pub(super) fn reset_for(&mut self, id: u32, reason: Reason) -> Result<(), Fault> {
+        match self.streams.key(id) {
+            Some(key) => self.reset(key, reason),
+            None if id > self.highest_stream => return Err(Fault::Connection(reason, "frame on an idle stream")),
+            None => {
+                self.output.put_reset(id, reason);
+                self.lately_reset.note(id, 0);
+            }
+        }
+        self.abuse_budget.spend()
+    }
+
+    /// Removes a stream. This drops the future or body of the response, and the reader of the request body gets its
+    /// end.
+    pub(super) fn remove(&mut self, key: usize) {
+        let Some(stream) = self.streams.remove(key) else { return };
+        if matches!(stream.phase, Phase::Answered { .. }) {
+            self.waiting_heads -= 1;
+        }
+        if let Some(upload) = &stream.upload {
+            self.receive.give_back(upload.inbox.untold(), &mut self.output);
+        }
+        if stream.is_waiting {
+            self.waiting.retain(|waiting| *waiting != key);
+            self.waiting_again.retain(|waiting| *waiting != key);
+        }
+    }
+}
+
+/// The size of a response head, as HTTP/2 counts it.
+fn head_bytes<B>(answer: &Response<B>) -> usize {
+    answer.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + hpack::FIELD_BYTES).sum()
+}
+
+/// Takes the next piece of a body.
+fn next<B: Body<Data = Bytes> + Unpin>(body: &mut B, cx: &mut Context<'_>, chunk: &mut Bytes) -> Poll<Piece> {
+    Pin::new(body).poll_frame(cx).map(|frame| match frame.map(|frame| frame.map(Frame::into_data)) {
+        None => Piece::End(None),
+        Some(Err(_)) => Piece::ConnectionError,
+        Some(Ok(Ok(data))) => {
+            *chunk = data;
+            Piece::Data
+        }
+        Some(Ok(Err(frame))) => Piece::End(frame.into_trailers().ok()),
+    })
+}

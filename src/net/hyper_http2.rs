@@ -1,0 +1,188 @@
+//! HTTP/2 by hyper, for operators who switch off the crate `http2` (`http2.codec: hyper`).
+//!
+//! Where hyper has the same limits, they have the same values. Its streams run in the connection's task, so they end
+//! with it. docs/SECURITY.md lists the limits that it lacks.
+
+use std::future::poll_fn;
+use std::mem::take;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use h2::Reason;
+use http::{Request, Response};
+use http2::{ConnectionHeads, PREFACE, ParkableBody, WakePart, WakeSet};
+use hyper::body::Incoming;
+use hyper::rt::Executor;
+use hyper::server::conn::http2::{Builder, Connection as HyperConnection};
+use hyper::service::Service;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::Semaphore;
+use tokio::time::sleep;
+
+use super::connection_driver::{ConnectionDriver, Failure};
+use super::preface::RewoundStream;
+use super::request_body::RequestBody;
+use super::requests::Requests;
+use super::running_body::RunningBody;
+use super::{Connection, ConnectionLimits, Peer};
+use base::Cut;
+
+/// The bytes of a request body that a client may send before they are read: on a stream, and on the connection.
+const STREAM_WINDOW: u32 = 256 << 10;
+const CONNECTION_WINDOW: u32 = 1 << 20;
+/// The bytes that a field counts besides its name and value (RFC 9113 §6.5.2).
+const FIELD_BYTES: usize = 32;
+
+/// The server's end of an HTTP/2 connection, implemented by hyper.
+pub(super) struct HyperHttp2<I, S, F, B>
+where
+    S: Fn(Peer, Request<RequestBody>) -> F + Send + Sync + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: ParkableBody + Send + Unpin + 'static,
+    B::Error: Into<Failure>,
+{
+    codec: Pin<Box<Codec<I, S>>>,
+    streams: FuturesUnordered<Stream>,
+    begun: Begun,
+    this: Connection,
+    turn: Arc<Semaphore>,
+    wake_set: Arc<WakeSet>,
+    waker: Waker,
+}
+
+/// hyper's connection.
+type Codec<I, S> = HyperConnection<TokioIo<RewoundStream<I>>, Asked<S>, Begun>;
+
+type Stream = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// The service that hyper calls for each request.
+struct Asked<S> {
+    requests: Arc<Requests<S>>,
+    heads: Arc<ConnectionHeads>,
+    begun: Begun,
+    /// Lets one request run at a time, until it is closed because a caller is known.
+    turn: Arc<Semaphore>,
+}
+
+/// The executor of a connection: it collects the streams that begin. hyper calls it for a stream right after the
+/// service, which leaves the stream's [`Cut`] here.
+#[derive(Clone, Default)]
+struct Begun(Arc<Mutex<(Option<Cut>, Vec<Stream>)>>);
+
+impl<I, S, F, B> HyperHttp2<I, S, F, B>
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    S: Fn(Peer, Request<RequestBody>) -> F + Send + Sync + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: ParkableBody + Send + Unpin + 'static,
+    B::Error: Into<Failure>,
+{
+    /// Creates a connection after the preface has been read.
+    pub(super) fn new(io: I, limits: &ConnectionLimits, heads: Arc<ConnectionHeads>, requests: Requests<S>) -> Self {
+        let (begun, turn, this) = (Begun::default(), Arc::new(Semaphore::new(1)), requests.peer.connection.clone());
+        let mut builder = Builder::new(begun.clone());
+        builder
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(limits.streams_max)
+            .max_header_list_size(limits.header_bytes_max)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .keep_alive_interval(limits.ping_after)
+            .keep_alive_timeout(limits.ping_after);
+        let asked = Asked { requests: Arc::new(requests), heads, begun: begun.clone(), turn: turn.clone() };
+        let codec = Box::pin(builder.serve_connection(TokioIo::new(RewoundStream::new(PREFACE, io)), asked));
+        let wake_set = WakeSet::shared();
+        let waker = wake_set.waker(WakePart::Codec);
+        Self { codec, streams: FuturesUnordered::new(), begun, this, turn, wake_set, waker }
+    }
+
+    fn poll_parts(&mut self) -> Poll<Result<(), Failure>> {
+        let mut cx = Context::from_waker(&self.waker);
+        let ended = self.codec.as_mut().poll(&mut cx);
+        self.streams.extend(take(&mut self.begun.0.lock().1));
+        while let Poll::Ready(Some(())) = self.streams.poll_next_unpin(&mut cx) {}
+        if !self.turn.is_closed() && !self.this.is_of_stranger() {
+            self.turn.close();
+        }
+        ended.map_err(Into::into)
+    }
+}
+
+impl<S, F, B> Service<Request<Incoming>> for Asked<S>
+where
+    S: Fn(Peer, Request<RequestBody>) -> F + Send + Sync + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: ParkableBody + Send + Unpin + 'static,
+{
+    type Response = Response<RunningBody<B>>;
+    type Error = h2::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, h2::Error>> + Send>>;
+
+    fn call(&self, request: Request<Incoming>) -> Self::Future {
+        let (requests, turn, cut) = (self.requests.clone(), self.turn.clone(), Cut::default());
+        self.begun.0.lock().0 = Some(cut.clone());
+        let fields = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + FIELD_BYTES);
+        let head = self.heads.charge(request.uri().path().len() + fields.sum::<usize>());
+        Box::pin(async move {
+            let head = head.ok_or(Reason::REFUSED_STREAM)?;
+            let turn = turn.acquire().await;
+            let answering = requests.http2(request.map(RequestBody::from), cut).ok_or(Reason::REFUSED_STREAM)?;
+            let answer = answering.await;
+            drop((turn, head));
+            Ok(answer)
+        })
+    }
+}
+
+impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Begun {
+    fn execute(&self, stream: F) {
+        let mut begun = self.0.lock();
+        let cut = begun.0.take().unwrap_or_default();
+        begun.1.push(Box::pin(until_cut(stream, cut)));
+    }
+}
+
+/// Runs a stream until it ends or is cut. hyper resets a stream that is dropped.
+async fn until_cut(stream: impl Future<Output = ()>, cut: Cut) {
+    let (mut stream, mut clock) = (pin!(stream), None);
+    poll_fn(|cx| {
+        if cut.poll_cut(cx).is_ready() || stream.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(());
+        }
+        let Some((max, why)) = cut.limit() else { return Poll::Pending };
+        ready!(clock.get_or_insert_with(|| Box::pin(sleep(max))).as_mut().poll(cx));
+        cut.cut(why);
+        Poll::Ready(())
+    })
+    .await;
+}
+
+impl<I, S, F, B> ConnectionDriver for HyperHttp2<I, S, F, B>
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    S: Fn(Peer, Request<RequestBody>) -> F + Send + Sync + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: ParkableBody + Send + Unpin + 'static,
+    B::Error: Into<Failure>,
+{
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+        self.wake_set.begin_polling(cx);
+        let ended = if self.wake_set.take(WakePart::Codec) { self.poll_parts() } else { Poll::Pending };
+        self.wake_set.end_polling(cx);
+        ended
+    }
+
+    fn begin_goaway(&mut self) {
+        self.codec.as_mut().graceful_shutdown();
+        self.wake_set.put(WakePart::Codec);
+    }
+
+    fn wake_set(&self) -> &Arc<WakeSet> {
+        &self.wake_set
+    }
+}

@@ -1,0 +1,279 @@
+//! Discovery and `/version`: the apiserver's documents about itself. A document is the same for all callers that may
+//! read it, so one copy serves them all.
+//!
+//! **Freshness.** A response comes from a request that was sent to upstream after the caller's request had arrived;
+//! concurrent callers share it, and aggregated discovery is requested by its `ETag`. A copy is used instead if it is
+//! known to be current:
+//!
+//! - The proxy's watches of `CustomResourceDefinitions` and `APIServices` are live, and the copy was requested at least
+//!   `lag_max` after the last change that they showed. Upstream updates its discovery from the same two watches.
+//! - The copy was requested in the last `CURRENT_MAX`, because no watch shows that another release of the apiserver, or
+//!   another version of an aggregated one, has taken over.
+//!
+//! Where the proxy may not watch the two resources, as on a node, every request is compared with upstream.
+//!
+//! **Not cached**: the groups of aggregated API servers, whose responses may depend on the caller, and groups that
+//! discovery does not know.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::header::{
+    ACCEPT, ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, ETAG, HeaderMap, HeaderName, HeaderValue,
+    IF_NONE_MATCH, VARY,
+};
+use http::{Method, Response, StatusCode};
+use tokio::time::{Instant, timeout};
+
+use crate::feeds::Feeds;
+use crate::serve::activity::metrics;
+use crate::serve::audit::ServedLocally;
+use crate::serve::limits::{ConcurrencyLimits, SlowReaderReaper, TOO_SLOW, Whole};
+use crate::serve::read::coalescing_cache::{CoalescingCache, Fetched};
+use crate::serve::read::{FREE_BYTES_MAX, ReadRequest};
+use crate::serve::response::{AUDIT_ID, ReplyBody, new_audit_id, put_served};
+use crate::upstream::{Build, Catalog, Client, Error, HOPS, SharedDocument, is_impersonation};
+use kubeapi::{Offers, Query, discovery_accept, pretty};
+
+/// All properties of a request that determine the document. There are few keys for each document that upstream has, so
+/// no caller can fill the cache.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct DocumentKey {
+    path: String,
+    accept: &'static str,
+    gzip: bool,
+}
+
+/// Serves the documents.
+#[derive(Debug)]
+pub(crate) struct DiscoveryCache {
+    client: Client,
+    catalog: Catalog,
+    feeds: Feeds,
+    copies: CoalescingCache<DocumentKey, Arc<SharedDocument>>,
+    concurrency: Arc<ConcurrencyLimits>,
+    slow_readers: SlowReaderReaper,
+    /// How long upstream's discovery may lag behind an observed change.
+    lag_max: Duration,
+}
+
+/// How long a copy is used without comparing it with upstream.
+const CURRENT_MAX: Duration = Duration::from_secs(10);
+const COPIES_BYTES_MAX: u64 = 64 << 20;
+/// How long a request waits for a document. Then it is forwarded.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+const VERSION: &str = "/version";
+/// The headers that belong to a document. The others belong to one response.
+const HEADERS: [HeaderName; 5] = [CONTENT_TYPE, CONTENT_ENCODING, CACHE_CONTROL, ETAG, VARY];
+
+impl DiscoveryCache {
+    pub(crate) fn new(
+        client: Client,
+        (catalog, feeds): (Catalog, Feeds),
+        concurrency: Arc<ConcurrencyLimits>,
+        slow_readers: SlowReaderReaper,
+        lag_max: Duration,
+    ) -> Self {
+        Self {
+            client,
+            catalog,
+            feeds,
+            copies: CoalescingCache::new(COPIES_BYTES_MAX, len_bytes),
+            concurrency,
+            slow_readers,
+            lag_max,
+        }
+    }
+
+    /// Returns the key of the requested document, regardless of the caller's permissions; `None` if the request must be
+    /// forwarded.
+    pub(crate) fn key(&self, request: &ReadRequest) -> Option<DocumentKey> {
+        let ReadRequest { http, info, query, context, .. } = request;
+        let accept = context.accept.as_deref();
+        let is_plain = *http.method() == Method::GET
+            && !info.is_resource
+            && info.is_canonical
+            && is_plain(query)
+            && !http.headers().keys().any(is_impersonation)
+            && http.headers().get_all(ACCEPT).iter().count() <= 1
+            && !pretty(query, context.user_agent.as_deref(), accept, Offers::BUILTIN);
+        let accept = discovery_accept(accept).filter(|_| is_plain && self.is_own(&info.path))?;
+        Some(DocumentKey { path: info.path.clone(), accept, gzip: context.gzip })
+    }
+
+    /// Whether upstream itself writes this document.
+    fn is_own(&self, path: &str) -> bool {
+        match group_version(path) {
+            Some((group, version)) => self.catalog.serves_itself(group, version),
+            None => [VERSION, "/api", "/api/v1", "/apis"].contains(&path),
+        }
+    }
+
+    /// Returns the response for a caller that may read the document. Returns `None` if the caller's own request must be
+    /// forwarded. That includes a caller with too many requests in flight, whose forwarded request is then rejected.
+    /// `hops` lists the proxies on the path, including this one.
+    pub(crate) async fn answer(
+        &self,
+        request: &ReadRequest,
+        key: &DocumentKey,
+        hops: HeaderValue,
+    ) -> Option<Response<ReplyBody>> {
+        let payer = request.caller.payer();
+        let fetch = async |last| {
+            // The fetch takes the same permit as the caller's forwarded request would.
+            let _place = self.concurrency.forward(payer.as_ref()).map_err(|why| why.to_string())?;
+            self.fetch(key, hops, last).await.map_err(|why| why.to_string())
+        };
+        let fetching = self.copies.get(key, request.received, |copy| self.is_current(key, copy), fetch);
+        let answered = timeout(ANSWER_MAX, fetching).await.unwrap_or_else(|elapsed| Err(elapsed.to_string()));
+        let answered = answered.inspect_err(|why| tracing::debug!(path = key.path, why, "discovery not served"));
+        let (document, source) = answered.ok()?;
+        metrics::served_discovery(if key.path == VERSION { "version" } else { "discovery" }, source);
+        self.response(request, &document)
+    }
+
+    /// Whether a copy is current, as far as changes are observed.
+    fn is_current(&self, key: &DocumentKey, copy: &Fetched<Arc<SharedDocument>>) -> bool {
+        let is_settled = self.catalog.unchanged_since().is_some_and(|since| copy.asked >= since + self.lag_max);
+        is_settled && copy.asked.elapsed() <= CURRENT_MAX && (key.path != VERSION || self.is_followed(&copy.value))
+    }
+
+    /// Whether all feeds are written by the build in this version document.
+    fn is_followed(&self, version: &SharedDocument) -> bool {
+        let build = Build::parse(&version.body);
+        let by = |build: &Arc<Build>| Build::clone(build);
+        let mut writers = self.feeds.all().into_iter().filter_map(|feed| feed.body_release.written().by);
+        build.is_some() && writers.all(|writer| build == Some(by(&writer)))
+    }
+
+    async fn fetch(
+        &self,
+        key: &DocumentKey,
+        hops: HeaderValue,
+        last: Option<Arc<SharedDocument>>,
+    ) -> Result<Fetched<Arc<SharedDocument>>, Error> {
+        let mut headers = HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static(key.accept)), (HOPS, hops)]);
+        if key.gzip {
+            headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
+        }
+        if let Some(etag) = last.as_ref().and_then(|last| last.headers.get(ETAG)) {
+            headers.insert(IF_NONE_MATCH, etag.clone());
+        }
+        let asked = Instant::now();
+        let value = match (self.client.document(&key.path, headers).await?, last) {
+            (Some(SharedDocument { headers, body }), _) => {
+                let values =
+                    |name: HeaderName| headers.get_all(&name).iter().map(move |value| (name.clone(), value.clone()));
+                Arc::new(SharedDocument { headers: HEADERS.into_iter().flat_map(values).collect(), body })
+            }
+            (None, Some(last)) => last,
+            (None, None) => return Err(Error::OtherDocument(key.path.clone())),
+        };
+        Ok(Fetched { asked, value })
+    }
+
+    /// Returns the document, or 304 if the caller already has it. A large body holds a permit for its length until the
+    /// client has read it; `None` if there is none.
+    fn response(&self, request: &ReadRequest, document: &SharedDocument) -> Option<Response<ReplyBody>> {
+        let SharedDocument { headers, body } = document;
+        let (etag, cut) = (headers.get(ETAG), &request.context.cut);
+        let is_known = etag.is_some() && etag == request.http.headers().get(IF_NONE_MATCH);
+        let mut response = Response::new(if is_known {
+            ReplyBody::empty()
+        } else if body.len() <= FREE_BYTES_MAX {
+            cut.within(self.slow_readers.body_max(), TOO_SLOW);
+            ReplyBody::full(body.clone())
+        } else {
+            let place = self.concurrency.whole(request.caller.payer().as_ref(), body.len()).ok()?;
+            ReplyBody::whole(Whole::of(body.clone(), vec![place.into()]), &self.slow_readers, cut.clone())
+        });
+        response.headers_mut().clone_from(headers);
+        if is_known {
+            *response.status_mut() = StatusCode::NOT_MODIFIED;
+            remove_body_headers(response.headers_mut());
+        }
+        let audit_id = request.context.audit_id.clone().unwrap_or_else(new_audit_id);
+        response.headers_mut().insert(AUDIT_ID, audit_id);
+        put_served(response.headers_mut(), None);
+        response.extensions_mut().insert(ServedLocally { is_served: true, ..ServedLocally::default() });
+        Some(response)
+    }
+}
+
+/// Removes the headers that a 304 lacks.
+fn remove_body_headers(headers: &mut HeaderMap) {
+    headers.remove(CONTENT_TYPE);
+    headers.remove(CONTENT_ENCODING);
+    // The first value is the handler's, `Accept`. Compression adds another.
+    if let Some(vary) = headers.get(VARY).cloned() {
+        headers.insert(VARY, vary);
+    }
+}
+
+/// Whether the query is empty or only a time limit, as discovery clients send it.
+fn is_plain(query: &Query) -> bool {
+    let raw = query.raw();
+    let is_timeout = |pair: &str| pair.strip_prefix("timeout=").is_some_and(|time| time.ends_with('s'));
+    raw.is_empty() || is_timeout(raw) && !raw.contains('&') && kubeapi::check_timeout(query).is_ok()
+}
+
+/// Returns the API group, and the version if any, that a document below `/apis` is about.
+fn group_version(path: &str) -> Option<(&str, Option<&str>)> {
+    let path = path.strip_prefix("/apis/").filter(|path| !path.is_empty())?;
+    Some(path.split_once('/').map_or((path, None), |(group, version)| (group, Some(version))))
+}
+
+fn len_bytes(document: &Arc<SharedDocument>) -> usize {
+    const HEADERS_BYTES: usize = 2_048;
+    HEADERS_BYTES + document.body.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn group_version_is_the_path_below_apis() {
+        for (path, expected) in [
+            ("/apis/apps", Some(("apps", None))),
+            ("/apis/apps/v1", Some(("apps", Some("v1")))),
+            ("/apis/apps/", Some(("apps", Some("")))),
+            ("/apis/apps/v1/deployments", Some(("apps", Some("v1/deployments")))),
+            ("/apis/", None),
+            ("/apis", None),
+            ("/api/v1", None),
+            ("/version", None),
+        ] {
+            assert_eq!(group_version(path), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn only_an_empty_query_or_a_time_limit_is_plain() {
+        for (query, expected) in [
+            ("", true),
+            ("timeout=32s", true),
+            ("timeout=", false),
+            ("timeout=x", false),
+            ("timeout=xs", false),
+            ("timeout=1s&timeout=2s", false),
+            ("pretty=1", false),
+            ("timeout=1s&pretty=1", false),
+        ] {
+            assert_eq!(is_plain(&Query::parse(query)), expected, "{query}");
+        }
+    }
+
+    /// The apiserver compresses after it has compared the `ETag`.
+    #[test]
+    fn headers_of_304_are_those_without_a_body() {
+        let headers = |all: &[(HeaderName, &'static str)]| -> HeaderMap {
+            all.iter().map(|(name, value)| (name.clone(), HeaderValue::from_static(value))).collect()
+        };
+        let own = [(ETAG, "\"1\""), (VARY, "Accept"), (CACHE_CONTROL, "public")];
+        let of_body = [(VARY, "Accept-Encoding"), (CONTENT_ENCODING, "gzip"), (CONTENT_TYPE, "application/json")];
+        let mut all = headers(&[own.clone(), of_body].concat());
+        remove_body_headers(&mut all);
+        assert_eq!(all, headers(&own));
+    }
+}

@@ -1,0 +1,183 @@
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Wake as _, Waker};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_util::sync::WaitForCancellationFutureOwned;
+
+use super::WatchTerms;
+use super::end::Exit;
+use crate::auth::GrantStatus;
+use crate::cache::Snapshot;
+use crate::feeds::FeedHandle;
+use crate::serve::activity::WatchEnd;
+use crate::serve::limits::{Fired, SlowReaderReaper, StatePin, Watchdog};
+use crate::serve::response::revoked;
+use base::{Cut, DrainWatch, Draining, random};
+use kubeapi::WatchTimeout;
+
+/// The timers of a watch, and the watchdog that fires them even if the watch is never polled.
+pub(crate) struct WatchTimers {
+    clock: Clock,
+    watchdog: Arc<Watchdog>,
+    /// The future of the permission's end, if the permission can end. It wakes the watchdog.
+    _revocation: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
+    /// Keeps the drain waiting until the watch has ended, even after its request has ended (WebSocket).
+    _held: Draining,
+    /// The task that the watchdog wakes.
+    task: Waker,
+    /// The timer that has fired, until the watch has reacted to it.
+    fired: Option<Fired>,
+    /// Whether to send a bookmark once no events are pending.
+    is_bookmark_due: bool,
+}
+
+/// When the bookmarks and the end of a watch are due.
+struct Clock {
+    deadline: Instant,
+    next_bookmark: Instant,
+}
+
+/// A bookmark per minute (KEP-956), and one two seconds before the end (KEP-1904; R-BOOKMARK-1).
+const BOOKMARK_PERIOD: Duration = Duration::from_secs(60);
+const BOOKMARK_BEFORE_END: Duration = Duration::from_secs(2);
+/// The maximum timeout, one year, so that no arithmetic overflows.
+const LASTS_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+
+impl WatchTimers {
+    /// Starts the timers of a watch that was requested at `received`. The timeout counts from there, regardless of what
+    /// the request has waited for (R-TIMEOUT-1). `cut` ends a watch that is not polled.
+    pub(crate) fn start(
+        received: Instant,
+        terms: &WatchTerms,
+        grant: GrantStatus,
+        slow_readers: SlowReaderReaper,
+        cut: Cut,
+        drain: &DrainWatch,
+    ) -> Self {
+        let clock = Clock::new(received, terms.timeout_seconds, terms.lasts_min);
+        let watchdog = Watchdog::new(slow_readers, cut, clock.deadline, grant, drain.has_started());
+        let mut timers = Self {
+            clock,
+            _revocation: revocation(&watchdog),
+            watchdog,
+            _held: drain.hold(),
+            task: Waker::noop().clone(),
+            fired: None,
+            is_bookmark_due: false,
+        };
+        timers.set(timers.clock.next());
+        timers
+    }
+
+    pub(super) fn watchdog(&self) -> &Arc<Watchdog> {
+        &self.watchdog
+    }
+
+    /// Pins a state that the watch sends. The pin is released if the watch is cut.
+    pub(super) fn pin(&self, feed: &FeedHandle, state: &Snapshot) -> StatePin {
+        self.watchdog.slow_readers().pin(feed, state, self.watchdog.cut())
+    }
+
+    /// Returns the exit of a watch whose permission was revoked.
+    pub(super) fn revocation(&self) -> Option<Exit> {
+        let status = self.watchdog.grant().revoked().map(revoked)?;
+        Some(Exit::error(status, WatchEnd::Revoked))
+    }
+
+    /// Returns the exit for a timer that ends the watch. Otherwise, the timer is set again.
+    pub(super) fn exit(&mut self, cx: &Context<'_>) -> Option<Exit> {
+        match self.fired(cx)? {
+            Fired::Time if self.clock.is_over(Instant::now()) => Some(Exit::Silent(WatchEnd::Timeout)),
+            Fired::Drained => Some(Exit::Silent(WatchEnd::Drained)),
+            Fired::Revoked => self.revocation(),
+            Fired::Time => {
+                self.fired = None;
+                self.is_bookmark_due = true;
+                self.set(self.clock.deadline);
+                None
+            }
+        }
+    }
+
+    /// Returns the timer that has fired and to which the watch has not reacted yet.
+    pub(super) fn fired(&mut self, cx: &Context<'_>) -> Option<Fired> {
+        if self.watchdog.has_fired(&mut self.task, cx) && self.fired.is_none() {
+            self.fired = self.watchdog.due();
+        }
+        self.fired
+    }
+
+    /// Whether a bookmark is due as soon as no events are pending.
+    pub(super) fn is_bookmark_due(&self) -> bool {
+        self.is_bookmark_due
+    }
+
+    /// Whether a bookmark is due now. If so, the next one is scheduled.
+    pub(super) fn take_bookmark(&mut self) -> bool {
+        if !std::mem::take(&mut self.is_bookmark_due) {
+            return false;
+        }
+        let is_due = self.clock.bookmark_due(Instant::now());
+        self.set(self.clock.next());
+        is_due
+    }
+
+    /// Sets the timer. If it fires at once, the watch is woken, and it reacts when it is polled next, which may be
+    /// never.
+    fn set(&mut self, at: Instant) {
+        self.watchdog.set_alarm(at);
+        self.fired = self.watchdog.due();
+        if self.fired.is_some() {
+            self.watchdog.wake_by_ref();
+        }
+    }
+}
+
+/// Returns the future of the permission's end, which wakes the watchdog from now on.
+fn revocation(watchdog: &Arc<Watchdog>) -> Option<Pin<Box<WaitForCancellationFutureOwned>>> {
+    let mut over = Box::pin(watchdog.grant().over()?.cancelled_owned());
+    let watchdog = Waker::from(watchdog.clone());
+    // If the permission has already ended, the next poll checks it first.
+    let _ = over.as_mut().poll(&mut Context::from_waker(&watchdog));
+    Some(over)
+}
+
+impl Clock {
+    /// Creates the clock of a watch that was requested at `received`. Without a client timeout, the watch lasts between
+    /// `min` and twice `min`.
+    fn new(received: Instant, timeout_seconds: Option<i64>, min: Duration) -> Self {
+        let lasts = match WatchTimeout::of(timeout_seconds) {
+            WatchTimeout::Unset => min.mul_f64(1.0 + random::f64()),
+            WatchTimeout::Over => Duration::ZERO,
+            WatchTimeout::Lasts(length) => length.min(LASTS_MAX),
+        };
+        let deadline = received + lasts;
+        Self { deadline, next_bookmark: (received + BOOKMARK_PERIOD).min(Self::last_bookmark(received, deadline)) }
+    }
+
+    fn is_over(&self, now: Instant) -> bool {
+        self.deadline <= now
+    }
+
+    /// Returns the next timer.
+    fn next(&self) -> Instant {
+        self.next_bookmark.min(self.deadline)
+    }
+
+    /// Returns when the bookmark before the end is due. Watches shorter than that have none.
+    fn last_bookmark(now: Instant, deadline: Instant) -> Instant {
+        deadline.checked_sub(BOOKMARK_BEFORE_END).filter(|at| *at > now).unwrap_or(deadline)
+    }
+
+    /// Whether a bookmark is due. If so, the next one is scheduled.
+    fn bookmark_due(&mut self, now: Instant) -> bool {
+        if now < self.next_bookmark {
+            return false;
+        }
+        let last = Self::last_bookmark(now, self.deadline);
+        self.next_bookmark = if last > now { (now + BOOKMARK_PERIOD).min(last) } else { self.deadline };
+        true
+    }
+}

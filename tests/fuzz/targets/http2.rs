@@ -1,0 +1,84 @@
+//! Bytes of an HTTP/2 client, to the crate `http2` alone and in memory.
+
+use std::future::{Ready, ready};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use base::Cut;
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::Full;
+use http2::{HeadBudget, Limits, ReceivedBody, ServerConnection, Service};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::runtime::Runtime;
+
+/// Answers each request at once, and records its head.
+struct Answering(Arc<Mutex<Vec<String>>>);
+
+impl Service for Answering {
+    type Body = Full<Bytes>;
+    type Answer = Ready<Response<Full<Bytes>>>;
+
+    fn call(&mut self, request: Request<ReceivedBody>) -> Option<(Self::Answer, Cut)> {
+        let (head, _) = request.into_parts();
+        self.0.lock().expect("no panic").push(format!("{head:?}"));
+        Some((ready(Response::new(Full::from("answer"))), Cut::default()))
+    }
+
+    fn is_caller_unknown(&self) -> bool {
+        false
+    }
+}
+
+/// A longer input may have more useless frames than a client may send at once. How many depends on the clock.
+const INPUT_BYTES_MAX: usize = 8 << 10;
+const PIPE_BYTES: usize = 1 << 20;
+const MINUTE: Duration = Duration::from_secs(60);
+const LIMITS: Limits = Limits { streams_max: 250, header_bytes_max: 64 << 10, header_max: MINUTE, ping_after: MINUTE };
+
+/// Sends the input in pieces of that size. Returns the requests, and the number of bytes that the server has sent.
+async fn say(input: &[u8], piece: usize) -> (Vec<String>, usize) {
+    let (mut near, far) = tokio::io::duplex(PIPE_BYTES);
+    let asked = Arc::default();
+    let heads = Arc::<HeadBudget>::default().connection();
+    let mut connection = ServerConnection::new(far, LIMITS, heads, Answering(Arc::clone(&asked)));
+    let mut is_over = false;
+    for part in input.chunks(piece) {
+        if is_over || near.write_all(part).await.is_err() {
+            break;
+        }
+        while !is_over && !connection.wake_set().is_quiet() {
+            is_over = connection.poll(&mut Context::from_waker(Waker::noop())).is_ready();
+        }
+        // The in-memory pipe yields after a number of operations.
+        tokio::task::yield_now().await;
+    }
+    drop(connection);
+    let mut heard = Vec::new();
+    near.read_to_end(&mut heard).await.expect("a pipe has no errors");
+    let asked = std::mem::take(&mut *asked.lock().expect("no panic"));
+    (asked, heard.len())
+}
+
+/// The requests do not depend on the pieces in which their bytes arrive, and the responses have a limit.
+///
+/// After a frame on a stream that has ended, the connection ends if the response was sent before that frame arrived, and
+/// otherwise the stream. So one of the two may have fewer requests.
+pub fn connections(input: &[u8]) {
+    std::thread_local! {
+        static RUNTIME: Runtime =
+            tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    }
+    if input.len() > INPUT_BYTES_MAX {
+        return;
+    }
+    RUNTIME.with(|runtime| {
+        runtime.block_on(async {
+            let (whole, sent) = say(input, INPUT_BYTES_MAX).await;
+            let (pieces, _) = say(input, 1).await;
+            assert!(whole.iter().zip(&pieces).all(|(one, other)| one == other), "{whole:?} {pieces:?}");
+            assert!(sent <= 1024 + 32 * input.len(), "{sent} bytes are answered");
+        });
+    });
+}
