@@ -6,7 +6,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use kube_fanout::cache::{CacheConfig, CacheReader, CacheWriter, Change, Cursor, Pull, Snapshot, Start, View};
+use kube_fanout::cache::{CacheConfig, CacheReader, CacheWriter, Change, Cursor, Pull, Snapshot, StartPosition, View};
 use kube_fanout::wire::{Encoding, Renderer, Representation};
 use kubeapi::{MetaVersion, ResourceVersion};
 use pods::{MINOR, Pods, view};
@@ -51,7 +51,7 @@ impl Bench {
     }
 
     fn open(&self, view: View) -> Cursor {
-        self.cache.open(Start::Current, view).expect("current").cursor
+        self.cache.open(StartPosition::Current, view).expect("current").cursor
     }
 }
 
@@ -161,7 +161,7 @@ fn pull(c: &mut Criterion) {
                 bench
             });
             let behind = || {
-                let start = Start::After(bench.cache.floor());
+                let start = StartPosition::After(bench.cache.floor());
                 let cursor = bench.cache.open(start, view.clone()).expect("in the ring").cursor;
                 let cursor = match representation {
                     Some(representation) => cursor.rendered_by(renderer(&bench.cache, representation)),

@@ -6,17 +6,17 @@ mod configuration;
 mod cost;
 mod debug;
 mod exporter;
-mod folded;
 mod live;
+mod per_thread;
 mod private;
 mod process;
 mod public;
 mod series;
 
-pub use configuration::{ConfigReader, ConfigShown};
+pub use configuration::{ConfigPage, ConfigReader};
 pub use cost::{CostReader, CostRow};
 pub use exporter::{Exporter, exporter};
-pub use private::{NotAdmitted, PageAccess, PrivatePage, PrivatePages};
+pub use private::{PageAccess, PageAccessDenied, PrivatePage, PrivatePages};
 pub use public::{HealthPages, MetricsPage, MetricsReaders, ScrapeAccess};
 
 use std::fmt::Write;
@@ -29,7 +29,7 @@ use http_body_util::Full;
 use crate::auth::BrowserGuard;
 use crate::cache::FeedState;
 use crate::feeds::Feeds;
-use base::{Pending, Ready, RuntimeHeartbeat};
+use base::{PendingComponent, Ready, RuntimeHeartbeat};
 
 /// The data that the admin pages show.
 #[derive(Clone)]
@@ -45,7 +45,7 @@ pub struct AdminPages {
 }
 
 /// The response with an admin page, which is never a stream.
-pub type AdminAnswer = Response<Full<Bytes>>;
+pub type AdminResponse = Response<Full<Bytes>>;
 
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
@@ -54,12 +54,12 @@ const METRICS: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4
 impl AdminPages {
     /// Answers `/metrics`, `/livez`, `/healthz`, `/readyz`, `/debug/feeds`, `/debug/cost`, `/debug/config` and the
     /// files of the live page.
-    pub fn answer<B>(&self, request: &Request<B>) -> AdminAnswer {
+    pub fn answer<B>(&self, request: &Request<B>) -> AdminResponse {
         let path = request.uri().path();
         if let Some(file) = live::file(path) {
             return refuse_others(request).unwrap_or(file);
         }
-        let page: &dyn Fn() -> AdminAnswer = match path {
+        let page: &dyn Fn() -> AdminResponse = match path {
             "/metrics" => &|| answer(StatusCode::OK, METRICS, self.metrics()),
             "/livez" | "/healthz" => &|| livez(&self.heartbeat),
             "/readyz" => &|| self.readyz(),
@@ -75,7 +75,7 @@ impl AdminPages {
     }
 
     /// Like [`answer`](Self::answer), for a port that web pages may try to reach.
-    pub fn answer_guarded<B>(&self, browsers: &BrowserGuard, request: &Request<B>) -> AdminAnswer {
+    pub fn answer_guarded<B>(&self, browsers: &BrowserGuard, request: &Request<B>) -> AdminResponse {
         match browsers.check(request.uri(), request.headers()) {
             Ok(()) => self.answer(request),
             Err(foreign) => answer(StatusCode::FORBIDDEN, TEXT, format!("{foreign}\n")),
@@ -87,7 +87,7 @@ impl AdminPages {
     }
 
     /// Lists every pending readiness condition and every feed, one per line.
-    fn readyz(&self) -> AdminAnswer {
+    fn readyz(&self) -> AdminResponse {
         let mut text = String::new();
         for feed in self.feeds.all() {
             let (mark, state) = match feed.reader.state() {
@@ -105,7 +105,7 @@ impl AdminPages {
 }
 
 /// Lists the pending readiness conditions, then `more`, then the verdict.
-fn verdict(pending: &[Pending], more: &str) -> AdminAnswer {
+fn verdict(pending: &[PendingComponent], more: &str) -> AdminResponse {
     let mut text = String::new();
     for pending in pending {
         let _ = writeln!(text, "[-]{pending}");
@@ -117,7 +117,7 @@ fn verdict(pending: &[Pending], more: &str) -> AdminAnswer {
 }
 
 /// Returns the refusal of a request that is not a read, or `None` for GET and HEAD.
-fn refuse_others<B>(request: &Request<B>) -> Option<AdminAnswer> {
+fn refuse_others<B>(request: &Request<B>) -> Option<AdminResponse> {
     if [Method::GET, Method::HEAD].contains(request.method()) {
         return None;
     }
@@ -127,7 +127,7 @@ fn refuse_others<B>(request: &Request<B>) -> Option<AdminAnswer> {
 }
 
 /// Says whether clients can be answered. This does not depend on upstream's health (O3).
-fn livez(heartbeat: &RuntimeHeartbeat) -> AdminAnswer {
+fn livez(heartbeat: &RuntimeHeartbeat) -> AdminResponse {
     if heartbeat.is_lost() {
         let text = format!("worker threads stalled for {} s\n", heartbeat.silent().as_secs());
         return answer(StatusCode::SERVICE_UNAVAILABLE, TEXT, text);
@@ -135,7 +135,7 @@ fn livez(heartbeat: &RuntimeHeartbeat) -> AdminAnswer {
     answer(StatusCode::OK, TEXT, "ok")
 }
 
-fn unknown(other: &str) -> AdminAnswer {
+fn unknown(other: &str) -> AdminResponse {
     let text = format!(
         "no page {other:?}; available are /debug/feeds, /debug/cost and /debug/config, and, with permission, \
          /debug/watches and /debug/recent\n"
@@ -143,7 +143,7 @@ fn unknown(other: &str) -> AdminAnswer {
     answer(StatusCode::NOT_FOUND, TEXT, text)
 }
 
-fn answer(code: StatusCode, content_type: HeaderValue, body: impl Into<Bytes>) -> AdminAnswer {
+fn answer(code: StatusCode, content_type: HeaderValue, body: impl Into<Bytes>) -> AdminResponse {
     let mut answer = Response::new(Full::new(body.into()));
     *answer.status_mut() = code;
     let headers = answer.headers_mut();
@@ -155,7 +155,7 @@ fn answer(code: StatusCode, content_type: HeaderValue, body: impl Into<Bytes>) -
     answer
 }
 
-fn empty(code: StatusCode) -> AdminAnswer {
+fn empty(code: StatusCode) -> AdminResponse {
     let mut answer = Response::new(Full::default());
     *answer.status_mut() = code;
     answer

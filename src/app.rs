@@ -1,24 +1,24 @@
 //! Wires the other modules together. It is the only module that may import all of them.
 //!
-//! `config::Serve` → [`Bound::bind`] → [`Bound`] (addresses known, nothing accepted) → [`Bound::run`] until shutdown.
+//! `config::ServeSettings` → [`BoundApp::bind`] → [`BoundApp`] (addresses known, nothing accepted) → [`BoundApp::run`] until shutdown.
 //!
 //! Long-running functions return boxed futures, so that they are compiled once, with this crate. An `async fn`, and the
 //! whole proxy with it, would be compiled again in each binary that calls it.
 
 mod certificates;
 pub mod check;
+mod debug_page_access;
 mod discovery;
 pub mod health;
 mod identity;
 mod metrics;
-mod onlookers;
 mod open_files;
 mod ops;
+mod permission_retrier;
 mod policy;
 mod preload;
 mod private_memory;
 mod reload;
-mod rights;
 mod scrapes;
 #[cfg(test)]
 mod tests;
@@ -36,13 +36,13 @@ use self::identity::Authorizers;
 pub use self::metrics::tell_panics;
 pub use self::open_files::{raise_open_files, run_plugin};
 pub use self::private_memory::keep_memory_private;
-use self::reload::Tuned;
-pub use self::reload::{LogLevel, Reloading};
+use self::reload::ReloadableSettings;
+pub use self::reload::{LogLevel, ReloadSources};
 use crate::admin::{self, AdminPages, HealthPages, MetricsPage, MetricsReaders};
 use crate::auth::{self, AuthMode, Authorizer, BrowserGuard};
-use crate::config::Serve;
+use crate::config::ServeSettings;
 use crate::feeds::Feeds;
-pub use crate::net::Inherited;
+pub use crate::net::InheritedSockets;
 use crate::net::{self, Address, Listener, Tls, TlsError};
 use crate::reflect::{self, Supervisor};
 use crate::serve::{self, ActiveWatches, Audit, Frontend};
@@ -50,20 +50,20 @@ use crate::upstream::{self, Catalog, Client, CostLedger, CredentialError, Endpoi
 use base::{self, Cores, DrainTrigger, DrainWatch, Ready, Reloadable, RuntimeHeartbeat, Tasks};
 
 /// The application, listening but not yet accepting connections.
-pub struct Bound {
+pub struct BoundApp {
     listeners: Listeners,
-    ops: ops::Ops,
+    ops: ops::OpsListeners,
     frontend: Arc<Frontend>,
     authorizer: Authorizer,
     feeds: Feeds,
-    rights: rights::Rights,
+    rights: permission_retrier::PermissionRetrier,
     tasks: Tasks,
     drain: (DrainTrigger, DrainWatch),
     ready: Ready,
     /// The tasks that write audit records. They stop after all other tasks.
     records: Tasks,
-    tuned: Tuned,
-    reloading: Option<Reloading>,
+    tuned: ReloadableSettings,
+    reloading: Option<ReloadSources>,
     heartbeat: RuntimeHeartbeat,
 }
 
@@ -97,13 +97,13 @@ pub enum StartError {
 #[error("task {0:?} panicked")]
 pub struct TaskLost(&'static str);
 
-impl Bound {
+impl BoundApp {
     /// Reads the credentials, binds every address and wires the parts. No connection is accepted or opened yet.
     ///
     /// # Errors
     /// See [`StartError`].
-    pub fn bind(config: Serve) -> BoxFuture<'static, Result<Self, StartError>> {
-        Self::bind_with(config, Inherited::default())
+    pub fn bind(config: ServeSettings) -> BoxFuture<'static, Result<Self, StartError>> {
+        Self::bind_with(config, InheritedSockets::default())
     }
 
     /// Like [`bind`](Self::bind), but uses the inherited sockets for their addresses instead of binding new ones.
@@ -111,12 +111,15 @@ impl Bound {
     /// # Errors
     /// See [`StartError`].
     #[inline(never)]
-    pub fn bind_with(config: Serve, inherited: Inherited) -> BoxFuture<'static, Result<Self, StartError>> {
+    pub fn bind_with(
+        config: ServeSettings,
+        inherited: InheritedSockets,
+    ) -> BoxFuture<'static, Result<Self, StartError>> {
         // Sockets are registered with the current runtime, so they are bound when the future is polled, not before.
         Box::pin(async move { Self::bind_all(&config, inherited) })
     }
 
-    fn bind_all(config: &Serve, inherited: Inherited) -> Result<Self, StartError> {
+    fn bind_all(config: &ServeSettings, inherited: InheritedSockets) -> Result<Self, StartError> {
         say_memory(config);
         // The recorder is installed first, because parts look up their counters when they are created. Without an
         // address that serves metrics, there is no recorder.
@@ -132,7 +135,7 @@ impl Bound {
         let ready = Ready::new();
         let (feeds, demands) = Feeds::new(config.cache.clone());
         let (tuned, active_watches, heartbeat) =
-            (Tuned::new(config), ActiveWatches::default(), RuntimeHeartbeat::new());
+            (ReloadableSettings::new(config), ActiveWatches::default(), RuntimeHeartbeat::new());
         let authorizers = Authorizers::of(config, &client, &tasks)?;
         let authorizer = authorizers.clients;
         let pages = exporter.map(|exporter| AdminPages {
@@ -141,7 +144,7 @@ impl Bound {
             feeds: feeds.clone(),
             costs: ops::cost_reader(costs.clone()),
             config: tuned.reader(),
-            private: onlookers::private_pages(authorizer.clone(), active_watches.clone()),
+            private: debug_page_access::private_pages(authorizer.clone(), active_watches.clone()),
             exporter,
         });
         let health = HealthPages { ready: ready.clone(), heartbeat: heartbeat.clone() };
@@ -157,7 +160,7 @@ impl Bound {
         let (audit, records) = audit(config)?;
         let frontend = Frontend::new(
             config.serve.clone(),
-            serve::Parts {
+            serve::FrontendDeps {
                 client,
                 forwarder,
                 catalog: rights.catalog.clone(),
@@ -192,7 +195,7 @@ impl Bound {
     ///
     /// # Errors
     /// The file has changed since it was read, and its new content is invalid.
-    pub fn reload(&mut self, reloading: Reloading) -> Result<(), StartError> {
+    pub fn reload(&mut self, reloading: ReloadSources) -> Result<(), StartError> {
         self.tuned.read(&reloading.arguments, &self.tasks)?;
         self.reloading = Some(reloading);
         Ok(())
@@ -278,7 +281,7 @@ impl Bound {
             known.learn(&starting).await;
             preload.start(&known);
             if let Some(leases) = authorizer.leases() {
-                let pauses = policy::Pauses { again, linger };
+                let pauses = policy::ListenerPauses { again, linger };
                 policy::listen(&known.rights, &authorizer, leases, &known.tasks, pauses);
             }
             known.keep_up(starting).await;
@@ -333,7 +336,7 @@ async fn until_over(shutdown: BoxFuture<'_, ()>, tasks: &Tasks, records: &Tasks)
 }
 
 /// Keeps the upstream credentials up to date, and checks for a better upstream server.
-fn keep_up(config: &Serve, client: &Client, tasks: &Tasks) {
+fn keep_up(config: &ServeSettings, client: &Client, tasks: &Tasks) {
     tracing::info!(version = VERSION, mode = mode(config), upstream = client.server_url(), "starting");
     tasks.spawn_needed("upstream credentials", client.clone().keep_up(config.look_every));
     if client.endpoints().are_several() {
@@ -350,7 +353,11 @@ fn prove_rights(authorizer: &Authorizer, ready: &Ready, tasks: &Tasks) {
 
 type Listeners = Vec<(Listener, Option<Tls>)>;
 
-fn listeners(config: &Serve, mut inherited: Inherited, tls: Option<&Tls>) -> Result<Listeners, StartError> {
+fn listeners(
+    config: &ServeSettings,
+    mut inherited: InheritedSockets,
+    tls: Option<&Tls>,
+) -> Result<Listeners, StartError> {
     let mut listeners = Vec::new();
     for address in &config.listen {
         let bind = |source| StartError::Bind { address: address.clone(), source };
@@ -371,17 +378,17 @@ fn listeners(config: &Serve, mut inherited: Inherited, tls: Option<&Tls>) -> Res
 
 /// Binds the addresses of metrics and health.
 fn ops(
-    config: &Serve,
+    config: &ServeSettings,
     pages: Option<AdminPages>,
     health: HealthPages,
     (readers, tls): (MetricsReaders, Option<Tls>),
     browsers: &Reloadable<BrowserGuard>,
-) -> Result<ops::Ops, StartError> {
+) -> Result<ops::OpsListeners, StartError> {
     let taken = |address: Address| move |source| StartError::Bind { address, source };
     let admin = config.admin.as_ref().zip(pages.clone()).map(|(address, pages)| {
         ops::Admin::bind(address, config.reuse_port, pages, browsers.clone()).map_err(taken(address.clone()))
     });
-    let bind = |address: SocketAddr, tls, answers: ops::Answers| {
+    let bind = |address: SocketAddr, tls, answers: ops::RequestHandler| {
         ops::PublicPort::bind(address, config.reuse_port, tls, answers).map_err(taken(Address::Tcp(address)))
     };
     let healthz = config
@@ -391,7 +398,7 @@ fn ops(
         let page = MetricsPage::new(pages, readers);
         bind(address, tls, Arc::new(move |peer, request| page.answer(peer, request)))
     });
-    Ok(ops::Ops {
+    Ok(ops::OpsListeners {
         admin: admin.transpose()?,
         healthz: healthz.transpose()?,
         metrics: metrics.transpose()?,
@@ -402,7 +409,7 @@ fn ops(
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Returns the authentication mode and the served node, for the log.
-fn mode(config: &Serve) -> String {
+fn mode(config: &ServeSettings) -> String {
     let auth = match config.auth {
         AuthMode::None => "auth none",
         AuthMode::Delegated => "auth delegated",
@@ -414,9 +421,9 @@ fn mode(config: &Serve) -> String {
 const RECORDS_MAX: Duration = Duration::from_secs(5);
 
 /// Returns the parts that retry when the proxy's own permissions may have changed.
-fn rights(config: &Serve, client: &Client, feeds: &Feeds) -> rights::Rights {
+fn rights(config: &ServeSettings, client: &Client, feeds: &Feeds) -> permission_retrier::PermissionRetrier {
     let catalog = Catalog::new(client.clone(), insistence(config));
-    rights::Rights {
+    permission_retrier::PermissionRetrier {
         client: client.clone(),
         catalog,
         feeds: feeds.clone(),
@@ -425,13 +432,13 @@ fn rights(config: &Serve, client: &Client, feeds: &Feeds) -> rights::Rights {
 }
 
 /// Returns how often refused requests to upstream are retried.
-fn insistence(config: &Serve) -> RefusalBackoff {
+fn insistence(config: &ServeSettings) -> RefusalBackoff {
     let waits = config.cache.refused;
     if config.serve.coverage.node.is_some() { RefusalBackoff::on_node(waits) } else { RefusalBackoff::central(waits) }
 }
 
 /// Opens the audit log. Returns it with the owner of its writer task, which ends when all senders are dropped.
-fn audit(config: &Serve) -> Result<(Audit, Tasks), StartError> {
+fn audit(config: &ServeSettings) -> Result<(Audit, Tasks), StartError> {
     let records = Tasks::new();
     let Some(destination) = config.audit.clone() else { return Ok((Audit::off(), records)) };
     let (audit, writer) = Audit::open(destination).map_err(StartError::Audit)?;
@@ -441,7 +448,7 @@ fn audit(config: &Serve) -> Result<(Audit, Tasks), StartError> {
 
 /// Logs the memory budget for feeds and its source. It is logged at the start, because a container that is killed for
 /// its memory cannot log it later.
-fn say_memory(config: &Serve) {
+fn say_memory(config: &ServeSettings) {
     let Some(memory) = &config.memory else { return };
     tracing::info!(mebibytes = memory.budget_bytes() >> 20, source = %memory, "memory for objects and events");
     if let Some(warning) = memory.warning() {

@@ -14,6 +14,7 @@
 mod access_reviewer;
 mod affected;
 mod authenticator;
+mod authority_separation;
 mod authorizer;
 mod browsers;
 mod certificate;
@@ -39,7 +40,6 @@ mod review_queue;
 mod review_rate_limit;
 mod review_rights;
 mod reviews;
-mod separation;
 #[cfg(test)]
 mod stub;
 #[cfg(test)]
@@ -50,22 +50,22 @@ use std::time::Duration;
 
 use kubeapi::User;
 
-pub use affected::{Affected, AffectedScope, Subjects};
-pub use authenticator::{FrontProxy, Trusted};
-pub use authorizer::{Authorizer, Caller, Delegation, Known};
-pub use browsers::{BrowserGuard, Foreign, NoOrigin, PageOrigin};
+pub use affected::{AffectedScope, AffectedUsers, Subjects};
+pub use authenticator::{FrontProxy, TrustedAuthorities};
+pub use authority_separation::{AuthorityRole, AuthoritySeparation, SharedAuthorityError};
+pub use authorizer::{AuthenticatedCaller, Authorizer, Caller, Delegation};
+pub use browsers::{BrowserGuard, ForeignRequest, InvalidOrigin, PageOrigin};
 pub use certificate::{Authorities, AuthoritiesError, CertificateHolder, CertificateRejected, Chain, named_in};
-pub use credential::{BEARER_PROTOCOL, Malformed, RequestSender, Token, asserted, token_of};
+pub use credential::{BEARER_PROTOCOL, MalformedCredential, RequestSender, Token, asserted, token_of};
 pub use grant::Grant;
-pub use hosts::Hosts;
-pub use impersonation::{Impeded, Impersonation, NoImpersonatedUser};
+pub use hosts::AllowedHosts;
+pub use impersonation::{Impersonation, ImpersonationDenied, InvalidImpersonation};
 pub use metrics::describe;
 pub use namespace_verdicts::Verdict;
 pub use not_granted::{NotGranted, Revoked};
 pub use peer_cert_chain::PeerCertChain;
 pub use policy::{Policy, PolicyChange, PolicyKind};
 pub use readable::{GrantStatus, Permit, Readable, VerdictChanges};
-pub use separation::{AuthorityRole, Mixed, Separation};
 
 /// How callers are authenticated and authorized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -13,25 +13,27 @@
 //! I/O and no HTTP.
 
 mod backfilled_events;
-mod beginning;
 mod budget;
 mod change;
 mod chunk_cache;
 mod chunk_format;
 mod chunks;
-mod confirmed;
+mod confirmed_version;
 mod cursor;
 mod derived_json;
 mod event;
 mod events_waiting;
 mod follower;
+mod history_start;
 mod lane;
 mod lane_index;
 mod lane_key;
 mod lanes;
 mod lifecycle;
-mod outgrown;
+mod memory_weight;
 mod paging_snapshots;
+mod past_states;
+mod pending_wakeups;
 mod pinned;
 mod progress;
 mod progress_follower;
@@ -43,33 +45,31 @@ mod single_flight;
 mod snapshot;
 mod staging;
 mod state_mark;
-mod states;
 mod stats;
 mod store;
 mod timeline;
 mod view;
-mod wakes;
 mod writer;
 
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use backfilled_events::{BackfillMismatch, BackfilledEvents, MissingPrevious, RingRoom};
-pub use beginning::Beginning;
-pub use budget::{Budget, Gone, MemoryKind, MemoryUse};
-pub use change::{Applied, Change, OutOfOrder};
+pub use backfilled_events::{BackfillMismatch, BackfilledEvents, MissingPrevious, RingHeadroom};
+pub use budget::{Budget, MemoryKind, MemoryUse, ReclaimKind};
+pub use change::{ApplyResult, Change, OutOfOrder};
 pub use chunk_cache::{ChunkCache, DeflatedChunk, PlainChunk};
 pub use chunk_format::{ChunkFormat, ChunkPart};
 pub use chunks::{Chunk, Chunker};
-pub use cursor::{Cursor, FilteredEvent, Mark, Pull, Stop};
+pub use cursor::{Cursor, FilteredEvent, Pull, SnapshotMark, StopReason};
 pub use event::{Event, seen_as};
 pub use events_waiting::EventsWaiting;
 pub use follower::Follower;
+pub use history_start::HistoryStart;
 pub use lifecycle::{FeedEnd, FeedState};
 pub use pinned::{Pin, Pins};
 pub use progress::Progress;
 pub use progress_follower::ProgressFollower;
-pub use reader::{CacheReader, OpenedWatch, Start, TooOld};
+pub use reader::{CacheReader, OpenedWatch, StartPosition, TooOld};
 pub use resume_marker::ResumeMarker;
 pub use snapshot::Snapshot;
 pub use staging::{OverBudget, Staging};
@@ -80,7 +80,7 @@ pub use writer::CacheWriter;
 
 use std::time::Duration;
 
-use base::Waits;
+use base::BackoffBounds;
 
 /// Memory and history limits of feeds. The first bound that a ring reaches evicts its oldest events.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,7 +101,7 @@ pub struct CacheConfig {
     /// Age at which such a snapshot is dropped, counted from the read of its first page.
     pub held_snapshot_age_max: Duration,
     /// Delays before a feed is retried after upstream denied the proxy's identity.
-    pub refused: Waits,
+    pub refused: BackoffBounds,
     /// Time for which the counters of a feed stay readable after it has ended.
     pub counts_age_max: Duration,
 }
@@ -118,7 +118,7 @@ impl Default for CacheConfig {
             lane_events_max: 256,
             held_snapshots_max: 64,
             held_snapshot_age_max: Duration::from_secs(5 * 60),
-            refused: Waits::REFUSED,
+            refused: BackoffBounds::REFUSED,
             counts_age_max: Duration::from_secs(60),
         }
     }

@@ -14,8 +14,8 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use crate::app::{self, Bound, Inherited, LogLevel, Reloading, StartError};
-use crate::config::{Log, Serve, ServeArguments, manual_pages, write_manual};
+use crate::app::{self, BoundApp, InheritedSockets, LogLevel, ReloadSources, StartError};
+use crate::config::{LogSettings, ServeArguments, ServeSettings, manual_pages, write_manual};
 
 /// `sysexits.h`: wrong usage, an internal error, wrong configuration.
 pub const EX_USAGE: u8 = 64;
@@ -105,17 +105,17 @@ impl Program {
 
     /// Starts the log of a command that has no configuration, at `level` unless `RUST_LOG` says otherwise.
     pub fn start_command_log(self, level: &str) {
-        match Log::of_command(level) {
+        match LogSettings::of_command(level) {
             Ok(log) => drop(self.start_log(&log)),
             Err(why) => {
                 self.fail(EX_CONFIG, &why);
-                drop(self.start_log(&Log { level: level.to_owned(), ..Log::default() }));
+                drop(self.start_log(&LogSettings { level: level.to_owned(), ..LogSettings::default() }));
             }
         }
     }
 
     /// Starts the log. Returns a function that changes its level, unless the level comes from the environment.
-    fn start_log(self, log: &Log) -> LogLevel {
+    fn start_log(self, log: &LogSettings) -> LogLevel {
         let is_for_good = log.is_of_environment;
         let (filter, handle) = reload::Layer::new(EnvFilter::new(&log.level));
         let lines = tracing_subscriber::fmt::layer()
@@ -150,7 +150,7 @@ impl Program {
         // Before anything is bound, because the limit bounds the connections that a listener accepts.
         app::raise_open_files();
         // There is one thread yet.
-        match Inherited::from_environment() {
+        match InheritedSockets::from_environment() {
             Ok(inherited) => self.block_on(self.run(config, inherited, (arguments, log_level))),
             Err(error) => self.fail(EX_CONFIG, &format!("LISTEN_FDS: {error}")),
         }
@@ -158,11 +158,11 @@ impl Program {
 
     async fn run(
         self,
-        config: Serve,
-        inherited: Inherited,
+        config: ServeSettings,
+        inherited: InheritedSockets,
         (arguments, log_level): (ServeArguments, LogLevel),
     ) -> ExitCode {
-        let mut bound = match Bound::bind_with(config, inherited).await {
+        let mut bound = match BoundApp::bind_with(config, inherited).await {
             Ok(bound) => bound,
             Err(error @ StartError::Bind { .. }) => return self.fail(1, &error),
             Err(error) => return self.fail(EX_CONFIG, &error),
@@ -175,7 +175,7 @@ impl Program {
             Ok(hangups) => hangups,
             Err(error) => return self.fail(1, &error),
         };
-        if let Err(error) = bound.reload(Reloading { arguments, hangups, log_level }) {
+        if let Err(error) = bound.reload(ReloadSources { arguments, hangups, log_level }) {
             return self.fail(EX_CONFIG, &error);
         }
         print_addresses(&bound);
@@ -188,7 +188,7 @@ impl Program {
 
 /// Prints one line per address, on standard output, for scripts that wait for it.
 #[expect(clippy::print_stdout, reason = "scripts wait for these lines")]
-fn print_addresses(bound: &Bound) {
+fn print_addresses(bound: &BoundApp) {
     for address in bound.addresses() {
         println!("serving on {address}");
     }

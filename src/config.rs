@@ -23,12 +23,12 @@ mod serve_arguments;
 mod settings;
 #[cfg(test)]
 mod tests;
-mod words;
+mod values;
 
 pub use arguments::{Arguments, Command, ConfigCommand, TOOL_COMMANDS};
 pub use check::CheckArguments;
 pub use delegated::DelegatedKeys;
-pub use health::{HealthArguments, HealthQuestion};
+pub use health::{HealthArguments, HealthProbe};
 pub use kubeconfig::one_kubeconfig;
 pub use manual::{ManualPage, manual_pages, write_manual};
 pub use memory::MemoryLimit;
@@ -51,7 +51,7 @@ use base::LOOK_EVERY;
 
 /// Everything that `serve` runs with.
 #[derive(Debug, Clone)]
-pub struct Serve {
+pub struct ServeSettings {
     pub upstream: CredentialSource,
     /// The servers of upstream, in place of the one that the credentials name.
     pub endpoints: EndpointsConfig,
@@ -86,7 +86,7 @@ pub struct Serve {
     pub drain: Duration,
     /// Other processes of the same user may listen on the same ports: a successor, while this one drains.
     pub reuse_port: bool,
-    pub log: Log,
+    pub log: LogSettings,
     /// Where answered requests are recorded; nowhere without it.
     pub audit: Option<serve::AuditDestination>,
     /// Core files and debuggers of the same user may see what is in memory.
@@ -110,7 +110,7 @@ pub enum TlsSource {
 
 /// Which log lines there are, and how they look.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Log {
+pub struct LogSettings {
     /// A filter as `tracing` reads it.
     pub level: String,
     pub json: bool,
@@ -118,7 +118,7 @@ pub struct Log {
     pub is_of_environment: bool,
 }
 
-impl Log {
+impl LogSettings {
     /// The log of a command that has no configuration: `RUST_LOG`, or else this level.
     ///
     /// # Errors
@@ -130,7 +130,7 @@ impl Log {
     }
 }
 
-impl Default for Log {
+impl Default for LogSettings {
     fn default() -> Self {
         Self { level: "info".to_owned(), json: false, is_of_environment: false }
     }
@@ -143,7 +143,7 @@ const DEFAULT_DRAIN: Duration = Duration::from_secs(20);
 /// than none, and all of them would be gone together.
 const DEFAULT_READY_STALE_MAX: Duration = Duration::from_secs(600);
 
-impl Serve {
+impl ServeSettings {
     /// Every default, in front of `upstream`, on free loopback ports.
     pub fn in_front_of(upstream: CredentialSource) -> Self {
         let anywhere = Address::Tcp(std::net::SocketAddr::from(([127, 0, 0, 1], 0)));
@@ -171,7 +171,7 @@ impl Serve {
             look_every: LOOK_EVERY,
             drain: DEFAULT_DRAIN,
             reuse_port: false,
-            log: Log::default(),
+            log: LogSettings::default(),
             audit: None,
             core_dumps: false,
             settings: ConfigSettings::default(),

@@ -1,7 +1,7 @@
 //! Running feeds: their resource, scope, encoding, readers and freshness.
 //!
 //! [`Feeds`] is the registry. It returns a [`FeedHandle`] for each requested feed. If the feed does not run, it sends a
-//! [`Demand`] to the supervisor that runs reflectors. A [`Feed`] is one [`cache`](crate::cache) and the facts about it:
+//! [`FeedStartRequest`] to the supervisor that runs reflectors. A [`Feed`] is one [`cache`](crate::cache) and the facts about it:
 //! [`Freshness`] is the time as of which it is proven to be current, and [`Renderings`] are the representations that
 //! may be derived from it. [`BodyRelease`] states whether upstream still writes bodies as they are held, and
 //! [`ResumeBackfills`] are the clients that wait for older history.
@@ -25,13 +25,13 @@ mod wanted_versions;
 #[cfg(test)]
 mod tests;
 
-pub use body_release::{BodyRelease, Written};
+pub use body_release::{BodyRelease, EncodedBy};
 pub use counts::{CountedMetric, FeedCounts};
 pub use feed::{Feed, FeedHandle};
 pub use feed_key::{FeedKey, Scope};
 pub use feed_spec::FeedSpec;
 pub use freshness::Freshness;
-pub use registry::{Demand, Feeds, Unavailable};
+pub use registry::{FeedStartRequest, FeedUnavailable, Feeds};
 pub use renderings::{RenderingMode, RenderingRefusal, Renderings};
 pub use resume_backfill::{BackfillOutcome, BackfillRequest, ResumeBackfills};
 pub use wanted_versions::WantedVersions;

@@ -11,7 +11,7 @@ mod upstream_facts;
 
 pub use certificates::{CertificateFile, certificates};
 pub use outcome::{CheckFinding, CheckOutcome};
-pub use rights::{Needs, rights};
+pub use rights::{PermissionNeeds, rights};
 pub use sizes::{FleetCost, cost, sizes};
 pub use upstream_facts::{UpstreamIdentity, identity};
 
@@ -19,7 +19,7 @@ use kubeapi::Gvr;
 
 /// A resource to cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
+pub struct CachedResource {
     pub gvr: Gvr,
     /// The field selector of the cached part; `None` for the whole resource.
     pub selector: Option<String>,

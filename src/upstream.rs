@@ -26,7 +26,7 @@ mod plugins;
 mod pool;
 mod readiness;
 mod release;
-mod resend;
+mod retryable_request;
 mod review;
 mod runtime;
 mod secrecy;
@@ -38,10 +38,10 @@ mod token_file;
 pub use acting_as::{ActingAs, CredentialId};
 pub use build::{Build, Release};
 pub(crate) use client::encoding_of;
-pub use client::{Client, Question, SharedDocument, read_status};
+pub use client::{Client, SharedDocument, UpstreamRequestKind, read_status};
 pub use cost::{Cause, Cost, CostLedger};
 pub use credentials::{CredentialError, CredentialSource};
-pub use dial::MemoryUpstream;
+pub use dial::InMemoryUpstream;
 pub use discovery::{
     Catalog, Declaration, DeclaringResource, DiscoveryDocuments, DiscoveryFailure, Documents, RefusalBackoff, Resource,
     ResourceOrigin,
@@ -50,14 +50,14 @@ pub use endpoints::{EndpointTimes, Endpoints, EndpointsConfig};
 pub use error::{Error, Unsendable};
 pub use forward::{Forwarder, strip_hop_by_hop};
 pub use forward_pool::ForwardPool;
-pub use identity_headers::{Ambiguous, inspect, is_asserted, is_impersonation};
+pub use identity_headers::{AmbiguousHeaders, inspect, is_asserted, is_impersonation};
 pub use link::CredentialChanges;
 pub use metrics::describe;
 pub use outgoing::UpstreamBody;
 pub use peer::Server;
 pub use plugins::{PluginRunner, run_plugins_by};
 pub use pool::ResponseBody;
-pub use review::{ACCESS_REVIEWS, AccessVerdict, TOKEN_REVIEWS, TokenVerdict};
+pub use review::{ACCESS_REVIEWS, AccessReviewResult, TOKEN_REVIEWS, TokenReviewResult};
 pub use server_url::{ServerUrl, ServerUrlError};
 
 /// The largest response body that is read as a whole, in bytes: a page of a LIST, a discovery document, a Status.

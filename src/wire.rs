@@ -46,7 +46,7 @@ mod tests;
 
 pub use bookmark::BookmarkTemplate;
 pub use compare::same_items;
-pub use derive::{MetadataRenderer, RefusalReason, Refused, Transcoder, is_of_kubernetes};
+pub use derive::{MetadataRenderer, RefusalReason, TranscodeError, Transcoder, is_of_kubernetes};
 pub use encoding::{Encoding, JsonLayout};
 pub use envelope::{Envelope, websocket_payload};
 pub use error::WireError;

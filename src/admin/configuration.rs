@@ -5,12 +5,12 @@ use http::{HeaderValue, StatusCode};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{AdminAnswer, answer};
+use super::{AdminResponse, answer};
 
 /// The response of `/debug/config`: the running configuration. It has the paths of files, but not their content.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct ConfigShown {
+pub struct ConfigPage {
     /// The path of the configuration file, if there is one.
     pub file: Option<String>,
     /// Why the current content of the file cannot be used, if so.
@@ -21,9 +21,9 @@ pub struct ConfigShown {
 }
 
 /// Reads the running configuration.
-pub type ConfigReader = Arc<dyn Fn() -> ConfigShown + Send + Sync>;
+pub type ConfigReader = Arc<dyn Fn() -> ConfigPage + Send + Sync>;
 
-pub(super) fn page(shown: &ConfigShown) -> AdminAnswer {
+pub(super) fn page(shown: &ConfigPage) -> AdminResponse {
     let json = serde_json::to_vec(shown).expect("text for keys");
     answer(StatusCode::OK, HeaderValue::from_static("application/json"), json)
 }

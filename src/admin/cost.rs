@@ -7,7 +7,7 @@ use std::sync::Arc;
 use http::{HeaderValue, StatusCode};
 use serde::Serialize;
 
-use super::{AdminAnswer, answer};
+use super::{AdminResponse, answer};
 
 /// One cause in the response of `/debug/cost`. All numbers are totals since the start, except `streamsOpen`.
 #[derive(Debug, Clone, Serialize)]
@@ -36,7 +36,7 @@ const METRICS: [Metric; 4] = [
     }),
 ];
 
-pub(super) fn page(rows: &[CostRow]) -> AdminAnswer {
+pub(super) fn page(rows: &[CostRow]) -> AdminResponse {
     let json = serde_json::to_vec(rows).expect("numbers and text");
     answer(StatusCode::OK, HeaderValue::from_static("application/json"), json)
 }

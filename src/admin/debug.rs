@@ -3,7 +3,7 @@ use std::sync::Arc;
 use http::{HeaderValue, StatusCode};
 use serde::Serialize;
 
-use super::{AdminAnswer, AdminPages, answer};
+use super::{AdminPages, AdminResponse, answer};
 use crate::cache::FeedState;
 
 /// One feed in the response of `/debug/feeds`, which people and scripts read.
@@ -31,7 +31,7 @@ struct FeedPage {
     pinned: usize,
 }
 
-pub(super) fn feeds(pages: &AdminPages) -> AdminAnswer {
+pub(super) fn feeds(pages: &AdminPages) -> AdminResponse {
     let page = |feed: Arc<crate::feeds::Feed>| {
         let stats = feed.reader.stats();
         let key = &feed.spec.key;

@@ -4,7 +4,7 @@ use metrics::{describe_gauge, gauge};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 
 use super::cost::{self, CostRow};
-use super::folded::{Folded, Folding};
+use super::per_thread::{PerThreadMetrics, PerThreadRecorder};
 use super::{process, series};
 use crate::feeds::Feeds;
 use base::RuntimeHeartbeat;
@@ -13,7 +13,7 @@ use base::RuntimeHeartbeat;
 #[derive(Clone)]
 pub struct Exporter {
     handle: PrometheusHandle,
-    folded: Folded,
+    folded: PerThreadMetrics,
 }
 
 /// The counters that are incremented at each delivery.
@@ -36,7 +36,7 @@ pub fn exporter(describe: fn()) -> Result<Exporter, String> {
     let exporter = EXPORTER.get_or_init(|| {
         let recorder = PrometheusBuilder::new().build_recorder();
         let handle = recorder.handle();
-        let recorder = Folding::new(recorder, &BY_WORKER);
+        let recorder = PerThreadRecorder::new(recorder, &BY_WORKER);
         let folded = recorder.folded();
         metrics::set_global_recorder(recorder).map_err(|error| error.to_string())?;
         describe();

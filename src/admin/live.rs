@@ -4,7 +4,7 @@
 use http::header::{CACHE_CONTROL, HeaderName, REFERRER_POLICY, X_FRAME_OPTIONS};
 use http::{HeaderValue, StatusCode};
 
-use super::{AdminAnswer, answer};
+use super::{AdminResponse, answer};
 
 const HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-8");
 const CSS: HeaderValue = HeaderValue::from_static("text/css; charset=utf-8");
@@ -41,7 +41,7 @@ const SAFETY: [(HeaderName, HeaderValue); 5] = [
 ];
 
 /// The file of the live page at this path; `None` at any other path.
-pub(super) fn file(path: &str) -> Option<AdminAnswer> {
+pub(super) fn file(path: &str) -> Option<AdminResponse> {
     let (kind, text) = match path {
         "/" => (HTML, PAGE),
         "/live.css" => (CSS, COLOURS),

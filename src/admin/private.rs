@@ -7,14 +7,14 @@ use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, ready};
 use http::{HeaderMap, HeaderValue, Request, StatusCode};
 
-use super::{AdminAnswer, AdminPages, TEXT, answer, refuse_others};
+use super::{AdminPages, AdminResponse, TEXT, answer, refuse_others};
 use crate::auth::BrowserGuard;
 
 /// Renders a page by its name and query, as JSON.
 pub type PrivatePage = Arc<dyn Fn(&str, &str) -> Option<Vec<u8>> + Send + Sync>;
 
 /// Decides by the path and headers of a request whether its sender may see the page.
-pub type PageAccess = Arc<dyn Fn(&str, &HeaderMap) -> BoxFuture<'static, Result<(), NotAdmitted>> + Send + Sync>;
+pub type PageAccess = Arc<dyn Fn(&str, &HeaderMap) -> BoxFuture<'static, Result<(), PageAccessDenied>> + Send + Sync>;
 
 /// The debug pages about clients, and the authorization for them.
 #[derive(Clone)]
@@ -25,13 +25,13 @@ pub struct PrivatePages {
 
 /// Why a sender may not see a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum NotAdmitted {
+pub enum PageAccessDenied {
     /// Callers are not authenticated here.
     #[error(
         "this page needs authenticated callers (auth: delegated) or a unix socket (admin: unix:PATH), because every \
          local process can reach this address"
     )]
-    NobodyKnown,
+    CallerUnidentified,
     #[error("authentication required: send a bearer token")]
     Unauthenticated,
     #[error("you may not get this path (grant it in nonResourceURLs)")]
@@ -44,10 +44,10 @@ pub enum NotAdmitted {
 
 const PAGES: [&str; 2] = ["/debug/watches", "/debug/recent"];
 
-impl NotAdmitted {
+impl PageAccessDenied {
     fn code(self) -> StatusCode {
         match self {
-            Self::NobodyKnown | Self::Denied => StatusCode::FORBIDDEN,
+            Self::CallerUnidentified | Self::Denied => StatusCode::FORBIDDEN,
             Self::Unauthenticated => StatusCode::UNAUTHORIZED,
             Self::TooMany => StatusCode::TOO_MANY_REQUESTS,
             Self::Unknown => StatusCode::SERVICE_UNAVAILABLE,
@@ -62,7 +62,7 @@ impl AdminPages {
         &self,
         browsers: Option<&BrowserGuard>,
         request: &Request<B>,
-    ) -> BoxFuture<'static, AdminAnswer> {
+    ) -> BoxFuture<'static, AdminResponse> {
         let path = request.uri().path();
         if !PAGES.contains(&path) {
             let now = match browsers {

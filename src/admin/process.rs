@@ -17,7 +17,7 @@ use base::RuntimeHeartbeat;
 
 /// The resource usage of the process. Values that cannot be read are omitted.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-struct Taken {
+struct ResourceUsage {
     cpu_seconds: Option<f64>,
     resident_bytes: Option<f64>,
     virtual_bytes: Option<f64>,
@@ -32,7 +32,7 @@ const TASKS: &str = "tasks, without those of the admin address";
 
 /// Appends the metrics in Prometheus' text format.
 pub(super) fn write(heartbeat: &RuntimeHeartbeat, out: &mut String) {
-    let Taken { cpu_seconds, resident_bytes, virtual_bytes, open_files, started } = system::taken();
+    let ResourceUsage { cpu_seconds, resident_bytes, virtual_bytes, open_files, started } = system::taken();
     let open_files_max = getrlimit(Resource::Nofile).current.map_or(f64::INFINITY, |max| max as f64);
     for (name, kind, help, value) in [
         ("process_cpu_seconds_total", "counter", "user and system time", cpu_seconds),

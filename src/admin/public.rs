@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderValue, Request, StatusCode};
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
-use super::{AdminAnswer, AdminPages, METRICS, TEXT, answer, empty, livez, refuse_others, verdict};
+use super::{AdminPages, AdminResponse, METRICS, TEXT, answer, empty, livez, refuse_others, verdict};
 use crate::auth::BrowserGuard;
 use crate::net::Peer;
 use base::{Ready, Reloadable, RuntimeHeartbeat};
@@ -37,15 +37,15 @@ pub struct MetricsPage {
 #[derive(Clone)]
 pub enum MetricsReaders {
     /// All callers that reach the address, except web pages, because the metrics contain names of namespaces.
-    Everybody(Reloadable<BrowserGuard>),
+    Anyone(Reloadable<BrowserGuard>),
     /// Callers that are authorized per request.
-    Admitted(ScrapeAccess),
+    Authorized(ScrapeAccess),
 }
 
 /// Decides by the connection and the headers of a request whether its sender may read metrics. Returns the refusal if
 /// not, and `None` if the decision failed.
-pub type ScrapeAccess = Arc<dyn Fn(&Peer, &HeaderMap) -> BoxFuture<'static, Admitted> + Send + Sync>;
-type Admitted = Option<Result<(), Status>>;
+pub type ScrapeAccess = Arc<dyn Fn(&Peer, &HeaderMap) -> BoxFuture<'static, ScrapeDecision> + Send + Sync>;
+type ScrapeDecision = Option<Result<(), Status>>;
 
 /// The timeout for the decision. It is made on the runtime that serves clients, which may be stuck.
 const ADMITTED_MAX: Duration = Duration::from_secs(15);
@@ -55,7 +55,7 @@ const RENDERED_MAX: Duration = Duration::from_secs(1);
 impl HealthPages {
     /// Answers `/livez`, `/healthz` and `/readyz`. The last lists pending conditions, but no feeds, because the names
     /// of feeds contain namespaces that callers chose.
-    pub fn answer<B>(&self, request: &Request<B>) -> AdminAnswer {
+    pub fn answer<B>(&self, request: &Request<B>) -> AdminResponse {
         match request.uri().path() {
             "/livez" | "/healthz" => refuse_others(request).unwrap_or_else(|| livez(&self.heartbeat)),
             "/readyz" => refuse_others(request).unwrap_or_else(|| self.readyz(request.uri().query())),
@@ -64,7 +64,7 @@ impl HealthPages {
     }
 
     /// Like the apiserver, returns just `ok` if everything is ready and `verbose` is not set.
-    fn readyz(&self, query: Option<&str>) -> AdminAnswer {
+    fn readyz(&self, query: Option<&str>) -> AdminResponse {
         let asks_more = query.unwrap_or_default().split('&').any(|part| part.split('=').next() == Some("verbose"));
         let pending = self.ready.pending();
         if pending.is_empty() && !asks_more { answer(StatusCode::OK, TEXT, "ok") } else { verdict(&pending, "") }
@@ -77,8 +77,8 @@ impl MetricsPage {
     }
 
     /// Answers `/metrics`.
-    pub fn answer<B>(&self, peer: &Peer, request: &Request<B>) -> BoxFuture<'static, AdminAnswer> {
-        if let MetricsReaders::Everybody(browsers) = &self.readers
+    pub fn answer<B>(&self, peer: &Peer, request: &Request<B>) -> BoxFuture<'static, AdminResponse> {
+        if let MetricsReaders::Anyone(browsers) = &self.readers
             && let Err(foreign) = browsers.get().check(request.uri(), request.headers())
         {
             return ready(answer(StatusCode::FORBIDDEN, TEXT, format!("{foreign}\n"))).boxed();
@@ -90,15 +90,15 @@ impl MetricsPage {
             return ready(refusal).boxed();
         }
         match &self.readers {
-            MetricsReaders::Everybody(_) => ready(self.shown()).boxed(),
-            MetricsReaders::Admitted(admittance) => {
+            MetricsReaders::Anyone(_) => ready(self.shown()).boxed(),
+            MetricsReaders::Authorized(admittance) => {
                 let (page, admitted) = (self.clone(), in_time(admittance(peer, request.headers())));
                 async move { admitted.await.map_or_else(|why| refused(&why), |()| page.shown()) }.boxed()
             }
         }
     }
 
-    fn shown(&self) -> AdminAnswer {
+    fn shown(&self) -> AdminResponse {
         answer(StatusCode::OK, METRICS, self.text())
     }
 
@@ -116,13 +116,13 @@ impl MetricsPage {
 }
 
 /// Awaits the decision; a timeout counts as a refusal.
-async fn in_time(admitted: impl Future<Output = Admitted>) -> Result<(), Status> {
+async fn in_time(admitted: impl Future<Output = ScrapeDecision>) -> Result<(), Status> {
     let late = || Status::service_unavailable("cannot authenticate or authorize: timed out");
     timeout(ADMITTED_MAX, admitted).await.ok().flatten().unwrap_or_else(|| Err(late()))
 }
 
 /// Returns a refusal in the apiserver's form.
-fn refused(why: &Status) -> AdminAnswer {
+fn refused(why: &Status) -> AdminResponse {
     let code = StatusCode::from_u16(why.http_code()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut refusal = answer(code, HeaderValue::from_static("application/json"), why.to_json());
     let headers = refusal.headers_mut();

@@ -13,10 +13,10 @@ use crate::cache::{CacheStats, FeedState, MemoryUse};
 use crate::feeds::{Feed, FeedCounts, FeedKey, Feeds, RenderingMode, RenderingRefusal};
 
 /// A metric of a feed: its name, its help text, and the function that reads it.
-type Of<T> = (&'static str, &'static str, fn(&T) -> f64);
+type FeedMetric<T> = (&'static str, &'static str, fn(&T) -> f64);
 
 /// The values of a running feed at one time.
-struct Reading {
+struct FeedSample {
     labels: String,
     state: FeedState,
     stats: CacheStats,
@@ -25,7 +25,7 @@ struct Reading {
 
 const STATES: [&str; 4] = ["syncing", "live", "stale", "ended"];
 
-const GAUGES: [Of<Reading>; 10] = [
+const GAUGES: [FeedMetric<FeedSample>; 10] = [
     ("kube_fanout_feed_stale_seconds", "time since the upstream watch of a feed ended", stale),
     ("kube_fanout_feed_objects", "objects in the cache", |of| of.stats.objects as f64),
     ("kube_fanout_feed_object_bytes", "bytes of the objects in the cache", |of| of.stats.object_bytes as f64),
@@ -40,7 +40,7 @@ const GAUGES: [Of<Reading>; 10] = [
     ("kube_fanout_derived_bytes", "bytes of cached derived representations", |of| of.stats.derived_bytes as f64),
 ];
 
-const COUNTERS: [Of<FeedCounts>; 4] = [
+const COUNTERS: [FeedMetric<FeedCounts>; 4] = [
     ("kube_fanout_upstream_events_total", "events received from upstream", |of| read(&of.events)),
     ("kube_fanout_upstream_bytes_total", "bytes of watch events received from upstream", |of| read(&of.bytes)),
     ("kube_fanout_upstream_bookmarks_total", "bookmarks received from upstream", |of| read(&of.bookmarks)),
@@ -84,7 +84,7 @@ fn write_memory(memory: &MemoryUse, out: &mut String) {
 }
 
 fn write_feeds(feeds: &Feeds, out: &mut String) {
-    let running: Vec<_> = feeds.all().into_iter().map(Reading::of).collect();
+    let running: Vec<_> = feeds.all().into_iter().map(FeedSample::of).collect();
     let counts: Vec<_> = feeds.counts().into_iter().map(|(key, counts)| (labels(&key), counts)).collect();
     for (name, help, value) in GAUGES {
         head(out, name, "gauge", help);
@@ -122,7 +122,7 @@ fn write_feeds(feeds: &Feeds, out: &mut String) {
     }
 }
 
-impl Reading {
+impl FeedSample {
     fn of(feed: Arc<Feed>) -> Self {
         let (labels, state, stats) = (labels(&feed.spec.key), feed.reader.state(), feed.reader.stats());
         Self { labels, state, stats, feed }
@@ -133,7 +133,7 @@ fn read(counter: &AtomicU64) -> f64 {
     counter.load(Ordering::Relaxed) as f64
 }
 
-fn stale(of: &Reading) -> f64 {
+fn stale(of: &FeedSample) -> f64 {
     match of.state {
         FeedState::Stale { since } => since.elapsed().as_secs_f64(),
         _ => 0.0,

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use super::StartError;
-use crate::config::{Serve, TlsSource};
+use crate::config::{ServeSettings, TlsSource};
 use crate::net::{Address, ClientCertificates, Tls};
 use base::Tasks;
 
@@ -20,7 +20,7 @@ impl Certificates {
     ///
     /// # Errors
     /// A file cannot be used, or a generated certificate cannot be written.
-    pub(super) fn of(config: &Serve) -> Result<Self, StartError> {
+    pub(super) fn of(config: &ServeSettings) -> Result<Self, StartError> {
         let takes_certificates = config.delegated.client_ca.is_some() || config.delegated.front_proxy_ca.is_some();
         let requested = if takes_certificates { ClientCertificates::Requested } else { ClientCertificates::Ignored };
         let ips = config.listen.iter().filter_map(|address| match address {
@@ -41,7 +41,7 @@ impl Certificates {
 
     /// Returns the TLS configuration for metrics. Without their own certificate, metrics share that of the client
     /// listeners, provided that scrapers are authenticated.
-    pub(super) fn of_metrics(&self, config: &Serve) -> Option<Tls> {
+    pub(super) fn of_metrics(&self, config: &ServeSettings) -> Option<Tls> {
         let shared = self.listeners.as_ref().filter(|_| config.scrapes.is_some());
         self.metrics.as_ref().or(shared).cloned()
     }
@@ -58,7 +58,7 @@ impl Certificates {
 }
 
 /// Returns the names in a generated certificate.
-fn names(config: &Serve, ips: impl Iterator<Item = IpAddr>) -> Vec<String> {
+fn names(config: &ServeSettings, ips: impl Iterator<Item = IpAddr>) -> Vec<String> {
     let mut names: Vec<_> = ["localhost", "127.0.0.1", "::1"].into_iter().map(str::to_owned).collect();
     names.extend(config.allowed_hosts.iter().cloned());
     names.extend(ips.map(|ip| ip.to_string()));

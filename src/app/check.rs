@@ -8,17 +8,18 @@ use tokio::time::{Instant, timeout};
 
 use super::insistence;
 use crate::auth::AuthMode;
-use crate::config::{CheckArguments, MemoryLimit, Serve, TlsSource};
+use crate::config::{CheckArguments, MemoryLimit, ServeSettings, TlsSource};
 use crate::net::{ClientCertificates, Tls};
 use crate::preflight::{
-    CertificateFile, CheckFinding, CheckOutcome, FleetCost, Needs, Wanted, certificates, cost, identity, rights, sizes,
+    CachedResource, CertificateFile, CheckFinding, CheckOutcome, FleetCost, PermissionNeeds, certificates, cost,
+    identity, rights, sizes,
 };
 use crate::serve::{Coverage, OutsideCoverage};
 use crate::upstream::{Catalog, Client, CostLedger, CredentialSource, Endpoints, Resource};
 use base::{Tasks, WallClock};
 
 /// The output of `check`.
-pub struct Checked {
+pub struct CheckOutput {
     pub text: String,
     pub verdict: CheckVerdict,
 }
@@ -40,7 +41,7 @@ const CHECK_MAX: Duration = Duration::from_secs(120);
 /// # Errors
 /// The checks take longer than [`CHECK_MAX`].
 #[inline(never)]
-pub fn check(arguments: CheckArguments) -> LocalBoxFuture<'static, Result<Checked, String>> {
+pub fn check(arguments: CheckArguments) -> LocalBoxFuture<'static, Result<CheckOutput, String>> {
     Box::pin(async move {
         let config = match arguments.configuration() {
             Ok(config) => config,
@@ -58,7 +59,7 @@ pub fn check(arguments: CheckArguments) -> LocalBoxFuture<'static, Result<Checke
 }
 
 /// Runs the checks one after another. A failure does not end them unless the others would fail for the same reason.
-async fn findings(config: &Serve, nodes: u64) -> Vec<CheckFinding> {
+async fn findings(config: &ServeSettings, nodes: u64) -> Vec<CheckFinding> {
     let mut found = vec![CheckFinding::ok("configuration", "valid")];
     found.extend(of_certificates(config));
     let endpoints = Endpoints::new(config.endpoints.clone());
@@ -120,16 +121,16 @@ fn of_client_certificate(client: &Client) -> Option<CheckFinding> {
 
 /// What the configuration needs from upstream.
 struct Plan {
-    needs: Needs,
+    needs: PermissionNeeds,
     findings: Vec<CheckFinding>,
 }
 
 impl Plan {
     /// Without a catalog, the plan has only the permissions that every proxy of this mode needs.
-    fn of(config: &Serve, catalog: Option<&Catalog>) -> Self {
+    fn of(config: &ServeSettings, catalog: Option<&Catalog>) -> Self {
         let coverage = &config.serve.coverage;
         let on_node = coverage.node.is_some();
-        let (mut needs, mut findings) = (Needs::default(), Vec::new());
+        let (mut needs, mut findings) = (PermissionNeeds::default(), Vec::new());
         needs.asks_about_callers = config.auth == AuthMode::Delegated;
         needs.asks_about_scrapes = config.scrapes.is_some();
         needs.follows_cluster = !on_node;
@@ -158,12 +159,12 @@ impl Plan {
     }
 }
 
-fn wanted(coverage: &Coverage, resource: &Resource) -> Result<Wanted, OutsideCoverage> {
+fn wanted(coverage: &Coverage, resource: &Resource) -> Result<CachedResource, OutsideCoverage> {
     let selector = coverage.scope(resource)?.selector();
-    Ok(Wanted { gvr: resource.gvr.clone(), selector })
+    Ok(CachedResource { gvr: resource.gvr.clone(), selector })
 }
 
-fn of_certificates(config: &Serve) -> Vec<CheckFinding> {
+fn of_certificates(config: &ServeSettings) -> Vec<CheckFinding> {
     let file = |key, path: &std::path::Path, is_chain| CertificateFile { key, path: path.to_owned(), is_chain };
     let mut files = Vec::new();
     let mut found = Vec::new();
@@ -183,7 +184,7 @@ fn of_certificates(config: &Serve) -> Vec<CheckFinding> {
     found
 }
 
-fn said(findings: &[CheckFinding], arguments: &CheckArguments) -> Checked {
+fn said(findings: &[CheckFinding], arguments: &CheckArguments) -> CheckOutput {
     let fails = |finding: &&CheckFinding| match finding.outcome {
         CheckOutcome::Ok | CheckOutcome::Unknown => false,
         CheckOutcome::Note => arguments.strict,
@@ -198,7 +199,7 @@ fn said(findings: &[CheckFinding], arguments: &CheckArguments) -> Checked {
     };
     if arguments.json {
         let json = serde_json::json!({"passes": verdict == CheckVerdict::Passes, "findings": findings});
-        return Checked { text: format!("{json:#}\n"), verdict };
+        return CheckOutput { text: format!("{json:#}\n"), verdict };
     }
     let mut text = String::new();
     for CheckFinding { outcome, about, what, remedy } in findings {
@@ -213,5 +214,5 @@ fn said(findings: &[CheckFinding], arguments: &CheckArguments) -> Checked {
         (1, _) => writeln!(text, "1 check failed"),
         _ => writeln!(text, "{failed} checks failed"),
     };
-    Checked { text, verdict }
+    CheckOutput { text, verdict }
 }

@@ -14,18 +14,18 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use self::listener::{ChangeListener, News};
-use self::schedule::{ChangeCoverage, Schedule, SettlingLooks};
-use super::rights::Rights;
+use self::listener::{ChangeListener, ListenerEvent};
+use self::schedule::{ChangeCoverage, Schedule, SettlingChecks};
+use super::permission_retrier::PermissionRetrier;
 use crate::serve::feed_spec;
 use crate::upstream::{DeclaringResource, Documents};
 use crate::wire::JsonLayout;
-use base::{Backoff, NotReady, Tasks, until};
+use base::{Backoff, ReadinessGuard, Tasks, until};
 
 /// Keeps the catalog in sync with upstream, and the feeds in sync with the catalog.
 #[derive(Debug, Clone)]
 pub(super) struct DiscoveryLoop {
-    pub(super) rights: Rights,
+    pub(super) rights: PermissionRetrier,
     pub(super) tasks: Tasks,
     /// The pause before a feed of definitions is retried after a failure.
     pub(super) again: Duration,
@@ -45,7 +45,7 @@ const LISTENING_MAX: Duration = Duration::from_secs(5);
 
 impl DiscoveryLoop {
     /// Requests upstream's resources until it succeeds. `starting` shows why it has not.
-    pub(super) async fn learn(&self, starting: &NotReady) {
+    pub(super) async fn learn(&self, starting: &ReadinessGuard) {
         let mut backoff = Backoff::default();
         while let Err(error) = self.rights.catalog.refresh(Instant::now()).await {
             tracing::warn!(%error, "discovery failed; retrying");
@@ -53,7 +53,7 @@ impl DiscoveryLoop {
             starting.set_reason(move || Some(why.clone()));
             sleep(backoff.failed(Instant::now())).await;
         }
-        let Rights { client, catalog, .. } = &self.rights;
+        let PermissionRetrier { client, catalog, .. } = &self.rights;
         let release = timeout(RELEASE_MAX, client.release()).await.ok().and_then(Result::ok);
         tracing::info!(
             version = super::VERSION,
@@ -68,14 +68,14 @@ impl DiscoveryLoop {
 
     /// Follows changes and refreshes the catalog when necessary. `starting` is held until all listeners have reported,
     /// or `LISTENING_MAX` has passed, and the catalog was refreshed once more.
-    pub(super) async fn keep_up(&self, starting: NotReady) {
+    pub(super) async fn keep_up(&self, starting: ReadinessGuard) {
         let (told, mut news) = mpsc::channel(NEWS_MAX);
         for from in DeclaringResource::ALL {
             let (rights, told) = (self.rights.clone(), told.clone());
             let listener = ChangeListener { from, rights, told, again: self.again };
             self.tasks.spawn_needed("definitions", listener.run());
         }
-        let mut heard = Heard::default();
+        let mut heard = ListenerStates::default();
         // A timeout is not an error: without listeners, upstream is polled.
         let _ = timeout(LISTENING_MAX, async {
             while !heard.is_from_all() {
@@ -88,15 +88,15 @@ impl DiscoveryLoop {
         let mut schedule = Schedule::new(asked, Instant::now());
         schedule.rely(self.told(is_answered, &heard));
         drop(starting);
-        let mut looks = SettlingLooks::default();
+        let mut looks = SettlingChecks::default();
         loop {
             tokio::select! {
                 biased;
                 told = news.recv() => {
                     let now = Instant::now();
                     match heard.note(told) {
-                        Some(Next::Ask) => schedule.change(now),
-                        Some(Next::Look) => {
+                        Some(Reaction::Rediscover) => schedule.change(now),
+                        Some(Reaction::CompareFeeds) => {
                             tracing::info!(resources = self.rights.catalog.len(), "upstream's API resources changed");
                             self.rights.feeds.forget_refusals();
                             self.retire_outdated();
@@ -126,7 +126,7 @@ impl DiscoveryLoop {
 
     /// Refreshes the catalog, and ends the feeds that it contradicts. Returns whether upstream answered.
     async fn ask(&self, is_prompted: bool) -> bool {
-        let Rights { catalog, feeds, .. } = &self.rights;
+        let PermissionRetrier { catalog, feeds, .. } = &self.rights;
         match catalog.refresh(Instant::now()).await {
             Ok(true) => {
                 tracing::info!(resources = catalog.len(), "upstream's API resources changed");
@@ -146,7 +146,7 @@ impl DiscoveryLoop {
     }
 
     /// Returns how completely changes are observed from now on.
-    fn told(&self, is_answered: bool, heard: &Heard) -> ChangeCoverage {
+    fn told(&self, is_answered: bool, heard: &ListenerStates) -> ChangeCoverage {
         let catalog = &self.rights.catalog;
         let reads = catalog.reads();
         match (is_answered, heard.is_all(), reads.definitions || reads.services) {
@@ -160,7 +160,7 @@ impl DiscoveryLoop {
     /// resource whose definition changes (R-END-2). This is necessary because the new definition may write the same
     /// objects differently.
     fn retire_outdated(&self) {
-        let Rights { catalog, feeds, .. } = &self.rights;
+        let PermissionRetrier { catalog, feeds, .. } = &self.rights;
         for feed in feeds.all() {
             let spec = &feed.spec;
             let fits = match catalog.find(&spec.key.gvr) {
@@ -177,27 +177,27 @@ impl DiscoveryLoop {
 
 /// The last state of each listener.
 #[derive(Debug, Default)]
-struct Heard(Documents<Option<News>>);
+struct ListenerStates(Documents<Option<ListenerEvent>>);
 
 /// The reaction to a listener's message.
 #[derive(Debug, PartialEq, Eq)]
-enum Next {
+enum Reaction {
     /// Refresh the catalog, because upstream's resources may have changed.
-    Ask,
+    Rediscover,
     /// Compare the feeds with the catalog, which has changed.
-    Look,
+    CompareFeeds,
 }
 
-impl Heard {
-    fn note(&mut self, told: Option<(DeclaringResource, News)>) -> Option<Next> {
+impl ListenerStates {
+    fn note(&mut self, told: Option<(DeclaringResource, ListenerEvent)>) -> Option<Reaction> {
         let (from, news) = told?;
         let last = self.0.of_mut(from);
         match news {
-            News::Changed => Some(Next::Look),
-            News::Unread => Some(Next::Ask),
-            News::Listening | News::Deaf => {
-                let is_new = last.replace(news) != Some(news) && news == News::Listening;
-                is_new.then_some(Next::Ask)
+            ListenerEvent::Changed => Some(Reaction::CompareFeeds),
+            ListenerEvent::Unparsable => Some(Reaction::Rediscover),
+            ListenerEvent::Listening | ListenerEvent::Disconnected => {
+                let is_new = last.replace(news) != Some(news) && news == ListenerEvent::Listening;
+                is_new.then_some(Reaction::Rediscover)
             }
         }
     }
@@ -209,6 +209,6 @@ impl Heard {
 
     /// Whether every listener observes all changes.
     fn is_all(&self) -> bool {
-        DeclaringResource::ALL.iter().all(|from| *self.0.of(*from) == Some(News::Listening))
+        DeclaringResource::ALL.iter().all(|from| *self.0.of(*from) == Some(ListenerEvent::Listening))
     }
 }

@@ -6,12 +6,12 @@ use futures_util::future::BoxFuture;
 use http::StatusCode;
 use tokio::time::timeout;
 
-use crate::config::HealthQuestion;
-use base::PagePlace;
+use crate::config::HealthProbe;
+use base::PageAddress;
 
 /// The response to a probe; its text is one line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HealthAnswer {
+pub struct ProbeResponse {
     asked: String,
     status: StatusCode,
     said: String,
@@ -19,9 +19,9 @@ pub struct HealthAnswer {
 
 /// Why there is no response.
 #[derive(Debug, thiserror::Error)]
-pub enum NoHealthAnswer {
+pub enum ProbeError {
     #[error("no response from {0} in time")]
-    Late(String),
+    Timeout(String),
     #[error("cannot reach {asked}: {source}")]
     Failed { asked: String, source: Failure },
 }
@@ -36,29 +36,29 @@ const ANSWER_BYTES_MAX: usize = 1 << 20;
 /// # Errors
 /// There was no response within the timeout.
 #[inline(never)]
-pub fn ask(question: HealthQuestion) -> BoxFuture<'static, Result<HealthAnswer, NoHealthAnswer>> {
+pub fn ask(question: HealthProbe) -> BoxFuture<'static, Result<ProbeResponse, ProbeError>> {
     Box::pin(async move {
-        let HealthQuestion { place, path, timeout: longest } = question;
+        let HealthProbe { place, path, timeout: longest } = question;
         let asked = match &place {
-            PagePlace::Tcp(host) => format!("http://{host}{path}"),
-            PagePlace::Unix(socket) => format!("unix:{}{path}", socket.display()),
+            PageAddress::Tcp(host) => format!("http://{host}{path}"),
+            PageAddress::Unix(socket) => format!("unix:{}{path}", socket.display()),
         };
         match timeout(longest, place.read(&path, None, ANSWER_BYTES_MAX)).await {
-            Ok(Ok((status, said))) => Ok(HealthAnswer { asked, status, said }),
-            Ok(Err(source)) => Err(NoHealthAnswer::Failed { asked, source }),
-            Err(_) => Err(NoHealthAnswer::Late(asked)),
+            Ok(Ok((status, said))) => Ok(ProbeResponse { asked, status, said }),
+            Ok(Err(source)) => Err(ProbeError::Failed { asked, source }),
+            Err(_) => Err(ProbeError::Timeout(asked)),
         }
     })
 }
 
-impl HealthAnswer {
+impl ProbeResponse {
     /// Whether the proxy is healthy.
     pub fn is_well(&self) -> bool {
         self.status.is_success()
     }
 }
 
-impl fmt::Display for HealthAnswer {
+impl fmt::Display for ProbeResponse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let said: Vec<_> = self.said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
         write!(f, "{}: {} {}", self.asked, self.status.as_u16(), said.join("; "))

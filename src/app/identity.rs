@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 
 use super::StartError;
 use crate::auth::{
-    AuthConfig, AuthMode, Authorities, AuthorityRole, Authorizer, Delegation, FrontProxy, Separation, Trusted,
+    AuthConfig, AuthMode, Authorities, AuthorityRole, AuthoritySeparation, Authorizer, Delegation, FrontProxy,
+    TrustedAuthorities,
 };
-use crate::config::Serve;
+use crate::config::ServeSettings;
 use crate::upstream::{Client, CostLedger, CredentialSource, Forwarder};
 use base::{Tasks, WallClock, WatchedFile};
 
@@ -21,7 +22,7 @@ pub(super) struct Authorizers {
 
 impl Authorizers {
     /// Loads the authorities that verify certificates, and creates the authorizers.
-    pub(super) fn of(config: &Serve, client: &Client, tasks: &Tasks) -> Result<Self, StartError> {
+    pub(super) fn of(config: &ServeSettings, client: &Client, tasks: &Tasks) -> Result<Self, StartError> {
         if config.auth == AuthMode::None && config.scrapes.is_none() {
             return Ok(Self { clients: Authorizer::open(), scrapes: None });
         }
@@ -36,9 +37,9 @@ impl Authorizers {
 }
 
 /// Returns the parts that all authorizers share.
-fn delegation(config: &Serve, client: &Client, tasks: &Tasks) -> Result<Delegation, StartError> {
+fn delegation(config: &ServeSettings, client: &Client, tasks: &Tasks) -> Result<Delegation, StartError> {
     let delegated = &config.delegated;
-    let apart = Separation::default();
+    let apart = AuthoritySeparation::default();
     let trusted = |what, role, path: &Path| {
         let trusted = trusted(what, path, role, apart.clone())?;
         tasks.spawn_needed(what, trusted.clone().keep_up(config.look_every));
@@ -59,7 +60,7 @@ fn delegation(config: &Serve, client: &Client, tasks: &Tasks) -> Result<Delegati
 
 /// Creates the forwarder, which forwards requests to upstream.
 pub(super) fn forwarder(
-    config: &Serve,
+    config: &ServeSettings,
     client: &Client,
     costs: &CostLedger,
     tasks: &Tasks,
@@ -77,7 +78,12 @@ pub(super) fn forwarder(
 
 /// Loads authorities from a file that is reloaded when it changes. A file is rejected, at the start and later, if one
 /// of its authorities also has the other role.
-fn trusted(what: &'static str, path: &Path, role: AuthorityRole, apart: Separation) -> Result<Trusted, StartError> {
+fn trusted(
+    what: &'static str,
+    path: &Path,
+    role: AuthorityRole,
+    apart: AuthoritySeparation,
+) -> Result<TrustedAuthorities, StartError> {
     let read = move |contents: &[Vec<u8>]| {
         let authorities = Authorities::from_pem(&contents.concat()).map_err(|error| error.to_string())?;
         apart.admit(role, &authorities).map_err(|error| error.to_string())?;

@@ -13,7 +13,7 @@ use http_body_util::Full;
 use hyper::body::Body as _;
 use tokio_util::sync::CancellationToken;
 
-use crate::admin::{AdminAnswer, AdminPages, CostReader, CostRow};
+use crate::admin::{AdminPages, AdminResponse, CostReader, CostRow};
 use crate::auth::BrowserGuard;
 use crate::net::{
     self, Address, ConnectionLimits, Http2Codec, Listener, Peer, RequestBody, Tls, bind_tcp_beside_peers, bind_unix,
@@ -23,7 +23,7 @@ use base::{DrainTrigger, Reloadable, Tasks};
 
 /// The listeners of metrics and health. They are bound with the client listeners, and served by a separate thread and
 /// runtime.
-pub(super) struct Ops {
+pub(super) struct OpsListeners {
     pub(super) admin: Option<Admin>,
     pub(super) healthz: Option<PublicPort>,
     pub(super) metrics: Option<PublicPort>,
@@ -34,7 +34,7 @@ pub(super) struct Ops {
 pub(super) struct PublicPort {
     listener: StdTcpListener,
     tls: Option<Tls>,
-    answers: Answers,
+    answers: RequestHandler,
 }
 
 /// The admin listener, which only this machine can reach.
@@ -45,7 +45,7 @@ pub(super) struct Admin {
 }
 
 /// The parts needed to serve one port.
-type Listening = (Listener, Option<Tls>, ConnectionLimits, Answers);
+type PortParts = (Listener, Option<Tls>, ConnectionLimits, RequestHandler);
 
 enum AdminListener {
     Tcp(StdTcpListener),
@@ -101,7 +101,7 @@ impl Admin {
         }
     }
 
-    fn listening(self, http2_codec: Http2Codec) -> io::Result<Listening> {
+    fn listening(self, http2_codec: Http2Codec) -> io::Result<PortParts> {
         let Self { listener, pages, browsers } = self;
         Ok(match listener {
             AdminListener::Tcp(listener) => {
@@ -117,7 +117,12 @@ impl Admin {
 }
 
 impl PublicPort {
-    pub(super) fn bind(address: SocketAddr, reuse_port: bool, tls: Option<Tls>, answers: Answers) -> io::Result<Self> {
+    pub(super) fn bind(
+        address: SocketAddr,
+        reuse_port: bool,
+        tls: Option<Tls>,
+        answers: RequestHandler,
+    ) -> io::Result<Self> {
         Ok(Self { listener: bind_tcp(address, reuse_port)?, tls, answers })
     }
 
@@ -125,7 +130,7 @@ impl PublicPort {
         url(if self.tls.is_some() { "https" } else { "http" }, &self.listener)
     }
 
-    fn listening(self, http2_codec: Http2Codec) -> io::Result<Listening> {
+    fn listening(self, http2_codec: Http2Codec) -> io::Result<PortParts> {
         let limits = ConnectionLimits { header_bytes_max: PUBLIC_HEADER_BYTES_MAX, ..limits(http2_codec) };
         Ok((Listener::of_bound(self.listener)?, self.tls, limits, self.answers))
     }
@@ -144,7 +149,7 @@ fn url(scheme: &str, listener: &StdTcpListener) -> String {
     listener.local_addr().map_or_else(|error| error.to_string(), |address| format!("{scheme}://{address}"))
 }
 
-impl Ops {
+impl OpsListeners {
     /// Starts the server, if there is anything to serve. When this returns, its runtime has opened its descriptors, so
     /// later connections cannot exhaust them.
     pub(super) fn start(self) -> io::Result<Option<RunningOps>> {
@@ -184,10 +189,10 @@ impl Ops {
 
 /// Returns the response to HEAD over HTTP/2, which is sent as it is: without the body, and with its length. Over
 /// HTTP/1, hyper omits the body.
-fn of_head(answer: AdminAnswer) -> AdminAnswer {
+fn of_head(answer: AdminResponse) -> AdminResponse {
     let (mut head, body) = answer.into_parts();
     head.headers.insert(CONTENT_LENGTH, body.size_hint().lower().into());
-    AdminAnswer::from_parts(head, Full::default())
+    AdminResponse::from_parts(head, Full::default())
 }
 
 fn limits(http2_codec: Http2Codec) -> ConnectionLimits {
@@ -201,7 +206,8 @@ fn limits(http2_codec: Http2Codec) -> ConnectionLimits {
 }
 
 /// A function that answers requests on one of these ports. It may await an authorization decision.
-pub(super) type Answers = Arc<dyn Fn(&Peer, &Request<RequestBody>) -> BoxFuture<'static, AdminAnswer> + Send + Sync>;
+pub(super) type RequestHandler =
+    Arc<dyn Fn(&Peer, &Request<RequestBody>) -> BoxFuture<'static, AdminResponse> + Send + Sync>;
 
 impl RunningOps {
     pub(super) fn stop(self) {

@@ -13,9 +13,9 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::time::sleep;
 
-use super::rights::Rights;
-use crate::auth::{Affected, Authorizer, Policy, PolicyChange, PolicyKind};
-use crate::cache::{Cursor, FeedState, Pull, Start, View};
+use super::permission_retrier::PermissionRetrier;
+use crate::auth::{AffectedUsers, Authorizer, Policy, PolicyChange, PolicyKind};
+use crate::cache::{Cursor, FeedState, Pull, StartPosition, View};
 use crate::feeds::{FeedHandle, Scope};
 use crate::serve::feed_spec;
 use crate::wire::{Encoding, Representation};
@@ -26,15 +26,15 @@ use tokio::sync::watch;
 /// Follows one kind of RBAC objects through an ordinary feed.
 struct Listener {
     kind: PolicyKind,
-    rights: Rights,
-    heard: Arc<Heard>,
+    rights: PermissionRetrier,
+    heard: Arc<PolicyListenerState>,
     is_needed: watch::Receiver<bool>,
     again: Duration,
 }
 
 /// The pauses of listeners.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Pauses {
+pub(super) struct ListenerPauses {
     /// The pause before a retry when there is no feed or it has ended. A retry does not reach upstream more often than
     /// a refused request may be repeated.
     pub(super) again: Duration,
@@ -44,7 +44,7 @@ pub(super) struct Pauses {
 }
 
 /// The state that all listeners share.
-struct Heard {
+struct PolicyListenerState {
     authorizer: Authorizer,
     policy: Mutex<Policy>,
     kinds: Mutex<Vec<PolicyKind>>,
@@ -57,13 +57,14 @@ const ROOM: usize = 256 << 10;
 
 /// Starts a listener for each kind, which runs while there are leases.
 pub(super) fn listen(
-    rights: &Rights,
+    rights: &PermissionRetrier,
     authorizer: &Authorizer,
     leases: watch::Receiver<usize>,
     tasks: &Tasks,
-    Pauses { again, linger }: Pauses,
+    ListenerPauses { again, linger }: ListenerPauses,
 ) {
-    let heard = Heard { authorizer: authorizer.clone(), policy: Mutex::default(), kinds: Mutex::default() };
+    let heard =
+        PolicyListenerState { authorizer: authorizer.clone(), policy: Mutex::default(), kinds: Mutex::default() };
     heard.authorizer.hears_policy(false);
     let heard = Arc::new(heard);
     let (needs, is_needed) = watch::channel(false);
@@ -169,7 +170,7 @@ impl Listener {
         } else {
             feed.renderings.settled(json).await.ok()?
         };
-        let opened = feed.reader.open(Start::Current, View::everything()).ok()?;
+        let opened = feed.reader.open(StartPosition::Current, View::everything()).ok()?;
         self.heard.policy.lock().forget(self.kind);
         let snapshot = opened.snapshot?;
         let cursor = opened.cursor.rendered_by(renderer);
@@ -191,7 +192,7 @@ impl Listener {
             Ok(change) => self.heard.policy.lock().apply(self.kind, change),
             Err(error) => {
                 tracing::warn!(%error, resource = self.kind.resource(), "cannot decode an RBAC object");
-                Some(Affected::Everyone)
+                Some(AffectedUsers::Everyone)
             }
         };
         if let Some(affected) = affected {

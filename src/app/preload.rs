@@ -8,13 +8,13 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::discovery::DiscoveryLoop;
-use super::rights::Rights;
+use super::permission_retrier::PermissionRetrier;
 use crate::cache::{FeedEnd, FeedState};
-use crate::config::Serve;
-use crate::feeds::{FeedHandle, Feeds, Unavailable};
+use crate::config::ServeSettings;
+use crate::feeds::{FeedHandle, FeedUnavailable, Feeds};
 use crate::serve::{Coverage, feed_spec};
 use crate::upstream::Catalog;
-use base::{LogLimit, NotReady, Ready, Reloadable, Tasks};
+use base::{LogLimit, ReadinessGuard, Ready, Reloadable, Tasks};
 use tokio::sync::watch;
 
 /// The pause before a preloaded feed that failed to start, or has ended, is started again.
@@ -24,12 +24,12 @@ const PRELOAD_AGAIN: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone)]
 pub(super) struct Preload {
     /// The configuration: the names of the feeds, and how long one of them may be disconnected.
-    pub(super) running: Reloadable<Serve>,
+    pub(super) running: Reloadable<ServeSettings>,
     pub(super) ready: Ready,
 }
 
 /// The feeds that are kept running, and their dependencies.
-struct Keeper {
+struct PreloadKeeper {
     preload: Preload,
     catalog: Catalog,
     feeds: Feeds,
@@ -41,9 +41,9 @@ struct Keeper {
 impl Preload {
     /// Starts a feed for each of the names. The process is not ready until all of them have synced once.
     pub(super) fn start(self, known: &DiscoveryLoop) {
-        let DiscoveryLoop { rights: Rights { catalog, feeds, .. }, tasks, .. } = known;
+        let DiscoveryLoop { rights: PermissionRetrier { catalog, feeds, .. }, tasks, .. } = known;
         let (running, catalog, feeds) = (self.running.clone(), catalog.clone(), feeds.clone());
-        let mut keeper = Keeper { preload: self, catalog, feeds, tasks: tasks.clone(), kept: HashMap::new() };
+        let mut keeper = PreloadKeeper { preload: self, catalog, feeds, tasks: tasks.clone(), kept: HashMap::new() };
         let mut config = running.get();
         keeper.keep(&config);
         tasks.spawn("preloads", async move {
@@ -61,7 +61,7 @@ impl Preload {
     }
 
     /// Keeps one feed running; `guard` is held until it has synced for the first time.
-    async fn keep(self, name: String, catalog: Catalog, feeds: Feeds, guard: NotReady) {
+    async fn keep(self, name: String, catalog: Catalog, feeds: Feeds, guard: ReadinessGuard) {
         let (mut guard, failures) = (Some(guard), LogLimit::default());
         loop {
             match preloaded(&name, &self.running.get().serve.coverage, &catalog, &feeds) {
@@ -92,7 +92,7 @@ impl Preload {
 
     /// Makes the process unready while the feed has been disconnected for too long. Returns when the feed has ended.
     async fn tell_of_stream(&self, name: &str, feed: &FeedHandle, mut state: watch::Receiver<FeedState>) {
-        let mut stale: Option<NotReady> = None;
+        let mut stale: Option<ReadinessGuard> = None;
         loop {
             let config = self.running.get();
             let late = match (*state.borrow_and_update(), config.ready_stale_max) {
@@ -130,8 +130,8 @@ impl Preload {
     }
 }
 
-impl Keeper {
-    fn keep(&mut self, config: &Serve) {
+impl PreloadKeeper {
+    fn keep(&mut self, config: &ServeSettings) {
         let resources = &config.serve.coverage.resources;
         for name in resources.iter().filter(|name| self.catalog.find_by_name(name).is_none()) {
             tracing::warn!(resource = name, "feeds.resources names a resource that upstream does not serve");
@@ -167,10 +167,10 @@ fn syncing(trouble: Option<String>) -> String {
 }
 
 /// Returns why there is no feed. Every caller that reaches the health port may read the text.
-fn unavailable(why: Unavailable) -> &'static str {
+fn unavailable(why: FeedUnavailable) -> &'static str {
     match why {
-        Unavailable::TooMany => "too many feeds",
-        Unavailable::Ended(end) => match end {
+        FeedUnavailable::TooMany => "too many feeds",
+        FeedUnavailable::Ended(end) => match end {
             FeedEnd::Forbidden => "upstream does not let this proxy list and watch it (RBAC)",
             FeedEnd::Gone => "upstream serves no such resource",
             FeedEnd::NotOffered => "upstream does not serve it in a format that can be cached",

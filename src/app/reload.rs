@@ -7,9 +7,9 @@ use parking_lot::Mutex;
 use tokio::signal::unix::Signal;
 
 use super::{StartError, metrics};
-use crate::admin::{ConfigReader, ConfigShown};
-use crate::auth::{BrowserGuard, Hosts};
-use crate::config::{ConfigSettings, Serve, ServeArguments};
+use crate::admin::{ConfigPage, ConfigReader};
+use crate::auth::{AllowedHosts, BrowserGuard};
+use crate::config::{ConfigSettings, ServeArguments, ServeSettings};
 use crate::feeds::Feeds;
 use crate::net::ConnectionLimits;
 use crate::reflect::ReflectConfig;
@@ -17,7 +17,7 @@ use crate::serve::{Coverage, Frontend, ServeConfig};
 use base::{Reloadable, Tasks, WatchedFile};
 
 /// The sources of a running application's configuration.
-pub struct Reloading {
+pub struct ReloadSources {
     /// The arguments of the `serve` command.
     pub arguments: ServeArguments,
     /// SIGHUP, which triggers a check of the file.
@@ -31,22 +31,22 @@ pub type LogLevel = Box<dyn Fn(&str) -> Result<(), String> + Send + Sync>;
 
 /// The settings that can change at run time.
 #[derive(Clone)]
-pub(super) struct Tuned {
+pub(super) struct ReloadableSettings {
     /// The running configuration.
-    pub(super) running: Reloadable<Serve>,
+    pub(super) running: Reloadable<ServeSettings>,
     pub(super) connections: Reloadable<ConnectionLimits>,
     pub(super) reflect: Reloadable<ReflectConfig>,
     /// The guards of clients' ports, and of the admin pages and metrics.
     pub(super) browsers: Reloadable<BrowserGuard>,
     pub(super) ops_browsers: Reloadable<BrowserGuard>,
     started: Arc<ConfigSettings>,
-    file: Arc<OnceLock<(PathBuf, WatchedFile<Serve>)>>,
+    file: Arc<OnceLock<(PathBuf, WatchedFile<ServeSettings>)>>,
     /// The changed keys that require a restart.
     waiting: Arc<Mutex<Vec<String>>>,
 }
 
-impl Tuned {
-    pub(super) fn new(config: &Serve) -> Self {
+impl ReloadableSettings {
+    pub(super) fn new(config: &ServeSettings) -> Self {
         let (browsers, ops_browsers) = guards(config);
         Self {
             running: config.clone().into(),
@@ -66,7 +66,7 @@ impl Tuned {
         Arc::new(move || {
             let (file, trouble) = this.file.get().map(|(path, file)| (path.clone(), file.trouble())).unzip();
             let settings = &this.running.get().settings;
-            ConfigShown {
+            ConfigPage {
                 file: file.map(|path| path.display().to_string()),
                 trouble: trouble.flatten(),
                 restart: this.waiting.lock().clone(),
@@ -98,7 +98,7 @@ impl Tuned {
 
     /// Applies the file whenever it changes, until the frontend is dropped. It holds only a weak reference, because a
     /// drain waits for the last strong one.
-    pub(super) async fn keep_up(self, mut reloading: Reloading, frontend: Weak<Frontend>, feeds: Feeds) {
+    pub(super) async fn keep_up(self, mut reloading: ReloadSources, frontend: Weak<Frontend>, feeds: Feeds) {
         let Some((_, file)) = self.file.get() else {
             while reloading.hangups.recv().await.is_some() {
                 tracing::warn!("SIGHUP ignored: no configuration file to reload");
@@ -117,7 +117,7 @@ impl Tuned {
         }
     }
 
-    fn take(&self, read: &Serve, log_level: &LogLevel, frontend: &Frontend, feeds: &Feeds) {
+    fn take(&self, read: &ServeSettings, log_level: &LogLevel, frontend: &Frontend, feeds: &Feeds) {
         let running = self.running.get();
         let changes = read.settings.changes(&self.started, &running.settings);
         if !changes.taken.is_empty() {
@@ -143,7 +143,7 @@ impl Tuned {
         metrics::reloaded(outcome);
     }
 
-    fn put(&self, serve: &Serve, frontend: &Frontend, feeds: &Feeds) {
+    fn put(&self, serve: &ServeSettings, frontend: &Frontend, feeds: &Feeds) {
         let (browsers, ops_browsers) = guards(serve);
         self.browsers.set(browsers);
         self.ops_browsers.set(ops_browsers);
@@ -158,14 +158,14 @@ impl Tuned {
 }
 
 /// Returns the running configuration, updated with those new settings that can change at run time.
-fn merged(running: &Serve, read: &Serve, settings: ConfigSettings) -> Serve {
+fn merged(running: &ServeSettings, read: &ServeSettings, settings: ConfigSettings) -> ServeSettings {
     let (now, coverage) = (running.clone(), &running.serve.coverage);
     let coverage =
         Coverage { node: coverage.node.clone(), authorizes: coverage.authorizes, ..read.serve.coverage.clone() };
     let ServeConfig { body_max, unread, fresh_wait_max, .. } = now.serve;
     let mut log = now.log.clone();
     log.level.clone_from(&read.log.level);
-    Serve {
+    ServeSettings {
         allowed_hosts: read.allowed_hosts.clone(),
         allowed_origins: read.allowed_origins.clone(),
         preload: read.preload.clone(),
@@ -182,8 +182,8 @@ fn merged(running: &Serve, read: &Serve, settings: ConfigSettings) -> Serve {
 }
 
 /// Returns the browser guards of clients' ports, and of the admin pages and metrics.
-fn guards(config: &Serve) -> (BrowserGuard, BrowserGuard) {
-    let hosts = Hosts::new(&config.allowed_hosts);
+fn guards(config: &ServeSettings) -> (BrowserGuard, BrowserGuard) {
+    let hosts = AllowedHosts::new(&config.allowed_hosts);
     let origins = || config.allowed_origins.clone();
     let ops = BrowserGuard::new(false, hosts.clone().or_any_address(), origins());
     (BrowserGuard::new(config.tls.is_some(), hosts, origins()), ops)

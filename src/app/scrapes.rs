@@ -5,18 +5,18 @@ use std::sync::Arc;
 use futures_util::FutureExt as _;
 use tokio::runtime::Handle;
 
-use super::reload::Tuned;
+use super::reload::ReloadableSettings;
 use crate::admin::{MetricsReaders, ScrapeAccess};
 use crate::auth::{Authorizer, RequestSender};
 use crate::serve::ScrapeAuthorizer;
 
 /// Returns the callers that may read metrics: those that upstream allows, or all if there is no `authorizer`. Must be called
 /// on the runtime that owns the connections to upstream.
-pub(super) fn readers(authorizer: Option<Authorizer>, tuned: &Tuned) -> MetricsReaders {
+pub(super) fn readers(authorizer: Option<Authorizer>, tuned: &ReloadableSettings) -> MetricsReaders {
     match authorizer {
-        None => MetricsReaders::Everybody(tuned.ops_browsers.clone()),
+        None => MetricsReaders::Anyone(tuned.ops_browsers.clone()),
         Some(authorizer) => {
-            MetricsReaders::Admitted(admittance(ScrapeAuthorizer::new(authorizer, tuned.browsers.clone())))
+            MetricsReaders::Authorized(admittance(ScrapeAuthorizer::new(authorizer, tuned.browsers.clone())))
         }
     }
 }

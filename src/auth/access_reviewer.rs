@@ -11,8 +11,8 @@ use super::review_queue::{ReviewClass, ReviewQueue};
 use super::review_rate_limit::{LEASE_WAIT_MAX, Payer, ReviewRate, ReviewRateLimit};
 use super::review_rights::ReviewRight;
 use super::reviews::{ReviewTopic, Reviews};
-use super::{Affected, AuthConfig, NotGranted};
-use crate::upstream::{AccessVerdict, Cause};
+use super::{AffectedUsers, AuthConfig, NotGranted};
+use crate::upstream::{AccessReviewResult, Cause};
 use kubeapi::{Access, FlowDistinguisher, User};
 
 /// Creates access reviews upstream, and caches the decisions for seconds.
@@ -106,10 +106,10 @@ impl AccessReviewer {
         user: &User,
         access: &Access,
         since: Instant,
-    ) -> Option<(Instant, AccessVerdict)> {
+    ) -> Option<(Instant, AccessReviewResult)> {
         let known = self.decisions.get(ReviewPurpose::Request, &DecisionKey::of(user, access)).await;
         let known = known.filter(|known| known.asked >= since)?;
-        Some((known.asked, AccessVerdict { allowed: known.is_allowed, reason: known.reason.to_string() }))
+        Some((known.asked, AccessReviewResult { allowed: known.is_allowed, reason: known.reason.to_string() }))
     }
 
     /// Caches a decision that upstream returned for a downstream proxy's review, because that proxy may open a watch
@@ -121,7 +121,7 @@ impl AccessReviewer {
         (user, access): (User, Access),
         cause: Cause,
         asked: Instant,
-        verdict: AccessVerdict,
+        verdict: AccessReviewResult,
     ) {
         if user.len_bytes() > LEARNED_USER_BYTES_MAX {
             return;
@@ -145,10 +145,10 @@ impl AccessReviewer {
     }
 
     /// Drops the decisions that a policy change may have made wrong.
-    pub(super) async fn forget(&self, affected: &Affected) {
+    pub(super) async fn forget(&self, affected: &AffectedUsers) {
         match affected {
-            Affected::Everyone => self.decisions.clear(),
-            Affected::Only(_) => {
+            AffectedUsers::Everyone => self.decisions.clear(),
+            AffectedUsers::Only(_) => {
                 self.decisions.remove_if(|known| affected.contains(&known.user, &known.namespace)).await;
             }
         }
@@ -217,7 +217,7 @@ impl Hasher for Sha256Hasher {
 }
 
 impl AccessDecision {
-    fn new(asked: Instant, verdict: AccessVerdict, user: Arc<User>, access: &Access) -> Self {
+    fn new(asked: Instant, verdict: AccessReviewResult, user: Arc<User>, access: &Access) -> Self {
         // A longer name is that of no namespace, so no binding can be in it.
         let namespace = Some(access.namespace()).filter(|name| name.len() <= NAMESPACE_NAME_MAX);
         let namespace = namespace.unwrap_or_default().into();
@@ -226,13 +226,13 @@ impl AccessDecision {
 
     /// Whether upstream's reason says that RBAC allows the access. No other authorizer's reason does.
     pub(super) fn is_by_policy(&self) -> bool {
-        self.is_allowed && AccessVerdict::is_by_rbac(&self.reason)
+        self.is_allowed && AccessReviewResult::is_by_rbac(&self.reason)
     }
 
     /// How long it is cached. For leases and proxies, each look-up sets how old it may be.
     fn ttl(&self, purpose: ReviewPurpose, config: &AuthConfig) -> Duration {
         match purpose {
-            _ if !self.is_allowed && AccessVerdict::denies_for_now(&self.reason) => Duration::ZERO,
+            _ if !self.is_allowed && AccessReviewResult::denies_for_now(&self.reason) => Duration::ZERO,
             _ if !self.is_allowed => config.denied_ttl,
             ReviewPurpose::Request | ReviewPurpose::Namespace => config.allowed_ttl,
             ReviewPurpose::Lease | ReviewPurpose::Proxy => {
@@ -299,7 +299,7 @@ mod tests {
     }
 
     fn decision(uri: &str, allowed: bool, reason: &str) -> AccessDecision {
-        let verdict = AccessVerdict { allowed, reason: reason.to_owned() };
+        let verdict = AccessReviewResult { allowed, reason: reason.to_owned() };
         AccessDecision::new(Instant::now(), verdict, Arc::default(), &access(uri))
     }
 

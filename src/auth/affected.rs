@@ -5,7 +5,7 @@ use kubeapi::User;
 
 /// The users and places whose rights a policy change may affect.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Affected {
+pub enum AffectedUsers {
     Everyone,
     Only(Arc<Subjects>),
 }
@@ -28,7 +28,7 @@ pub enum AffectedScope {
 /// The most tracked pairs of a subject and a namespace. Above it, everyone counts as affected.
 const PAIRS_MAX: usize = 4_096;
 
-impl Affected {
+impl AffectedUsers {
     pub fn nobody() -> Self {
         Self::Only(Arc::default())
     }
@@ -147,10 +147,10 @@ mod tests {
         }
     }
 
-    fn of_user(name: &str, namespace: &str) -> Affected {
+    fn of_user(name: &str, namespace: &str) -> AffectedUsers {
         let mut subjects = Subjects::default();
         subjects.add_user(name.to_owned(), &AffectedScope::of(namespace));
-        Affected::Only(Arc::new(subjects))
+        AffectedUsers::Only(Arc::new(subjects))
     }
 
     #[test]
@@ -159,7 +159,7 @@ mod tests {
         subjects.add_user("ada".to_owned(), &AffectedScope::of("t1"));
         subjects.add_group("dev".to_owned(), &AffectedScope::of("t2"));
         subjects.add_group("ops".to_owned(), &AffectedScope::of(""));
-        let affected = Affected::Only(Arc::new(subjects));
+        let affected = AffectedUsers::Only(Arc::new(subjects));
         for (user, namespaces) in [
             (user("ada", &[]), vec!["t1"]),
             (user("ada", &["dev", "other"]), vec!["t1", "t2"]),
@@ -170,8 +170,8 @@ mod tests {
             let touched = ["", "t1", "t10", "t2"].into_iter().filter(|at| affected.contains(&user, at));
             assert_eq!(touched.collect::<Vec<_>>(), namespaces, "{user:?}");
         }
-        assert!(Affected::Everyone.contains(&user("ada", &[]), "t1"));
-        assert!(Affected::nobody().is_nobody() && !Affected::nobody().contains(&user("ada", &[]), ""));
+        assert!(AffectedUsers::Everyone.contains(&user("ada", &[]), "t1"));
+        assert!(AffectedUsers::nobody().is_nobody() && !AffectedUsers::nobody().contains(&user("ada", &[]), ""));
     }
 
     #[test]
@@ -181,10 +181,11 @@ mod tests {
         assert_eq!(both.reach(&user("ada", &[])), Some(AffectedScope::Within(namespaces)));
         assert_eq!(both.and(&of_user("ada", "")).reach(&user("ada", &[])), Some(AffectedScope::Everywhere));
         let many = |count: usize| {
-            (0..count).fold(Affected::nobody(), |all, n| all.and(&of_user(&format!("u{}", n % 8), &format!("t{n}"))))
+            (0..count)
+                .fold(AffectedUsers::nobody(), |all, n| all.and(&of_user(&format!("u{}", n % 8), &format!("t{n}"))))
         };
-        assert!(matches!(many(PAIRS_MAX), Affected::Only(_)));
-        assert_eq!(many(PAIRS_MAX + 1), Affected::Everyone);
-        assert_eq!(many(PAIRS_MAX + 1).and(&Affected::nobody()), Affected::Everyone);
+        assert!(matches!(many(PAIRS_MAX), AffectedUsers::Only(_)));
+        assert_eq!(many(PAIRS_MAX + 1), AffectedUsers::Everyone);
+        assert_eq!(many(PAIRS_MAX + 1).and(&AffectedUsers::nobody()), AffectedUsers::Everyone);
     }
 }

@@ -15,13 +15,13 @@ use base::{Ready, WallClock, WatchedFile};
 use kubeapi::User;
 
 /// The authorities that are trusted now. Their file may change.
-pub type Trusted = WatchedFile<Authorities>;
+pub type TrustedAuthorities = WatchedFile<Authorities>;
 
 /// The front proxies whose identity headers are trusted. They have a certificate from an authority used for nothing
 /// else.
 #[derive(Clone)]
 pub struct FrontProxy {
-    pub authorities: Trusted,
+    pub authorities: TrustedAuthorities,
     /// The accepted common names; if empty, any.
     pub names: Vec<String>,
 }
@@ -33,7 +33,7 @@ pub(super) struct Authenticator {
     token_reviewer: TokenReviewer,
     pub(super) access_reviewer: AccessReviewer,
     pub(super) clock: WallClock,
-    client_authorities: Option<Trusted>,
+    client_authorities: Option<TrustedAuthorities>,
     front_proxy: Option<FrontProxy>,
 }
 
@@ -41,7 +41,7 @@ impl Authenticator {
     pub(super) fn new(
         reviews: Arc<dyn Reviews>,
         config: &AuthConfig,
-        client_authorities: Option<Trusted>,
+        client_authorities: Option<TrustedAuthorities>,
         front_proxy: Option<FrontProxy>,
         clock: WallClock,
     ) -> Self {
@@ -74,7 +74,7 @@ impl Authenticator {
         let mut hmac = ring::hmac::Context::with_key(&self.key);
         let mut add = |part: &[u8]| add(&mut hmac, part);
         match credential {
-            Credential::Nobody => add(b"nobody"),
+            Credential::Anonymous => add(b"nobody"),
             Credential::Token(token) => {
                 add(b"token");
                 add(token.reveal().as_bytes());
@@ -120,7 +120,7 @@ impl Authenticator {
     ) -> Result<Option<Identity>, NotGranted> {
         let asked = Instant::now();
         let identity = match credential {
-            Credential::Nobody => Identity { asked, user: Arc::new(anonymous()), until: None },
+            Credential::Anonymous => Identity { asked, user: Arc::new(anonymous()), until: None },
             Credential::Token(token) => self.token_reviewer.identify(id, token, asks).await?,
             Credential::Certificate(shown) => {
                 let Some(holder) = self.holder(shown)? else { return Ok(None) };
@@ -140,15 +140,15 @@ impl Authenticator {
         let authorities = self.client_authorities.as_ref().ok_or(NotGranted::Unauthenticated)?.current();
         match shown.holder(AuthorityRole::Client, &authorities, self.clock.now()) {
             Ok(holder) => Ok(Some(holder)),
-            Err(CertificateRejected::Nameless) => Ok(None),
+            Err(CertificateRejected::NoCommonName) => Ok(None),
             Err(_) => Err(NotGranted::Unauthenticated),
         }
     }
 
     /// The authorities that verify a credential's certificates, if it has any.
-    pub(super) fn authorities(&self, credential: &Credential) -> Option<Trusted> {
+    pub(super) fn authorities(&self, credential: &Credential) -> Option<TrustedAuthorities> {
         match credential {
-            Credential::Nobody | Credential::Token(_) => None,
+            Credential::Anonymous | Credential::Token(_) => None,
             Credential::Certificate(_) => self.client_authorities.clone(),
             Credential::Asserted(..) => self.front_proxy.as_ref().map(|front| front.authorities.clone()),
         }

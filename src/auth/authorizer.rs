@@ -5,19 +5,19 @@ use futures_util::future::BoxFuture;
 use http::HeaderMap;
 use tokio::time::{Instant, timeout};
 
-use super::authenticator::{Authenticator, FrontProxy, Trusted};
-use super::changes::{Changes, Rounds};
+use super::authenticator::{Authenticator, FrontProxy, TrustedAuthorities};
+use super::changes::{PendingPolicyChanges, RecheckRounds};
 use super::credential::{Credential, Identity, asserted, token_of};
-use super::grant_lease::{Claim, GrantLease, Leases};
-use super::impersonation::{Impeded, Impersonation};
+use super::grant_lease::{GrantLease, LeaseRequest, Leases};
+use super::impersonation::{Impersonation, ImpersonationDenied};
 use super::lease_terms::LeaseTerms;
 use super::namespace_quota::NamespaceQuota;
 use super::namespace_verdicts::NamespaceVerdicts;
 use super::policy_watch_state::PolicyWatchState;
 use super::review_cache::ReviewPurpose;
 use super::reviews::Reviews;
-use super::{Affected, AuthConfig, Grant, NotGranted, Permit, Readable, RequestSender, metrics, token_reviewer};
-use crate::upstream::{AccessVerdict, ActingAs, Cause, Client, CredentialId, Release};
+use super::{AffectedUsers, AuthConfig, Grant, NotGranted, Permit, Readable, RequestSender, metrics, token_reviewer};
+use crate::upstream::{AccessReviewResult, ActingAs, Cause, Client, CredentialId, Release};
 use base::{Ready, Tasks, WallClock};
 use kubeapi::{Access, FlowDistinguisher, RequestInfo, User, Verb};
 use tokio::sync::watch;
@@ -34,7 +34,7 @@ struct Shared {
     leases: Arc<Leases>,
     /// The namespaces that open watches depend on.
     quota: NamespaceQuota,
-    changes: Arc<Changes>,
+    changes: Arc<PendingPolicyChanges>,
     tasks: Tasks,
     client: Client,
     policy_watch: Arc<PolicyWatchState>,
@@ -49,7 +49,7 @@ struct Shared {
 pub struct Delegation {
     /// The proxy's own client. Its identity may create token and access reviews.
     pub client: Client,
-    pub client_authorities: Option<Trusted>,
+    pub client_authorities: Option<TrustedAuthorities>,
     pub front_proxy: Option<FrontProxy>,
     /// The clock that determines when credentials expire.
     pub clock: WallClock,
@@ -60,15 +60,15 @@ pub struct Delegation {
 #[derive(Debug, Clone)]
 pub enum Caller {
     /// The proxy itself: every client that reaches the socket acts as it.
-    Ourselves,
+    ProxyItself,
     /// A caller without a credential.
     Anonymous,
-    Known(Arc<Known>),
+    Known(Arc<AuthenticatedCaller>),
 }
 
 /// A user that upstream has authenticated by its credential.
 #[derive(Debug)]
-pub struct Known {
+pub struct AuthenticatedCaller {
     id: CredentialId,
     credential: Credential,
     user: Arc<User>,
@@ -103,7 +103,7 @@ impl Authorizer {
         let Delegation { client, client_authorities, front_proxy, clock, tasks } = parts;
         let authenticator = Arc::new(Authenticator::new(reviews, &config, client_authorities, front_proxy, clock));
         let policy_watch = Arc::new(PolicyWatchState::new());
-        let (leases, changes) = (Arc::new(Leases::new(policy_watch.clone())), Arc::new(Changes::new()));
+        let (leases, changes) = (Arc::new(Leases::new(policy_watch.clone())), Arc::new(PendingPolicyChanges::new()));
         let quota = quota(&config);
         let ourselves = moka::future::Cache::builder().max_capacity(1).time_to_live(OURSELVES_FOR).build();
         let release = moka::future::Cache::builder().max_capacity(1).time_to_live(RELEASE_FOR).build();
@@ -133,7 +133,7 @@ impl Authorizer {
     /// # Errors
     /// None of its credentials is accepted, or that cannot be determined.
     pub async fn authenticate(&self, sender: RequestSender, headers: &HeaderMap) -> Result<Caller, NotGranted> {
-        let Some(shared) = &self.delegated else { return Ok(Caller::Ourselves) };
+        let Some(shared) = &self.delegated else { return Ok(Caller::ProxyItself) };
         let caller = shared.authenticate(sender, headers).await;
         if let Err(refused) = &caller {
             metrics::refused(refused.as_str());
@@ -189,13 +189,13 @@ impl Authorizer {
     /// The identity with which the caller's requests are sent upstream.
     pub async fn acting_as(&self, caller: &Caller) -> ActingAs {
         match (caller, &self.delegated) {
-            (Caller::Ourselves, _) | (_, None) => ActingAs::Ours,
-            (Caller::Anonymous, Some(_)) => ActingAs::Nobody,
+            (Caller::ProxyItself, _) | (_, None) => ActingAs::ProxyItself,
+            (Caller::Anonymous, Some(_)) => ActingAs::Anonymous,
             (Caller::Known(known), Some(shared)) => match &known.credential {
-                Credential::Nobody => ActingAs::Nobody,
+                Credential::Anonymous => ActingAs::Anonymous,
                 Credential::Token(_) => ActingAs::Bearer(known.id, known.payer.clone()),
                 // A caller that holds the proxy's own certificate has the proxy's rights anyway.
-                Credential::Certificate(_) if shared.is_us(&known.user).await => ActingAs::Ours,
+                Credential::Certificate(_) if shared.is_us(&known.user).await => ActingAs::ProxyItself,
                 Credential::Certificate(_) | Credential::Asserted(..) => ActingAs::User(known.user.clone()),
             },
         }
@@ -213,9 +213,9 @@ impl Authorizer {
         caller: &Caller,
         wanted: &Impersonation,
         info: Option<&RequestInfo>,
-    ) -> Result<User, Impeded> {
+    ) -> Result<User, ImpersonationDenied> {
         let (Caller::Known(known), Some(shared)) = (caller, &self.delegated) else {
-            return Err(Impeded::unknown());
+            return Err(ImpersonationDenied::unknown());
         };
         let request = if shared.constrains_impersonation().await { info.map(Access::of) } else { None };
         let judged = wanted.judged(&shared.authenticator.access_reviewer, &known.user, request.as_ref()).await;
@@ -227,7 +227,7 @@ impl Authorizer {
 
     /// Records a policy change. Upstream's authorizers may see it a moment earlier or later. A burst of changes costs
     /// hardly more than one.
-    pub fn policy_changed(&self, affected: &Affected) {
+    pub fn policy_changed(&self, affected: &AffectedUsers) {
         if let Some(shared) = &self.delegated {
             shared.policy_watch.changed();
             shared.changes.hear(affected);
@@ -263,13 +263,13 @@ impl Authorizer {
     }
 
     /// The cached decision on an access, if its review was sent after `since`. It answers a downstream proxy's review.
-    pub async fn recalls(&self, user: &User, access: &Access, since: Instant) -> Option<(Instant, AccessVerdict)> {
+    pub async fn recalls(&self, user: &User, access: &Access, since: Instant) -> Option<(Instant, AccessReviewResult)> {
         let reviewer = &self.delegated.as_ref()?.authenticator.access_reviewer;
         reviewer.recalls(user, access, since).await
     }
 
     /// Caches a decision that upstream returned for a downstream proxy, unless a policy change was seen since.
-    pub async fn learns(&self, of: (User, Access), cause: Cause, asked: Instant, verdict: AccessVerdict) {
+    pub async fn learns(&self, of: (User, Access), cause: Cause, asked: Instant, verdict: AccessReviewResult) {
         if let Some(shared) = self.delegated.as_ref().filter(|shared| asked >= shared.policy_watch.moved()) {
             shared.authenticator.access_reviewer.learns(of, cause, asked, verdict).await;
         }
@@ -301,7 +301,7 @@ impl Shared {
                 // A front proxy that names the anonymous user authenticates no caller.
                 Ok(Some(Identity { user, .. })) if user.is_anonymous() => return Ok(Caller::Anonymous),
                 Ok(Some(Identity { user, until, .. })) => {
-                    return Ok(Caller::Known(Arc::new(Known::new(id, credential, user, until))));
+                    return Ok(Caller::Known(Arc::new(AuthenticatedCaller::new(id, credential, user, until))));
                 }
                 Err(why) => refused = Some(why),
             }
@@ -334,14 +334,14 @@ impl Shared {
     }
 
     /// The user to review; `None` for the proxy itself.
-    fn known(&self, caller: &Caller) -> Result<Option<Arc<Known>>, NotGranted> {
+    fn known(&self, caller: &Caller) -> Result<Option<Arc<AuthenticatedCaller>>, NotGranted> {
         match caller {
-            Caller::Ourselves => Ok(None),
+            Caller::ProxyItself => Ok(None),
             Caller::Anonymous if !self.config.anonymous => Err(NotGranted::Unauthenticated),
             Caller::Anonymous => {
-                let credential = Credential::Nobody;
+                let credential = Credential::Anonymous;
                 let user = Arc::new(super::authenticator::anonymous());
-                Ok(Some(Arc::new(Known::new(self.authenticator.id(&credential), credential, user, None))))
+                Ok(Some(Arc::new(AuthenticatedCaller::new(self.authenticator.id(&credential), credential, user, None))))
             }
             Caller::Known(known) => Ok(Some(known.clone())),
         }
@@ -351,13 +351,13 @@ impl Shared {
     /// the two.
     fn lease(
         &self,
-        known: &Known,
+        known: &AuthenticatedCaller,
         info: &RequestInfo,
         access: &Arc<Access>,
         verdicts: Option<Arc<NamespaceVerdicts>>,
     ) -> Option<Arc<GrantLease>> {
         (info.verb == Verb::Watch).then(|| {
-            let claim = Claim {
+            let claim = LeaseRequest {
                 id: known.id,
                 credential: known.credential.clone(),
                 user: known.user.clone(),
@@ -389,8 +389,8 @@ impl Shared {
 }
 
 /// Applies policy changes as they are seen.
-async fn follow(changes: Arc<Changes>, authenticator: Arc<Authenticator>, leases: Arc<Leases>) {
-    let mut rounds = Rounds::new();
+async fn follow(changes: Arc<PendingPolicyChanges>, authenticator: Arc<Authenticator>, leases: Arc<Leases>) {
+    let mut rounds = RecheckRounds::new();
     loop {
         let affected = changes.next(&mut rounds).await;
         authenticator.access_reviewer.forget(&affected).await;
@@ -422,7 +422,7 @@ fn shown(sender: RequestSender, headers: &HeaderMap) -> Result<Vec<Credential>, 
     Ok(shown)
 }
 
-impl Known {
+impl AuthenticatedCaller {
     fn new(id: CredentialId, credential: Credential, user: Arc<User>, until: Option<SystemTime>) -> Self {
         let payer = FlowDistinguisher::on_its_node(&user);
         Self { id, credential, user, payer, until }
@@ -433,7 +433,7 @@ impl Caller {
     /// The caller's name, for messages.
     pub fn name(&self) -> &str {
         match self {
-            Self::Ourselves => "",
+            Self::ProxyItself => "",
             Self::Anonymous => User::ANONYMOUS,
             Self::Known(known) => &known.user.name,
         }
@@ -441,7 +441,7 @@ impl Caller {
 
     pub fn user(&self) -> Option<&User> {
         match self {
-            Self::Ourselves | Self::Anonymous => None,
+            Self::ProxyItself | Self::Anonymous => None,
             Self::Known(known) => Some(&known.user),
         }
     }
@@ -458,7 +458,7 @@ impl Caller {
     /// credential count as one user.
     pub fn payer(&self) -> Option<FlowDistinguisher> {
         match self {
-            Self::Ourselves => None,
+            Self::ProxyItself => None,
             Self::Anonymous => Some(FlowDistinguisher::of(&super::authenticator::anonymous())),
             Self::Known(known) => Some(known.payer.clone()),
         }

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use http::header::{HOST, HeaderName, HeaderValue, ORIGIN};
 use http::{HeaderMap, Uri};
 
-use super::Hosts;
+use super::AllowedHosts;
 use super::hosts::{Authority, Host};
 
 /// Recognises requests that a foreign web page has sent.
@@ -19,7 +19,7 @@ use super::hosts::{Authority, Host};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BrowserGuard {
     scheme: &'static str,
-    hosts: Hosts,
+    hosts: AllowedHosts,
     /// The pages that may send requests.
     allowed: Vec<PageOrigin>,
 }
@@ -36,11 +36,11 @@ pub struct PageOrigin {
 /// The text is not an origin. `null` and patterns are not origins either.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not an origin (expected scheme://host or scheme://host:port)")]
-pub struct NoOrigin(String);
+pub struct InvalidOrigin(String);
 
 /// Why a request is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Foreign {
+pub enum ForeignRequest {
     /// The request names a host that leads to this machine and is not one of ours.
     #[error("host {0:?} is not served here; add it to allowedHosts to allow it")]
     Host(String),
@@ -60,7 +60,7 @@ const SHOWN_CHARS_MAX: usize = 100;
 
 impl BrowserGuard {
     /// Creates a guard. `tls` is whether the sockets use TLS, which determines the scheme of their own pages.
-    pub fn new(tls: bool, hosts: Hosts, allowed: Vec<PageOrigin>) -> Self {
+    pub fn new(tls: bool, hosts: AllowedHosts, allowed: Vec<PageOrigin>) -> Self {
         Self { scheme: if tls { "https" } else { "http" }, hosts, allowed }
     }
 
@@ -70,14 +70,14 @@ impl BrowserGuard {
     ///
     /// # Errors
     /// It names another host, or comes from such a page.
-    pub fn check(&self, target: &Uri, headers: &HeaderMap) -> Result<(), Foreign> {
+    pub fn check(&self, target: &Uri, headers: &HeaderMap) -> Result<(), ForeignRequest> {
         let (named, header) = named(target, headers);
         // Every browser names a host. A request without one comes from another program, such as HAProxy's HTTP/1.0
         // check.
         if let Some(text) = named.or(header)
             && Authority::parse(text).is_none_or(|authority| !self.hosts.has(&authority.host))
         {
-            return Err(Foreign::Host(shown(text)));
+            return Err(ForeignRequest::Host(shown(text)));
         }
         self.check_page(target, headers)
     }
@@ -89,7 +89,7 @@ impl BrowserGuard {
     ///
     /// # Errors
     /// It comes from a page of another site that is not allowed.
-    pub fn check_site(&self, headers: &HeaderMap) -> Result<(), Foreign> {
+    pub fn check_site(&self, headers: &HeaderMap) -> Result<(), ForeignRequest> {
         match only(headers, &SEC_FETCH_SITE)? {
             None => Ok(()),
             Some(_) if only(headers, &ORIGIN)?.and_then(origin).is_some_and(|named| self.allowed.contains(&named)) => {
@@ -100,21 +100,21 @@ impl BrowserGuard {
     }
 
     /// Checks that the request does not come from a page of another origin.
-    fn check_page(&self, target: &Uri, headers: &HeaderMap) -> Result<(), Foreign> {
+    fn check_page(&self, target: &Uri, headers: &HeaderMap) -> Result<(), ForeignRequest> {
         let (named, header) = named(target, headers);
         let own = self.own(named.or(header).unwrap_or_default());
         if let (Some(named), Some(header)) = (named, header)
             && (own.is_none() || own != self.own(header))
         {
-            return Err(Foreign::TwoHosts { target: shown(named), host: shown(header) });
+            return Err(ForeignRequest::TwoHosts { target: shown(named), host: shown(header) });
         }
         if let Some(value) = only(headers, &ORIGIN)? {
-            let Some(origin) = origin(value) else { return Err(Foreign::page(ORIGIN, value)) };
+            let Some(origin) = origin(value) else { return Err(ForeignRequest::page(ORIGIN, value)) };
             if self.allowed.contains(&origin) {
                 return Ok(());
             }
             if own != Some(origin) {
-                return Err(Foreign::page(ORIGIN, value));
+                return Err(ForeignRequest::page(ORIGIN, value));
             }
         }
         only(headers, &SEC_FETCH_SITE)?.map_or(Ok(()), is_own)
@@ -133,10 +133,10 @@ fn named<'a>(target: &'a Uri, headers: &'a HeaderMap) -> (Option<&'a str>, Optio
 }
 
 /// The only value of a header. No browser sends two of them.
-fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a HeaderValue>, Foreign> {
+fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a HeaderValue>, ForeignRequest> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {
-        (_, Some(second)) => Err(Foreign::page(name.clone(), second)),
+        (_, Some(second)) => Err(ForeignRequest::page(name.clone(), second)),
         (first, None) => Ok(first),
     }
 }
@@ -146,15 +146,15 @@ fn origin(value: &HeaderValue) -> Option<PageOrigin> {
 }
 
 /// Accepts a request without a page, as from the address bar or a bookmark, or from a page of this origin.
-fn is_own(site: &HeaderValue) -> Result<(), Foreign> {
-    if site == "none" || site == "same-origin" { Ok(()) } else { Err(Foreign::page(SEC_FETCH_SITE, site)) }
+fn is_own(site: &HeaderValue) -> Result<(), ForeignRequest> {
+    if site == "none" || site == "same-origin" { Ok(()) } else { Err(ForeignRequest::page(SEC_FETCH_SITE, site)) }
 }
 
 fn shown(text: &str) -> String {
     text.chars().take(SHOWN_CHARS_MAX).collect()
 }
 
-impl Foreign {
+impl ForeignRequest {
     fn page(name: HeaderName, value: &HeaderValue) -> Self {
         Self::Page { name, value: shown(&String::from_utf8_lossy(value.as_bytes())) }
     }
@@ -173,15 +173,15 @@ impl PageOrigin {
 }
 
 impl FromStr for PageOrigin {
-    type Err = NoOrigin;
+    type Err = InvalidOrigin;
 
-    fn from_str(text: &str) -> Result<Self, NoOrigin> {
+    fn from_str(text: &str) -> Result<Self, InvalidOrigin> {
         let parse = || {
             let (scheme, authority) = text.split_once("://")?;
             let in_scheme = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
             let is_scheme = scheme.starts_with(|c: char| c.is_ascii_alphabetic()) && scheme.bytes().all(in_scheme);
             Authority::parse(authority).filter(|_| is_scheme).map(|authority| Self::new(scheme, authority))
         };
-        parse().ok_or_else(|| NoOrigin(shown(text)))
+        parse().ok_or_else(|| InvalidOrigin(shown(text)))
     }
 }

@@ -26,19 +26,19 @@ pub type Chain = Arc<[CertificateDer<'static>]>;
 /// The authorities that sign client certificates.
 pub struct Authorities {
     algorithms: &'static [&'static dyn SignatureVerificationAlgorithm],
-    edition: Edition,
+    edition: AuthoritySetId,
     /// The authorities in webpki's form, and in the same order the facts that webpki ignores.
     anchors: Vec<TrustAnchor<'static>>,
-    roots: Vec<Root>,
+    roots: Vec<RootProperties>,
 }
 
 /// Identifies a set of authorities. A result of one set is not valid for another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Edition([u8; 32]);
+pub(super) struct AuthoritySetId([u8; 32]);
 
 /// The checked properties of an authority besides its name and key.
 #[derive(Debug)]
-struct Root {
+struct RootProperties {
     validity: Validity,
     /// Whether it may sign certificates, and those of clients.
     is_authority: bool,
@@ -91,7 +91,7 @@ pub enum CertificateRejected {
     #[error("invalid client certificate: {0}")]
     Invalid(String),
     #[error("the client certificate has no common name")]
-    Nameless,
+    NoCommonName,
 }
 
 /// The field of a certificate's subject that has a user's UID (`AllowParsingUserIDFromCertAuth`).
@@ -116,17 +116,17 @@ impl Authorities {
         for der in &certificates {
             let anchor = anchor_from_trusted_cert(der).map_err(|error| unreadable(&error))?.to_owned();
             let (_, parsed) = X509Certificate::from_der(der).map_err(|error| unreadable(&error))?;
-            authorities.push((anchor, Root::of(&parsed)));
+            authorities.push((anchor, RootProperties::of(&parsed)));
         }
         // Of two authorities with one name and key, the one that expires later is tried first.
         authorities.sort_by_key(|(_, root)| std::cmp::Reverse(root.validity.to));
         let (anchors, roots) = authorities.into_iter().unzip();
-        let edition = Edition::of(&certificates);
+        let edition = AuthoritySetId::of(&certificates);
         let algorithms = rustls::crypto::ring::default_provider().signature_verification_algorithms.all;
         Ok(Self { algorithms, edition, anchors, roots })
     }
 
-    pub(super) fn edition(&self) -> Edition {
+    pub(super) fn edition(&self) -> AuthoritySetId {
         self.edition
     }
 
@@ -154,7 +154,7 @@ impl Authorities {
             .verify_for_usage(&algorithms, &self.anchors, intermediates, time, usage, None, Some(&permits))
             .map_err(|error| invalid(&error))?;
         let (_, parsed) = X509Certificate::from_der(leaf).map_err(|error| invalid(&error))?;
-        let user = Arc::new(subject(leaf, &parsed).ok_or(CertificateRejected::Nameless)?);
+        let user = Arc::new(subject(leaf, &parsed).ok_or(CertificateRejected::NoCommonName)?);
         let root = self.root(path.anchor()).map_or(0, |root| root.validity.to);
         let between = path.intermediate_certificates().map(|it| validity(&it.der()).map_or(0, |validity| validity.to));
         let last = between.chain([root, Validity::of(&parsed).to]).min().unwrap_or(0);
@@ -192,13 +192,13 @@ impl Authorities {
         if all_sign && root.for_clients { Ok(()) } else { Err(webpki::Error::EndEntityUsedAsCa) }
     }
 
-    fn root(&self, anchor: &TrustAnchor<'_>) -> Option<&Root> {
+    fn root(&self, anchor: &TrustAnchor<'_>) -> Option<&RootProperties> {
         let at = self.anchors.iter().position(|one| std::ptr::eq::<TrustAnchor<'_>>(one, anchor))?;
         self.roots.get(at)
     }
 }
 
-impl Edition {
+impl AuthoritySetId {
     fn of(certificates: &[CertificateDer<'_>]) -> Self {
         let mut hash = digest::Context::new(&digest::SHA256);
         certificates.iter().for_each(|der| hash.update(der));
@@ -206,7 +206,7 @@ impl Edition {
     }
 }
 
-impl Root {
+impl RootProperties {
     fn of(parsed: &X509Certificate<'_>) -> Self {
         let constraints = parsed.basic_constraints().ok().flatten();
         let usage = parsed.extended_key_usage().ok().flatten();

@@ -14,20 +14,20 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-use super::Affected;
+use super::AffectedUsers;
 use base::{random, until};
 
 /// Changes that were seen and not yet applied.
 #[derive(Debug)]
-pub(super) struct Changes {
-    fresh: Mutex<Affected>,
-    began: Mutex<Option<Began>>,
+pub(super) struct PendingPolicyChanges {
+    fresh: Mutex<AffectedUsers>,
+    began: Mutex<Option<WatchStartTimes>>,
     came: Notify,
 }
 
 /// The times at which the policy watches began, one kind of objects after the other.
 #[derive(Debug, Clone, Copy)]
-struct Began {
+struct WatchStartTimes {
     first: Instant,
     last: Instant,
     /// How long after the last begin everything is reviewed.
@@ -36,9 +36,9 @@ struct Began {
 
 /// The changes that later rounds still cover.
 #[derive(Debug)]
-pub(super) struct Rounds {
+pub(super) struct RecheckRounds {
     /// The changes of one, two and three beats ago.
-    ago: [Option<Affected>; 3],
+    ago: [Option<AffectedUsers>; 3],
     /// The earliest time of the next round.
     rest_until: Instant,
 }
@@ -55,52 +55,54 @@ pub(super) const SETTLES: Duration = BEAT.saturating_mul(3);
 /// The most delay of the review of everything caused by further kinds that begin after the first.
 const GATHERED_MAX: Duration = Duration::from_secs(1);
 
-impl Changes {
+impl PendingPolicyChanges {
     pub(super) fn new() -> Self {
-        Self { fresh: Mutex::new(Affected::nobody()), began: Mutex::default(), came: Notify::new() }
+        Self { fresh: Mutex::new(AffectedUsers::nobody()), began: Mutex::default(), came: Notify::new() }
     }
 
     /// Records that the watch of one more kind of objects has begun. Earlier changes may have been missed.
     pub(super) fn begin(&self) {
         let now = Instant::now();
         let mut began = self.began.lock();
-        let fresh = || Began { first: now, last: now, settles: SETTLES + JITTER.mul_f64(3.0 * random::f64()) };
-        *began = Some(Began { last: now, ..began.unwrap_or_else(fresh) });
+        let fresh =
+            || WatchStartTimes { first: now, last: now, settles: SETTLES + JITTER.mul_f64(3.0 * random::f64()) };
+        *began = Some(WatchStartTimes { last: now, ..began.unwrap_or_else(fresh) });
         drop(began);
         self.came.notify_one();
     }
 
     /// Records a change.
-    pub(super) fn hear(&self, affected: &Affected) {
+    pub(super) fn hear(&self, affected: &AffectedUsers) {
         let mut fresh = self.fresh.lock();
-        let before = std::mem::replace(&mut *fresh, Affected::nobody());
+        let before = std::mem::replace(&mut *fresh, AffectedUsers::nobody());
         *fresh = before.and(affected);
         drop(fresh);
         self.came.notify_one();
     }
 
     /// Completes with the next round. Returns the affected users.
-    pub(super) async fn next(&self, rounds: &mut Rounds) -> Affected {
+    pub(super) async fn next(&self, rounds: &mut RecheckRounds) -> AffectedUsers {
         loop {
             sleep_until(rounds.rest_until).await;
             let is_quiet = rounds.ago.iter().all(Option::is_none);
             if is_quiet {
-                let settled = self.began.lock().map(Began::due);
+                let settled = self.began.lock().map(WatchStartTimes::due);
                 tokio::select! {
                     biased;
                     () = self.came.notified() => {}
                     () = until(settled) => {}
                 }
             }
-            let fresh = std::mem::replace(&mut *self.fresh.lock(), Affected::nobody());
-            let missed = if self.have_settled() { Affected::Everyone } else { Affected::nobody() };
+            let fresh = std::mem::replace(&mut *self.fresh.lock(), AffectedUsers::nobody());
+            let missed = if self.have_settled() { AffectedUsers::Everyone } else { AffectedUsers::nobody() };
             if is_quiet && fresh.is_nobody() {
                 if missed.is_nobody() {
                     continue;
                 }
                 return missed;
             }
-            let due = [&rounds.ago[0], &rounds.ago[2]].into_iter().flatten().fold(missed.and(&fresh), Affected::and);
+            let due =
+                [&rounds.ago[0], &rounds.ago[2]].into_iter().flatten().fold(missed.and(&fresh), AffectedUsers::and);
             rounds.ago.rotate_right(1);
             rounds.ago[0] = Some(fresh).filter(|fresh| !fresh.is_nobody());
             rounds.rest_until = Instant::now() + BEAT + JITTER.mul_f64(random::f64());
@@ -115,18 +117,18 @@ impl Changes {
         let (mut began, now) = (self.began.lock(), Instant::now());
         let Some(since) = began.filter(|began| began.due() <= now) else { return false };
         // A watch that began a moment ago is too recent for this round, and gets another.
-        *began = (since.last + SETTLES > now).then_some(Began { first: since.last, ..since });
+        *began = (since.last + SETTLES > now).then_some(WatchStartTimes { first: since.last, ..since });
         true
     }
 }
 
-impl Began {
+impl WatchStartTimes {
     fn due(self) -> Instant {
         self.last.min(self.first + GATHERED_MAX) + self.settles
     }
 }
 
-impl Rounds {
+impl RecheckRounds {
     pub(super) fn new() -> Self {
         Self { ago: [const { None }; 3], rest_until: Instant::now() }
     }
@@ -142,19 +144,19 @@ mod tests {
     use crate::auth::{AffectedScope, Subjects};
     use kubeapi::User;
 
-    fn change(user: usize) -> Affected {
+    fn change(user: usize) -> AffectedUsers {
         let mut subjects = Subjects::default();
         subjects.add_user(user.to_string(), &AffectedScope::Everywhere);
-        Affected::of(subjects)
+        AffectedUsers::of(subjects)
     }
 
-    fn touches(affected: &Affected, user: usize) -> bool {
+    fn touches(affected: &AffectedUsers, user: usize) -> bool {
         affected.reach(&User { name: user.to_string(), ..User::default() }).is_some()
     }
 
     /// The rounds within some seconds: the time of each, and the affected users.
-    async fn rounds(changes: &Changes, seconds: u64) -> Vec<(Duration, Affected)> {
-        let (began, mut rounds, mut seen) = (Instant::now(), Rounds::new(), Vec::new());
+    async fn rounds(changes: &PendingPolicyChanges, seconds: u64) -> Vec<(Duration, AffectedUsers)> {
+        let (began, mut rounds, mut seen) = (Instant::now(), RecheckRounds::new(), Vec::new());
         let _ = timeout(Duration::from_secs(seconds), async {
             loop {
                 let affected = changes.next(&mut rounds).await;
@@ -167,7 +169,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn policy_change_triggers_one_immediate_and_two_later_rounds() {
-        let changes = Changes::new();
+        let changes = PendingPolicyChanges::new();
         changes.hear(&change(1));
         let rounds = rounds(&changes, 60).await;
         assert_eq!(rounds.len(), 3, "{rounds:?}");
@@ -179,7 +181,7 @@ mod tests {
     /// A thousand role bindings change within two seconds.
     #[tokio::test(start_paused = true)]
     async fn thousand_changes_are_coalesced_into_few_review_rounds() {
-        let changes = Arc::new(Changes::new());
+        let changes = Arc::new(PendingPolicyChanges::new());
         let (writer, began) = (changes.clone(), Instant::now());
         let written = tokio::spawn(async move {
             for user in 0..1_000 {
@@ -208,7 +210,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn starting_policy_watches_trigger_one_full_review_after_settling() {
         for with_change in [false, true] {
-            let changes = Arc::new(Changes::new());
+            let changes = Arc::new(PendingPolicyChanges::new());
             let began = Instant::now();
             let begins = changes.clone();
             tokio::spawn(async move {
@@ -236,7 +238,7 @@ mod tests {
     /// Watches that restart in a loop, as when upstream is unavailable, do not postpone the round for ever.
     #[tokio::test(start_paused = true)]
     async fn restarting_policy_watches_do_not_postpone_the_review_round() {
-        let changes = Arc::new(Changes::new());
+        let changes = Arc::new(PendingPolicyChanges::new());
         let begins = changes.clone();
         tokio::spawn(async move {
             for _ in 0..100 {
@@ -256,8 +258,8 @@ mod tests {
     async fn review_rounds_are_jittered_between_proxies() {
         let mut later = Vec::new();
         for _ in 0..50 {
-            let changes = Changes::new();
-            changes.hear(&Affected::Everyone);
+            let changes = PendingPolicyChanges::new();
+            changes.hear(&AffectedUsers::Everyone);
             later.extend(rounds(&changes, 10).await.into_iter().skip(1).map(|(at, _)| at.as_millis() / 50));
         }
         later.sort_unstable();

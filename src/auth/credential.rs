@@ -33,7 +33,7 @@ pub struct Token(Arc<Zeroizing<String>>);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Credential {
     /// No credential.
-    Nobody,
+    Anonymous,
     Token(Token),
     Certificate(Arc<PeerCertChain>),
     /// The user named in identity headers, with the certificate of their sender. They are trusted only from a front
@@ -52,7 +52,7 @@ pub(super) struct Identity {
 
 /// A malformed credential: 401, as from upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Malformed {
+pub enum MalformedCredential {
     #[error("more than one bearer token in Sec-WebSocket-Protocol")]
     SeveralTokens,
     #[error("the bearer token in Sec-WebSocket-Protocol is not base64url")]
@@ -117,7 +117,7 @@ impl fmt::Debug for Token {
 ///
 /// # Errors
 /// The token of a WebSocket is malformed. A malformed `Authorization` header counts as none.
-pub fn token_of(headers: &HeaderMap) -> Result<Option<Token>, Malformed> {
+pub fn token_of(headers: &HeaderMap) -> Result<Option<Token>, MalformedCredential> {
     if let Some(token) = bearer(headers) {
         return Ok(Some(token));
     }
@@ -131,19 +131,19 @@ fn bearer(headers: &HeaderMap) -> Option<Token> {
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then(|| Token::new(token))
 }
 
-fn websocket_token(headers: &HeaderMap) -> Result<Option<Token>, Malformed> {
+fn websocket_token(headers: &HeaderMap) -> Result<Option<Token>, MalformedCredential> {
     let offered = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().filter_map(text);
     let offered = offered.flat_map(|value| value.split(',')).map(str::trim);
     let (tokens, others): (Vec<_>, Vec<_>) = offered.partition(|protocol| protocol.starts_with(BEARER_PROTOCOL));
     let encoded = match tokens.as_slice() {
         [] => return Ok(None),
         [only] => &only[BEARER_PROTOCOL.len()..],
-        _ => return Err(Malformed::SeveralTokens),
+        _ => return Err(MalformedCredential::SeveralTokens),
     };
-    let decoded = BASE64_URL_SAFE_NO_PAD.decode(encoded).map_err(|_| Malformed::NotBase64)?;
-    let token = Zeroizing::new(String::from_utf8(decoded).map_err(|_| Malformed::NotBase64)?);
+    let decoded = BASE64_URL_SAFE_NO_PAD.decode(encoded).map_err(|_| MalformedCredential::NotBase64)?;
+    let token = Zeroizing::new(String::from_utf8(decoded).map_err(|_| MalformedCredential::NotBase64)?);
     if others.is_empty() {
-        return Err(Malformed::NoProtocol);
+        return Err(MalformedCredential::NoProtocol);
     }
     Ok((!token.is_empty()).then(|| Token::new(&token)))
 }
@@ -219,10 +219,10 @@ mod tests {
         };
         assert_eq!(read("base64url.bearer.authorization.k8s.io.YWJj, v4"), Ok(Some("abc".to_owned())));
         assert_eq!(read("v4"), Ok(None));
-        assert_eq!(read("base64url.bearer.authorization.k8s.io.YWJj"), Err(Malformed::NoProtocol));
-        assert_eq!(read("base64url.bearer.authorization.k8s.io.Y=, v4"), Err(Malformed::NotBase64));
+        assert_eq!(read("base64url.bearer.authorization.k8s.io.YWJj"), Err(MalformedCredential::NoProtocol));
+        assert_eq!(read("base64url.bearer.authorization.k8s.io.Y=, v4"), Err(MalformedCredential::NotBase64));
         let two = "base64url.bearer.authorization.k8s.io.YWJj, base64url.bearer.authorization.k8s.io.YWJj, v4";
-        assert_eq!(read(two), Err(Malformed::SeveralTokens));
+        assert_eq!(read(two), Err(MalformedCredential::SeveralTokens));
         let elsewhere = [("sec-websocket-protocol", "base64url.bearer.authorization.k8s.io.YWJj, v4")];
         assert_eq!(token_of(&headers(&elsewhere)), Ok(None), "without an upgrade it is no WebSocket");
     }

@@ -18,15 +18,15 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::access_reviewer::AccessDecision;
-use super::authenticator::{Authenticator, Trusted};
+use super::authenticator::{Authenticator, TrustedAuthorities};
 use super::changes::LOOKED_AT;
 use super::credential::{Credential, Identity};
 use super::lease_state::{LeaseState, RecheckRequest};
-use super::lease_terms::{Asserted, DecisionTtls, LeaseTerms};
+use super::lease_terms::{DecisionTtls, LeaseTerms, ReviewTimes};
 use super::namespace_verdicts::NamespaceVerdicts;
 use super::policy_watch_state::PolicyWatchState;
 use super::review_cache::ReviewPurpose;
-use super::{Affected, NotGranted, Revoked, metrics, token_reviewer};
+use super::{AffectedUsers, NotGranted, Revoked, metrics, token_reviewer};
 use crate::upstream::CredentialId;
 use base::{Tasks, random};
 use kubeapi::{Access, FlowDistinguisher, User};
@@ -56,7 +56,7 @@ pub(super) struct Leases {
 }
 
 /// Counts a lease as uncertain while it is.
-struct Unsure<'a> {
+struct UncertaintyCount<'a> {
     leases: &'a Leases,
     is: Mutex<bool>,
 }
@@ -65,22 +65,22 @@ struct Unsure<'a> {
 type LeaseKey = (CredentialId, Arc<Access>, bool);
 
 /// Checks a lease repeatedly until it ends.
-struct Keeper {
+struct LeaseKeeper {
     authenticator: Arc<Authenticator>,
     leases: Arc<Leases>,
     lease: Weak<GrantLease>,
     standing: Arc<LeaseState>,
     terms: LeaseTerms,
     until: Option<SystemTime>,
-    good: Asserted,
+    good: ReviewTimes,
     /// Decisions from before these times are not accepted.
-    needed: Asserted,
+    needed: ReviewTimes,
     /// When upstream's authorizers are certain to have seen the last policy change. The right is reviewed again then.
     settles: Instant,
 }
 
 /// An authenticated caller and the access that a lease is for.
-pub(super) struct Claim {
+pub(super) struct LeaseRequest {
     pub(super) id: CredentialId,
     pub(super) credential: Credential,
     pub(super) user: Arc<User>,
@@ -106,7 +106,7 @@ impl Leases {
     /// The lease for a claim: an existing one, or a new one with its keeper.
     pub(super) fn hold(
         self: &Arc<Self>,
-        claim: Claim,
+        claim: LeaseRequest,
         authenticator: &Arc<Authenticator>,
         terms: LeaseTerms,
         tasks: &Tasks,
@@ -119,7 +119,7 @@ impl Leases {
             return lease;
         }
         let is_another = matches!(held, Entry::Vacant(_));
-        let Claim { id, credential, user, until, access, verdicts } = claim;
+        let LeaseRequest { id, credential, user, until, access, verdicts } = claim;
         let standing = Arc::new(LeaseState::new((id, credential), access, user, verdicts));
         let ended = CancellationToken::new();
         let lease = Arc::new(GrantLease {
@@ -133,15 +133,15 @@ impl Leases {
             metrics::leases(1.0);
             self.count_lease(true);
         }
-        let keeper = Keeper {
+        let keeper = LeaseKeeper {
             authenticator: authenticator.clone(),
             leases: self.clone(),
             lease: Arc::downgrade(&lease),
             standing,
             terms,
             until,
-            good: Asserted::at(Instant::now()),
-            needed: Asserted::at(Instant::now()),
+            good: ReviewTimes::at(Instant::now()),
+            needed: ReviewTimes::at(Instant::now()),
             settles: terms.settled_after(self.policy_watch.moved()),
         };
         let leases = self.clone();
@@ -156,7 +156,7 @@ impl Leases {
     }
 
     /// Makes the keepers of affected leases check again. Decisions from before now are not accepted.
-    pub(super) async fn doubt(&self, affected: &Affected) {
+    pub(super) async fn doubt(&self, affected: &AffectedUsers) {
         let since = Instant::now();
         let held: Vec<_> = self.held.iter().map(|lease| lease.value().clone()).collect();
         let mut touched = Vec::new();
@@ -244,7 +244,7 @@ impl GrantLease {
     }
 }
 
-impl Keeper {
+impl LeaseKeeper {
     /// Checks the lease until it is over.
     async fn keep(mut self) {
         let (standing, authenticator, leases) =
@@ -253,7 +253,7 @@ impl Keeper {
         let why = match &standing.verdicts {
             None => self.run(&authenticator).await,
             Some(verdicts) => {
-                let unsure = Unsure::new(&leases);
+                let unsure = UncertaintyCount::new(&leases);
                 tokio::select! {
                     biased;
                     why = self.run(&authenticator) => why,
@@ -268,7 +268,7 @@ impl Keeper {
     /// Checks the lease until it must end. Returns the reason.
     async fn run(&mut self, authenticator: &Authenticator) -> NotGranted {
         let (leases, mut ttls) = (self.leases.clone(), self.terms.first());
-        let unsure = Unsure::new(&leases);
+        let unsure = UncertaintyCount::new(&leases);
         let (mut due, mut unsure_since) = (self.next(ttls), None);
         let mut authorities = authenticator.authorities(&self.standing.credential);
         loop {
@@ -281,8 +281,8 @@ impl Keeper {
                     self.assert_right(since).await
                 }
                 () = replaced(&mut authorities) => {
-                    self.needed = Asserted::at(Instant::now());
-                    self.assert(Asserted::at(Instant::now())).await
+                    self.needed = ReviewTimes::at(Instant::now());
+                    self.assert(ReviewTimes::at(Instant::now())).await
                 }
             };
             match outcome {
@@ -312,11 +312,11 @@ impl Keeper {
     }
 
     /// Checks the caller's identity and right again, within a time limit. Parts checked since `since` are skipped.
-    async fn assert(&mut self, since: Asserted) -> Result<(), NotGranted> {
+    async fn assert(&mut self, since: ReviewTimes) -> Result<(), NotGranted> {
         timeout(ASSERT_MAX, self.ask(since)).await.map_err(|_| late())?
     }
 
-    async fn ask(&mut self, since: Asserted) -> Result<(), NotGranted> {
+    async fn ask(&mut self, since: ReviewTimes) -> Result<(), NotGranted> {
         let wanted = since.identity.max(self.needed.identity);
         let mut is_another = false;
         if self.good.identity < wanted || self.is_over() {
@@ -397,7 +397,7 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl Drop for LeaseKeeper {
     /// A lease without a keeper would be valid for ever, so it ends with the keeper.
     fn drop(&mut self) {
         if let Some(lease) = self.lease.upgrade().filter(|lease| lease.revoked().is_none()) {
@@ -406,7 +406,7 @@ impl Drop for Keeper {
     }
 }
 
-impl<'a> Unsure<'a> {
+impl<'a> UncertaintyCount<'a> {
     fn new(leases: &'a Leases) -> Self {
         Self { leases, is: Mutex::new(false) }
     }
@@ -418,7 +418,7 @@ impl<'a> Unsure<'a> {
     }
 }
 
-impl Drop for Unsure<'_> {
+impl Drop for UncertaintyCount<'_> {
     fn drop(&mut self) {
         self.set(false);
     }
@@ -429,7 +429,7 @@ fn late() -> NotGranted {
 }
 
 /// Completes when the trusted authorities change; never, if the credential has none.
-async fn replaced(authorities: &mut Option<Trusted>) {
+async fn replaced(authorities: &mut Option<TrustedAuthorities>) {
     match authorities {
         Some(trusted) => trusted.changed().await,
         None => std::future::pending().await,

@@ -4,7 +4,7 @@ use crate::net::is_loopback;
 
 /// The host names that a socket accepts where every client has rights.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Hosts {
+pub struct AllowedHosts {
     /// Names besides the loopback ones, in lower case.
     names: Vec<String>,
     /// Whether any IP address is accepted. A page can use a name that resolves to this machine, but no address other
@@ -26,7 +26,7 @@ pub(super) enum Host {
     Name(String),
 }
 
-impl Hosts {
+impl AllowedHosts {
     /// Accepts loopback addresses, `localhost` and these names, as `kubectl proxy` does.
     pub fn new(names: &[String]) -> Self {
         Self { names: names.iter().map(|name| name.to_ascii_lowercase()).collect(), addresses: false }
@@ -86,13 +86,13 @@ impl Host {
 mod tests {
     use super::*;
 
-    fn has(hosts: &Hosts, host: &str) -> bool {
+    fn has(hosts: &AllowedHosts, host: &str) -> bool {
         Authority::parse(host).is_some_and(|authority| hosts.has(&authority.host))
     }
 
     #[test]
     fn only_loopback_and_allowed_hosts_match() {
-        let hosts = Hosts::new(&["Proxy.internal".to_owned()]);
+        let hosts = AllowedHosts::new(&["Proxy.internal".to_owned()]);
         for host in [
             "localhost",
             "localhost:8001",

@@ -1,7 +1,7 @@
 //! The rights that a caller needs for impersonation, as in the apiserver's impersonation filter (R-IMPERSONATE-2;
 //! KEP-5284 from 1.36 on).
 
-mod asked;
+mod authorize;
 mod modes;
 mod names;
 #[cfg(test)]
@@ -13,17 +13,17 @@ use std::fmt;
 use http::header::HeaderName;
 use http::{HeaderMap, HeaderValue};
 
-pub use asked::Impeded;
+pub use authorize::ImpersonationDenied;
 
 use super::credential::{text, unescaped};
 use kubeapi::{User, go_quote};
 
 /// The headers name no user: 400.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NoImpersonatedUser {
+pub enum InvalidImpersonation {
     /// Groups or extras of a user without a name.
     #[error("requested {} without impersonating a user name", GoUser(.0))]
-    Headless(User),
+    MissingUser(User),
     #[error("the header {0} is not UTF-8")]
     NotText(HeaderName),
 }
@@ -42,10 +42,10 @@ impl Impersonation {
     ///
     /// # Errors
     /// The headers name parts of a user, but not the user.
-    pub fn of(headers: &HeaderMap) -> Result<Option<Self>, NoImpersonatedUser> {
+    pub fn of(headers: &HeaderMap) -> Result<Option<Self>, InvalidImpersonation> {
         let read = |name: &HeaderName, value: &HeaderValue| match text(value) {
             Some(text) => Ok(text.to_owned()),
-            None => Err(NoImpersonatedUser::NotText(name.clone())),
+            None => Err(InvalidImpersonation::NotText(name.clone())),
         };
         let all = |name: &'static str| {
             let name = HeaderName::from_static(name);
@@ -64,7 +64,7 @@ impl Impersonation {
             return Ok(Some(Self(user)));
         }
         let is_whole = user.uid.is_empty() && user.groups.is_empty() && user.extra.is_empty();
-        if is_whole { Ok(None) } else { Err(NoImpersonatedUser::Headless(user)) }
+        if is_whole { Ok(None) } else { Err(InvalidImpersonation::MissingUser(user)) }
     }
 }
 

@@ -27,7 +27,7 @@ pub(super) struct LeaseTerms {
 
 /// When the identity and the right were last reviewed.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Asserted {
+pub(super) struct ReviewTimes {
     pub(super) identity: Instant,
     pub(super) right: Instant,
 }
@@ -68,7 +68,7 @@ impl LeaseTerms {
     }
 
     /// The validity after a check. Only renewed decisions get a new period.
-    pub(super) fn next(&self, ttls: DecisionTtls, before: Asserted, after: Asserted) -> DecisionTtls {
+    pub(super) fn next(&self, ttls: DecisionTtls, before: ReviewTimes, after: ReviewTimes) -> DecisionTtls {
         // One factor for both, so that decisions with the same period are renewed together.
         let part = 0.8 + 0.2 * random::f64();
         let next = |is_same, ttls: Duration, of: Duration| if is_same { ttls } else { of.mul_f64(part) };
@@ -106,7 +106,7 @@ impl LeaseTerms {
     }
 }
 
-impl Asserted {
+impl ReviewTimes {
     pub(super) fn at(now: Instant) -> Self {
         Self { identity: now, right: now }
     }

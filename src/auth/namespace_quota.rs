@@ -3,7 +3,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use base::Shares;
+use base::KeyedSemaphores;
 use kubeapi::FlowDistinguisher;
 
 /// A limit on the namespaces that open readable watches depend on, in all and for each user. It keeps their number
@@ -11,7 +11,7 @@ use kubeapi::FlowDistinguisher;
 #[derive(Debug)]
 pub(super) struct NamespaceQuota {
     all: Arc<Semaphore>,
-    each: Shares<FlowDistinguisher>,
+    each: KeyedSemaphores<FlowDistinguisher>,
 }
 
 /// The namespaces that one watch depends on: permits of the user's limit, and of that of all users. They are returned on
@@ -21,7 +21,10 @@ pub(super) struct NamespaceShare(Mutex<[OwnedSemaphorePermit; 2]>);
 
 impl NamespaceQuota {
     pub(super) fn new(all_max: usize, each_max: usize) -> Self {
-        Self { all: Arc::new(Semaphore::new(all_max.min(Semaphore::MAX_PERMITS))), each: Shares::new(each_max) }
+        Self {
+            all: Arc::new(Semaphore::new(all_max.min(Semaphore::MAX_PERMITS))),
+            each: KeyedSemaphores::new(each_max),
+        }
     }
 
     /// Creates a share without namespaces.

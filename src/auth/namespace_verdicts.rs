@@ -33,11 +33,11 @@ pub(super) struct NamespaceVerdicts {
     wanted: Mutex<BTreeSet<Arc<str>>>,
     asked: Notify,
     /// For a watch: when each namespace is reviewed again.
-    kept: Option<Kept>,
+    kept: Option<OpenWatchState>,
 }
 
 /// The additional state of an open watch.
-struct Kept {
+struct OpenWatchState {
     period: Duration,
     share: NamespaceShare,
     schedule: Mutex<RecheckSchedule>,
@@ -88,7 +88,12 @@ impl NamespaceVerdicts {
     /// Makes these the verdicts of a watch. [`keep`](Self::keep) reviews its namespaces again within each `period`.
     #[must_use]
     pub(super) fn of_watch(self, share: NamespaceShare, period: Duration) -> Self {
-        let kept = Kept { period, share, schedule: Mutex::new(RecheckSchedule::new(period)), changed: Notify::new() };
+        let kept = OpenWatchState {
+            period,
+            share,
+            schedule: Mutex::new(RecheckSchedule::new(period)),
+            changed: Notify::new(),
+        };
         Self { kept: Some(kept), ..self }
     }
 
@@ -176,7 +181,7 @@ impl NamespaceVerdicts {
     }
 
     /// Reviews the next batch of due namespaces. Returns an error if one was not answered.
-    async fn assert_due(&self, kept: &Kept, now: Instant) -> Result<(), NotGranted> {
+    async fn assert_due(&self, kept: &OpenWatchState, now: Instant) -> Result<(), NotGranted> {
         let taken = kept.schedule.lock().take(now, SLACK.min(kept.period / 12), TAKEN_MAX);
         let user = self.user.lock().clone();
         let again = now + AGAIN;

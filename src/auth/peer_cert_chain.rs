@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 use parking_lot::Mutex;
 
 use super::AuthorityRole;
-use super::certificate::{Authorities, CertificateHolder, CertificateRejected, Chain, Edition};
+use super::certificate::{Authorities, AuthoritySetId, CertificateHolder, CertificateRejected, Chain};
 use crate::upstream::CredentialId;
 
 /// A certificate chain that a client has sent, and the result of its verification. It is stored with the connection, so
@@ -20,7 +20,7 @@ pub struct PeerCertChain {
 /// The result of a verification, valid for one set of authorities and a period.
 #[derive(Debug, Clone)]
 struct Verdict {
-    edition: Edition,
+    edition: AuthoritySetId,
     from: SystemTime,
     until: SystemTime,
     holder: Result<CertificateHolder, CertificateRejected>,

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde::Deserialize;
 
-use super::{Affected, AffectedScope, Subjects};
+use super::{AffectedScope, AffectedUsers, Subjects};
 
 /// The kinds of RBAC objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -85,7 +85,7 @@ impl PolicyKind {
 
 impl Policy {
     /// Applies a change, and returns whose rights it may affect; `None` if no one's.
-    pub fn apply(&mut self, kind: PolicyKind, change: PolicyChange) -> Option<Affected> {
+    pub fn apply(&mut self, kind: PolicyKind, change: PolicyChange) -> Option<AffectedUsers> {
         let PolicyChange { kind: event, object } = change;
         let key = (kind, format!("{}/{}", object.metadata.namespace, object.metadata.name));
         let mut subjects = Subjects::default();
@@ -104,7 +104,7 @@ impl Policy {
                 }
             }
         }
-        if subjects.is_empty() { None } else { Some(Affected::of(subjects)) }
+        if subjects.is_empty() { None } else { Some(AffectedUsers::of(subjects)) }
     }
 
     /// Removes all bindings of a kind, because changes may have been missed.
@@ -146,8 +146,8 @@ mod tests {
         serde_json::from_value(json!({"type": event, "object": object})).expect("a change")
     }
 
-    fn named(affected: Option<Affected>) -> Vec<String> {
-        let Some(Affected::Only(subjects)) = affected else { return Vec::new() };
+    fn named(affected: Option<AffectedUsers>) -> Vec<String> {
+        let Some(AffectedUsers::Only(subjects)) = affected else { return Vec::new() };
         let groups = subjects.groups().map(|group| format!("group {group}"));
         let mut names: Vec<_> = subjects.users().map(str::to_owned).chain(groups).collect();
         names.sort();

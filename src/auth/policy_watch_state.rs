@@ -7,10 +7,10 @@ use super::changes::SETTLES;
 
 /// The state of the policy watches: whether they are open, and since when they are complete.
 #[derive(Debug)]
-pub(super) struct PolicyWatchState(Mutex<Heard>);
+pub(super) struct PolicyWatchState(Mutex<WatchCompleteness>);
 
 #[derive(Debug, Clone, Copy)]
-struct Heard {
+struct WatchCompleteness {
     /// Whether a change would be seen at once.
     is_open: bool,
     /// When a change was last seen, or the watches began or ended.
@@ -22,7 +22,7 @@ struct Heard {
 impl PolicyWatchState {
     pub(super) fn new() -> Self {
         let now = Instant::now();
-        Self(Mutex::new(Heard { is_open: false, moved: now, whole_since: now }))
+        Self(Mutex::new(WatchCompleteness { is_open: false, moved: now, whole_since: now }))
     }
 
     /// Records that a change was seen.

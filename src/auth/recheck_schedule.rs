@@ -12,12 +12,12 @@ use base::random;
 #[derive(Debug)]
 pub(super) struct RecheckSchedule {
     period: Duration,
-    items: BTreeMap<Arc<str>, Item>,
+    items: BTreeMap<Arc<str>, ScheduledRecheck>,
     due: BTreeSet<(Instant, Arc<str>)>,
 }
 
 #[derive(Debug, Clone)]
-struct Item {
+struct ScheduledRecheck {
     /// When the last answered review was sent.
     asserted: Instant,
     /// Whether upstream has answered at all.
@@ -37,7 +37,7 @@ impl RecheckSchedule {
     /// Adds an unknown namespace before its review is sent, so that no policy change falls between the two.
     pub(super) fn begin(&mut self, namespace: &Arc<str>, now: Instant) {
         if !self.items.contains_key(namespace) {
-            self.put(namespace, Item { asserted: now, is_known: false, due: None, changed: None });
+            self.put(namespace, ScheduledRecheck { asserted: now, is_known: false, due: None, changed: None });
         }
     }
 
@@ -65,7 +65,7 @@ impl RecheckSchedule {
         let share = if before.is_some_and(|item| item.is_known) { 0.8 + 0.2 * random::f64() } else { random::f64() };
         let changed = before.and_then(|item| item.changed).filter(|changed| *changed > asked);
         let due = changed.unwrap_or(asked + self.period.mul_f64(share));
-        self.put(namespace, Item { asserted: asked, is_known: true, due: Some(due), changed });
+        self.put(namespace, ScheduledRecheck { asserted: asked, is_known: true, due: Some(due), changed });
     }
 
     /// Records the result for a namespace that [began](Self::begin), by a review that was sent at `began` or a little
@@ -74,7 +74,7 @@ impl RecheckSchedule {
         if !self.items.contains_key(namespace) {
             // A concurrent review has removed it, so changes since then were not tracked.
             let now = Instant::now();
-            self.put(namespace, Item { asserted: began, is_known: true, due: None, changed: Some(now) });
+            self.put(namespace, ScheduledRecheck { asserted: began, is_known: true, due: None, changed: Some(now) });
         }
         self.answered(namespace, began);
     }
@@ -82,7 +82,7 @@ impl RecheckSchedule {
     /// Records that upstream did not answer. The namespace is reviewed at `again`.
     pub(super) fn unanswered(&mut self, namespace: &Arc<str>, again: Instant) {
         if let Some(item) = self.items.get(namespace).cloned() {
-            self.put(namespace, Item { due: Some(again), ..item });
+            self.put(namespace, ScheduledRecheck { due: Some(again), ..item });
         }
     }
 
@@ -96,7 +96,10 @@ impl RecheckSchedule {
         };
         for namespace in &touched {
             if let Some(item) = self.items.get(namespace).cloned() {
-                self.put(namespace, Item { due: item.due.map(|due| due.min(at)), changed: Some(at), ..item });
+                self.put(
+                    namespace,
+                    ScheduledRecheck { due: item.due.map(|due| due.min(at)), changed: Some(at), ..item },
+                );
             }
         }
         !touched.is_empty()
@@ -141,9 +144,9 @@ impl RecheckSchedule {
         self.items.values().filter(|item| item.is_known).map(|item| item.asserted).min()
     }
 
-    fn put(&mut self, namespace: &Arc<str>, item: Item) {
+    fn put(&mut self, namespace: &Arc<str>, item: ScheduledRecheck) {
         let due = item.due;
-        if let Some(Item { due: Some(before), .. }) = self.items.insert(namespace.clone(), item) {
+        if let Some(ScheduledRecheck { due: Some(before), .. }) = self.items.insert(namespace.clone(), item) {
             self.due.remove(&(before, namespace.clone()));
         }
         if let Some(due) = due {

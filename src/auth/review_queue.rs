@@ -9,7 +9,7 @@ use super::review_rate_limit::{Payer, ReviewRateLimit, ReviewTurn};
 use super::review_rights::ReviewRight;
 use super::reviews::{ReviewFuture, ReviewTopic};
 use super::{NotGranted, metrics};
-use base::{LogLimit, Shares};
+use base::{KeyedSemaphores, LogLimit};
 
 /// The class of a review. Each class has slots of its own and does not wait for the others. So a revoked right ends in
 /// time, however many requests, guessed tokens or namespaces of readable watches there are.
@@ -39,7 +39,7 @@ struct Lane {
     rate: Arc<ReviewRateLimit>,
     slots: Semaphore,
     /// One payer may have half of the slots.
-    shares: Shares<Payer>,
+    shares: KeyedSemaphores<Payer>,
 }
 
 /// The most time for a review, including the wait for a slot.
@@ -64,7 +64,7 @@ impl ReviewQueue {
     pub(super) fn new(topic: ReviewTopic, rate: impl Fn(ReviewClass) -> Arc<ReviewRateLimit>) -> Self {
         let lanes = ReviewClass::ALL.map(|class| {
             let slots = class.slots();
-            Lane { rate: rate(class), slots: Semaphore::new(slots), shares: Shares::new(slots / 2) }
+            Lane { rate: rate(class), slots: Semaphore::new(slots), shares: KeyedSemaphores::new(slots / 2) }
         });
         Self { topic, right: Arc::new(ReviewRight::new()), failures: LogLimit::default(), lanes }
     }

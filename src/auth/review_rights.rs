@@ -5,7 +5,7 @@ use tokio::time::{Instant, sleep};
 
 use super::reviews::{ReviewTopic, Reviews};
 use crate::upstream::Error;
-use base::{Backoff, NotReady, Ready, Waits};
+use base::{Backoff, BackoffBounds, ReadinessGuard, Ready};
 use tokio::sync::watch;
 
 /// Whether the proxy may create reviews of one topic, as of the last answered review.
@@ -25,7 +25,7 @@ pub(super) enum RightState {
 
 /// The pauses between two checks of a missing right. They are short, because no request can be authorized until the
 /// right is back.
-const RECHECK: Waits = Waits { first: Duration::from_secs(1), longest: Duration::from_secs(30) };
+const RECHECK: BackoffBounds = BackoffBounds { first: Duration::from_secs(1), longest: Duration::from_secs(30) };
 
 impl ReviewRight {
     pub(super) fn new() -> Self {
@@ -64,7 +64,13 @@ impl ReviewRight {
         self.follow(topic, reviews, ready, guard)
     }
 
-    async fn follow(self: Arc<Self>, topic: ReviewTopic, reviews: Arc<dyn Reviews>, ready: Ready, guard: NotReady) {
+    async fn follow(
+        self: Arc<Self>,
+        topic: ReviewTopic,
+        reviews: Arc<dyn Reviews>,
+        ready: Ready,
+        guard: ReadinessGuard,
+    ) {
         let mut state = self.state.subscribe();
         let mut backoff = Backoff::new(RECHECK);
         let mut guard = Some(guard);
@@ -119,7 +125,7 @@ impl ReviewRight {
         }
     }
 
-    fn not_ready(self: &Arc<Self>, topic: ReviewTopic, ready: &Ready) -> NotReady {
+    fn not_ready(self: &Arc<Self>, topic: ReviewTopic, ready: &Ready) -> ReadinessGuard {
         let right = self.clone();
         ready.register(topic.resource()).because(move || Some(right.reason(topic)))
     }

@@ -2,7 +2,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use super::credential::Token;
-use crate::upstream::{AccessVerdict, Cause, Client, Error, TokenVerdict};
+use crate::upstream::{AccessReviewResult, Cause, Client, Error, TokenReviewResult};
 use kubeapi::{Access, AccessTarget, ResourceTarget, User};
 
 /// The topic of a review about a caller.
@@ -15,10 +15,10 @@ pub(super) enum ReviewTopic {
 /// Creates reviews of callers: upstream, or a stub in tests.
 pub(super) trait Reviews: Send + Sync {
     /// Reviews a token.
-    fn token(&self, token: &Token, audiences: &Arc<[String]>) -> ReviewFuture<TokenVerdict>;
+    fn token(&self, token: &Token, audiences: &Arc<[String]>) -> ReviewFuture<TokenReviewResult>;
 
     /// Reviews whether the user may make the access. `cause` is the purpose of the review, for upstream.
-    fn access(&self, cause: Cause, user: &Arc<User>, access: &Arc<Access>) -> ReviewFuture<AccessVerdict>;
+    fn access(&self, cause: Cause, user: &Arc<User>, access: &Arc<Access>) -> ReviewFuture<AccessReviewResult>;
 
     /// Reviews whether the proxy itself may create reviews of the topic.
     fn own_right(&self, topic: ReviewTopic) -> ReviewFuture<bool>;
@@ -62,12 +62,12 @@ impl ReviewTopic {
 }
 
 impl Reviews for Client {
-    fn token(&self, token: &Token, audiences: &Arc<[String]>) -> ReviewFuture<TokenVerdict> {
+    fn token(&self, token: &Token, audiences: &Arc<[String]>) -> ReviewFuture<TokenReviewResult> {
         let (client, token, audiences) = (self.clone(), token.clone(), audiences.clone());
         Box::pin(async move { client.review_token(token.reveal(), &audiences).await })
     }
 
-    fn access(&self, cause: Cause, user: &Arc<User>, access: &Arc<Access>) -> ReviewFuture<AccessVerdict> {
+    fn access(&self, cause: Cause, user: &Arc<User>, access: &Arc<Access>) -> ReviewFuture<AccessReviewResult> {
         let (client, user, access) = (self.clone(), user.clone(), access.clone());
         Box::pin(async move { client.review_access(cause, &user, &access).await })
     }

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 use super::credential::Token;
 use super::reviews::{ReviewFuture, ReviewTopic, Reviews};
 use super::{AuthConfig, Authorizer, Caller, Delegation, NotGranted, RequestSender};
-use crate::upstream::{AccessVerdict, Cause, Client, CredentialSource, Error, TokenVerdict};
+use crate::upstream::{AccessReviewResult, Cause, Client, CredentialSource, Error, TokenReviewResult};
 use base::{Tasks, WallClock};
 use kubeapi::{Access, AccessTarget, Query, RequestInfo, User};
 
@@ -144,7 +144,7 @@ impl Reviews for Arc<Stub> {
         Box::pin(async move { answer })
     }
 
-    fn token(&self, token: &Token, _: &Arc<[String]>) -> ReviewFuture<TokenVerdict> {
+    fn token(&self, token: &Token, _: &Arc<[String]>) -> ReviewFuture<TokenReviewResult> {
         let (stub, name) = (self.clone(), token.reveal().to_owned());
         Box::pin(async move {
             let (slow, silent) = stub.ask(&name, None);
@@ -157,11 +157,11 @@ impl Reviews for Arc<Stub> {
             let is_node = holder.starts_with("system:node:");
             let groups = if is_node { vec!["system:nodes".to_owned()] } else { Vec::new() };
             let user = is_known.then(|| User { name: holder, groups, ..User::default() });
-            Ok(TokenVerdict { user, audiences: Vec::new() })
+            Ok(TokenReviewResult { user, audiences: Vec::new() })
         })
     }
 
-    fn access(&self, _: Cause, user: &Arc<User>, access: &Arc<Access>) -> ReviewFuture<AccessVerdict> {
+    fn access(&self, _: Cause, user: &Arc<User>, access: &Arc<Access>) -> ReviewFuture<AccessReviewResult> {
         let (stub, user, access) = (self.clone(), user.name.clone(), access.clone());
         Box::pin(async move {
             let AccessTarget::Resource(target) = &access.target else { panic!("{access:?}") };
@@ -174,7 +174,7 @@ impl Reviews for Arc<Stub> {
                 return Err(Error::Timeout(slow));
             }
             let allowed = if stub.rules.lock().decides_first { first } else { is_allowed() };
-            Ok(AccessVerdict { allowed, reason: stub.rules.lock().reason.to_owned() })
+            Ok(AccessReviewResult { allowed, reason: stub.rules.lock().reason.to_owned() })
         })
     }
 }

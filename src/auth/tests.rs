@@ -1,7 +1,7 @@
 //! Tests of leases, and of what may delay their reviews, on a paused clock.
 
-mod crowds;
 mod leases;
+mod many_callers;
 mod namespaces;
 mod policy;
 mod steps;
@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::stub::{Stub, authorizer, info};
-use super::{Affected, AffectedScope, AuthConfig, Authorizer, Grant, NotGranted, Readable, Subjects};
+use super::{AffectedScope, AffectedUsers, AuthConfig, Authorizer, Grant, NotGranted, Readable, Subjects};
 use base::Tasks;
 
 /// An authorizer with its stub.
@@ -67,10 +67,10 @@ fn named(count: usize) -> Vec<String> {
 }
 
 /// A change of one user's rights, in one namespace or everywhere.
-fn change(user: &str, namespace: &str) -> Affected {
+fn change(user: &str, namespace: &str) -> AffectedUsers {
     let mut subjects = Subjects::default();
     subjects.add_user(user.to_owned(), &AffectedScope::of(namespace));
-    Affected::of(subjects)
+    AffectedUsers::of(subjects)
 }
 
 fn seconds(count: u64) -> Duration {

@@ -22,7 +22,7 @@ pub(super) struct TokenReviewer {
     reviews: Arc<dyn Reviews>,
     clock: WallClock,
     audiences: Arc<[String]>,
-    answers: ReviewCache<CredentialId, Answer>,
+    answers: ReviewCache<CredentialId, CachedTokenReview>,
     /// The users of tokens that upstream accepted at their last review. Such tokens have a rate limit of their own, so
     /// that they do not compete with guessed tokens from the same address.
     regulars: moka::sync::Cache<CredentialId, FlowDistinguisher>,
@@ -40,7 +40,7 @@ pub(super) enum TokenPurpose<'a> {
 
 /// The result of a token review; no user if the token was not accepted.
 #[derive(Debug, Clone)]
-struct Answer {
+struct CachedTokenReview {
     asked: Instant,
     user: Option<Arc<User>>,
     /// The expiry in the token's own claims.
@@ -58,7 +58,7 @@ impl TokenReviewer {
         let (token_ttl, longest) =
             (config.token_ttl, config.recheck.max(config.recheck_nodes).max(config.recheck_tokens));
         // For leases, each look-up sets how old a result may be.
-        let ttl = move |purpose, answer: &Answer| match (purpose, &answer.user) {
+        let ttl = move |purpose, answer: &CachedTokenReview| match (purpose, &answer.user) {
             (ReviewPurpose::Lease, Some(_)) => longest,
             _ => token_ttl,
         };
@@ -105,7 +105,12 @@ impl TokenReviewer {
         self.queue.right()
     }
 
-    async fn ask(&self, id: CredentialId, token: &Token, asks: TokenPurpose<'_>) -> Result<Answer, NotGranted> {
+    async fn ask(
+        &self,
+        id: CredentialId,
+        token: &Token,
+        asks: TokenPurpose<'_>,
+    ) -> Result<CachedTokenReview, NotGranted> {
         let turn = |class, payer| (class, self.queue.turn(class, payer));
         let (class, turn) = match asks {
             TokenPurpose::Lease { payer, .. } => turn(ReviewClass::Lease, Payer::User(payer.clone())),
@@ -126,7 +131,7 @@ impl TokenReviewer {
         self.queue.came_to(if user.is_some() { "authenticated" } else { "unauthenticated" });
         let until = token.expires().filter(|_| user.is_some());
         let until = until.and_then(|seconds| UNIX_EPOCH.checked_add(Duration::from_secs(seconds)));
-        let answer = Answer { asked, user: user.map(|user| Arc::new(user.authenticated())), until };
+        let answer = CachedTokenReview { asked, user: user.map(|user| Arc::new(user.authenticated())), until };
         // Requests may use the result of a lease's review.
         if matches!(asks, TokenPurpose::Lease { .. }) {
             self.answers.put(ReviewPurpose::Request, &id, answer.clone()).await;
@@ -149,7 +154,7 @@ fn queue(config: &AuthConfig) -> ReviewQueue {
     })
 }
 
-impl ReviewResult for Answer {
+impl ReviewResult for CachedTokenReview {
     fn asked(&self) -> Instant {
         self.asked
     }

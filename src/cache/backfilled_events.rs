@@ -22,7 +22,7 @@ use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
 /// Free space in a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RingRoom {
+pub struct RingHeadroom {
     pub events: usize,
     pub bytes: usize,
 }
@@ -72,7 +72,7 @@ impl MissingPrevious {
     }
 }
 
-impl RingRoom {
+impl RingHeadroom {
     /// Returns whether `events` events of `bytes` bytes fit.
     pub fn takes(self, events: usize, bytes: usize) -> bool {
         events <= self.events && bytes <= self.bytes

@@ -24,7 +24,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Pins;
-use super::outgrown::{Weight, outgrown};
+use super::memory_weight::{Weight, outgrown};
 use base::Account;
 
 /// The memory limit of all feeds.
@@ -34,23 +34,23 @@ pub struct Budget {
     total: Arc<Account>,
     /// Accounts of all feeds, including ended feeds for as long as anything is charged to them.
     accounts: Mutex<Vec<(MemoryKind, Weak<Account>)>>,
-    feeds: Mutex<Vec<Weak<dyn Holder>>>,
+    feeds: Mutex<Vec<Weak<dyn BudgetedFeed>>>,
     pins: Pins,
-    making_room: Mutex<Awaited>,
+    making_room: Mutex<PendingRelease>,
     /// Number of drops of each kind.
-    gone: [AtomicU64; Gone::ALL.len()],
+    gone: [AtomicU64; ReclaimKind::ALL.len()],
 }
 
 /// Memory that is about to become free.
 #[derive(Debug)]
-struct Awaited {
+struct PendingRelease {
     bytes: usize,
     since: Instant,
 }
 
 /// One feed's part of the budget.
 #[derive(Debug)]
-pub(super) struct Share {
+pub(super) struct FeedShare {
     pub(super) budget: Arc<Budget>,
     pub(super) accounts: Accounts,
     /// Bytes held when the feed's first state was complete, updated after each relist.
@@ -88,7 +88,7 @@ pub enum MemoryKind {
 
 /// Kinds of memory that can be freed, in the order in which they are freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Gone {
+pub enum ReclaimKind {
     Derived,
     Paging,
     Watches,
@@ -101,11 +101,11 @@ pub enum Gone {
 pub struct MemoryUse {
     pub bytes_max: usize,
     pub held: [(MemoryKind, usize); MemoryKind::ALL.len()],
-    pub gone: [(Gone, u64); Gone::ALL.len()],
+    pub gone: [(ReclaimKind, u64); ReclaimKind::ALL.len()],
 }
 
 /// A cache that drops its least recently used entry first.
-pub(super) trait LeastUsed {
+pub(super) trait LruEviction {
     /// Returns the approximate time at which the next entry to drop was last used.
     fn oldest(&self) -> Option<Instant>;
     /// Drops that entry, unless it was used in between.
@@ -113,11 +113,11 @@ pub(super) trait LeastUsed {
 }
 
 /// A feed as the budget sees it.
-pub(super) trait Holder: fmt::Debug + Send + Sync {
+pub(super) trait BudgetedFeed: fmt::Debug + Send + Sync {
     /// The feed's part of the budget.
-    fn share(&self) -> &Share;
+    fn share(&self) -> &FeedShare;
     /// Returns the caches of derived bytes, except bytes that are kept with events.
-    fn derived(&self) -> Vec<&dyn LeastUsed>;
+    fn derived(&self) -> Vec<&dyn LruEviction>;
     /// Returns the size of the history in bytes.
     fn ring_bytes(&self) -> usize;
     /// Returns roughly how many bytes become free if only the current state is kept. `pinned` is the size of older
@@ -151,13 +151,13 @@ impl Budget {
             accounts: Mutex::default(),
             feeds: Mutex::default(),
             pins,
-            making_room: Mutex::new(Awaited { bytes: 0, since: Instant::now() }),
+            making_room: Mutex::new(PendingRelease { bytes: 0, since: Instant::now() }),
             gone: Default::default(),
         })
     }
 
     /// Creates the share of a new feed.
-    pub(super) fn share(self: &Arc<Self>) -> Share {
+    pub(super) fn share(self: &Arc<Self>) -> FeedShare {
         let account = || Account::of(&self.total);
         let accounts = Accounts {
             objects: account(),
@@ -170,11 +170,11 @@ impl Budget {
         all.retain(|(_, account)| account.strong_count() > 0);
         all.extend(accounts.each().map(|(kind, account)| (kind, Arc::downgrade(account))));
         let (admitted, weighed, outgrown) = (AtomicUsize::new(0), AtomicUsize::new(0), CancellationToken::new());
-        Share { budget: self.clone(), accounts, admitted, weighed, outgrown }
+        FeedShare { budget: self.clone(), accounts, admitted, weighed, outgrown }
     }
 
     /// Registers a feed whose memory can be freed.
-    pub(super) fn add(&self, feed: Weak<dyn Holder>) {
+    pub(super) fn add(&self, feed: Weak<dyn BudgetedFeed>) {
         let mut feeds = self.feeds.lock();
         feeds.retain(|feed| feed.strong_count() > 0);
         feeds.push(feed);
@@ -190,7 +190,7 @@ impl Budget {
         let held = self.total.bytes().saturating_add(bytes);
         // Watches release the states being sent to them within moments. Only a small excess can wait for that.
         let pinned = if held <= self.bearable() { self.pins.bytes_by_feed() } else { HashMap::new() };
-        let pinned = |feed: &Arc<dyn Holder>| pinned.get(&Arc::as_ptr(feed).cast()).copied().unwrap_or(0);
+        let pinned = |feed: &Arc<dyn BudgetedFeed>| pinned.get(&Arc::as_ptr(feed).cast()).copied().unwrap_or(0);
         let feeds = self.feeds();
         let may_go: usize = feeds.iter().map(|feed| feed.may_go(pinned(feed))).sum();
         if held.saturating_sub(may_go) > self.bytes_max {
@@ -202,7 +202,7 @@ impl Budget {
 
     /// Frees memory until the total fits again after the growth of `by`. If nothing else is left to drop, it ends a
     /// feed.
-    pub(super) fn enforce(&self, by: &Share) {
+    pub(super) fn enforce(&self, by: &FeedShare) {
         if self.fits(0) {
             return;
         }
@@ -237,7 +237,7 @@ impl Budget {
         for (kind, account) in &*self.accounts.lock() {
             held[*kind as usize].1 += account.upgrade().map_or(0, |account| account.bytes());
         }
-        let gone = Gone::ALL.map(|gone| (gone, self.gone[gone as usize].load(Ordering::Relaxed)));
+        let gone = ReclaimKind::ALL.map(|gone| (gone, self.gone[gone as usize].load(Ordering::Relaxed)));
         MemoryUse { bytes_max: self.bytes_max, held, gone }
     }
 
@@ -246,7 +246,7 @@ impl Budget {
     }
 
     /// Returns whether `bytes` more are a small excess that memory about to become free will cover.
-    fn is_bearable(&self, bytes: usize, awaited: &Awaited) -> bool {
+    fn is_bearable(&self, bytes: usize, awaited: &PendingRelease) -> bool {
         let held = self.total.bytes().saturating_add(bytes);
         held.saturating_sub(awaited.bytes) <= self.bytes_max && held <= self.bearable()
     }
@@ -259,7 +259,7 @@ impl Budget {
         self.bytes_max - self.bytes_max / SLACK
     }
 
-    fn feeds(&self) -> Vec<Arc<dyn Holder>> {
+    fn feeds(&self) -> Vec<Arc<dyn BudgetedFeed>> {
         self.feeds.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
@@ -269,38 +269,38 @@ impl Budget {
     }
 
     /// Drops memory until at most `goal` bytes are in use, or will be once ended watches release their states.
-    fn make_room(&self, feeds: &[Arc<dyn Holder>], goal: usize, awaited: &mut Awaited) {
+    fn make_room(&self, feeds: &[Arc<dyn BudgetedFeed>], goal: usize, awaited: &mut PendingRelease) {
         self.drop_derived(feeds, goal);
         self.drop_paging(feeds, goal);
         self.end_watches(goal, awaited);
         self.shrink_rings(feeds, goal.saturating_add(awaited.bytes));
     }
 
-    fn drop_derived(&self, feeds: &[Arc<dyn Holder>], goal: usize) {
-        let kept: Vec<&dyn LeastUsed> = feeds.iter().flat_map(|feed| feed.derived()).collect();
-        let first = |(place, kept): (usize, &&dyn LeastUsed)| kept.oldest().map(|since| Reverse((since, place)));
+    fn drop_derived(&self, feeds: &[Arc<dyn BudgetedFeed>], goal: usize) {
+        let kept: Vec<&dyn LruEviction> = feeds.iter().flat_map(|feed| feed.derived()).collect();
+        let first = |(place, kept): (usize, &&dyn LruEviction)| kept.oldest().map(|since| Reverse((since, place)));
         let mut order: BinaryHeap<_> = kept.iter().enumerate().filter_map(first).collect();
         while self.total.bytes() > goal
             && let Some(Reverse((_, place))) = order.pop()
         {
             kept[place].drop_oldest();
             order.extend(first((place, &kept[place])));
-            self.count(Gone::Derived);
+            self.count(ReclaimKind::Derived);
         }
     }
 
-    fn drop_paging(&self, feeds: &[Arc<dyn Holder>], goal: usize) {
+    fn drop_paging(&self, feeds: &[Arc<dyn BudgetedFeed>], goal: usize) {
         while self.total.bytes() > goal {
             let oldest = feeds.iter().filter_map(|feed| feed.oldest_paging().map(|since| (since, feed)));
             let Some((_, feed)) = oldest.min_by_key(|(since, _)| *since) else { return };
             feed.drop_oldest_paging();
-            self.count(Gone::Paging);
+            self.count(ReclaimKind::Paging);
         }
     }
 
     /// Ends watches that are still receiving an older state, oldest first, until enough memory is about to become free.
     /// They release it when their tasks run next.
-    fn end_watches(&self, goal: usize, awaited: &mut Awaited) {
+    fn end_watches(&self, goal: usize, awaited: &mut PendingRelease) {
         let now = Instant::now();
         if now.duration_since(awaited.since) >= AWAITED_FOR {
             awaited.bytes = 0;
@@ -311,13 +311,13 @@ impl Budget {
         }
         let bytes = self.pins.free(over);
         if bytes > 0 {
-            *awaited = Awaited { bytes: awaited.bytes + bytes, since: now };
-            self.count(Gone::Watches);
+            *awaited = PendingRelease { bytes: awaited.bytes + bytes, since: now };
+            self.count(ReclaimKind::Watches);
         }
     }
 
     /// Shortens the largest ring first, down to the size of the next.
-    fn shrink_rings(&self, feeds: &[Arc<dyn Holder>], goal: usize) {
+    fn shrink_rings(&self, feeds: &[Arc<dyn BudgetedFeed>], goal: usize) {
         let mut rings: Vec<_> = feeds.iter().map(|feed| (feed.ring_bytes(), feed)).collect();
         rings.sort_by_key(|(bytes, _)| Reverse(*bytes));
         let mut level = 1;
@@ -333,32 +333,32 @@ impl Budget {
                 feed.shrink_ring(to, SHRINK_EVENTS_MAX);
                 *bytes = to;
             }
-            self.count(Gone::History);
+            self.count(ReclaimKind::History);
         }
     }
 
     /// Ends the feed that has outgrown the others, unless a feed is already ending or memory is about to become free.
-    fn end_one(&self, feeds: &[Arc<dyn Holder>], by: &Share, awaited: &Awaited) {
+    fn end_one(&self, feeds: &[Arc<dyn BudgetedFeed>], by: &FeedShare, awaited: &PendingRelease) {
         if feeds.iter().map(|feed| feed.share()).any(|share| share.outgrown.is_cancelled() && share.held() > 0)
             || self.is_bearable(0, awaited)
         {
             return;
         }
-        let weight = |share: &Share| share.weight(std::ptr::eq(share, by));
+        let weight = |share: &FeedShare| share.weight(std::ptr::eq(share, by));
         let weights: Vec<_> = feeds.iter().map(|feed| weight(feed.share())).collect();
         if let Some(share) = outgrown(&weights).map(|index| feeds[index].share()) {
             share.weigh(0, 0);
             share.outgrown.cancel();
-            self.count(Gone::Feed);
+            self.count(ReclaimKind::Feed);
         }
     }
 
-    fn count(&self, gone: Gone) {
+    fn count(&self, gone: ReclaimKind) {
         self.gone[gone as usize].fetch_add(1, Ordering::Relaxed);
     }
 }
 
-impl Share {
+impl FeedShare {
     /// Returns the bytes of everything of the feed that is alive.
     pub(super) fn held(&self) -> usize {
         self.accounts.each().map(|(_, account)| account.bytes()).into_iter().sum()
@@ -413,7 +413,7 @@ impl MemoryKind {
     }
 }
 
-impl Gone {
+impl ReclaimKind {
     /// All kinds, in declaration order.
     pub const ALL: [Self; 5] = [Self::Derived, Self::Paging, Self::Watches, Self::History, Self::Feed];
 

@@ -15,7 +15,7 @@ pub struct Change {
 
 /// Result of applying a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Applied {
+pub enum ApplyResult {
     /// The change is now in the store and in the ring.
     Fresh,
     /// The ring already had the change, which happens when two streams of one history overlap.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::budget::{Budget, LeastUsed};
+use super::budget::{Budget, LruEviction};
 use super::chunk_format::ChunkFormat;
 use super::single_flight::SingleFlight;
 use base::Account;
@@ -100,7 +100,7 @@ impl ChunkCache {
         made
     }
 
-    pub(super) fn least_used(&self) -> [&dyn LeastUsed; 3] {
+    pub(super) fn least_used(&self) -> [&dyn LruEviction; 3] {
         [&self.copies, &self.derived, &self.deflated]
     }
 

@@ -4,7 +4,7 @@ use std::sync::{Arc, LazyLock, OnceLock};
 
 use tokio::sync::OnceCell;
 
-use super::states::PastState;
+use super::past_states::PastState;
 use crate::wire::{Lengths, Object, Representation};
 use kubeapi::ObjectKey;
 

@@ -8,7 +8,7 @@ use super::lane::{Lane, LaneRead};
 use super::progress::Progress;
 use super::shared::Shared;
 use super::{Event, Follower, Snapshot, View};
-use crate::wire::{Refused, Renderer};
+use crate::wire::{Renderer, TranscodeError};
 use kubeapi::{EventType, ResourceVersion};
 
 /// A reader's position in a feed: the next event that it needs. A cursor holds no events; a slow reader loses its
@@ -46,39 +46,39 @@ pub enum Pull {
     /// The position has left the ring: the client must relist.
     Expired { oldest: ResourceVersion },
     /// The next event cannot be written in this reader's representation. The batch may contain frames before it.
-    Refused(Refused),
+    Refused(TranscodeError),
     /// The reader's own conditions ended the pull, and no frame was added to the batch. [`Cursor::pull`] has no such
     /// conditions.
-    Stopped(Stop),
+    Stopped(StopReason),
 }
 
 /// Reason why a reader stopped before the end of its lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stop {
+pub enum StopReason {
     /// Every event before the mark has been processed.
-    AtMark,
+    MarkReached,
     /// The next event is [`FilteredEvent::Undecided`].
     Undecided,
     /// More events follow, and the scan budget is used up.
-    LooksSpent,
+    ScanBudgetSpent,
 }
 
 /// Decision of a filtered reader about an event that its view sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FilteredEvent {
     /// The event is sent.
-    Tell,
+    Send,
     /// The event is not sent.
     Skip,
     /// A DELETED event is sent, with the object's content from before the event.
-    TellGone,
+    SendDeleted,
     /// The decision is not known yet. The reader returns to this event later.
     Undecided,
 }
 
 /// The state of a feed and the position after it, at one instant.
 #[derive(Debug, Clone)]
-pub struct Mark {
+pub struct SnapshotMark {
     pub snapshot: Snapshot,
     seq: u64,
 }
@@ -121,8 +121,8 @@ impl Cursor {
     pub fn pull(&mut self, room: usize, waker: Option<&Waker>, batch: &mut Vec<Bytes>) -> Pull {
         let mut looks = usize::MAX;
         loop {
-            match self.step(None, (room, &mut looks), waker, batch, |_, _| FilteredEvent::Tell) {
-                Pull::Stopped(Stop::LooksSpent) => looks = usize::MAX,
+            match self.step(None, (room, &mut looks), waker, batch, |_, _| FilteredEvent::Send) {
+                Pull::Stopped(StopReason::ScanBudgetSpent) => looks = usize::MAX,
                 pull => return pull,
             }
         }
@@ -136,13 +136,13 @@ impl Cursor {
         waker: Option<&Waker>,
         batch: &mut Vec<Bytes>,
     ) -> Pull {
-        self.step(None, (room, looks), waker, batch, |_, _| FilteredEvent::Tell)
+        self.step(None, (room, looks), waker, batch, |_, _| FilteredEvent::Send)
     }
 
     /// Pulls like [`pull_some`](Self::pull_some), up to a mark. `sift` decides about each event that the view sees.
     pub fn pull_sifted(
         &mut self,
-        until: Option<&Mark>,
+        until: Option<&SnapshotMark>,
         (room, looks): (usize, &mut usize),
         waker: Option<&Waker>,
         batch: &mut Vec<Bytes>,
@@ -170,7 +170,7 @@ impl Cursor {
             let read = self.read(waker, &mut events);
             match read {
                 LaneRead::Expired => return Pull::Expired { oldest: self.shared.timeline.read().ring.floor },
-                LaneRead::CaughtUp if until.is_some() => return Pull::Stopped(Stop::AtMark),
+                LaneRead::CaughtUp if until.is_some() => return Pull::Stopped(StopReason::MarkReached),
                 LaneRead::CaughtUp => return Pull::CaughtUp { progress },
                 LaneRead::Events { .. } | LaneRead::Behind => {}
             }
@@ -179,13 +179,13 @@ impl Cursor {
             let mut stop = None;
             for event in &events {
                 if until.is_some_and(|until| event.seq >= until) {
-                    stop = Some(Stop::AtMark);
+                    stop = Some(StopReason::MarkReached);
                     break;
                 }
                 let taken = match self.take(event, batch, &mut sift) {
                     Ok(Some(taken)) => taken,
                     Ok(None) => {
-                        stop = Some(Stop::Undecided);
+                        stop = Some(StopReason::Undecided);
                         break;
                     }
                     Err(refused) => return Pull::Refused(refused),
@@ -215,7 +215,7 @@ impl Cursor {
             }
             // A reader that has reached the end reports it, because its waker is registered.
             if *looks == 0 && !is_at_end {
-                return Pull::Stopped(Stop::LooksSpent);
+                return Pull::Stopped(StopReason::ScanBudgetSpent);
             }
         }
     }
@@ -244,14 +244,14 @@ impl Cursor {
     }
 
     /// Returns the current state and the position after it. If the feed has ended, the position is never reached.
-    pub fn mark(&self) -> Mark {
+    pub fn mark(&self) -> SnapshotMark {
         let timeline = self.shared.timeline.read();
-        Mark { snapshot: timeline.snapshot(), seq: timeline.ring.next_seq }
+        SnapshotMark { snapshot: timeline.snapshot(), seq: timeline.ring.next_seq }
     }
 
     /// Returns this reader's position as a mark after `snapshot`, which must be the state that it was opened with.
-    pub fn mark_here(&self, snapshot: Snapshot) -> Mark {
-        Mark { snapshot, seq: self.next }
+    pub fn mark_here(&self, snapshot: Snapshot) -> SnapshotMark {
+        SnapshotMark { snapshot, seq: self.next }
     }
 
     /// Returns the position of the next event to process.
@@ -288,14 +288,14 @@ impl Cursor {
         event: &Event,
         batch: &mut Vec<Bytes>,
         sift: &mut impl FnMut(&Event, EventType) -> FilteredEvent,
-    ) -> Result<Option<usize>, Refused> {
+    ) -> Result<Option<usize>, TranscodeError> {
         if event.rv <= self.skip {
             return Ok(Some(0));
         }
         let Some(event_type) = event.seen_by(&self.view) else { return Ok(Some(0)) };
         let frame = match sift(event, event_type) {
-            FilteredEvent::Tell => Some(event.frame_as(event_type, &self.renderer, &self.shared.made)?),
-            FilteredEvent::TellGone => event.frame_gone(&self.renderer)?,
+            FilteredEvent::Send => Some(event.frame_as(event_type, &self.renderer, &self.shared.made)?),
+            FilteredEvent::SendDeleted => event.frame_gone(&self.renderer)?,
             FilteredEvent::Skip => None,
             FilteredEvent::Undecided => return Ok(None),
         };

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::budget::{Budget, LeastUsed};
+use super::budget::{Budget, LruEviction};
 use crate::wire::{Object, Renderer};
 use base::Account;
 
@@ -74,7 +74,7 @@ impl DerivedJson {
     }
 }
 
-impl LeastUsed for DerivedJson {
+impl LruEviction for DerivedJson {
     fn oldest(&self) -> Option<Instant> {
         self.queue.lock().objects.front().map(|(_, _, since)| *since)
     }

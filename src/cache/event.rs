@@ -5,7 +5,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::View;
-use crate::wire::{Object, Refused, Renderer, Representation};
+use crate::wire::{Object, Renderer, Representation, TranscodeError};
 use base::Account;
 use kubeapi::{EventType, ResourceVersion};
 
@@ -27,7 +27,7 @@ pub struct Event {
     pub(super) at: Instant,
     /// Frame for `event_type`. `object.body()` is a slice of the same allocation, so the bytes are held once.
     frame: Bytes,
-    alternates: Next,
+    alternates: NextAlternate,
 }
 
 /// A frame other than the one received: for watches whose selector the object entered or left, or in a derived
@@ -44,14 +44,14 @@ struct Alternate {
     frame: Bytes,
     /// Counter of the bytes of all alternates of the feed, which count towards the ring's limit.
     held: Arc<AtomicUsize>,
-    next: Next,
+    next: NextAlternate,
 }
 
-type Next = OnceLock<Box<Alternate>>;
+type NextAlternate = OnceLock<Box<Alternate>>;
 
 /// Accounts for the frames that were derived from one feed's events and are kept with them.
 #[derive(Debug)]
-pub(super) struct Made {
+pub(super) struct DerivedFrameAccounts {
     /// Bytes of these frames, which count towards the ring's limit.
     pub(super) bytes: Arc<AtomicUsize>,
     /// Account that is charged until the last sender has released the frame.
@@ -100,7 +100,12 @@ impl Event {
 
     /// Returns the frame of this event for a watch that receives it as `event_type`. `made` counts frames kept for
     /// other readers.
-    pub(super) fn frame_as(&self, event_type: EventType, renderer: &Renderer, made: &Made) -> Result<Bytes, Refused> {
+    pub(super) fn frame_as(
+        &self,
+        event_type: EventType,
+        renderer: &Renderer,
+        made: &DerivedFrameAccounts,
+    ) -> Result<Bytes, TranscodeError> {
         if event_type == self.event_type && renderer.is_verbatim() {
             return Ok(self.frame.clone());
         }
@@ -142,7 +147,7 @@ impl Event {
 
     /// Returns a DELETED frame for a reader that has lost access to the object. It has the content from before the
     /// event, at the version of the event, so the reader sees nothing newer. `None` if no previous state is known.
-    pub(super) fn frame_gone(&self, renderer: &Renderer) -> Result<Option<Bytes>, Refused> {
+    pub(super) fn frame_gone(&self, renderer: &Renderer) -> Result<Option<Bytes>, TranscodeError> {
         let frame = |previous: &Arc<Object>| renderer.frame(EventType::Deleted, &previous.restamped(self.rv));
         self.previous.as_ref().map(frame).transpose()
     }

@@ -7,7 +7,7 @@ use slab::Slab;
 
 use super::events_waiting::EventsWaiting;
 use super::lane_key::LaneKey;
-use super::wakes::Wakes;
+use super::pending_wakeups::PendingWakeups;
 use super::{Event, View};
 use base::CoreWaker;
 
@@ -83,7 +83,7 @@ impl Lane {
 
     /// Adds an event; pushing the same event again has no effect. Adds parked readers to `wakes`, for the writer to
     /// wake after its critical section.
-    pub(super) fn push(&self, event: &Arc<Event>, wakes: &mut Wakes) {
+    pub(super) fn push(&self, event: &Arc<Event>, wakes: &mut PendingWakeups) {
         let mut log = self.log.lock();
         // A set of values may contain both the value before the change and the one after it.
         if log.events.back().is_some_and(|last| last.seq == event.seq) {
@@ -117,13 +117,13 @@ impl Lane {
     }
 
     /// Wakes every reader without an event, for a bookmark or the end.
-    pub(super) fn nudge(&self, wakes: &mut Wakes) {
+    pub(super) fn nudge(&self, wakes: &mut PendingWakeups) {
         self.log.lock().take_parked(wakes);
     }
 
     /// Ends the lane: every reader finds its position expired. Returns the events, so that slow readers do not keep
     /// them alive.
-    pub(super) fn close(&self, wakes: &mut Wakes) -> VecDeque<Arc<Event>> {
+    pub(super) fn close(&self, wakes: &mut PendingWakeups) -> VecDeque<Arc<Event>> {
         let mut log = self.log.lock();
         log.closed = true;
         log.take_parked(wakes);
@@ -267,7 +267,7 @@ impl Log {
         }
     }
 
-    fn take_parked(&mut self, wakes: &mut Wakes) {
+    fn take_parked(&mut self, wakes: &mut PendingWakeups) {
         for slot in self.parked.drain(..) {
             let Some(reader) = self.readers.get_mut(slot) else { continue };
             if let Some(parked) = reader.parked.take() {

@@ -16,19 +16,19 @@ use kubeapi::Attributes;
 #[derive(Debug, Default)]
 pub(super) struct LaneIndex {
     whole: Option<Arc<Lane>>,
-    names: ByValue,
+    names: LanesByValue,
     /// Lanes by the field's index in the table. A table has a dozen fields at most.
-    fields: Vec<(usize, ByValue)>,
+    fields: Vec<(usize, LanesByValue)>,
     labels: IndexMap<Box<str>, LabelLanes>,
 }
 
-type ByValue = IndexMap<Box<str>, Arc<Lane>>;
+type LanesByValue = IndexMap<Box<str>, Arc<Lane>>;
 
 /// The lanes for one label key.
 #[derive(Debug, Default)]
 struct LabelLanes {
     present: Option<Arc<Lane>>,
-    equal: ByValue,
+    equal: LanesByValue,
     sets: IndexMap<Box<[Box<str>]>, Arc<Lane>>,
     /// The lanes of value sets, by each of their values.
     members: IndexMap<Box<str>, Vec<Arc<Lane>>>,
@@ -187,7 +187,7 @@ impl LabelLanes {
     }
 }
 
-fn find(lanes: &ByValue, key: &str, visit: &mut impl FnMut(&Lane)) {
+fn find(lanes: &LanesByValue, key: &str, visit: &mut impl FnMut(&Lane)) {
     // Avoids hashing the key, which even an empty map would do.
     if let Some(lane) = (!lanes.is_empty()).then(|| lanes.get(key)).flatten() {
         visit(lane);

@@ -76,9 +76,9 @@ impl LaneTerm {
 
 /// Estimated width of a term, narrow ones first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Width {
+enum TermWidth {
     /// A field that identifies objects, by its index in `TELLING`.
-    Telling(usize),
+    Identifying(usize),
     Label,
     /// By the number of values.
     LabelIn(usize),
@@ -86,26 +86,26 @@ enum Width {
     HasLabel,
 }
 
-fn fields(selector: &Selector) -> impl Iterator<Item = (Width, LaneTerm)> {
+fn fields(selector: &Selector) -> impl Iterator<Item = (TermWidth, LaneTerm)> {
     selector.fields.required_fields().map(|(key, position, value)| {
         // An empty value identifies nothing, because most objects may have none.
         let telling = TELLING.iter().position(|telling| *telling == key && !value.is_empty());
-        (telling.map_or(Width::Field, Width::Telling), LaneTerm::Field(position, value.into()))
+        (telling.map_or(TermWidth::Field, TermWidth::Identifying), LaneTerm::Field(position, value.into()))
     })
 }
 
-fn labels(selector: &Selector) -> impl Iterator<Item = (Width, LaneTerm)> {
+fn labels(selector: &Selector) -> impl Iterator<Item = (TermWidth, LaneTerm)> {
     selector.labels.requirements().iter().filter_map(|requirement| {
         let key: Box<str> = requirement.key().into();
         match (requirement.operator(), requirement.values()) {
             (Operator::Equals | Operator::DoubleEquals | Operator::In, [value]) => {
-                Some((Width::Label, LaneTerm::Label(key, value.clone())))
+                Some((TermWidth::Label, LaneTerm::Label(key, value.clone())))
             }
             (Operator::In, values) if values.len() <= LANE_VALUES_MAX => {
-                Some((Width::LabelIn(values.len()), LaneTerm::LabelIn(key, values.into())))
+                Some((TermWidth::LabelIn(values.len()), LaneTerm::LabelIn(key, values.into())))
             }
             (Operator::In | Operator::Exists | Operator::GreaterThan | Operator::LessThan, _) => {
-                Some((Width::HasLabel, LaneTerm::HasLabel(key)))
+                Some((TermWidth::HasLabel, LaneTerm::HasLabel(key)))
             }
             _ => None,
         }

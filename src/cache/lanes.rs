@@ -5,7 +5,7 @@ use super::Event;
 use super::lane::Lane;
 use super::lane_index::LaneIndex;
 use super::lane_key::LaneKey;
-use super::wakes::Wakes;
+use super::pending_wakeups::PendingWakeups;
 use indexmap::IndexMap;
 
 /// The lanes of one feed. They find the readers of an event in a few look-ups, independent of the number of readers.
@@ -67,7 +67,7 @@ impl Lanes {
         self.narrow -= usize::from(dropped);
     }
 
-    pub(super) fn push(&self, event: &Arc<Event>, wakes: &mut Wakes) {
+    pub(super) fn push(&self, event: &Arc<Event>, wakes: &mut PendingWakeups) {
         self.all.push(event, wakes);
         self.for_each_narrow(event, |lane| lane.push(event, wakes));
     }
@@ -77,12 +77,12 @@ impl Lanes {
         self.for_each_narrow(event, |lane| lane.evict(event.seq));
     }
 
-    pub(super) fn nudge(&self, wakes: &mut Wakes) {
+    pub(super) fn nudge(&self, wakes: &mut PendingWakeups) {
         self.each().for_each(|lane| lane.nudge(wakes));
     }
 
     /// Ends every lane. Returns their events, for the caller to drop without holding a lock.
-    pub(super) fn close(&self, wakes: &mut Wakes) -> Vec<VecDeque<Arc<Event>>> {
+    pub(super) fn close(&self, wakes: &mut PendingWakeups) -> Vec<VecDeque<Arc<Event>>> {
         self.each().map(|lane| lane.close(wakes)).collect()
     }
 

@@ -2,7 +2,7 @@ use std::collections::VecDeque;
 
 use tokio::time::Instant;
 
-use super::snapshot::Taken;
+use super::snapshot::CapturePoint;
 use super::{CacheConfig, Snapshot};
 use kubeapi::ResourceVersion;
 
@@ -49,7 +49,7 @@ impl PagingSnapshots {
     }
 
     /// Returns the point at which the oldest snapshot was taken. It keeps the most memory alive.
-    pub(super) fn first_taken(&self) -> Option<Taken> {
+    pub(super) fn first_taken(&self) -> Option<CapturePoint> {
         self.snapshots.iter().map(|(snapshot, _)| snapshot.taken()).min_by_key(|taken| taken.left)
     }
 

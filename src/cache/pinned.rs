@@ -11,14 +11,14 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::Snapshot;
-use super::snapshot::Taken;
-use base::Cut;
+use super::snapshot::CapturePoint;
+use base::AbortSignal;
 
 /// The pins on states of all feeds. Clones share them.
 ///
 /// The concurrency limits of watches and lists bound the number of pins.
 #[derive(Debug, Clone, Default)]
-pub struct Pins(Arc<Mutex<Pinned>>);
+pub struct Pins(Arc<Mutex<PinTable>>);
 
 /// Registration of a state that is in use. Dropping it removes the registration.
 #[derive(Debug)]
@@ -28,14 +28,14 @@ pub struct Pin {
 }
 
 /// A feed whose states can be pinned.
-pub(super) trait KeepsStates: fmt::Debug + Send + Sync {
+pub(super) trait PinnableFeed: fmt::Debug + Send + Sync {
     /// Returns an upper bound of the bytes that only a state taken then keeps alive. If the feed has ended, that is all
     /// of the state's bytes.
-    fn kept_by(&self, taken: Taken) -> usize;
+    fn kept_by(&self, taken: CapturePoint) -> usize;
 }
 
 #[derive(Debug, Default)]
-struct Pinned {
+struct PinTable {
     /// The pins, oldest first.
     entries: BTreeMap<u64, Arc<Entry>>,
     next: u64,
@@ -43,9 +43,9 @@ struct Pinned {
 
 #[derive(Debug)]
 struct Entry {
-    feed: Arc<dyn KeepsStates>,
-    taken: Taken,
-    cut: Cut,
+    feed: Arc<dyn PinnableFeed>,
+    taken: CapturePoint,
+    cut: AbortSignal,
 }
 
 /// The reason for cutting an owner whose memory was needed.
@@ -53,7 +53,7 @@ const MEMORY: &str = "memory_pressure";
 
 impl Pins {
     /// Registers a state of `feed` that is being sent. `cut` ends the sender.
-    pub(super) fn pin(&self, feed: Arc<dyn KeepsStates>, snapshot: &Snapshot, cut: Cut) -> Pin {
+    pub(super) fn pin(&self, feed: Arc<dyn PinnableFeed>, snapshot: &Snapshot, cut: AbortSignal) -> Pin {
         let entry = Arc::new(Entry { feed, taken: snapshot.taken(), cut });
         let mut pinned = self.0.lock();
         let id = pinned.next;

@@ -4,7 +4,7 @@ use kubeapi::ResourceVersion;
 
 /// A copy of [`Progress`] that is read without a lock.
 #[derive(Debug, Default)]
-pub(super) struct Reached {
+pub(super) struct AtomicProgress {
     pub(super) rv: AtomicU64,
     pub(super) bookmarks: AtomicU64,
 }

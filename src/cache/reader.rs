@@ -7,16 +7,16 @@ use tokio::time::{Instant, timeout_at};
 use super::Event;
 use super::lane_key::LaneKey;
 use super::lifecycle::FeedState;
+use super::pending_wakeups::PendingWakeups;
 use super::progress::Progress;
 use super::progress_follower::ProgressFollower;
 use super::shared::Shared;
 use super::state_mark::StateMark;
 use super::stats::CacheStats;
 use super::timeline::Timeline;
-use super::wakes::Wakes;
 use super::{CacheConfig, ChunkCache, Cursor, Pin, Pins, Snapshot, Staging, View};
-use crate::wire::{Encoding, Envelope, Object, Refused, Renderer, Representation};
-use base::{Account, Cut};
+use crate::wire::{Encoding, Envelope, Object, Renderer, Representation, TranscodeError};
+use base::{AbortSignal, Account};
 use kubeapi::{Gvr, ResourceVersion};
 use tokio::sync::watch;
 
@@ -28,13 +28,13 @@ pub struct CacheReader {
 
 /// Start position of a watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Start {
+pub enum StartPosition {
     /// The watch starts after this version.
     After(ResourceVersion),
     /// The watch starts with the current state, which is returned as a snapshot.
     Current,
     /// The same, at the version that upstream's watch has reached. Proxies use it, because they follow that stream.
-    Told,
+    UpstreamProgress,
 }
 
 /// An opened watch: its initial state if it asked for one, and a cursor directly after that state. Both come from one
@@ -234,25 +234,25 @@ impl CacheReader {
     }
 
     /// Opens a watch. Its position, and its snapshot if it starts with one, belong to one instant of the feed.
-    pub fn open(&self, start: Start, view: View) -> Result<OpenedWatch, TooOld> {
+    pub fn open(&self, start: StartPosition, view: View) -> Result<OpenedWatch, TooOld> {
         // Computed before the lock is taken, because a selector may be long.
         let key = LaneKey::of(&view);
         let mut timeline = self.shared.timeline.write();
         match start {
-            Start::After(rv) => {
+            StartPosition::After(rv) => {
                 let floor = timeline.ring.floor_of(&view);
                 if rv < floor {
                     return Err(TooOld { requested: rv, floor });
                 }
                 Ok(OpenedWatch { snapshot: None, cursor: self.cursor(&mut timeline, rv, rv, view, &key) })
             }
-            Start::Current if timeline.confirmed_at().is_some() => {
+            StartPosition::Current if timeline.confirmed_at().is_some() => {
                 // Later events below that version cancel each other out, so the watch skips them.
                 let snapshot = timeline.shown();
                 let cursor = self.cursor(&mut timeline, snapshot.rv, snapshot.rv, view, &key);
                 Ok(OpenedWatch { snapshot: Some(snapshot), cursor })
             }
-            Start::Current | Start::Told => {
+            StartPosition::Current | StartPosition::UpstreamProgress => {
                 // A feed that has ended has no state: the watch ends before it has sent anything.
                 let snapshot = (!timeline.is_over).then(|| timeline.snapshot());
                 Ok(OpenedWatch { snapshot, cursor: self.cursor_at_end(&mut timeline, view, &key) })
@@ -283,7 +283,7 @@ impl CacheReader {
         let (next, next_seq) = (timeline.ring.seq_after(after), timeline.ring.next_seq);
         let lane = timeline.ring.lanes.open(key, next_seq);
         if timeline.is_over {
-            lane.close(&mut Wakes::default());
+            lane.close(&mut PendingWakeups::default());
         }
         Cursor::new(self.shared.clone(), lane, view, next, after, skip)
     }
@@ -294,13 +294,13 @@ impl CacheReader {
         rv: ResourceVersion,
         initial_events_end: bool,
         renderer: &Renderer,
-    ) -> Result<Bytes, Refused> {
+    ) -> Result<Bytes, TranscodeError> {
         let body = self.shared.bookmark.read().body(rv, initial_events_end);
         renderer.bookmark(&body)
     }
 
     /// Returns an object's body in a representation. Derived JSON is cached.
-    pub fn body(&self, object: &Arc<Object>, renderer: &Renderer) -> Result<Bytes, Refused> {
+    pub fn body(&self, object: &Arc<Object>, renderer: &Renderer) -> Result<Bytes, TranscodeError> {
         if renderer.is_verbatim() {
             return Ok(object.body().clone());
         }
@@ -314,7 +314,7 @@ impl CacheReader {
     }
 
     /// Appends an object's body in a representation without caching it. If it is refused, `out` is unchanged.
-    pub fn put_body(&self, object: &Object, renderer: &Renderer, out: &mut Vec<u8>) -> Result<(), Refused> {
+    pub fn put_body(&self, object: &Object, renderer: &Renderer, out: &mut Vec<u8>) -> Result<(), TranscodeError> {
         let kept = renderer.representation() == Representation::Object(Encoding::Json) && !renderer.is_verbatim();
         if let Some(body) = kept.then(|| object.kept_json()).flatten() {
             out.extend_from_slice(&body);
@@ -326,7 +326,7 @@ impl CacheReader {
     }
 
     /// Pins a state of this feed that is being sent. `cut` ends the sender.
-    pub fn pin(&self, pins: &Pins, snapshot: &Snapshot, cut: Cut) -> Pin {
+    pub fn pin(&self, pins: &Pins, snapshot: &Snapshot, cut: AbortSignal) -> Pin {
         pins.pin(self.shared.clone(), snapshot, cut)
     }
 
@@ -348,7 +348,7 @@ impl CacheReader {
 
     /// Wakes every reader, so that it checks its conditions again.
     pub fn nudge(&self) {
-        let mut wakes = Wakes::default();
+        let mut wakes = PendingWakeups::default();
         self.shared.timeline.read().ring.lanes.nudge(&mut wakes);
         wakes.wake();
     }

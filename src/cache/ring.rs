@@ -3,10 +3,10 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::backfilled_events::RingRoom;
+use super::backfilled_events::RingHeadroom;
 use super::budget::Accounts;
 use super::lanes::Lanes;
-use super::wakes::Wakes;
+use super::pending_wakeups::PendingWakeups;
 use super::{BackfilledEvents, CacheConfig, Event, View};
 use base::Charge;
 use kubeapi::{ObjectKey, ResourceVersion};
@@ -51,7 +51,7 @@ impl Ring {
     }
 
     /// Drops everything permanently. Returns the dropped events.
-    pub(super) fn end(&mut self, wakes: &mut Wakes) -> Vec<VecDeque<Arc<Event>>> {
+    pub(super) fn end(&mut self, wakes: &mut PendingWakeups) -> Vec<VecDeque<Arc<Event>>> {
         let events = self.lanes.close(wakes);
         self.empty();
         events
@@ -86,8 +86,8 @@ impl Ring {
     }
 
     /// Returns the free space of the ring. `alternates` is the size of the frames derived from its events.
-    pub(super) fn room(&self, config: &CacheConfig, alternates: usize) -> RingRoom {
-        RingRoom {
+    pub(super) fn room(&self, config: &CacheConfig, alternates: usize) -> RingHeadroom {
+        RingHeadroom {
             events: config.window_events_max.saturating_sub(self.events),
             bytes: config.window_bytes().saturating_sub(self.bytes + alternates),
         }

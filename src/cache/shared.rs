@@ -3,14 +3,14 @@ use std::sync::atomic::Ordering;
 use parking_lot::{Mutex, RwLock};
 use tokio::time::Instant;
 
-use super::budget::{Holder, LeastUsed, SHRINK_EVENTS_MAX, Share};
+use super::budget::{BudgetedFeed, FeedShare, LruEviction, SHRINK_EVENTS_MAX};
 use super::derived_json::DerivedJson;
-use super::event::Made;
+use super::event::DerivedFrameAccounts;
 use super::lifecycle::FeedState;
 use super::paging_snapshots::PagingSnapshots;
-use super::pinned::KeepsStates;
-use super::progress::{Progress, Reached};
-use super::snapshot::Taken;
+use super::pinned::PinnableFeed;
+use super::progress::{AtomicProgress, Progress};
+use super::snapshot::CapturePoint;
 use super::timeline::Timeline;
 use super::{CacheConfig, ChunkCache};
 use crate::wire::{BookmarkTemplate, Envelope, Renderer};
@@ -29,7 +29,7 @@ pub(super) struct Shared {
     pub(super) namespaced: bool,
     pub(super) timeline: RwLock<Timeline>,
     /// Accounts for the events' alternate frames.
-    pub(super) made: Made,
+    pub(super) made: DerivedFrameAccounts,
     pub(super) kept: DerivedJson,
     pub(super) chunks: ChunkCache,
     pub(super) paging: Mutex<PagingSnapshots>,
@@ -37,10 +37,10 @@ pub(super) struct Shared {
     pub(super) progress: watch::Sender<Progress>,
     /// Progress for readers that poll it, as every delivery does. It avoids a lock that readers on all cores would
     /// contend for.
-    pub(super) reached: Reached,
+    pub(super) reached: AtomicProgress,
     pub(super) state: watch::Sender<FeedState>,
     pub(super) bookmark: RwLock<BookmarkTemplate>,
-    pub(super) share: Share,
+    pub(super) share: FeedShare,
 }
 
 impl Shared {
@@ -71,13 +71,13 @@ impl Shared {
     }
 }
 
-impl Holder for Shared {
-    fn share(&self) -> &Share {
+impl BudgetedFeed for Shared {
+    fn share(&self) -> &FeedShare {
         &self.share
     }
 
-    fn derived(&self) -> Vec<&dyn LeastUsed> {
-        let kept: &dyn LeastUsed = &self.kept;
+    fn derived(&self) -> Vec<&dyn LruEviction> {
+        let kept: &dyn LruEviction = &self.kept;
         self.chunks.least_used().into_iter().chain([kept]).collect()
     }
 
@@ -115,8 +115,8 @@ impl Holder for Shared {
     }
 }
 
-impl KeepsStates for Shared {
-    fn kept_by(&self, taken: Taken) -> usize {
+impl PinnableFeed for Shared {
+    fn kept_by(&self, taken: CapturePoint) -> usize {
         let state = *self.state.borrow();
         match state {
             FeedState::Ended(_) => taken.bytes,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::budget::LeastUsed;
+use super::budget::LruEviction;
 use super::chunk_format::ChunkFormat;
 
 /// A cache whose values are made once for concurrent callers, bounded by bytes and age. It evicts the least recently
@@ -14,12 +14,12 @@ use super::chunk_format::ChunkFormat;
 pub(super) struct SingleFlight<T> {
     bytes_max: usize,
     age_max: Option<Duration>,
-    kept: Mutex<Kept<T>>,
+    kept: Mutex<FlightTable<T>>,
 }
 
 #[derive(Debug)]
-struct Kept<T> {
-    places: HashMap<ChunkFormat, Place<T>>,
+struct FlightTable<T> {
+    places: HashMap<ChunkFormat, FlightSlot<T>>,
     /// Each key with the time of its last known use. It is checked again before eviction.
     order: VecDeque<(ChunkFormat, Instant)>,
     bytes: usize,
@@ -28,7 +28,7 @@ struct Kept<T> {
 }
 
 #[derive(Debug)]
-enum Place<T> {
+enum FlightSlot<T> {
     /// One task makes it in a single poll. Others wait.
     Making {
         ticket: u64,
@@ -56,7 +56,7 @@ impl<T: Clone> SingleFlight<T> {
     /// Returns the value of `format`, if it is cached.
     pub(super) fn get(&self, format: ChunkFormat) -> Option<T> {
         match self.kept.lock().places.get_mut(&format) {
-            Some(Place::Made { thing, wanted, .. }) => {
+            Some(FlightSlot::Made { thing, wanted, .. }) => {
                 *wanted = Instant::now();
                 Some(thing.clone())
             }
@@ -76,11 +76,11 @@ impl<T: Clone> SingleFlight<T> {
         let maker = {
             let mut kept = self.kept.lock();
             match kept.places.get_mut(&format) {
-                Some(Place::Made { thing, wanted, .. }) => {
+                Some(FlightSlot::Made { thing, wanted, .. }) => {
                     *wanted = now;
                     return Poll::Ready(Ok(thing.clone()));
                 }
-                Some(Place::Making { waiting, .. }) => {
+                Some(FlightSlot::Making { waiting, .. }) => {
                     waiting.push(cx.waker().clone());
                     return Poll::Pending;
                 }
@@ -88,7 +88,7 @@ impl<T: Clone> SingleFlight<T> {
             }
             kept.tickets += 1;
             let ticket = kept.tickets;
-            kept.places.insert(format, Place::Making { ticket, waiting: Vec::new() });
+            kept.places.insert(format, FlightSlot::Making { ticket, waiting: Vec::new() });
             Maker { flight: self, format, ticket }
         };
         Poll::Ready(make().map(|(thing, bytes)| {
@@ -102,9 +102,9 @@ impl<T: Clone> SingleFlight<T> {
         let gone = {
             let mut kept = self.kept.lock();
             let tickets = kept.tickets;
-            std::mem::replace(&mut *kept, Kept { tickets, ..Kept::default() })
+            std::mem::replace(&mut *kept, FlightTable { tickets, ..FlightTable::default() })
         };
-        gone.places.into_values().for_each(Place::wake);
+        gone.places.into_values().for_each(FlightSlot::wake);
     }
 
     /// Drops values that have not been used for too long.
@@ -121,7 +121,7 @@ impl<T: Clone> SingleFlight<T> {
     }
 }
 
-impl<T: Clone> LeastUsed for SingleFlight<T> {
+impl<T: Clone> LruEviction for SingleFlight<T> {
     fn oldest(&self) -> Option<Instant> {
         self.kept.lock().order.front().map(|(_, since)| *since)
     }
@@ -131,21 +131,23 @@ impl<T: Clone> LeastUsed for SingleFlight<T> {
     }
 }
 
-impl<T> Default for Kept<T> {
+impl<T> Default for FlightTable<T> {
     fn default() -> Self {
         Self { places: HashMap::new(), order: VecDeque::new(), bytes: 0, tickets: 0 }
     }
 }
 
-impl<T> Kept<T> {
+impl<T> FlightTable<T> {
     /// Drops the first entry of the queue. If it was used since, and not before `oldest`, it moves to the end instead.
     fn drop_oldest(&mut self, oldest: Option<Instant>) {
         let Some((format, since)) = self.order.pop_front() else { return };
         match self.places.get(&format) {
-            Some(Place::Made { wanted, .. }) if *wanted > since && oldest.is_none_or(|oldest| *wanted >= oldest) => {
+            Some(FlightSlot::Made { wanted, .. })
+                if *wanted > since && oldest.is_none_or(|oldest| *wanted >= oldest) =>
+            {
                 self.order.push_back((format, *wanted));
             }
-            Some(Place::Made { bytes, .. }) => {
+            Some(FlightSlot::Made { bytes, .. }) => {
                 self.bytes -= bytes;
                 self.places.remove(&format);
             }
@@ -154,7 +156,7 @@ impl<T> Kept<T> {
     }
 }
 
-impl<T> Place<T> {
+impl<T> FlightSlot<T> {
     fn wake(self) {
         if let Self::Making { waiting, .. } = self {
             waiting.into_iter().for_each(Waker::wake);
@@ -168,18 +170,18 @@ impl<T> Maker<'_, T> {
         if !self.has_place(&kept) || bytes > self.flight.bytes_max {
             return;
         }
-        let place = kept.places.insert(self.format, Place::Made { thing, bytes, wanted: now });
+        let place = kept.places.insert(self.format, FlightSlot::Made { thing, bytes, wanted: now });
         kept.order.push_back((self.format, now));
         kept.bytes += bytes;
         while kept.bytes > self.flight.bytes_max {
             kept.drop_oldest(None);
         }
         drop(kept);
-        place.into_iter().for_each(Place::wake);
+        place.into_iter().for_each(FlightSlot::wake);
     }
 
-    fn has_place(&self, kept: &Kept<T>) -> bool {
-        matches!(kept.places.get(&self.format), Some(Place::Making { ticket, .. }) if *ticket == self.ticket)
+    fn has_place(&self, kept: &FlightTable<T>) -> bool {
+        matches!(kept.places.get(&self.format), Some(FlightSlot::Making { ticket, .. }) if *ticket == self.ticket)
     }
 }
 
@@ -188,6 +190,6 @@ impl<T> Drop for Maker<'_, T> {
         let mut kept = self.flight.kept.lock();
         let place = if self.has_place(&kept) { kept.places.remove(&self.format) } else { None };
         drop(kept);
-        place.into_iter().for_each(Place::wake);
+        place.into_iter().for_each(FlightSlot::wake);
     }
 }

@@ -16,12 +16,12 @@ pub struct Snapshot {
     objects: OrdMap<ObjectKey, Arc<Object>>,
     /// Chunks of this state, shared by its clones.
     cut: Arc<ChunkIndex>,
-    taken: Taken,
+    taken: CapturePoint,
 }
 
 /// The point at which a state was taken, from which the memory that only it keeps alive is computed.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Taken {
+pub(super) struct CapturePoint {
     /// Bytes of bodies that had left the store since the feed began.
     pub(super) left: u64,
     /// Bytes of the state's bodies.
@@ -33,7 +33,7 @@ const COMPARED_AT_A_TIME: usize = 1 << 20;
 
 impl Snapshot {
     pub fn new(rv: ResourceVersion, objects: OrdMap<ObjectKey, Arc<Object>>) -> Self {
-        Self { rv, objects, cut: Arc::default(), taken: Taken::default() }
+        Self { rv, objects, cut: Arc::default(), taken: CapturePoint::default() }
     }
 
     /// Returns the state before `events`, which must be the last ones that led to this state.
@@ -54,11 +54,11 @@ impl Snapshot {
     }
 
     /// Returns the same state, marked as taken at `taken`.
-    pub(super) fn taken_at(self, taken: Taken) -> Self {
+    pub(super) fn taken_at(self, taken: CapturePoint) -> Self {
         Self { taken, ..self }
     }
 
-    pub(super) fn taken(&self) -> Taken {
+    pub(super) fn taken(&self) -> CapturePoint {
         self.taken
     }
 

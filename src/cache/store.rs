@@ -4,8 +4,8 @@ use imbl::OrdMap;
 
 use super::budget::Accounts;
 use super::chunks::ChunkIndex;
-use super::snapshot::Taken;
-use super::states::States;
+use super::past_states::PastStates;
+use super::snapshot::CapturePoint;
 use super::{Event, Snapshot};
 use crate::wire::Object;
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
@@ -23,7 +23,7 @@ pub(super) struct Store {
     /// Chunks of the current state.
     chunks: Arc<ChunkIndex>,
     /// Accounting of the memory that older states keep alive.
-    states: Arc<States>,
+    states: Arc<PastStates>,
 }
 
 impl Store {
@@ -34,7 +34,7 @@ impl Store {
             left_bytes: 0,
             content: 0,
             chunks: Arc::default(),
-            states: States::new(&accounts.states),
+            states: PastStates::new(&accounts.states),
         }
     }
 
@@ -120,7 +120,7 @@ impl Store {
 
     /// Returns the current state under the version `rv`.
     pub(super) fn state(&self, rv: ResourceVersion) -> Snapshot {
-        let taken = Taken { left: self.left_bytes, bytes: self.bytes };
+        let taken = CapturePoint { left: self.left_bytes, bytes: self.bytes };
         Snapshot::new(rv, self.objects.clone()).cut_by(self.chunks.clone()).taken_at(taken)
     }
 
@@ -132,7 +132,7 @@ impl Store {
     }
 
     /// Returns an upper bound of the bytes that only a state taken then keeps alive.
-    pub(super) fn kept_by(&self, taken: Taken) -> usize {
+    pub(super) fn kept_by(&self, taken: CapturePoint) -> usize {
         usize::try_from(self.left_bytes.saturating_sub(taken.left)).unwrap_or(usize::MAX).min(taken.bytes)
     }
 

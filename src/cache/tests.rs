@@ -4,9 +4,11 @@
 //! compares after every step. `random` and `exhaustive` choose the steps; the other files are tables of single
 //! guarantees.
 
+mod backfill;
 mod boundary;
 mod chunks;
 mod confirmed;
+mod event_content;
 mod eviction;
 mod exhaustive;
 pub(crate) mod fixture;
@@ -14,7 +16,6 @@ mod lanes;
 mod model;
 mod paging;
 mod pinned;
-mod prehistory;
 mod random;
 mod renewals;
 mod siblings;
@@ -22,7 +23,6 @@ mod single_flight;
 mod sizes;
 mod staging;
 mod threads;
-mod truth;
 mod wakeups;
 mod want;
 mod world;

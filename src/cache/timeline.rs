@@ -3,15 +3,15 @@ use std::sync::Arc;
 use imbl::OrdMap;
 use tokio::time::Instant;
 
-use super::backfilled_events::RingRoom;
+use super::backfilled_events::RingHeadroom;
 use super::budget::Accounts;
 use super::change::{Change, OutOfOrder};
-use super::confirmed::Confirmed;
+use super::confirmed_version::ConfirmedVersion;
+use super::pending_wakeups::PendingWakeups;
 use super::ring::Ring;
 use super::state_mark::StateMark;
 use super::stats::CacheStats;
 use super::store::Store;
-use super::wakes::Wakes;
 use super::{BackfilledEvents, CacheConfig, Event, Snapshot};
 use crate::wire::{Envelope, Object};
 use base::Account;
@@ -30,7 +30,7 @@ pub(super) struct Timeline {
     /// Version of the newest event, or of the state that the history starts with.
     pub(super) last_event: ResourceVersion,
     /// A version that the watch has not reached yet, at which upstream had the same objects.
-    confirmed: Option<Confirmed>,
+    confirmed: Option<ConfirmedVersion>,
     /// Account for frames that upstream did not send.
     frames: Arc<Account>,
     /// Number of times that the feed has started a history.
@@ -67,7 +67,7 @@ impl Timeline {
     }
 
     /// Drops everything permanently. Returns the dropped objects and events.
-    pub(super) fn end(&mut self, wakes: &mut Wakes) -> impl Sized + use<> {
+    pub(super) fn end(&mut self, wakes: &mut PendingWakeups) -> impl Sized + use<> {
         self.is_over = true;
         self.confirmed = None;
         (self.ring.end(wakes), self.store.end())
@@ -106,7 +106,7 @@ impl Timeline {
     ///
     /// # Errors
     /// Returns the events if they no longer join the history, or if they do not fit.
-    pub(super) fn begin_earlier(&mut self, past: BackfilledEvents, room: RingRoom) -> Result<(), BackfilledEvents> {
+    pub(super) fn begin_earlier(&mut self, past: BackfilledEvents, room: RingHeadroom) -> Result<(), BackfilledEvents> {
         if !self.may_begin_earlier() || past.until != self.begins || !room.has(&past) {
             return Err(past);
         }
@@ -156,7 +156,7 @@ impl Timeline {
     pub(super) fn confirm(&mut self, mark: StateMark, at: ResourceVersion) -> bool {
         let is_present = !self.is_over && mark == self.mark();
         if is_present && at > self.shown_at() {
-            self.confirmed = Some(Confirmed::new(at));
+            self.confirmed = Some(ConfirmedVersion::new(at));
         }
         is_present
     }

@@ -7,15 +7,15 @@ use parking_lot::{Mutex, RwLock};
 use tokio::time::Instant;
 
 use super::budget::Budget;
-use super::change::{Applied, Change, OutOfOrder};
+use super::change::{ApplyResult, Change, OutOfOrder};
 use super::derived_json::DerivedJson;
-use super::event::Made;
+use super::event::DerivedFrameAccounts;
 use super::lifecycle::{FeedEnd, FeedState};
 use super::paging_snapshots::PagingSnapshots;
-use super::progress::{Progress, Reached};
+use super::pending_wakeups::PendingWakeups;
+use super::progress::{AtomicProgress, Progress};
 use super::shared::Shared;
 use super::timeline::Timeline;
-use super::wakes::Wakes;
 use super::{CacheConfig, CacheReader, ChunkCache, Pins, Snapshot};
 use crate::wire::{BookmarkTemplate, Envelope, Renderer};
 use kubeapi::{Gvr, ResourceVersion};
@@ -51,12 +51,12 @@ impl CacheWriter {
             namespaced,
             timeline: RwLock::new(Timeline::new(&share.accounts, &config)),
             config: config.into(),
-            made: Made { bytes: Arc::default(), account: derived() },
+            made: DerivedFrameAccounts { bytes: Arc::default(), account: derived() },
             kept: DerivedJson::new(budget.clone(), derived()),
             chunks: ChunkCache::new(budget.clone(), derived()),
             paging: Mutex::new(PagingSnapshots::default()),
             progress: watch::Sender::new(Progress::default()),
-            reached: Reached::default(),
+            reached: AtomicProgress::default(),
             state: watch::Sender::new(FeedState::Syncing),
             share,
         });
@@ -78,7 +78,7 @@ impl CacheWriter {
     /// are unknown, and are not invented (F6).
     pub fn replace(&mut self, list: Snapshot) {
         let rv = list.rv;
-        let mut wakes = Wakes::default();
+        let mut wakes = PendingWakeups::default();
         let gone = {
             let mut timeline = self.shared.timeline.write();
             let events = timeline.ring.lanes.close(&mut wakes);
@@ -95,9 +95,9 @@ impl CacheWriter {
     }
 
     /// Applies a change.
-    pub fn apply(&mut self, change: Change) -> Result<Applied, OutOfOrder> {
+    pub fn apply(&mut self, change: Change) -> Result<ApplyResult, OutOfOrder> {
         let fresh = self.apply_at_once([change])?;
-        Ok(if fresh > 0 { Applied::Fresh } else { Applied::Duplicate })
+        Ok(if fresh > 0 { ApplyResult::Fresh } else { ApplyResult::Duplicate })
     }
 
     /// Applies changes in order. Changes of one version are applied together, so that no reader sees only a part of
@@ -116,7 +116,7 @@ impl CacheWriter {
     /// readers. Returns the number of changes that are new.
     fn apply_at_once(&self, changes: impl IntoIterator<Item = Change>) -> Result<usize, OutOfOrder> {
         let now = Instant::now();
-        let (mut fresh, mut wakes) = (0, Wakes::default());
+        let (mut fresh, mut wakes) = (0, PendingWakeups::default());
         let (applied, rv) = {
             let mut timeline = self.shared.timeline.write();
             let applied = changes.into_iter().try_for_each(|change| {
@@ -161,7 +161,7 @@ impl CacheWriter {
         if announce {
             // The wakers are taken after publishing: a reader that parks later has seen the bookmark, and all others
             // are woken.
-            let mut wakes = Wakes::default();
+            let mut wakes = PendingWakeups::default();
             self.shared.timeline.read().ring.lanes.nudge(&mut wakes);
             wakes.wake();
         }
@@ -203,7 +203,7 @@ impl Drop for CacheWriter {
         if !matches!(*self.shared.state.borrow(), FeedState::Ended(_)) {
             self.set_state(FeedState::Ended(FeedEnd::Shutdown));
         }
-        let mut wakes = Wakes::default();
+        let mut wakes = PendingWakeups::default();
         let gone = self.shared.timeline.write().end(&mut wakes);
         wakes.wake();
         drop(gone);

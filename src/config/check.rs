@@ -1,4 +1,4 @@
-use super::{Problems, Serve, ServeArguments};
+use super::{Problems, ServeArguments, ServeSettings};
 
 /// The arguments of `check`.
 #[derive(Debug, clap::Args)]
@@ -21,7 +21,7 @@ impl CheckArguments {
     ///
     /// # Errors
     /// All problems of the configuration, at once.
-    pub fn configuration(&self) -> Result<Serve, Problems> {
+    pub fn configuration(&self) -> Result<ServeSettings, Problems> {
         self.serve.clone().resolve()
     }
 }

@@ -3,8 +3,8 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::fields::{Number, OneOrList, Period, address_or_off, one_or_list};
-use super::words::{ApiVersion, AuthWord, CodecWord, ConsistencyWord, Kind, LogFormat, SensitiveWord};
+use super::fields::{BoundedNumber, OneOrList, Period, address_or_off, one_or_list};
+use super::values::{ApiVersion, AuthValue, CodecWord, ConsistencyValue, Kind, LogFormat, SensitiveValue};
 use crate::{auth, cache, net, reflect, serve};
 
 /// A bounded period for permissions: the minimum protects upstream from constant reviews, the maximum limits how long a
@@ -53,7 +53,7 @@ pub(super) struct Configuration {
     /// `none`: every caller acts as the proxy's identity; local addresses only. `delegated`: the apiserver
     /// authenticates callers and authorizes reads ([delegated](#delegated)); other addresses need TLS
     #[schemars(extend("x-type" = "word", "x-bounds" = "`none`, `delegated`"))]
-    pub(super) auth: AuthWord,
+    pub(super) auth: AuthValue,
     /// Host names that TCP listeners accept with `auth: none`, besides `localhost` and loopback addresses, and that the
     /// admin and metrics listeners always accept
     #[schemars(extend("x-type" = "list of names"))]
@@ -66,7 +66,7 @@ pub(super) struct Configuration {
     pub(super) exec_on_loopback: bool,
     /// Reads without resourceVersion: from the cache with proof that it is current (`strict`), or without (`bounded`)
     #[schemars(extend("x-type" = "word", "x-bounds" = "`strict`, `bounded`"))]
-    pub(super) consistency: ConsistencyWord,
+    pub(super) consistency: ConsistencyValue,
     /// Feeds that start with the process and never become idle; `/readyz` waits for their initial lists
     #[schemars(extend("x-type" = "list of resources"))]
     pub(super) preload: Vec<String>,
@@ -189,24 +189,24 @@ pub(super) struct DelegatedSection {
     /// How long open watches continue while permissions cannot be checked
     pub(super) outage_grace: RightsPeriod,
     /// New access reviews per second for one user; above it 429
-    pub(super) accesses_per_second_per_user: Number<1, 100_000>,
+    pub(super) accesses_per_second_per_user: BoundedNumber<1, 100_000>,
     /// Burst of new access reviews for one user
-    pub(super) accesses_burst_per_user: Number<1, 100_000>,
+    pub(super) accesses_burst_per_user: BoundedNumber<1, 100_000>,
     /// New access reviews per second for all users; above it requests wait up to 2 s, then 429
-    pub(super) accesses_per_second: Number<1, 100_000>,
+    pub(super) accesses_per_second: BoundedNumber<1, 100_000>,
     /// Token reviews per second of unknown tokens, and as many of tokens valid within the last hour
-    pub(super) reviews_per_second: Number<1, 100_000>,
+    pub(super) reviews_per_second: BoundedNumber<1, 100_000>,
     /// Reviews per second of unknown tokens from one client address; above it 429
-    pub(super) reviews_per_second_per_source: Number<1, 100_000>,
+    pub(super) reviews_per_second_per_source: BoundedNumber<1, 100_000>,
     /// Burst of reviews of unknown tokens from one client address
-    pub(super) reviews_burst_per_source: Number<1, 100_000>,
+    pub(super) reviews_burst_per_source: BoundedNumber<1, 100_000>,
     /// Reviews of each kind per second for open watches; half for one user
-    pub(super) lease_reviews_per_second: Number<1, 100_000>,
+    pub(super) lease_reviews_per_second: BoundedNumber<1, 100_000>,
     /// Namespaces of open [readable](GUIDES.md#lists-and-watches-of-permitted-namespaces) watches rechecked per second;
     /// they may span four times as many, above it 429
-    pub(super) namespaces_per_second: Number<1, 100_000>,
+    pub(super) namespaces_per_second: BoundedNumber<1, 100_000>,
     /// The same for one user (name and UID)
-    pub(super) namespaces_per_second_per_user: Number<1, 100_000>,
+    pub(super) namespaces_per_second_per_user: BoundedNumber<1, 100_000>,
 }
 
 /// Who may read `metricsBindAddress`.
@@ -216,7 +216,7 @@ pub(super) struct DelegatedSection {
 pub(super) struct MetricsSection {
     /// `none`: anyone who can connect. `delegated`: scrapers need a token or certificate, and `get` on `/metrics`
     #[schemars(extend("x-type" = "word", "x-bounds" = "`none`, `delegated` (needs TLS)"))]
-    pub(super) auth: AuthWord,
+    pub(super) auth: AuthValue,
     /// Certificate of that listener
     pub(super) tls: MetricsTlsSection,
 }
@@ -247,9 +247,9 @@ pub(super) struct MetricsTlsSection {
 #[schemars(deny_unknown_fields)]
 pub(super) struct WindowSection {
     /// Bytes of events per feed; at most a quarter of `feeds.memoryMebibytes`
-    pub(super) mebibytes: Number<1, 1_048_576>,
+    pub(super) mebibytes: BoundedNumber<1, 1_048_576>,
     /// Events per feed
-    pub(super) events: Number<1, 10_000_000>,
+    pub(super) events: BoundedNumber<1, 10_000_000>,
     /// Age of the oldest event
     pub(super) age: Period,
 }
@@ -266,10 +266,10 @@ pub(super) struct FeedsSection {
     /// Sensitive kinds to cache. By default Secrets are forwarded with `auth: delegated` and on a node, ConfigMaps on a
     /// node
     #[schemars(extend("x-type" = "list of words", "x-bounds" = "`secrets`, `configmaps`"))]
-    pub(super) sensitive: Vec<SensitiveWord>,
+    pub(super) sensitive: Vec<SensitiveValue>,
     /// Memory of all feeds ([Memory](#memory)). Requests for a resource that does not fit are forwarded
     #[schemars(extend("x-default" = "half of available memory, 16 to 8192"))]
-    pub(super) memory_mebibytes: Option<Number<1, 16_777_216>>,
+    pub(super) memory_mebibytes: Option<BoundedNumber<1, 16_777_216>>,
     /// Stop a feed that had no reader for this time
     pub(super) idle: Period,
     /// Mean interval between comparisons with upstream; `0s`: never ([Self-checks](#self-checks))
@@ -277,7 +277,7 @@ pub(super) struct FeedsSection {
     /// How long a request waits for a feed's initial list before it is forwarded
     pub(super) sync_wait: Period,
     /// Snapshots per feed for clients that page through a LIST
-    pub(super) held_snapshots: Number<1, 100_000>,
+    pub(super) held_snapshots: BoundedNumber<1, 100_000>,
     /// How long such a snapshot is kept; later pages are forwarded
     pub(super) held_snapshot_age: Period,
 }
@@ -288,30 +288,30 @@ pub(super) struct FeedsSection {
 #[schemars(deny_unknown_fields)]
 pub(super) struct LimitsSection {
     /// Connections per listener; at most three quarters of `ulimit -Hn`
-    pub(super) connections: Number<1, 1_000_000>,
+    pub(super) connections: BoundedNumber<1, 1_000_000>,
     /// Age at which a connection is closed, ± 10 %; open requests continue. `0s`: never
     pub(super) connection_age: Period,
     /// Duration of a watch without `timeoutSeconds`, up to twice this
     pub(super) min_request_timeout: Period<1_000, 86_400_000>,
     /// Watches served from the cache, plus one for every 2 KiB of a watch's selectors
-    pub(super) watches: Number<1, 10_000_000>,
+    pub(super) watches: BoundedNumber<1, 10_000_000>,
     /// Watches of one user
-    pub(super) watches_per_caller: Number<1, 10_000_000>,
+    pub(super) watches_per_caller: BoundedNumber<1, 10_000_000>,
     /// Bytes of responses being sent: LISTs, GETs above 64 KiB, shared upstream responses; half for one user
     #[schemars(extend("x-default" = "an eighth of available memory, 16 to 1024"))]
-    pub(super) list_mebibytes: Option<Number<1, 1_048_576>>,
+    pub(super) list_mebibytes: Option<BoundedNumber<1, 1_048_576>>,
     /// Forwarded requests that are not streams, discovery fetches, reviews for proxies below
-    pub(super) forwards: Number<1, 1_000_000>,
+    pub(super) forwards: BoundedNumber<1, 1_000_000>,
     /// Forwarded requests of one user
-    pub(super) forwards_per_caller: Number<1, 1_000_000>,
+    pub(super) forwards_per_caller: BoundedNumber<1, 1_000_000>,
     /// Forwarded watches, logs, tunnels and `proxy` requests
-    pub(super) streams: Number<1, 1_000_000>,
+    pub(super) streams: BoundedNumber<1, 1_000_000>,
     /// Forwarded streams of one user
-    pub(super) streams_per_caller: Number<1, 1_000_000>,
+    pub(super) streams_per_caller: BoundedNumber<1, 1_000_000>,
     /// Forwarded reads whose feed did not sync in time
-    pub(super) unready_forwards: Number<0, 1_000_000>,
+    pub(super) unready_forwards: BoundedNumber<0, 1_000_000>,
     /// Forwarded requests without credentials (`auth: delegated`)
-    pub(super) anonymous_forwards: Number<0, 1_000_000>,
+    pub(super) anonymous_forwards: BoundedNumber<0, 1_000_000>,
 }
 
 /// Audit log of requests that the proxy answers.
@@ -359,11 +359,11 @@ impl Default for Configuration {
             healthz_bind_address: "off".to_owned(),
             metrics_bind_address: "off".to_owned(),
             tls: TlsSection::default(),
-            auth: AuthWord::None,
+            auth: AuthValue::None,
             allowed_hosts: Vec::new(),
             allowed_origins: Vec::new(),
             exec_on_loopback: serve::ServeConfig::default().exec_on_loopback,
-            consistency: ConsistencyWord::Strict,
+            consistency: ConsistencyValue::Strict,
             preload: Vec::new(),
             ready_stale_max: Period(super::DEFAULT_READY_STALE_MAX),
             node: None,
@@ -384,7 +384,7 @@ impl Default for Configuration {
 impl Default for DelegatedSection {
     fn default() -> Self {
         let auth = auth::AuthConfig::default();
-        let number = |number: u32| Number::new(number as usize);
+        let number = |number: u32| BoundedNumber::new(number as usize);
         Self {
             client_ca: None,
             impersonator: None,
@@ -415,7 +415,7 @@ impl Default for DelegatedSection {
 
 impl Default for MetricsSection {
     fn default() -> Self {
-        Self { auth: AuthWord::None, tls: MetricsTlsSection::default() }
+        Self { auth: AuthValue::None, tls: MetricsTlsSection::default() }
     }
 }
 
@@ -423,8 +423,8 @@ impl Default for WindowSection {
     fn default() -> Self {
         let cache = cache::CacheConfig::default();
         Self {
-            mebibytes: Number::new(cache.window_bytes_max >> 20),
-            events: Number::new(cache.window_events_max),
+            mebibytes: BoundedNumber::new(cache.window_bytes_max >> 20),
+            events: BoundedNumber::new(cache.window_events_max),
             age: Period(cache.window_age_max),
         }
     }
@@ -440,7 +440,7 @@ impl Default for FeedsSection {
             idle: Period(reflect.idle_max),
             self_check: Period(reflect.self_check.unwrap_or_default()),
             sync_wait: Period(serve::ServeConfig::default().sync_wait_max),
-            held_snapshots: Number::new(cache.held_snapshots_max),
+            held_snapshots: BoundedNumber::new(cache.held_snapshots_max),
             held_snapshot_age: Period(cache.held_snapshot_age_max),
         }
     }
@@ -450,18 +450,18 @@ impl Default for LimitsSection {
     fn default() -> Self {
         let (connections, limits) = (net::ConnectionLimits::default(), serve::ConcurrencyConfig::default());
         Self {
-            connections: Number::new(connections.connections_max),
+            connections: BoundedNumber::new(connections.connections_max),
             connection_age: Period(connections.connection_age_max),
             min_request_timeout: Period(serve::ServeConfig::default().watch_min),
-            watches: Number::new(limits.watches_max),
-            watches_per_caller: Number::new(limits.watches_per_caller_max),
+            watches: BoundedNumber::new(limits.watches_max),
+            watches_per_caller: BoundedNumber::new(limits.watches_per_caller_max),
             list_mebibytes: None,
-            forwards: Number::new(limits.forwards_max),
-            forwards_per_caller: Number::new(limits.forwards_per_caller_max),
-            streams: Number::new(limits.streams_max),
-            streams_per_caller: Number::new(limits.streams_per_caller_max),
-            unready_forwards: Number::new(limits.unready_forwards_max),
-            anonymous_forwards: Number::new(limits.anonymous_forwards_max),
+            forwards: BoundedNumber::new(limits.forwards_max),
+            forwards_per_caller: BoundedNumber::new(limits.forwards_per_caller_max),
+            streams: BoundedNumber::new(limits.streams_max),
+            streams_per_caller: BoundedNumber::new(limits.streams_per_caller_max),
+            unready_forwards: BoundedNumber::new(limits.unready_forwards_max),
+            anonymous_forwards: BoundedNumber::new(limits.anonymous_forwards_max),
         }
     }
 }

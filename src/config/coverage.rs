@@ -5,7 +5,7 @@ use crate::serve::{Coverage, Sensitive};
 
 /// Coverage settings from outside the configuration file.
 #[derive(Debug, Default)]
-pub(super) struct Said {
+pub(super) struct CoverageOverrides {
     pub(super) node: Option<String>,
     /// Sensitive kinds named by flags; these replace the file's list.
     pub(super) sensitive: Vec<String>,
@@ -14,7 +14,7 @@ pub(super) struct Said {
 
 const NODE_NAME_MAX: usize = 253;
 
-impl Said {
+impl CoverageOverrides {
     pub(super) fn put(self, coverage: &mut Coverage, problems: &mut Problems) {
         let Self { node, sensitive, authorizes } = self;
         if let Some(name) = node.as_deref().filter(|name| !is_node_name(name)) {
@@ -64,7 +64,8 @@ mod tests {
     fn sensitive_list_rejects_other_resources() {
         let (mut coverage, mut problems) = (Coverage::default(), Problems::default());
         let sensitive = ["secrets", "pods"].map(str::to_owned).to_vec();
-        Said { node: Some("n7".to_owned()), sensitive, authorizes: true }.put(&mut coverage, &mut problems);
+        CoverageOverrides { node: Some("n7".to_owned()), sensitive, authorizes: true }
+            .put(&mut coverage, &mut problems);
         assert_eq!(coverage.sensitive, [Sensitive::Secrets]);
         assert_eq!((coverage.node.as_deref(), coverage.authorizes), (Some("n7"), true));
         let problems: Vec<_> = problems.iter().collect();

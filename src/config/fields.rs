@@ -10,9 +10,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// A whole number within bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
-pub(super) struct Number<const MIN: usize, const MAX: usize>(usize);
+pub(super) struct BoundedNumber<const MIN: usize, const MAX: usize>(usize);
 
-impl<const MIN: usize, const MAX: usize> Number<MIN, MAX> {
+impl<const MIN: usize, const MAX: usize> BoundedNumber<MIN, MAX> {
     /// `number` must be within the bounds, as defaults are.
     pub(super) const fn new(number: usize) -> Self {
         Self(number)
@@ -27,7 +27,7 @@ impl<const MIN: usize, const MAX: usize> Number<MIN, MAX> {
     }
 }
 
-impl<'de, const MIN: usize, const MAX: usize> Deserialize<'de> for Number<MIN, MAX> {
+impl<'de, const MIN: usize, const MAX: usize> Deserialize<'de> for BoundedNumber<MIN, MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let number = i64::deserialize(deserializer)?;
         let within = usize::try_from(number).ok().filter(|number| (MIN..=MAX).contains(number));
@@ -37,7 +37,7 @@ impl<'de, const MIN: usize, const MAX: usize> Deserialize<'de> for Number<MIN, M
     }
 }
 
-impl<const MIN: usize, const MAX: usize> JsonSchema for Number<MIN, MAX> {
+impl<const MIN: usize, const MAX: usize> JsonSchema for BoundedNumber<MIN, MAX> {
     fn inline_schema() -> bool {
         true
     }

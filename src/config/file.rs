@@ -4,10 +4,10 @@ use std::path::Path;
 
 use super::configuration::{Configuration, DelegatedSection, MetricsTlsSection, TlsSection};
 use super::document::YamlDocument;
-use super::fields::Number;
-use super::memory::{MemoryLimit, Room};
-use super::words::LogFormat;
-use super::{DelegatedKeys, Log, Problems, TlsSource, log_level};
+use super::fields::BoundedNumber;
+use super::memory::{AvailableMemory, MemoryLimit};
+use super::values::LogFormat;
+use super::{DelegatedKeys, LogSettings, Problems, TlsSource, log_level};
 use crate::{auth, cache, net, reflect, serve};
 
 impl Configuration {
@@ -23,7 +23,7 @@ impl Configuration {
     }
 
     pub(super) fn memory(&self) -> MemoryLimit {
-        MemoryLimit::new(self.feeds.memory_mebibytes.map(bytes), Room::of_this_process())
+        MemoryLimit::new(self.feeds.memory_mebibytes.map(bytes), AvailableMemory::of_this_process())
     }
 
     pub(super) fn stale_max(&self) -> Option<std::time::Duration> {
@@ -84,16 +84,16 @@ impl Configuration {
     }
 
     /// `RUST_LOG` takes precedence over `log.level`.
-    pub(super) fn log(&self, problems: &mut Problems) -> Log {
+    pub(super) fn log(&self, problems: &mut Problems) -> LogSettings {
         let level = problems.check("log.level", log_level::filter(&self.log.level));
         let of_environment = log_level::of_environment().and_then(|filter| problems.check("RUST_LOG", filter));
         let is_of_environment = of_environment.is_some();
         let level = of_environment.or(level).unwrap_or_default();
-        Log { level, json: self.log.format == LogFormat::Json, is_of_environment }
+        LogSettings { level, json: self.log.format == LogFormat::Json, is_of_environment }
     }
 }
 
-fn bytes<const MIN: usize, const MAX: usize>(mebibytes: Number<MIN, MAX>) -> usize {
+fn bytes<const MIN: usize, const MAX: usize>(mebibytes: BoundedNumber<MIN, MAX>) -> usize {
     mebibytes.get() << 20
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Problems;
 use super::configuration::Configuration;
 use crate::net::Address;
-use base::PagePlace;
+use base::PageAddress;
 
 /// The arguments of `health`.
 #[derive(Debug, clap::Args)]
@@ -27,8 +27,8 @@ pub struct HealthArguments {
 
 /// A probe of a running proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HealthQuestion {
-    pub place: PagePlace,
+pub struct HealthProbe {
+    pub place: PageAddress,
     pub path: String,
     pub timeout: Duration,
 }
@@ -40,12 +40,12 @@ impl HealthArguments {
     ///
     /// # Errors
     /// All problems of the URL, or of the configuration if no URL is given.
-    pub fn resolve(self) -> Result<HealthQuestion, Problems> {
+    pub fn resolve(self) -> Result<HealthProbe, Problems> {
         let mut problems = Problems::default();
         let Self { url, config, healthz_bind_address, timeout } = self;
         let named = match url {
             Some(url) => {
-                let parsed = problems.check("URL", PagePlace::parse(&url));
+                let parsed = problems.check("URL", PageAddress::parse(&url));
                 parsed.map(|(place, path)| (place, path.unwrap_or_else(|| DEFAULT_PATH.to_owned())))
             }
             None => {
@@ -54,14 +54,14 @@ impl HealthArguments {
             }
         };
         match named {
-            Some((place, path)) if problems.is_empty() => Ok(HealthQuestion { place, path, timeout }),
+            Some((place, path)) if problems.is_empty() => Ok(HealthProbe { place, path, timeout }),
             _ => Err(problems),
         }
     }
 }
 
 /// The address where `serve` with this configuration answers probes.
-fn configured(file: Configuration, flag: Option<String>, problems: &mut Problems) -> Option<(PagePlace, String)> {
+fn configured(file: Configuration, flag: Option<String>, problems: &mut Problems) -> Option<(PageAddress, String)> {
     let (key, text) = match flag.unwrap_or(file.healthz_bind_address) {
         off if off == "off" => ("admin", file.admin),
         address => ("healthzBindAddress", address),
@@ -71,8 +71,8 @@ fn configured(file: Configuration, flag: Option<String>, problems: &mut Problems
         return None;
     }
     let place = match problems.check(key, text.parse())? {
-        Address::Tcp(address) => PagePlace::Tcp(reachable(address).to_string()),
-        Address::Unix(path) => PagePlace::Unix(path),
+        Address::Tcp(address) => PageAddress::Tcp(reachable(address).to_string()),
+        Address::Unix(path) => PageAddress::Unix(path),
     };
     Some((place, DEFAULT_PATH.to_owned()))
 }
@@ -98,12 +98,12 @@ mod tests {
             let file = Configuration::parse(file, &mut problems);
             configured(file, flag.map(str::to_owned), &mut problems).map(|(place, _)| place)
         };
-        let tcp = |place: &str| Some(PagePlace::Tcp(place.to_owned()));
+        let tcp = |place: &str| Some(PageAddress::Tcp(place.to_owned()));
         assert_eq!(at("", None), tcp("127.0.0.1:9090"));
         assert_eq!(at("healthzBindAddress: 0.0.0.0:10256", None), tcp("127.0.0.1:10256"));
         assert_eq!(at("healthzBindAddress: '[::]:10256'", None), tcp("[::1]:10256"));
         assert_eq!(at("healthzBindAddress: 0.0.0.0:10256", Some("10.0.0.7:1")), tcp("10.0.0.7:1"));
-        assert_eq!(at("admin: unix:/run/a.sock", None), Some(PagePlace::Unix("/run/a.sock".into())));
+        assert_eq!(at("admin: unix:/run/a.sock", None), Some(PageAddress::Unix("/run/a.sock".into())));
         assert_eq!(at("admin: off", None), None);
     }
 }

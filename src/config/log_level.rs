@@ -3,13 +3,13 @@
 use tracing_subscriber::EnvFilter;
 
 use super::configuration::LogSection;
-use super::words::LogFormat;
+use super::values::LogFormat;
 
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
 impl Default for LogSection {
     fn default() -> Self {
-        Self { level: super::Log::default().level, format: LogFormat::Text }
+        Self { level: super::LogSettings::default().level, format: LogFormat::Text }
     }
 }
 

@@ -12,12 +12,12 @@ pub struct MemoryLimit {
     budget_bytes: usize,
     /// Whether the configuration sets the budget.
     is_said: bool,
-    room: Option<Room>,
+    room: Option<AvailableMemory>,
 }
 
 /// Memory that this process may use before it is killed or the machine swaps.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Room {
+pub(super) struct AvailableMemory {
     bytes: u64,
     /// The limit of a control group; `None` if the machine's memory is the limit.
     limit: Option<PathBuf>,
@@ -37,7 +37,7 @@ const LISTS_BYTES_MAX: usize = 1 << 30;
 
 impl MemoryLimit {
     /// Uses the configured budget or, without one, a share of the available memory.
-    pub(super) fn new(said_bytes: Option<usize>, room: Option<Room>) -> Self {
+    pub(super) fn new(said_bytes: Option<usize>, room: Option<AvailableMemory>) -> Self {
         let share = share(room.as_ref(), BUDGET_SHARE, BUDGET_BYTES_MIN, BUDGET_BYTES_MAX);
         Self { budget_bytes: said_bytes.unwrap_or(share), is_said: said_bytes.is_some(), room }
     }
@@ -66,7 +66,7 @@ impl MemoryLimit {
     }
 }
 
-fn share(room: Option<&Room>, of: u64, min: usize, max: usize) -> usize {
+fn share(room: Option<&AvailableMemory>, of: u64, min: usize, max: usize) -> usize {
     room.map_or(max, |room| usize::try_from(room.bytes / of).unwrap_or(max).clamp(min, max))
 }
 
@@ -81,7 +81,7 @@ impl fmt::Display for MemoryLimit {
     }
 }
 
-impl fmt::Display for Room {
+impl fmt::Display for AvailableMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mebibytes = self.bytes >> 20;
         match &self.limit {
@@ -91,7 +91,7 @@ impl fmt::Display for Room {
     }
 }
 
-impl Room {
+impl AvailableMemory {
     /// The memory limit of this process on this machine; `None` if the system does not expose it.
     pub(super) fn of_this_process() -> Option<Self> {
         #[cfg(target_os = "linux")]
@@ -108,8 +108,8 @@ mod tests {
 
     const MAX: &str = "/sys/fs/cgroup/memory.max";
 
-    fn room(mebibytes: u64) -> Room {
-        Room { bytes: mebibytes << 20, limit: Some(MAX.into()) }
+    fn room(mebibytes: u64) -> AvailableMemory {
+        AvailableMemory { bytes: mebibytes << 20, limit: Some(MAX.into()) }
     }
 
     #[test]
@@ -120,7 +120,7 @@ mod tests {
             (Some(room(1024)), 512, 128),
             (Some(room(4096)), 2048, 512),
             (Some(room(1 << 20)), 8192, 1024),
-            (Some(Room { bytes: u64::MAX, limit: None }), 8192, 1024),
+            (Some(AvailableMemory { bytes: u64::MAX, limit: None }), 8192, 1024),
             (None, 8192, 1024),
         ] {
             let memory = MemoryLimit::new(None, room);

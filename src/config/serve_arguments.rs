@@ -2,8 +2,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use super::configuration::{Configuration, TlsSection};
-use super::coverage::Said;
-use super::{ConfigSettings, DelegatedKeys, Problems, Serve, TlsSource, kubeconfig};
+use super::coverage::CoverageOverrides;
+use super::{ConfigSettings, DelegatedKeys, Problems, ServeSettings, TlsSource, kubeconfig};
 use crate::auth::{AuthConfig, AuthMode, PageOrigin};
 use crate::net::Address;
 use crate::serve::{AuditDestination, Consistency};
@@ -100,7 +100,7 @@ impl ServeArguments {
     ///
     /// # Errors
     /// All problems, at once.
-    pub fn resolve(self) -> Result<Serve, Problems> {
+    pub fn resolve(self) -> Result<ServeSettings, Problems> {
         let mut problems = Problems::default();
         let file = self.config.as_deref().map(|path| Configuration::read(path, &mut problems)).unwrap_or_default();
         self.checked_over(file, problems)
@@ -110,7 +110,7 @@ impl ServeArguments {
     ///
     /// # Errors
     /// All problems, at once.
-    pub fn resolve_text(&self, text: &str) -> Result<Serve, Problems> {
+    pub fn resolve_text(&self, text: &str) -> Result<ServeSettings, Problems> {
         let mut problems = Problems::default();
         let file = Configuration::parse(text, &mut problems);
         self.clone().checked_over(file, problems)
@@ -121,11 +121,11 @@ impl ServeArguments {
         self.config.as_deref()
     }
 
-    fn checked_over(self, file: Configuration, mut problems: Problems) -> Result<Serve, Problems> {
+    fn checked_over(self, file: Configuration, mut problems: Problems) -> Result<ServeSettings, Problems> {
         let mut settings = ConfigSettings::of(&file);
         self.put_into(&mut settings);
         match self.over(file, &mut problems) {
-            Some(serve) if problems.is_empty() => Ok(Serve { settings, ..serve }),
+            Some(serve) if problems.is_empty() => Ok(ServeSettings { settings, ..serve }),
             _ => Err(problems),
         }
     }
@@ -154,7 +154,7 @@ impl ServeArguments {
         settings.put("audit.path", self.audit_log.clone());
     }
 
-    fn over(self, file: Configuration, problems: &mut Problems) -> Option<Serve> {
+    fn over(self, file: Configuration, problems: &mut Problems) -> Option<ServeSettings> {
         let Self {
             config: _,
             kubeconfig: named,
@@ -186,13 +186,13 @@ impl ServeArguments {
         let scraped = metrics_auth.map_or(Some(file.metrics.auth.into()), |text| mode("metrics.auth", &text, problems));
         let delegated = DelegatedKeys::from(file.delegated).with(client_ca, impersonator_kubeconfig);
         serve.consistency = consistency.map_or(serve.consistency, |text| proof(&text, problems));
-        let coverage = Said {
+        let coverage = CoverageOverrides {
             node: node_name.or(file.node),
             sensitive: cache_sensitive,
             authorizes: auth.is_some_and(|mode| mode != AuthMode::None),
         };
         coverage.put(&mut serve.coverage, problems);
-        let serve = Serve {
+        let serve = ServeSettings {
             allowed_origins: origins(&file.allowed_origins, problems),
             upstream,
             endpoints: endpoints(&file.upstream.servers, problems),
@@ -300,7 +300,7 @@ fn audit(path: String) -> AuditDestination {
     if path == "-" { AuditDestination::Stdout } else { AuditDestination::File(path.into()) }
 }
 
-impl Serve {
+impl ServeSettings {
     /// Rejects combinations that are not allowed (R-MODE-2).
     fn check(&self, problems: &mut Problems) {
         for address in self.listen.iter().filter(|address| !address.is_local()) {

@@ -1,7 +1,7 @@
 use clap::Parser;
 
 use super::configuration::Configuration;
-use super::{Arguments, Command, DelegatedKeys, Problems, Serve, ServeArguments, TextPosition};
+use super::{Arguments, Command, DelegatedKeys, Problems, ServeArguments, ServeSettings, TextPosition};
 use crate::net::Http2Codec;
 use crate::serve::Sensitive;
 
@@ -11,7 +11,7 @@ fn parse(text: &str) -> Vec<String> {
     problems.iter().map(str::to_owned).collect()
 }
 
-fn serve(flags: &[&str]) -> Result<Serve, Problems> {
+fn serve(flags: &[&str]) -> Result<ServeSettings, Problems> {
     let arguments = Arguments::try_parse_from(["kube-fanout", "serve"].iter().chain(flags)).expect("flags parse");
     match arguments.command {
         Command::Serve(arguments) => arguments.resolve(),

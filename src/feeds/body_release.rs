@@ -16,12 +16,12 @@ pub struct BodyRelease {
     is_present: watch::Sender<bool>,
     /// Number of waiting readers.
     waiting: watch::Sender<usize>,
-    writers: Arc<Mutex<Writers>>,
+    writers: Arc<Mutex<EncoderBuilds>>,
 }
 
 /// The server builds that wrote the feed's content, for proxies that take over the feed.
 #[derive(Debug, Default)]
-struct Writers {
+struct EncoderBuilds {
     /// The last known build.
     now: Option<Arc<Build>>,
     /// Whether it is still current.
@@ -34,7 +34,7 @@ struct Writers {
 
 /// The server build that wrote the content sent to a reader.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Written {
+pub struct EncodedBy {
     /// `None` if it is unknown.
     pub by: Option<Arc<Build>>,
     /// Number of build changes before it.
@@ -42,9 +42,9 @@ pub struct Written {
 }
 
 /// Counts a waiting reader until it is dropped.
-struct Waiting<'a>(&'a watch::Sender<usize>);
+struct WaiterGuard<'a>(&'a watch::Sender<usize>);
 
-impl Drop for Waiting<'_> {
+impl Drop for WaiterGuard<'_> {
     fn drop(&mut self) {
         self.0.send_modify(|waiting| *waiting -= 1);
     }
@@ -69,7 +69,7 @@ impl BodyRelease {
             return;
         }
         self.waiting.send_modify(|waiting| *waiting += 1);
-        let _waiting = Waiting(&self.waiting);
+        let _waiting = WaiterGuard(&self.waiting);
         self.becomes_present().await;
     }
 
@@ -85,15 +85,15 @@ impl BodyRelease {
     }
 
     /// Returns the build that writes the feed's current content.
-    pub fn written(&self) -> Written {
+    pub fn written(&self) -> EncodedBy {
         self.writers.lock().now()
     }
 
     /// Returns the build that wrote the feed's content from this version on. Later parts may be by another build.
-    pub fn written_from(&self, rv: ResourceVersion) -> Written {
+    pub fn written_from(&self, rv: ResourceVersion) -> EncodedBy {
         let writers = self.writers.lock();
         match writers.changes.checked_sub(1) {
-            Some(changes) if rv < writers.since => Written { by: writers.before.clone(), changes },
+            Some(changes) if rv < writers.since => EncodedBy { by: writers.before.clone(), changes },
             _ => writers.now(),
         }
     }
@@ -124,9 +124,9 @@ impl BodyRelease {
     }
 }
 
-impl Writers {
-    fn now(&self) -> Written {
-        Written { by: self.now.clone().filter(|_| self.is_known), changes: self.changes }
+impl EncoderBuilds {
+    fn now(&self) -> EncodedBy {
+        EncodedBy { by: self.now.clone().filter(|_| self.is_known), changes: self.changes }
     }
 }
 

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::{BodyRelease, FeedCounts, FeedSpec, Freshness, RenderingRefusal, Renderings, ResumeBackfills};
 use crate::cache::{Budget, CacheConfig, CacheReader, CacheWriter, FeedState, Pin, Pins, Snapshot};
 use crate::wire::{Columns, Representation};
-use base::Cut;
+use base::AbortSignal;
 use kubeapi::ResourceVersion;
 
 /// A running feed as its readers see it.
@@ -59,7 +59,7 @@ struct HandleInner {
 }
 
 /// The parts of the registry that each feed uses.
-pub(super) struct Common {
+pub(super) struct RegistryParts {
     pub(super) config: CacheConfig,
     pub(super) budget: Arc<Budget>,
     pub(super) counts: Arc<FeedCounts>,
@@ -68,7 +68,7 @@ pub(super) struct Common {
 impl Feed {
     pub(super) fn new(
         spec: FeedSpec,
-        Common { config, budget, counts }: Common,
+        RegistryParts { config, budget, counts }: RegistryParts,
         renderings: Renderings,
         settled: Option<Instant>,
     ) -> (CacheWriter, Self) {
@@ -105,7 +105,7 @@ impl Feed {
     }
 
     /// Pins a state of this feed that is being sent. `cut` ends the sender.
-    pub fn pin(&self, snapshot: &Snapshot, cut: Cut) -> Pin {
+    pub fn pin(&self, snapshot: &Snapshot, cut: AbortSignal) -> Pin {
         self.reader.pin(&self.pins, snapshot, cut)
     }
 

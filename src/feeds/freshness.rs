@@ -24,9 +24,9 @@ pub struct Freshness {
 }
 
 /// Counts a reader that waits for a proof until it is dropped.
-struct Waiting<'a>(&'a AtomicUsize);
+struct WaiterGuard<'a>(&'a AtomicUsize);
 
-impl Drop for Waiting<'_> {
+impl Drop for WaiterGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -72,7 +72,7 @@ impl Freshness {
         }
         let mut as_of = self.as_of.subscribe();
         let is_first = self.waiting.fetch_add(1, Ordering::Relaxed) == 0;
-        let _waiting = Waiting(&self.waiting);
+        let _waiting = WaiterGuard(&self.waiting);
         // Proofs are requested only while a reader waits. So the first reader wakes the prover even if an earlier
         // reader, which has left, wanted a later instant.
         self.wanted.send_if_modified(|wanted| {

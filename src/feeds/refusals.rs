@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use super::FeedKey;
 use super::refused_for::{REFUSED_MAX, refused_for};
 use crate::cache::FeedEnd;
-use base::Waits;
+use base::BackoffBounds;
 
 /// Feeds that ended for a lasting reason, with the time of their next attempt.
 #[derive(Debug, Default)]
@@ -40,7 +40,7 @@ impl Refusals {
     /// Records that a feed has ended. If the feed does not fit, is not offered or cannot be read, the delay grows with
     /// each consecutive end. If the proxy's identity may not read it, `waits` determines the delay. The count starts
     /// over if the feed has been served since, except for a feed that does not fit.
-    pub(super) fn put(&mut self, key: &FeedKey, end: FeedEnd, (weighed, served): (usize, bool), waits: Waits) {
+    pub(super) fn put(&mut self, key: &FeedKey, end: FeedEnd, (weighed, served): (usize, bool), waits: BackoffBounds) {
         let before = self.0.remove(key).filter(|before| before.end == end).map_or(0, |before| before.times);
         // Above the limit the oldest refusal is dropped, so its feed may be retried too early.
         if self.0.len() >= REFUSALS_MAX
@@ -71,7 +71,7 @@ impl Refusals {
 
     /// Records that the permissions of the proxy's identity may have changed. Forbidden feeds are retried with the
     /// delay of a first refusal. Frequent calls do not cause more frequent retries.
-    pub(super) fn rights_changed(&mut self, waits: Waits) {
+    pub(super) fn rights_changed(&mut self, waits: BackoffBounds) {
         for refusal in self.0.values_mut().filter(|refusal| refusal.end == FeedEnd::Forbidden) {
             (refusal.times, refusal.wait) = (0, waits.first);
         }

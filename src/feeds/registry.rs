@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::counts::Ledger;
-use super::feed::Common;
+use super::feed::RegistryParts;
 use super::refusals::Refusals;
 use super::{FEEDS_MAX, Feed, FeedCounts, FeedHandle, FeedKey, FeedSpec, RenderingMode, RenderingRefusal, Renderings};
 use crate::cache::{Budget, CacheConfig, CacheWriter, FeedEnd, FeedState, MemoryUse, Pins};
@@ -18,7 +18,7 @@ use kubeapi::ResourceVersion;
 
 /// A request to start a feed: the feed and its writer, for the supervisor of reflectors.
 #[derive(Debug)]
-pub struct Demand {
+pub struct FeedStartRequest {
     pub feed: Arc<Feed>,
     pub writer: CacheWriter,
 }
@@ -45,12 +45,12 @@ struct Shared {
     /// Retirement times of feeds whose successors have not settled.
     outdated: Mutex<BTreeMap<FeedKey, Instant>>,
     counts: Mutex<Ledger>,
-    demand: mpsc::Sender<Demand>,
+    demand: mpsc::Sender<FeedStartRequest>,
 }
 
 /// Reason why a feed is not available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unavailable {
+pub enum FeedUnavailable {
     /// It was tried recently and ended for this reason.
     Ended(FeedEnd),
     /// [`FEEDS_MAX`] feeds are running.
@@ -62,7 +62,7 @@ const SETTLING: Duration = Duration::from_secs(10);
 
 impl Feeds {
     /// Creates the registry, and the channel of demands for a supervisor.
-    pub fn new(config: CacheConfig) -> (Self, mpsc::Receiver<Demand>) {
+    pub fn new(config: CacheConfig) -> (Self, mpsc::Receiver<FeedStartRequest>) {
         let (demand, demands) = mpsc::channel(FEEDS_MAX);
         let budget = Budget::new(config.memory_bytes_max, Pins::default());
         let shared = Shared {
@@ -91,7 +91,7 @@ impl Feeds {
 
     /// Returns the feed for `spec`, and starts it if it does not run. `resume` is the version that the caller wants to
     /// resume after; a feed that is still starting may take it into account.
-    pub fn handle(&self, spec: &FeedSpec, resume: Option<ResourceVersion>) -> Result<FeedHandle, Unavailable> {
+    pub fn handle(&self, spec: &FeedSpec, resume: Option<ResourceVersion>) -> Result<FeedHandle, FeedUnavailable> {
         let mut feeds = self.shared.feeds.lock();
         if let Some(feed) = feeds.get(&spec.key)
             && !matches!(feed.reader.state(), FeedState::Ended(_))
@@ -106,23 +106,23 @@ impl Feeds {
         }
         let refused = self.shared.refused.lock().find(&spec.key, self.shared.budget.free());
         if let Some(end) = refused {
-            return Err(Unavailable::Ended(end));
+            return Err(FeedUnavailable::Ended(end));
         }
         if feeds.len() >= FEEDS_MAX {
-            return Err(Unavailable::TooMany);
+            return Err(FeedUnavailable::TooMany);
         }
         let renderings = self.renderings_of(&spec.key, &feeds);
         let settled = self.shared.outdated.lock().get(&spec.key).map(|retired| *retired + SETTLING);
         let config = self.shared.config.get();
         let counts = self.shared.counts.lock().open(&spec.key, config.counts_age_max);
-        let common = Common { config: (*config).clone(), budget: self.shared.budget.clone(), counts };
+        let common = RegistryParts { config: (*config).clone(), budget: self.shared.budget.clone(), counts };
         let (writer, feed) = Feed::new(spec.clone(), common, renderings, settled);
         feed.shown.store(shown(&spec.key, &feeds).0, Ordering::Relaxed);
         let feed = Arc::new(feed);
         feed.note_resume(resume);
-        if self.shared.demand.try_send(Demand { feed: feed.clone(), writer }).is_err() {
+        if self.shared.demand.try_send(FeedStartRequest { feed: feed.clone(), writer }).is_err() {
             self.close(&spec.key, &feeds);
-            return Err(Unavailable::TooMany);
+            return Err(FeedUnavailable::TooMany);
         }
         feeds.insert(spec.key.clone(), feed.clone());
         Ok(FeedHandle::new(feed))

@@ -21,7 +21,7 @@ use tokio::sync::watch;
 /// this state is never reset.
 #[derive(Debug, Default)]
 pub struct ResumeBackfills {
-    ledger: Mutex<Ledger>,
+    ledger: Mutex<BackfillLedger>,
     /// Notified when a client starts to wait.
     came: Notify,
     /// Number of requests that upstream did not answer. It is sent after every response, changed or not.
@@ -41,7 +41,7 @@ pub enum BackfillRequest {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackfillOutcome {
     /// The events were put in front of the history.
-    Joined,
+    Prepended,
     /// Upstream no longer has the events after versions below `before`.
     Gone { before: ResourceVersion },
     /// The events after `from` are not available, because they are too many or because upstream no longer has them. The
@@ -50,11 +50,11 @@ pub enum BackfillOutcome {
     /// The events do not lead to the listed state, so earlier ones will not either.
     OtherHistory,
     /// The previous states of the objects are known now.
-    Explained,
+    PreviousFound,
     /// The states of objects before their events up to `upto` cannot be determined.
-    Inexplicable { upto: ResourceVersion },
+    PreviousUnknown { upto: ResourceVersion },
     /// The response broke off, which says nothing about upstream's history.
-    BrokeOff,
+    Interrupted,
     /// Upstream did not respond, or not in time.
     Failed,
 }
@@ -63,13 +63,13 @@ impl BackfillOutcome {
     /// For logs and the label of the metric.
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Joined => "extended",
+            Self::Prepended => "extended",
             Self::Gone { .. } => "expired",
             Self::TooEarly { .. } => "beyond_window",
             Self::OtherHistory => "mismatch",
-            Self::Explained => "previous_found",
-            Self::Inexplicable { .. } => "previous_missing",
-            Self::BrokeOff => "disconnected",
+            Self::PreviousFound => "previous_found",
+            Self::PreviousUnknown { .. } => "previous_missing",
+            Self::Interrupted => "disconnected",
             Self::Failed => "failed",
         }
     }
@@ -77,25 +77,25 @@ impl BackfillOutcome {
 
 /// Whether a client that comes from before the history has something to wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Prospect {
-    Waits,
-    TurnedAway,
+enum WaitDecision {
+    Wait,
+    Reject,
 }
 
 #[derive(Debug, Default)]
-struct Ledger {
-    waiting: Crowd,
+struct BackfillLedger {
+    waiting: ClientsByVersion,
     /// The waiting clients whose view also needs the previous state of each change.
-    inquiring: Crowd,
-    memory: Memory,
+    inquiring: ClientsByVersion,
+    memory: BackfillProgress,
 }
 
 /// Number of clients by the version that they resume from.
-type Crowd = BTreeMap<ResourceVersion, usize>;
+type ClientsByVersion = BTreeMap<ResourceVersion, usize>;
 
 /// Facts learned from upstream's responses so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Memory {
+struct BackfillProgress {
     /// Events after versions below this one are not available.
     gone_before: ResourceVersion,
     /// The states of objects before events up to this version cannot be determined.
@@ -113,7 +113,7 @@ struct Memory {
 }
 
 /// A waiting client; dropping it removes it from the ledger.
-struct Waiting<'a> {
+struct WaiterGuard<'a> {
     resume_backfills: &'a ResumeBackfills,
     who: ResumingClient,
 }
@@ -127,7 +127,7 @@ struct ResumingClient {
 
 /// Bounds of a feed's history.
 #[derive(Debug, Clone, Copy)]
-struct Held {
+struct HistoryBounds {
     /// Version that its first event follows.
     floor: ResourceVersion,
     /// Version after which the previous state of every event's object is known.
@@ -152,21 +152,21 @@ impl ResumeBackfills {
         loop {
             let may_come = !reader.reaches(from, view) && reader.may_begin_earlier();
             let is_told = *failures.borrow_and_update() > before
-                || self.ledger.lock().memory.prospect(who, Instant::now()) == Prospect::TurnedAway;
+                || self.ledger.lock().memory.prospect(who, Instant::now()) == WaitDecision::Reject;
             if !may_come || is_told || failures.changed().await.is_err() {
                 return;
             }
         }
     }
 
-    fn enter(&self, who: ResumingClient) -> Option<Waiting<'_>> {
+    fn enter(&self, who: ResumingClient) -> Option<WaiterGuard<'_>> {
         let mut ledger = self.ledger.lock();
-        if ledger.memory.prospect(who, Instant::now()) == Prospect::TurnedAway {
+        if ledger.memory.prospect(who, Instant::now()) == WaitDecision::Reject {
             return None;
         }
         ledger.crowds_of(who).for_each(|crowd| *crowd.entry(who.from).or_default() += 1);
         self.came.notify_one();
-        Some(Waiting { resume_backfills: self, who })
+        Some(WaiterGuard { resume_backfills: self, who })
     }
 
     /// Completes when a client has started to wait since the last call.
@@ -177,7 +177,7 @@ impl ResumeBackfills {
     /// Returns the next request for upstream, if a waiting client resumes from before the history of `reader`. It
     /// counts the request.
     pub fn next(&self, reader: &CacheReader) -> Option<BackfillRequest> {
-        let held = Held { floor: reader.floor(), known: reader.known() };
+        let held = HistoryBounds { floor: reader.floor(), known: reader.known() };
         let mut ledger = self.ledger.lock();
         let next = ledger.next(held, Instant::now())?;
         ledger.memory.ask(next);
@@ -191,22 +191,23 @@ impl ResumeBackfills {
     }
 }
 
-impl Ledger {
-    fn crowds_of(&mut self, who: ResumingClient) -> impl Iterator<Item = &mut Crowd> {
+impl BackfillLedger {
+    fn crowds_of(&mut self, who: ResumingClient) -> impl Iterator<Item = &mut ClientsByVersion> {
         std::iter::once(&mut self.waiting).chain(Some(&mut self.inquiring).filter(|_| who.inquires))
     }
 
     /// Chooses the oldest version that upstream may still have, because its events serve all later versions too. If the
     /// start of upstream's history is unknown, it chooses the middle one, so that each refusal halves the rest.
-    fn next(&self, held: Held, now: Instant) -> Option<BackfillRequest> {
+    fn next(&self, held: HistoryBounds, now: Instant) -> Option<BackfillRequest> {
         let memory = &self.memory;
         // Rejected clients may still be counted here.
         if memory.is_over || memory.rests(now) || memory.questions >= QUESTIONS_MAX {
             return None;
         }
-        let from_before = |crowd: &Crowd, begins: ResourceVersion, ends: ResourceVersion| -> Vec<ResourceVersion> {
-            if begins < ends { crowd.range(begins..ends).map(|(from, _)| *from).collect() } else { Vec::new() }
-        };
+        let from_before =
+            |crowd: &ClientsByVersion, begins: ResourceVersion, ends: ResourceVersion| -> Vec<ResourceVersion> {
+                if begins < ends { crowd.range(begins..ends).map(|(from, _)| *from).collect() } else { Vec::new() }
+            };
         let earlier = from_before(&self.waiting, memory.gone_before, held.floor);
         let at = if memory.is_blind { earlier.len() / 2 } else { 0 };
         if let Some(from) = earlier.get(at) {
@@ -217,14 +218,14 @@ impl Ledger {
     }
 }
 
-impl Memory {
-    fn prospect(&self, who: ResumingClient, now: Instant) -> Prospect {
+impl BackfillProgress {
+    fn prospect(&self, who: ResumingClient, now: Instant) -> WaitDecision {
         let may_be_asked = self.questions < QUESTIONS_MAX || self.under_way.is_some_and(|asked| asked.serves(who));
         let is_inexplicable = who.inquires && who.from < self.inexplicable_upto;
         if self.is_over || self.rests(now) || !may_be_asked || is_inexplicable || who.from < self.gone_before {
-            Prospect::TurnedAway
+            WaitDecision::Reject
         } else {
-            Prospect::Waits
+            WaitDecision::Wait
         }
     }
 
@@ -240,16 +241,16 @@ impl Memory {
     /// Records a response. Returns whether waiting is pointless, because upstream does not respond.
     fn note(&mut self, answer: BackfillOutcome, now: Instant) -> bool {
         self.under_way = None;
-        self.broken = if answer == BackfillOutcome::BrokeOff { self.broken + 1 } else { 0 };
+        self.broken = if answer == BackfillOutcome::Interrupted { self.broken + 1 } else { 0 };
         let has_failed = answer == BackfillOutcome::Failed || self.broken >= BROKEN_MAX;
         if has_failed {
             self.rests_until = Some(now + REST);
             self.broken = 0;
         }
         match answer {
-            BackfillOutcome::Joined
-            | BackfillOutcome::Explained
-            | BackfillOutcome::BrokeOff
+            BackfillOutcome::Prepended
+            | BackfillOutcome::PreviousFound
+            | BackfillOutcome::Interrupted
             | BackfillOutcome::Failed => {}
             BackfillOutcome::Gone { before } => self.gone_before = self.gone_before.max(before),
             BackfillOutcome::TooEarly { from } => {
@@ -257,7 +258,7 @@ impl Memory {
                 self.is_blind = true;
             }
             BackfillOutcome::OtherHistory => self.is_over = true,
-            BackfillOutcome::Inexplicable { upto } => self.inexplicable_upto = self.inexplicable_upto.max(upto),
+            BackfillOutcome::PreviousUnknown { upto } => self.inexplicable_upto = self.inexplicable_upto.max(upto),
         }
         has_failed
     }
@@ -273,7 +274,7 @@ impl BackfillRequest {
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for WaiterGuard<'_> {
     fn drop(&mut self) {
         let who = self.who;
         for crowd in self.resume_backfills.ledger.lock().crowds_of(who) {

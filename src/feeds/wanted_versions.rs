@@ -10,10 +10,10 @@ use kubeapi::ResourceVersion;
 /// Versions that readers have seen elsewhere and wait for. The smallest one is requested from upstream first, so that a
 /// version that never arrives does not block others.
 #[derive(Debug, Default)]
-pub struct WantedVersions(BTreeMap<ResourceVersion, Want>);
+pub struct WantedVersions(BTreeMap<ResourceVersion, WantedVersion>);
 
 #[derive(Debug, Clone, Copy)]
-struct Want {
+struct WantedVersion {
     /// Time of the last request for it.
     since: Instant,
     /// Whether the feed has tried to catch up with upstream for it.
@@ -36,7 +36,7 @@ impl WantedVersions {
             wanted.since = now;
             return follows && !std::mem::replace(&mut wanted.follows, true);
         }
-        self.0.insert(rv, Want { since: now, is_tried: false, follows });
+        self.0.insert(rv, WantedVersion { since: now, is_tried: false, follows });
         if self.0.len() > Self::MAX {
             let before_last = self.0.keys().nth_back(1).copied();
             let last = self.0.last_key_value().map(|(last, _)| *last);
@@ -49,7 +49,7 @@ impl WantedVersions {
     /// Forgets versions that the watch (`told`) or the served state (`shown`) has reached, and versions without a
     /// waiting reader.
     pub(super) fn settle(&mut self, told: ResourceVersion, shown: ResourceVersion, now: Instant) {
-        let reached = |want: &Want| if want.follows { told } else { told.max(shown) };
+        let reached = |want: &WantedVersion| if want.follows { told } else { told.max(shown) };
         self.0.retain(|rv, want| *rv > reached(want) && now.duration_since(want.since) < Self::WAIT_MAX);
     }
 

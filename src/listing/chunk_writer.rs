@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::page_chunks::{Batch, PageChunks};
 use crate::cache::{CacheReader, ChunkFormat, ChunkPart, DeflatedChunk, PlainChunk};
-use crate::wire::{Encoding, ListFrame, Object, Refused, Renderer};
+use crate::wire::{Encoding, ListFrame, Object, Renderer, TranscodeError};
 use base::Account;
 use kubeapi::EventType;
 
@@ -15,14 +15,14 @@ use kubeapi::EventType;
 pub(crate) struct ChunkWriter {
     reader: CacheReader,
     renderer: Renderer,
-    what: What,
+    what: ItemFormat,
     /// Whether it has derived or compressed a chunk, which takes about a millisecond.
     worked: AtomicBool,
 }
 
 /// Output format of the objects.
 #[derive(Debug)]
-enum What {
+enum ItemFormat {
     /// Items of a list, each with the separator that precedes it.
     Items(ListFrame),
     /// Frames of ADDED events.
@@ -59,11 +59,11 @@ const SHARED_BYTES: usize = 32 << 10;
 
 impl ChunkWriter {
     pub(crate) fn items(reader: CacheReader, renderer: Renderer, frame: ListFrame) -> Self {
-        Self { reader, renderer, what: What::Items(frame), worked: AtomicBool::new(false) }
+        Self { reader, renderer, what: ItemFormat::Items(frame), worked: AtomicBool::new(false) }
     }
 
     pub(crate) fn added(reader: CacheReader, renderer: Renderer) -> Self {
-        Self { reader, renderer, what: What::Added, worked: AtomicBool::new(false) }
+        Self { reader, renderer, what: ItemFormat::Added, worked: AtomicBool::new(false) }
     }
 
     /// Returns the bytes of a chunk. The first caller encodes them; others wait.
@@ -72,7 +72,7 @@ impl ChunkWriter {
         chunks: &PageChunks,
         index: usize,
         cx: &Context<'_>,
-    ) -> Poll<Result<PlainChunk, Refused>> {
+    ) -> Poll<Result<PlainChunk, TranscodeError>> {
         let write = || self.write(chunks, index);
         if !chunks.is_whole(index) {
             return Poll::Ready(write().map(|(plain, _)| plain));
@@ -94,7 +94,7 @@ impl ChunkWriter {
         window: usize,
         cx: &Context<'_>,
         deflate: impl FnOnce(&[u8]) -> DeflatedChunk,
-    ) -> Poll<Result<DeflatedChunk, Refused>> {
+    ) -> Poll<Result<DeflatedChunk, TranscodeError>> {
         let make = || {
             self.worked.store(true, Ordering::Relaxed);
             let before = at.behind.filter(|_| at.index == 0).map(|behind| self.tail(chunks, behind, window));
@@ -104,7 +104,7 @@ impl ChunkWriter {
     }
 
     /// Returns the last `bytes` bytes of a batch, or the whole batch if it is shorter.
-    fn tail(&self, chunks: &PageChunks, batch: &Batch, bytes: usize) -> Result<Vec<u8>, Refused> {
+    fn tail(&self, chunks: &PageChunks, batch: &Batch, bytes: usize) -> Result<Vec<u8>, TranscodeError> {
         let objects = batch.chunks.clone().rev().flat_map(|index| chunks.objects(index).into_iter().rev());
         let (mut written, mut len) = (Vec::new(), 0);
         for object in objects {
@@ -131,8 +131,8 @@ impl ChunkWriter {
     /// Returns the length of the separator that a chunk begins with and a list does not.
     pub(crate) fn separator(&self) -> usize {
         match &self.what {
-            What::Items(_) if self.renderer.representation().encoding() == Encoding::Json => 1,
-            What::Items(_) | What::Added => 0,
+            ItemFormat::Items(_) if self.renderer.representation().encoding() == Encoding::Json => 1,
+            ItemFormat::Items(_) | ItemFormat::Added => 0,
         }
     }
 
@@ -156,8 +156,8 @@ impl ChunkWriter {
             representation: self.renderer.representation(),
             release: self.renderer.release(),
             part: match self.what {
-                What::Items(_) => ChunkPart::Items,
-                What::Added => ChunkPart::Added,
+                ItemFormat::Items(_) => ChunkPart::Items,
+                ItemFormat::Added => ChunkPart::Added,
             },
         }
     }
@@ -172,7 +172,7 @@ impl ChunkWriter {
     }
 
     /// Returns the pieces of a chunk, and how many of their bytes are not the store's own.
-    fn write(&self, chunks: &PageChunks, index: usize) -> Result<(PlainChunk, usize), Refused> {
+    fn write(&self, chunks: &PageChunks, index: usize) -> Result<(PlainChunk, usize), TranscodeError> {
         let lengths = chunks.chunk(index).lengths();
         let mut pieces = Pieces::new(self.reader.chunks().account().clone());
         if !self.renderer.is_verbatim() {
@@ -188,7 +188,7 @@ impl ChunkWriter {
 
     /// Writes an object. If its bytes are not cached with the chunk and cost more than a copy, they are cached with the
     /// object.
-    fn put(&self, object: &Arc<Object>, with_chunk: bool, pieces: &mut Pieces) -> Result<(), Refused> {
+    fn put(&self, object: &Arc<Object>, with_chunk: bool, pieces: &mut Pieces) -> Result<(), TranscodeError> {
         if with_chunk && self.renderer.representation().encoding() == Encoding::Json && !self.renderer.is_verbatim() {
             // The length is not known yet, and JSON does not need it.
             self.put_head(0, &mut pieces.open);
@@ -198,7 +198,7 @@ impl ChunkWriter {
             self.put_head(body.len(), &mut pieces.open);
             pieces.put(body, self.renderer.is_verbatim());
         }
-        if matches!(self.what, What::Added) {
+        if matches!(self.what, ItemFormat::Added) {
             self.renderer.envelope().put_frame_tail(&mut pieces.open);
         }
         Ok(())
@@ -206,16 +206,16 @@ impl ChunkWriter {
 
     fn put_head(&self, body_len: usize, out: &mut Vec<u8>) {
         match &self.what {
-            What::Items(frame) => frame.put_item_head(false, body_len, out),
-            What::Added => self.renderer.envelope().put_frame_head(EventType::Added, body_len, out),
+            ItemFormat::Items(frame) => frame.put_item_head(false, body_len, out),
+            ItemFormat::Added => self.renderer.envelope().put_frame_head(EventType::Added, body_len, out),
         }
     }
 
     /// Estimates the bytes of the chunk.
     fn estimate(&self, objects: usize, bytes: usize) -> usize {
         let around = match &self.what {
-            What::Items(frame) => frame.item_len(0) + 4,
-            What::Added => self.renderer.envelope().frame_len(EventType::Added, 0) + 16,
+            ItemFormat::Items(frame) => frame.item_len(0) + 4,
+            ItemFormat::Added => self.renderer.envelope().frame_len(EventType::Added, 0) + 16,
         };
         let bodies = if self.renderer.is_verbatim() { bytes } else { bytes + bytes / 2 };
         objects * around + bodies

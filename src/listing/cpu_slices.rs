@@ -7,7 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::scan_queue::Whose;
+use super::scan_queue::ScanOwner;
 use base::random;
 
 /// Slices for work that polls do for a single client: scans of a watch's history or initial state, expensive selectors,
@@ -26,7 +26,7 @@ pub(crate) struct CpuSlices(Arc<Mutex<Queue>>);
 #[derive(Debug)]
 pub(crate) struct Slice {
     slices: CpuSlices,
-    whose: Whose,
+    whose: ScanOwner,
     taken: Instant,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct Slice {
 #[derive(Debug)]
 pub(crate) struct WaitingForSlice {
     slices: CpuSlices,
-    whose: Whose,
+    whose: ScanOwner,
 }
 
 #[derive(Debug)]
@@ -45,7 +45,7 @@ struct Queue {
     /// Time since when a slice is reserved for callers that have not had theirs in this round.
     kept_since: Option<Instant>,
     /// The callers that wait, or that have had their slice in this round.
-    callers: HashMap<Whose, Caller>,
+    callers: HashMap<ScanOwner, Caller>,
     /// Number of callers that wanted a slice at the last count.
     wanted_by: u32,
 }
@@ -77,7 +77,7 @@ impl CpuSlices {
     }
 
     /// Takes a slice, or returns the delay before the next attempt.
-    pub(crate) fn take(&self, whose: &Whose) -> Result<Slice, Duration> {
+    pub(crate) fn take(&self, whose: &ScanOwner) -> Result<Slice, Duration> {
         let now = Instant::now();
         let mut queue = self.0.lock();
         if let Some(caller) = queue.callers.get_mut(whose) {
@@ -99,7 +99,7 @@ impl CpuSlices {
     }
 
     /// Counts one more waiting poll of this caller.
-    pub(crate) fn wait(&self, whose: &Whose) -> WaitingForSlice {
+    pub(crate) fn wait(&self, whose: &ScanOwner) -> WaitingForSlice {
         let now = Instant::now();
         let mut queue = self.0.lock();
         let unknown = Caller { waiting: 0, tried: now, round: queue.round };
@@ -110,7 +110,7 @@ impl CpuSlices {
 
 impl Queue {
     /// Returns whether a caller may take a free slice.
-    fn is_due(&mut self, whose: &Whose, now: Instant) -> bool {
+    fn is_due(&mut self, whose: &ScanOwner, now: Instant) -> bool {
         let Some(caller) = self.callers.get(whose) else { return true };
         if caller.round <= self.round {
             return true;
@@ -131,13 +131,13 @@ impl Queue {
     }
 
     /// Iterates over the callers that wait and have not had their slice in this round.
-    fn kept_for(&mut self) -> impl Iterator<Item = (&Whose, &mut Caller)> {
+    fn kept_for(&mut self) -> impl Iterator<Item = (&ScanOwner, &mut Caller)> {
         let round = self.round;
         self.callers.iter_mut().filter(move |(_, caller)| caller.waiting > 0 && caller.round <= round)
     }
 
     /// Returns a slice after use of the duration `took`.
-    fn used(&mut self, whose: &Whose, taken: Instant, took: Duration) {
+    fn used(&mut self, whose: &ScanOwner, taken: Instant, took: Duration) {
         self.free.push(taken + PERIOD.max(2 * took));
         let now = taken + took;
         let is_there = |caller: &Caller| caller.waiting > 0 && caller.tried + GONE > now;
@@ -188,7 +188,7 @@ mod tests {
     }
 
     /// Counts the slices that each caller uses if its watches always want more.
-    async fn used(slices: &CpuSlices, watches: &[(Whose, usize)], time: Duration) -> Vec<usize> {
+    async fn used(slices: &CpuSlices, watches: &[(ScanOwner, usize)], time: Duration) -> Vec<usize> {
         let counts: Vec<_> = watches.iter().map(|_| Arc::new(Mutex::new(0))).collect();
         let mut tasks = tokio::task::JoinSet::new();
         for ((whose, watches), count) in watches.iter().zip(&counts) {

@@ -4,11 +4,11 @@ use bytes::Bytes;
 
 use super::chunk_writer::{ChunkWriter, Piece};
 use super::cpu_slices::Slice;
-use super::joined::Joined;
 use super::page_chunks::{Batch, PageChunks};
-use super::scan_pace::{Rest, ScanBudget};
+use super::scan_pace::{ScanBudget, YieldPause};
+use super::slice_joiner::SliceJoiner;
 use crate::cache::{DeflatedChunk, PlainChunk};
-use crate::wire::{ListFrame, Refused};
+use crate::wire::{ListFrame, TranscodeError};
 
 /// Length above which responses are compressed; the apiserver's own bound.
 pub(crate) const PLAIN_BYTES_MAX: usize = 128 << 10;
@@ -22,17 +22,17 @@ pub(crate) struct ListBody {
     tail: Bytes,
     /// Whether it is long enough to be compressed.
     worth: bool,
-    at: At,
-    joined: Joined,
+    at: SendPosition,
+    joined: SliceJoiner,
     /// A pause after each shared chunk that was derived or compressed.
-    rest: Rest,
+    rest: YieldPause,
     /// Scan budget for chunks that belong to this client alone.
     scan_budget: ScanBudget,
 }
 
 /// The part that is sent next.
 #[derive(Debug)]
-enum At {
+enum SendPosition {
     Head,
     /// A chunk.
     Stretch(usize),
@@ -54,52 +54,56 @@ impl ListBody {
         let items = chunks.lengths().items;
         let (head, tail) = (frame.head(items, items_len), frame.tail());
         let worth = frame.content_length(items, items_len) > PLAIN_BYTES_MAX;
-        let (at, joined, rest) = (At::Head, Joined::default(), Rest::default());
+        let (at, joined, rest) = (SendPosition::Head, SliceJoiner::default(), YieldPause::default());
         Self { writer, chunks, head, tail, worth, at, joined, rest, scan_budget }
     }
 
     /// Returns the next bytes; `None` after the last.
-    pub(crate) fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Refused>>> {
+    pub(crate) fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, TranscodeError>>> {
         let mut joined = std::mem::take(&mut self.joined);
         let chunk = joined.poll(|| self.poll_piece(cx));
         self.joined = joined;
         chunk
     }
 
-    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Refused>>> {
+    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, TranscodeError>>> {
         loop {
             match &mut self.at {
-                At::Head => {
-                    self.at = At::Stretch(0);
+                SendPosition::Head => {
+                    self.at = SendPosition::Stretch(0);
                     return Poll::Ready(Some(Ok(self.head.clone())));
                 }
-                At::Stretch(index) if *index == self.chunks.len() => {
-                    self.at = At::Over;
+                SendPosition::Stretch(index) if *index == self.chunks.len() => {
+                    self.at = SendPosition::Over;
                     return Poll::Ready(Some(Ok(self.tail.clone())));
                 }
-                At::Stretch(index) => {
+                SendPosition::Stretch(index) => {
                     let index = *index;
                     match ready!(self.poll_plain(index, cx)) {
-                        Ok(plain) => self.at = At::Piece(index, plain, 0),
+                        Ok(plain) => self.at = SendPosition::Piece(index, plain, 0),
                         Err(refused) => return Poll::Ready(Some(Err(refused))),
                     }
                 }
-                At::Piece(index, plain, piece) => match plain.get(*piece) {
+                SendPosition::Piece(index, plain, piece) => match plain.get(*piece) {
                     Some(bytes) => {
                         let (index, bytes, is_first) = (*index, bytes.clone(), *piece == 0);
                         *piece += 1;
                         let skipped = if is_first { self.skipped(index) } else { 0 };
                         return Poll::Ready(Some(Ok(bytes.slice(skipped..))));
                     }
-                    None => self.at = At::Stretch(*index + 1),
+                    None => self.at = SendPosition::Stretch(*index + 1),
                 },
-                At::Over => return Poll::Ready(None),
+                SendPosition::Over => return Poll::Ready(None),
             }
         }
     }
 
     /// Returns the bytes of a chunk, each item with the separator that precedes it.
-    pub(crate) fn poll_plain(&mut self, index: usize, cx: &mut Context<'_>) -> Poll<Result<PlainChunk, Refused>> {
+    pub(crate) fn poll_plain(
+        &mut self,
+        index: usize,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<PlainChunk, TranscodeError>> {
         let is_whole = self.chunks.is_whole(index);
         let _slice = ready!(self.poll_begin(is_whole, cx));
         let plain = ready!(self.writer.poll_plain(&self.chunks, index, cx));
@@ -130,7 +134,7 @@ impl ListBody {
 
     /// Returns whether everything has been returned.
     pub(crate) fn is_over(&self) -> bool {
-        matches!(self.at, At::Over) && self.joined.is_empty()
+        matches!(self.at, SendPosition::Over) && self.joined.is_empty()
     }
 
     /// Returns whether it is long enough for the apiserver to compress it.
@@ -163,7 +167,7 @@ impl ListBody {
         window: usize,
         cx: &mut Context<'_>,
         deflate: impl FnOnce(&[u8]) -> DeflatedChunk,
-    ) -> Poll<Result<DeflatedChunk, Refused>> {
+    ) -> Poll<Result<DeflatedChunk, TranscodeError>> {
         let _slice = ready!(self.poll_begin(at.is_shared(), cx));
         let deflated = ready!(self.writer.poll_deflated(&self.chunks, at, window, cx, deflate));
         self.pause_behind(at.is_shared());

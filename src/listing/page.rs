@@ -5,13 +5,13 @@ use super::chunk_writer::ChunkWriter;
 use super::list_body::ListBody;
 use super::list_body::PLAIN_BYTES_MAX;
 use super::list_read::ListRead;
-use super::look;
+use super::namespace_check;
 use super::page_chunks::PageChunks;
 use super::scan_pace::ScanPace;
 use crate::auth::Permit;
 use crate::cache::{CacheReader, Snapshot, View};
 use crate::feeds::FeedHandle;
-use crate::wire::{Encoding, ListMeta, Object, Refused, Renderer};
+use crate::wire::{Encoding, ListMeta, Object, Renderer, TranscodeError};
 use kubeapi::{ContinueAt, ContinueToken, Selector, VersionMatch};
 
 /// One page of a collection, before it is encoded.
@@ -45,7 +45,7 @@ pub(crate) async fn page(
         chunks.put_chunks(permit, &read.view, namespaced, start.as_deref(), limit)
     } else {
         let looked_at = snapshot.looked_at(&read.view, namespaced, start.as_deref());
-        look::pick(&mut chunks, looked_at, (permit, &read.view), limit, pace).await;
+        namespace_check::pick(&mut chunks, looked_at, (permit, &read.view), limit, pace).await;
         0
     };
     let mut meta = ListMeta { resource_version: snapshot.rv, continue_token: String::new(), remaining: None };
@@ -74,7 +74,7 @@ impl Page {
 
     /// Encodes the page in a representation. It verifies that every object can be written in it before the first byte
     /// is sent.
-    pub(crate) async fn written_by(self, renderer: &Renderer, pace: &mut ScanPace) -> Result<ListBody, Refused> {
+    pub(crate) async fn written_by(self, renderer: &Renderer, pace: &mut ScanPace) -> Result<ListBody, TranscodeError> {
         let Self { reader, meta, chunks } = self;
         let items = chunks.lengths().items;
         let frame = renderer.list(&meta, items);
@@ -115,7 +115,7 @@ async fn is_left_behind(
     if permit.part().is_some() {
         // A caller with partial access must not learn how many objects it cannot see.
         let looked_at = snapshot.looked_at(&read.view, namespaced, Some(&start));
-        return look::first(looked_at, (permit, &read.view), pace).await.is_some();
+        return namespace_check::first(looked_at, (permit, &read.view), pace).await.is_some();
     }
     let scope = View::new(read.view.namespace(), Selector::everything());
     let Some((field, value)) = index(feed, read) else {

@@ -22,7 +22,7 @@ enum PageChunk {
 
 /// Consecutive objects that are not in a chunk yet.
 #[derive(Debug)]
-pub(crate) struct Picking {
+pub(crate) struct PickedRun {
     chunker: Chunker,
     picked: Vec<Arc<Object>>,
 }
@@ -88,18 +88,18 @@ impl PageChunks {
     }
 
     /// Starts to append objects one by one.
-    pub(crate) fn picking(&self) -> Picking {
-        Picking { chunker: self.snapshot.chunker(), picked: Vec::new() }
+    pub(crate) fn picking(&self) -> PickedRun {
+        PickedRun { chunker: self.snapshot.chunker(), picked: Vec::new() }
     }
 
-    pub(crate) fn pick(&mut self, picking: &mut Picking, object: &Arc<Object>) {
+    pub(crate) fn pick(&mut self, picking: &mut PickedRun, object: &Arc<Object>) {
         if let Some(chunk) = picking.chunker.put(object) {
             self.put_picked(chunk, std::mem::take(&mut picking.picked));
         }
         picking.picked.push(object.clone());
     }
 
-    pub(crate) fn end_picking(&mut self, picking: Picking) {
+    pub(crate) fn end_picking(&mut self, picking: PickedRun) {
         if let Some(chunk) = picking.chunker.end() {
             self.put_picked(chunk, picking.picked);
         }

@@ -8,7 +8,7 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use super::cost;
 use super::cpu_slices::{CpuSlices, Slice, WaitingForSlice};
-use super::scan_queue::{ScanQueue, ScanTurn, Whose};
+use super::scan_queue::{ScanOwner, ScanQueue, ScanTurn};
 
 /// Counts the work since the last yield.
 #[derive(Debug)]
@@ -16,14 +16,14 @@ pub(crate) struct ScanPace {
     turn: Option<ScanTurn>,
     scans: ScanQueue,
     slices: CpuSlices,
-    whose: Whose,
+    whose: ScanOwner,
     spent: usize,
     rests: usize,
 }
 
 impl ScanPace {
     /// Creates a pace. `turn` must be given for work that will probably cost more than a slice.
-    pub(crate) fn new(turn: Option<ScanTurn>, (scans, slices): (ScanQueue, CpuSlices), whose: Whose) -> Self {
+    pub(crate) fn new(turn: Option<ScanTurn>, (scans, slices): (ScanQueue, CpuSlices), whose: ScanOwner) -> Self {
         Self { turn, scans, slices, whose, spent: 0, rests: 0 }
     }
 
@@ -66,9 +66,9 @@ impl ScanPace {
 
 /// A pause of a polled task, during which other tasks run.
 #[derive(Default)]
-pub(crate) struct Rest(Option<Pin<Box<dyn Future<Output = ()> + Send>>>);
+pub(crate) struct YieldPause(Option<Pin<Box<dyn Future<Output = ()> + Send>>>);
 
-impl Rest {
+impl YieldPause {
     pub(crate) fn begin(&mut self) {
         // Waking itself is not sufficient: a task of several parts would poll this part again immediately.
         self.0 = Some(Box::pin(tokio::task::yield_now()));
@@ -84,9 +84,9 @@ impl Rest {
     }
 }
 
-impl fmt::Debug for Rest {
+impl fmt::Debug for YieldPause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Rest").field(&self.0.is_some()).finish()
+        f.debug_tuple("YieldPause").field(&self.0.is_some()).finish()
     }
 }
 
@@ -94,14 +94,14 @@ impl fmt::Debug for Rest {
 #[derive(Debug)]
 pub(crate) struct ScanBudget {
     slices: CpuSlices,
-    whose: Whose,
+    whose: ScanOwner,
     left: usize,
-    wait: Option<Box<Wait>>,
+    wait: Option<Box<SliceWait>>,
     is_expensive: bool,
 }
 
 #[derive(Debug)]
-struct Wait {
+struct SliceWait {
     timer: Pin<Box<Sleep>>,
     _counted: WaitingForSlice,
 }
@@ -109,7 +109,7 @@ struct Wait {
 impl ScanBudget {
     /// Creates a budget. If `is_expensive` is set, the client gets [`cost::GLANCE`] once, rather than each time that it has
     /// caught up, because the number of changes is unbounded.
-    pub(crate) fn new(slices: CpuSlices, whose: Whose, is_expensive: bool) -> Self {
+    pub(crate) fn new(slices: CpuSlices, whose: ScanOwner, is_expensive: bool) -> Self {
         Self { slices, whose, left: cost::GLANCE, wait: None, is_expensive }
     }
 
@@ -130,7 +130,7 @@ impl ScanBudget {
                 (Err(again), Some(wait)) => wait.timer.as_mut().reset(Instant::now() + again),
                 (Err(again), wait) => {
                     let timer = Box::pin(sleep(again));
-                    *wait = Some(Box::new(Wait { timer, _counted: self.slices.wait(&self.whose) }));
+                    *wait = Some(Box::new(SliceWait { timer, _counted: self.slices.wait(&self.whose) }));
                 }
             }
         }

@@ -11,14 +11,14 @@ use kubeapi::FlowDistinguisher;
 /// The queue of scans. A scan uses a whole core. So fewer scans run than there are cores, one per caller, and callers
 /// alternate about every millisecond. Work of less than a slice needs no turn.
 #[derive(Debug, Clone)]
-pub(crate) struct ScanQueue(base::TurnQueue<Whose>);
+pub(crate) struct ScanQueue(base::TurnQueue<ScanOwner>);
 
 /// Permission to scan. Dropping it lets the next caller scan.
 #[derive(Debug)]
-pub(crate) struct ScanTurn(base::Turn<Whose>);
+pub(crate) struct ScanTurn(base::Turn<ScanOwner>);
 
 /// A caller; `None` if callers are not distinguished, so that no per-caller limit applies.
-pub(crate) type Whose = Option<FlowDistinguisher>;
+pub(crate) type ScanOwner = Option<FlowDistinguisher>;
 
 /// Maximum number of waiting scans, in all and per caller. Each holds a request and a shared state.
 const WAITING_MAX: usize = 1_024;
@@ -37,7 +37,7 @@ impl ScanQueue {
     ///
     /// # Errors
     /// Too many scans wait, or the wait takes too long.
-    pub(crate) async fn turn(&self, whose: Whose) -> Result<ScanTurn, OverLimit> {
+    pub(crate) async fn turn(&self, whose: ScanOwner) -> Result<ScanTurn, OverLimit> {
         let (all, own) = self.0.waiting(&whose);
         if all >= WAITING_MAX || (whose.is_some() && own >= WAITING_PER_CALLER_MAX) {
             return Err(OverLimit("selections"));
@@ -47,7 +47,7 @@ impl ScanQueue {
     }
 
     /// Waits for a turn without a limit, because the caller has already started and is counted elsewhere.
-    pub(crate) async fn turn_late(&self, whose: Whose) -> ScanTurn {
+    pub(crate) async fn turn_late(&self, whose: ScanOwner) -> ScanTurn {
         ScanTurn(self.0.wait(whose).await)
     }
 }
@@ -79,7 +79,7 @@ mod tests {
     }
 
     /// Scans this number of slices and records each.
-    async fn scan(scans: ScanQueue, whose: Whose, slices: usize, notes: Arc<Mutex<Vec<u8>>>, name: u8) {
+    async fn scan(scans: ScanQueue, whose: ScanOwner, slices: usize, notes: Arc<Mutex<Vec<u8>>>, name: u8) {
         let mut turn = scans.turn(whose).await.expect("there is room");
         for slice in 0..slices {
             if slice > 0 {

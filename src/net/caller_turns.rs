@@ -1,4 +1,4 @@
-mod line;
+mod owner_queue;
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -15,7 +15,7 @@ use super::connection::EVERYBODY;
 use super::idle_connections::ConnectionSource;
 use super::owners::Owner;
 use base::PerCore;
-use line::{Entered, Lines, Place, SLICE};
+use owner_queue::{OwnerQueues, QueueTicket, SLICE, TurnDecision};
 
 /// Fair scheduling of connections by owner, on each core of a listener.
 ///
@@ -39,7 +39,7 @@ struct CoreTurns {
 struct CoreState {
     /// The number of connections of each owner.
     open: HashMap<Owner, usize>,
-    lines: Lines,
+    lines: OwnerQueues,
 }
 
 /// The turns of one connection, which stays on one core.
@@ -50,7 +50,7 @@ pub(super) struct ConnectionTurns {
     source: ConnectionSource,
     /// The owner that the connection is counted for.
     owner: Owner,
-    place: Option<Place>,
+    place: Option<QueueTicket>,
 }
 
 /// The owner of all connections where all callers count as one. Its connections never wait.
@@ -103,13 +103,13 @@ impl ConnectionTurns {
         }
         let now = Instant::now();
         match core.change(|state| state.lines.enter(owner, now, &mut self.place, cx.waker())) {
-            Entered::Goes => Poll::Ready(CallerTurn { core, connection, taken: Some((owner, now)) }),
-            Entered::Waits => Poll::Pending,
-            Entered::PassesOn(next) => {
+            TurnDecision::Run => Poll::Ready(CallerTurn { core, connection, taken: Some((owner, now)) }),
+            TurnDecision::Wait => Poll::Pending,
+            TurnDecision::WakeNext(next) => {
                 next.wake();
                 Poll::Pending
             }
-            Entered::LetsOthersIn(back) => {
+            TurnDecision::YieldToOthers(back) => {
                 // `yield_now` defers the wake-up until the runtime has polled its driver and run every ready task.
                 let back = Waker::from(back);
                 let _ = pin!(yield_now()).poll(&mut Context::from_waker(&back));

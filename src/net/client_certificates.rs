@@ -27,7 +27,7 @@ pub(super) const CHAIN_BYTES_MAX: usize = 32 << 10;
 /// The chain is longer than any client needs, and expensive to verify.
 #[derive(Debug, thiserror::Error)]
 #[error("the certificate chain is too long: {certificates} certificates, {bytes} bytes")]
-struct TooLong {
+struct ChainTooLong {
     certificates: usize,
     bytes: usize,
 }
@@ -57,7 +57,7 @@ impl ClientCertVerifier for AnyIssuer {
         let certificates = 1 + intermediates.len();
         let bytes = end_entity.len() + intermediates.iter().map(|certificate| certificate.len()).sum::<usize>();
         if certificates > CERTIFICATES_MAX || bytes > CHAIN_BYTES_MAX {
-            let why = OtherError(Arc::new(TooLong { certificates, bytes }));
+            let why = OtherError(Arc::new(ChainTooLong { certificates, bytes }));
             return Err(Error::InvalidCertificate(CertificateError::Other(why)));
         }
         Ok(ClientCertVerified::assertion())

@@ -33,7 +33,7 @@ struct Shared {
     is_of_somebody: AtomicBool,
     caller: AtomicU64,
     /// The connection's place in the listener's limit.
-    place: OnceLock<Box<dyn PlaceGuard>>,
+    place: OnceLock<Box<dyn SlotGuard>>,
     /// Whether the listener is full and the caller's share of it is used up.
     is_refused: AtomicBool,
     /// The number of requests that arrived after the connection stopped taking requests.
@@ -42,7 +42,7 @@ struct Shared {
 }
 
 /// A connection's place in a listener's limit.
-pub(super) trait PlaceGuard: Send + Sync {
+pub(super) trait SlotGuard: Send + Sync {
     /// Counts the connection for this caller; `None` if all callers count as one. Returns whether the connection may
     /// stay.
     fn settle(&self, connection: &Connection, caller: Option<u64>) -> bool;
@@ -71,7 +71,7 @@ pub(super) enum ConnectionState {
 
 /// Counts a running request until it is dropped.
 #[derive(Debug)]
-pub(super) struct RequestUnderWay {
+pub(super) struct RunningRequest {
     connection: Connection,
     /// Whether the response waits until the client reads more.
     is_untaken: bool,
@@ -119,7 +119,7 @@ impl Connection {
     }
 
     /// Sets the connection's place. Later calls have no effect.
-    pub(super) fn put_place(&self, place: Box<dyn PlaceGuard>) {
+    pub(super) fn put_place(&self, place: Box<dyn SlotGuard>) {
         let _ = self.0.place.set(place);
     }
 
@@ -160,7 +160,7 @@ impl Connection {
 
     /// Counts a new request; `None` if the connection takes no more. If more than `late_max` such requests arrive, the
     /// connection is cut.
-    pub(super) fn request(&self, late_max: u32) -> Option<RequestUnderWay> {
+    pub(super) fn request(&self, late_max: u32) -> Option<RunningRequest> {
         if self.is(ConnectionState::Closing) {
             if self.0.late.fetch_add(1, Ordering::Relaxed) == late_max {
                 ConnectionFailure::Insistent.count();
@@ -170,7 +170,7 @@ impl Connection {
         }
         self.0.has_asked.store(true, Ordering::Relaxed);
         self.0.running.fetch_add(1, Ordering::SeqCst);
-        Some(RequestUnderWay { connection: self.clone(), is_untaken: false })
+        Some(RunningRequest { connection: self.clone(), is_untaken: false })
     }
 
     pub(super) fn has_asked(&self) -> bool {
@@ -270,7 +270,7 @@ impl fmt::Debug for Shared {
     }
 }
 
-impl RequestUnderWay {
+impl RunningRequest {
     /// Records that the response waits for the client, which has just read what was sent before.
     pub(super) fn waits_for_client(&mut self) {
         let Connection(shared) = &self.connection;
@@ -289,7 +289,7 @@ impl RequestUnderWay {
     }
 }
 
-impl Drop for RequestUnderWay {
+impl Drop for RunningRequest {
     fn drop(&mut self) {
         self.is_waited_for();
         let Connection(shared) = &self.connection;

@@ -20,7 +20,7 @@ pub(super) trait ConnectionDriver {
     fn wake_set(&self) -> &Arc<WakeSet>;
 }
 
-impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ConnectionDriver for http2::ServerConnection<I, S> {
+impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ConnectionDriver for http2::Http2Connection<I, S> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
         self.poll(cx).map_err(Into::into)
     }
@@ -37,10 +37,10 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ConnectionDriver for http2::
 pub(super) type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// The future that completed first.
-pub(super) enum First<O> {
+pub(super) enum FirstCompleted<O> {
     /// The connection ended.
     Ended(Result<(), Failure>),
-    Aside(O),
+    Other(O),
 }
 
 /// Runs a connection until it is over or `aside` completes.
@@ -50,7 +50,7 @@ pub(super) async fn until<O>(
     conversation: &mut impl ConnectionDriver,
     turns: &mut ConnectionTurns,
     mut aside: Pin<&mut impl Future<Output = O>>,
-) -> First<O> {
+) -> FirstCompleted<O> {
     let wake_set = conversation.wake_set().clone();
     let waker = wake_set.waker(WakePart::Aside);
     // `aside` may not have registered a waker yet, so it is polled at once.
@@ -62,7 +62,7 @@ pub(super) async fn until<O>(
                 let polled = conversation.poll(cx);
                 drop(turn);
                 if let Poll::Ready(ended) = polled {
-                    return Poll::Ready(First::Ended(ended));
+                    return Poll::Ready(FirstCompleted::Ended(ended));
                 }
             }
             // The wake-up consumed the registered waker, and `aside` may be woken next, so the waker is registered
@@ -72,7 +72,7 @@ pub(super) async fn until<O>(
         if !wake_set.take(WakePart::Aside) {
             return Poll::Pending;
         }
-        aside.as_mut().poll(&mut Context::from_waker(&waker)).map(First::Aside)
+        aside.as_mut().poll(&mut Context::from_waker(&waker)).map(FirstCompleted::Other)
     })
     .await
 }
@@ -126,7 +126,7 @@ mod tests {
         let (wake_set, (leave, left)) = (silence.0.clone(), oneshot::channel::<()>());
         let talking = tokio::spawn(async move {
             let aside = until(&mut silence, &mut turns, Box::pin(left).as_mut()).await;
-            matches!(aside, First::Aside(Ok(())))
+            matches!(aside, FirstCompleted::Other(Ok(())))
         });
         for _ in 0..3 {
             yield_now().await;

@@ -10,7 +10,7 @@ use slab::Slab;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::connection::{ConnectionState, PlaceGuard};
+use super::connection::{ConnectionState, SlotGuard};
 use super::idle_connections::{ConnectionSource, IdleConnection, IdleConnections};
 use super::metrics::ConnectionFailure;
 use super::owners::{Owner, Owners};
@@ -36,7 +36,7 @@ pub(super) struct ConnectionLimiter {
     /// The number of connections for which the process has descriptors.
     affordable_max: usize,
     leaving_max: usize,
-    taken: Mutex<Taken>,
+    taken: Mutex<LimiterState>,
     /// Notifies one task that waits for a place.
     freed: Notify,
     /// Notifies all tasks that wait for a descriptor.
@@ -45,14 +45,14 @@ pub(super) struct ConnectionLimiter {
 
 /// A connection's place, held until it is dropped.
 #[derive(Debug)]
-pub(super) struct ConnectionPlace {
+pub(super) struct ConnectionSlot {
     places: Arc<ConnectionLimiter>,
     at: usize,
     connection: Connection,
 }
 
 #[derive(Debug)]
-struct Taken {
+struct LimiterState {
     here: Slab<Entry>,
     owners: Owners,
     /// The number of connections that have arrived.
@@ -60,7 +60,7 @@ struct Taken {
     /// The number of connections that were closed to make room and still hold a descriptor.
     leaving: usize,
     /// The idle connections as of the last scan.
-    idle: SilentHere,
+    idle: IdleSlots,
     looked: Option<Instant>,
     /// The number of connections that remained when descriptors were last freed for other users, and the time of that.
     left: Option<(usize, Instant)>,
@@ -83,7 +83,7 @@ struct LimiterSlot {
     at: usize,
 }
 
-type SilentHere = IdleConnections<(usize, Connection)>;
+type IdleSlots = IdleConnections<(usize, Connection)>;
 
 /// The share of the process's descriptors, in quarters, for the connections of one listener. The rest is for upstream,
 /// files and health checks.
@@ -130,16 +130,16 @@ impl ConnectionLimiter {
     fn new(limits: Reloadable<ConnectionLimits>, affordable_max: usize, leaving_max: usize) -> Arc<Self> {
         let (here, idle) = (Slab::new(), IdleConnections::default());
         let owners = Owners::default();
-        let taken = Taken { here, owners, came: 0, leaving: 0, idle, looked: None, left: None, warned: None };
+        let taken = LimiterState { here, owners, came: 0, leaving: 0, idle, looked: None, left: None, warned: None };
         let (freed, gone) = (Notify::new(), Notify::new());
         Arc::new(Self { limits, affordable_max, leaving_max, taken: Mutex::new(taken), freed, gone })
     }
 
     /// Takes a place for a connection, and waits until there is one.
-    pub(super) async fn enter(self: &Arc<Self>, connection: &Connection, source: ConnectionSource) -> ConnectionPlace {
+    pub(super) async fn enter(self: &Arc<Self>, connection: &Connection, source: ConnectionSource) -> ConnectionSlot {
         loop {
             if let Some(at) = self.try_enter(connection, source) {
-                return ConnectionPlace { places: self.clone(), at, connection: connection.clone() };
+                return ConnectionSlot { places: self.clone(), at, connection: connection.clone() };
             }
             tokio::select! {
                 biased;
@@ -156,7 +156,7 @@ impl ConnectionLimiter {
         self: &Arc<Self>,
         connection: &Connection,
         source: ConnectionSource,
-    ) -> Option<ConnectionPlace> {
+    ) -> Option<ConnectionSlot> {
         self.taken.lock().left = None;
         self.enter(connection, source).now_or_never()
     }
@@ -200,7 +200,9 @@ impl ConnectionLimiter {
         let latest = Instant::now().checked_sub(NEWCOMER_ASKS_WITHIN);
         let leaving = {
             let mut taken = self.taken.lock();
-            while taken.leaving < room.min(self.leaving_max) && taken.displace(latest, Passing::Over).is_some() {}
+            while taken.leaving < room.min(self.leaving_max)
+                && taken.displace(latest, EvictionFallback::EvictOther).is_some()
+            {}
             if is_for_others {
                 taken.left = Some((taken.here.len().min(taken.left_max()), Instant::now()));
             }
@@ -237,7 +239,7 @@ impl ConnectionLimiter {
     }
 }
 
-impl PlaceGuard for LimiterSlot {
+impl SlotGuard for LimiterSlot {
     fn settle(&self, connection: &Connection, caller: Option<u64>) -> bool {
         let Some(places) = self.places.upgrade() else { return true };
         let mut taken = places.taken.lock();
@@ -254,14 +256,14 @@ fn within(descriptors: usize) -> (usize, usize) {
 
 /// What to do if the source with the most idle connections has none that was idle by a given time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Passing {
+enum EvictionFallback {
     /// Close one of another source.
-    Over,
+    EvictOther,
     /// Close none.
-    No,
+    EvictNone,
 }
 
-impl Taken {
+impl LimiterState {
     fn enter(&mut self, connection: &Connection, source: ConnectionSource) -> usize {
         let (connection, owner, order) = (connection.clone(), Owner::Source(source), self.came);
         self.came += 1;
@@ -287,11 +289,11 @@ impl Taken {
     /// one authenticate beyond the limit.
     fn make_way(&mut self, places: usize, unknown_max: usize) -> Option<()> {
         let asked = Instant::now().checked_sub(NEWCOMER_ASKS_WITHIN);
-        if asked.is_some() && self.displace(asked, Passing::No).is_some() {
+        if asked.is_some() && self.displace(asked, EvictionFallback::EvictNone).is_some() {
             return Some(());
         }
         let has_room = self.here.len().checked_sub(places).is_some_and(|extra| extra < unknown_max);
-        if has_room { Some(()) } else { self.displace(None, Passing::No) }
+        if has_room { Some(()) } else { self.displace(None, EvictionFallback::EvictNone) }
     }
 
     /// Counts a connection for its caller. Returns its owner; `None` if it is closing.
@@ -308,7 +310,7 @@ impl Taken {
     /// Makes room for a connection of this owner beyond the limit. Returns false if that connection must close.
     fn give_way_to(&mut self, owner: Owner) -> bool {
         let asked = Instant::now().checked_sub(NEWCOMER_ASKS_WITHIN);
-        if asked.is_some() && self.displace(asked, Passing::No).is_some() {
+        if asked.is_some() && self.displace(asked, EvictionFallback::EvictNone).is_some() {
             return true;
         }
         let giver = self.owners.giver_for(owner);
@@ -327,7 +329,7 @@ impl Taken {
     }
 
     /// Closes an idle connection, if there is one that was idle at `latest`.
-    fn displace(&mut self, latest: Option<Instant>, passing: Passing) -> Option<()> {
+    fn displace(&mut self, latest: Option<Instant>, passing: EvictionFallback) -> Option<()> {
         self.look(LOOK_GOOD_FOR);
         // Connections that arrived after the last scan may be the only ones left in the list, although others became
         // idle before them. So only connections that were idle at the scan count here.
@@ -335,7 +337,7 @@ impl Taken {
         let gone = self.next(|idle| idle.next(known)).or_else(|| {
             self.look(LOOK_EVERY);
             self.next(|idle| match latest {
-                Some(latest) if passing == Passing::Over => idle.next_by(latest),
+                Some(latest) if passing == EvictionFallback::EvictOther => idle.next_by(latest),
                 latest => idle.next(latest),
             })
         })?;
@@ -344,7 +346,7 @@ impl Taken {
     }
 
     /// The next idle connection to close.
-    fn next(&mut self, next: impl Fn(&mut SilentHere) -> Option<IdleConnection<(usize, Connection)>>) -> Option<usize> {
+    fn next(&mut self, next: impl Fn(&mut IdleSlots) -> Option<IdleConnection<(usize, Connection)>>) -> Option<usize> {
         while let Some(IdleConnection { connection: (at, connection), since, .. }) = next(&mut self.idle) {
             let is_here = self.here.get(at).is_some_and(|entry| entry.connection.is_same_as(&connection));
             if is_here && connection.silent_since() == Some(since) {
@@ -385,7 +387,7 @@ impl Taken {
     }
 }
 
-impl Drop for ConnectionPlace {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let mut taken = self.places.taken.lock();
         if taken.here.get(self.at).is_some_and(|entry| entry.connection.is_same_as(&self.connection)) {

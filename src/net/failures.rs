@@ -11,15 +11,15 @@ use super::idle_connections::ConnectionSource;
 /// Each failure costs a signature, and a client can cause the next one at once. So a source with many failures waits a
 /// moment before its next handshake.
 #[derive(Debug, Default)]
-pub(super) struct Failures {
+pub(super) struct HandshakeFailures {
     /// One lock for all sources: a look-up takes 0.1 µs and a handshake 1,000 µs, and the lock also bounds the number
     /// of sources.
-    of: Mutex<HashMap<ConnectionSource, Level>>,
+    of: Mutex<HashMap<ConnectionSource, LeakyBucket>>,
 }
 
 /// A leaky bucket: its level at a time.
 #[derive(Debug, Clone, Copy)]
-struct Level {
+struct LeakyBucket {
     failures: f64,
     at: Instant,
 }
@@ -33,7 +33,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// The most sources remembered. Beyond that, all are forgotten, which does not help an attacker with one address.
 const SOURCES_MAX: usize = 4_096;
 
-impl Failures {
+impl HandshakeFailures {
     /// Records a failed handshake.
     pub(super) fn note(&self, source: ConnectionSource) {
         let now = Instant::now();
@@ -41,8 +41,8 @@ impl Failures {
         if of.len() >= SOURCES_MAX && !of.contains_key(&source) {
             of.clear();
         }
-        let level = of.entry(source).or_insert(Level { failures: 0.0, at: now });
-        *level = Level { failures: level.now(now) + 1.0, at: now };
+        let level = of.entry(source).or_insert(LeakyBucket { failures: 0.0, at: now });
+        *level = LeakyBucket { failures: level.now(now) + 1.0, at: now };
     }
 
     /// Completes when a handshake of that source may begin: at once, unless many have failed.
@@ -54,7 +54,7 @@ impl Failures {
     }
 }
 
-impl Level {
+impl LeakyBucket {
     fn now(&self, now: Instant) -> f64 {
         (self.failures - now.duration_since(self.at).as_secs_f64() * FORGOTTEN_PER_SECOND).max(0.0)
     }
@@ -74,7 +74,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn source_with_repeated_failures_is_delayed_and_others_are_not() {
-        let failures = Failures::default();
+        let failures = HandshakeFailures::default();
         let waits = |of| failures.wait(of).now_or_never().is_none();
         (0..50).for_each(|_| failures.note(source(1)));
         assert!(!waits(source(1)), "it may happen");
@@ -89,7 +89,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn failure_table_bounds_number_of_sources() {
-        let failures = Failures::default();
+        let failures = HandshakeFailures::default();
         for at in 0..=u32::try_from(SOURCES_MAX).expect("few") {
             failures.note(ConnectionSource::V4(Ipv4Addr::from_bits(at)));
         }

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout};
 
-use super::failures::Failures;
+use super::failures::HandshakeFailures;
 use super::idle_connections::ConnectionSource;
 use super::metrics::ConnectionFailure;
 use base::{PerCore, TurnQueue};
@@ -22,10 +22,10 @@ use base::{PerCore, TurnQueue};
 /// A handshake that waits for its client holds no turn, and none is refused. A fleet behind one address is accepted as
 /// fast as the cores allow.
 #[derive(Debug)]
-pub(super) struct Handshakes {
+pub(super) struct HandshakeQueue {
     /// The turns of each core. A busy core does not delay the others.
     turns: PerCore<HandshakeTurns>,
-    failures: Failures,
+    failures: HandshakeFailures,
     /// The limit on a handshake, including the wait for its turns. A client that has waited longer has given up, so no
     /// more work is done for it.
     longest: Duration,
@@ -47,10 +47,10 @@ const STEPS_FOR: Duration = Duration::from_millis(1);
 /// The shortest round of the runtime in which another task was ready.
 const NOBODY_IN: Duration = Duration::from_micros(10);
 
-impl Handshakes {
+impl HandshakeQueue {
     pub(super) fn new(longest: Duration) -> Self {
         let turns = || HandshakeTurns { steps: TurnQueue::new(1, |_| false), rests: Mutex::new(Instant::now()) };
-        Self { turns: PerCore::new(turns), failures: Failures::default(), longest }
+        Self { turns: PerCore::new(turns), failures: HandshakeFailures::default(), longest }
     }
 
     /// Runs a handshake with a client of that source.
@@ -133,7 +133,7 @@ mod tests {
     }
 
     /// A handshake that notes each of its steps.
-    async fn shake(handshakes: Arc<Handshakes>, last: u8, notes: Arc<Mutex<Vec<u8>>>) -> bool {
+    async fn shake(handshakes: Arc<HandshakeQueue>, last: u8, notes: Arc<Mutex<Vec<u8>>>) -> bool {
         let mut steps = 0;
         let step = poll_fn(move |cx| {
             notes.lock().push(last);
@@ -150,7 +150,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn handshake_steps_alternate_between_flood_and_other_sources() {
         const FLOOD: usize = 200;
-        let (handshakes, notes) = (Arc::new(Handshakes::new(LONGEST)), Arc::<Mutex<Vec<u8>>>::default());
+        let (handshakes, notes) = (Arc::new(HandshakeQueue::new(LONGEST)), Arc::<Mutex<Vec<u8>>>::default());
         let mut all = JoinSet::new();
         for _ in 0..FLOOD {
             all.spawn(shake(handshakes.clone(), 2, notes.clone()));
@@ -166,7 +166,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn silent_handshakes_do_not_block_others() {
-        let handshakes = Arc::new(Handshakes::new(LONGEST));
+        let handshakes = Arc::new(HandshakeQueue::new(LONGEST));
         let mut silent = JoinSet::new();
         for _ in 0..100 {
             let handshakes = handshakes.clone();
@@ -185,7 +185,7 @@ mod tests {
     /// The limit includes the time of waiting, so that no work is done for clients that have gone.
     #[tokio::test(start_paused = true)]
     async fn queued_handshake_expires_without_doing_work() {
-        let (handshakes, notes) = (Arc::new(Handshakes::new(LONGEST)), Arc::<Mutex<Vec<u8>>>::default());
+        let (handshakes, notes) = (Arc::new(HandshakeQueue::new(LONGEST)), Arc::<Mutex<Vec<u8>>>::default());
         let others = handshakes.turns.here().steps.wait(source(1)).await;
         assert!(!shake(handshakes.clone(), 2, notes.clone()).await);
         assert!(notes.lock().is_empty());

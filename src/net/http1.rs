@@ -13,11 +13,11 @@ use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use self::head_check::{Ahead, CheckedIo, HeadCheck};
+use self::head_check::{CheckedIo, HeadCheck, PipelinePolicy};
 use self::offer::take_h2c_offer;
 use super::connection_driver::{ConnectionDriver, Failure};
 use super::request_body::RequestBody;
-use super::requests::{Requests, may_become_a_tunnel};
+use super::requests::{RequestDispatcher, may_become_a_tunnel};
 use super::running_body::RunningBody;
 use super::{ConnectionLimits, Peer};
 
@@ -38,18 +38,18 @@ where
 }
 
 /// hyper's connection.
-type Codec<I, S> = UpgradeableConnection<TokioIo<CheckedIo<I>>, Asked<S>>;
+type Codec<I, S> = UpgradeableConnection<TokioIo<CheckedIo<I>>, RequestService<S>>;
 
 /// The service that hyper calls for each request.
-struct Asked<S> {
-    requests: Requests<S>,
+struct RequestService<S> {
+    requests: RequestDispatcher<S>,
     check: HeadCheck,
 }
 
 /// The connection is closing and takes no further requests.
 #[derive(Debug, thiserror::Error)]
 #[error("no more requests are accepted on this connection")]
-struct NotTaken;
+struct ConnectionClosing;
 
 impl<I, S, F, B> Http1<I, S, F, B>
 where
@@ -59,7 +59,12 @@ where
     B: ParkableBody + Send + Unpin + 'static,
     B::Error: Into<Failure>,
 {
-    pub(super) fn new(io: I, limits: &ConnectionLimits, heads: Arc<ConnectionHeads>, requests: Requests<S>) -> Self {
+    pub(super) fn new(
+        io: I,
+        limits: &ConnectionLimits,
+        heads: Arc<ConnectionHeads>,
+        requests: RequestDispatcher<S>,
+    ) -> Self {
         let mut builder = http1::Builder::new();
         builder
             .timer(TokioTimer::new())
@@ -71,29 +76,29 @@ where
         let check = HeadCheck::new(heads);
         let wake_set = WakeSet::shared();
         let io = CheckedIo::new(io, (requests.peer.connection.clone(), wake_set.clone()), check.clone());
-        let asked = Asked { requests, check };
+        let asked = RequestService { requests, check };
         let connection = Box::pin(builder.serve_connection(TokioIo::new(io), asked).with_upgrades());
         Self { connection, codec: wake_set.waker(WakePart::Codec), wake_set }
     }
 }
 
-impl<S, F, B> Service<Request<Incoming>> for Asked<S>
+impl<S, F, B> Service<Request<Incoming>> for RequestService<S>
 where
     S: Fn(Peer, Request<RequestBody>) -> F,
     F: Future<Output = Response<B>> + Send + 'static,
     B: ParkableBody + Send + Unpin + 'static,
 {
     type Response = Response<RunningBody<B>>;
-    type Error = NotTaken;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, NotTaken>> + Send>>;
+    type Error = ConnectionClosing;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, ConnectionClosing>> + Send>>;
 
     fn call(&self, mut request: Request<Incoming>) -> Self::Future {
         let ahead = if take_h2c_offer(&mut request) {
-            Ahead::Nothing
+            PipelinePolicy::Nothing
         } else if may_become_a_tunnel(&request) {
-            Ahead::Tunnel
+            PipelinePolicy::Tunnel
         } else {
-            Ahead::Requests
+            PipelinePolicy::Requests
         };
         let is_early = self.check.taken(ahead);
         let answering = self.requests.http1(request.map(RequestBody::from));
@@ -101,7 +106,7 @@ where
             // Bytes that have already arrived may belong to the other protocol, so they are not read as a request.
             self.requests.peer.connection.close();
         }
-        Box::pin(async move { Ok(answering.ok_or(NotTaken)?.await) })
+        Box::pin(async move { Ok(answering.ok_or(ConnectionClosing)?.await) })
     }
 }
 
@@ -152,7 +157,7 @@ mod tests {
 
     use super::*;
     use crate::net::{Connection, PeerAddress};
-    use base::Cut;
+    use base::AbortSignal;
 
     /// The client's end: the bytes of each write by the client, and of each write to it.
     #[derive(Clone, Default)]
@@ -203,7 +208,7 @@ mod tests {
             address: PeerAddress::Tcp(SocketAddr::from(([127, 0, 0, 1], 1))),
             certificates: None,
             connection: Connection::default(),
-            cut: Cut::default(),
+            cut: AbortSignal::default(),
         }
     }
 
@@ -224,7 +229,7 @@ mod tests {
                     Response::new(Empty::<Bytes>::new())
                 }
             };
-            let requests = Requests { peer: peer(), late_max: 1, leaving: None, handle };
+            let requests = RequestDispatcher { peer: peer(), late_max: 1, leaving: None, handle };
             let mut conversation = Http1::new(
                 socket.clone(),
                 &ConnectionLimits::default(),
@@ -260,7 +265,7 @@ mod tests {
                 called.fetch_add(1, Ordering::Relaxed);
                 async { Response::new(Empty::<Bytes>::new()) }
             };
-            let requests = Requests { peer: peer(), late_max: 1, leaving: None, handle };
+            let requests = RequestDispatcher { peer: peer(), late_max: 1, leaving: None, handle };
             socket.sent.lock().extend([&b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"[..]; REQUESTS]);
             let heads = Arc::<HeadBudget>::default().connection();
             let mut conversation = Http1::new(socket, &ConnectionLimits::default(), heads, requests);
@@ -287,7 +292,7 @@ mod tests {
             });
             Response::new(StreamBody::new(pieces).boxed_unsync())
         };
-        let requests = Requests { peer: peer(), late_max: 1, leaving: None, handle };
+        let requests = RequestDispatcher { peer: peer(), late_max: 1, leaving: None, handle };
         socket.sent.lock().push_back(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n");
         let heads = Arc::<HeadBudget>::default().connection();
         let mut conversation = Http1::new(socket.clone(), &ConnectionLimits::default(), heads, requests);

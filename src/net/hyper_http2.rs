@@ -27,10 +27,10 @@ use tokio::time::sleep;
 use super::connection_driver::{ConnectionDriver, Failure};
 use super::preface::RewoundStream;
 use super::request_body::RequestBody;
-use super::requests::Requests;
+use super::requests::RequestDispatcher;
 use super::running_body::RunningBody;
 use super::{Connection, ConnectionLimits, Peer};
-use base::Cut;
+use base::AbortSignal;
 
 /// The bytes of a request body that a client may send before they are read: on a stream, and on the connection.
 const STREAM_WINDOW: u32 = 256 << 10;
@@ -62,7 +62,7 @@ type Stream = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The service that hyper calls for each request.
 struct Asked<S> {
-    requests: Arc<Requests<S>>,
+    requests: Arc<RequestDispatcher<S>>,
     heads: Arc<ConnectionHeads>,
     begun: Begun,
     /// Lets one request run at a time, until it is closed because a caller is known.
@@ -70,9 +70,9 @@ struct Asked<S> {
 }
 
 /// The executor of a connection: it collects the streams that begin. hyper calls it for a stream right after the
-/// service, which leaves the stream's [`Cut`] here.
+/// service, which leaves the stream's [`AbortSignal`] here.
 #[derive(Clone, Default)]
-struct Begun(Arc<Mutex<(Option<Cut>, Vec<Stream>)>>);
+struct Begun(Arc<Mutex<(Option<AbortSignal>, Vec<Stream>)>>);
 
 impl<I, S, F, B> HyperHttp2<I, S, F, B>
 where
@@ -83,7 +83,12 @@ where
     B::Error: Into<Failure>,
 {
     /// Creates a connection after the preface has been read.
-    pub(super) fn new(io: I, limits: &ConnectionLimits, heads: Arc<ConnectionHeads>, requests: Requests<S>) -> Self {
+    pub(super) fn new(
+        io: I,
+        limits: &ConnectionLimits,
+        heads: Arc<ConnectionHeads>,
+        requests: RequestDispatcher<S>,
+    ) -> Self {
         let (begun, turn, this) = (Begun::default(), Arc::new(Semaphore::new(1)), requests.peer.connection.clone());
         let mut builder = Builder::new(begun.clone());
         builder
@@ -124,7 +129,7 @@ where
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, h2::Error>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let (requests, turn, cut) = (self.requests.clone(), self.turn.clone(), Cut::default());
+        let (requests, turn, cut) = (self.requests.clone(), self.turn.clone(), AbortSignal::default());
         self.begun.0.lock().0 = Some(cut.clone());
         let fields = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + FIELD_BYTES);
         let head = self.heads.charge(request.uri().path().len() + fields.sum::<usize>());
@@ -148,7 +153,7 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Begun {
 }
 
 /// Runs a stream until it ends or is cut. hyper resets a stream that is dropped.
-async fn until_cut(stream: impl Future<Output = ()>, cut: Cut) {
+async fn until_cut(stream: impl Future<Output = ()>, cut: AbortSignal) {
     let (mut stream, mut clock) = (pin!(stream), None);
     poll_fn(|cx| {
         if cut.poll_cut(cx).is_ready() || stream.as_mut().poll(cx).is_ready() {

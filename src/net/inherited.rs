@@ -6,14 +6,14 @@ use listenfd::ListenFd;
 use socket2::SockRef;
 use tokio::net::TcpListener;
 
-use super::listener::Beside;
+use super::listener::AddressSharing;
 use super::{Address, Listener, system};
 
 /// Listening sockets that the parent process has passed on (`sd_listen_fds(3)`), or their in-memory replacements.
 ///
 /// Connections that arrive while no process of this service runs wait in the queues of these sockets.
 #[derive(Debug, Default)]
-pub struct Inherited {
+pub struct InheritedSockets {
     sockets: Vec<(Address, Socket)>,
 }
 
@@ -24,7 +24,7 @@ enum Socket {
     Memory(Listener),
 }
 
-impl Inherited {
+impl InheritedSockets {
     /// Takes the sockets that `LISTEN_FDS` and `LISTEN_PID` describe.
     ///
     /// Removes both variables, so that child processes do not use them. No other thread may run yet.
@@ -73,8 +73,10 @@ impl Inherited {
         let Some(at) = self.sockets.iter().position(|(bound, _)| bound == address) else { return Ok(None) };
         let (_, socket) = self.sockets.swap_remove(at);
         let listener = match (socket, address) {
-            (Socket::Tcp(listener), _) => Ok(Listener::of_tcp(TcpListener::from_std(listener)?, Beside::Parent)),
-            (Socket::Unix(listener), Address::Unix(path)) => Listener::of_unix(listener, path, Beside::Parent),
+            (Socket::Tcp(listener), _) => {
+                Ok(Listener::of_tcp(TcpListener::from_std(listener)?, AddressSharing::Parent))
+            }
+            (Socket::Unix(listener), Address::Unix(path)) => Listener::of_unix(listener, path, AddressSharing::Parent),
             (Socket::Memory(listener), _) => Ok(listener),
             (Socket::Unix(_), Address::Tcp(_)) => return Ok(None),
         };

@@ -8,7 +8,7 @@ use tokio::time::sleep;
 use super::connection::ConnectionState;
 use super::metrics::ConnectionFailure;
 use super::{Connection, ConnectionLimits};
-use base::{Cut, DrainWatch, random};
+use base::{AbortSignal, DrainWatch, random};
 
 /// The jitter of the connection age, as a fraction in both directions.
 const AGE_JITTER: f64 = 0.1;
@@ -20,7 +20,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// The reason for which a connection must end at once.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum ConnectionOver {
+pub(super) enum ForcedEnd {
     #[error("no request received in time")]
     Silent,
     #[error("closed by the proxy")]
@@ -30,18 +30,18 @@ pub(super) enum ConnectionOver {
 /// Completes when a connection must end: gracefully, or at once on an error.
 pub(super) async fn ending(
     this: &Connection,
-    cut: &Cut,
+    cut: &AbortSignal,
     drain: DrainWatch,
     is_late: bool,
     limits: &ConnectionLimits,
-) -> Result<(), ConnectionOver> {
+) -> Result<(), ForcedEnd> {
     tokio::select! {
         biased;
         over = silence(this, limits) => over,
-        () = cut.over() => Err(ConnectionOver::Cut),
+        () = cut.over() => Err(ForcedEnd::Cut),
         () = leave(this, drain, is_late) => Ok(()),
         () = this.reached(ConnectionState::Closing) => {
-            if this.is(ConnectionState::Cut) { Err(ConnectionOver::Cut) } else { Ok(()) }
+            if this.is(ConnectionState::Cut) { Err(ForcedEnd::Cut) } else { Ok(()) }
         }
         () = old_age(limits.connection_age_max) => Ok(()),
     }
@@ -68,7 +68,7 @@ async fn leave(this: &Connection, mut drain: DrainWatch, is_late: bool) {
 
 /// Completes when a closing connection must end at once: it was cut, or no request has run on it for long and its
 /// client does not read the rest.
-pub(super) async fn is_cut(this: &Connection, cut: &Cut, limits: &ConnectionLimits) {
+pub(super) async fn is_cut(this: &Connection, cut: &AbortSignal, limits: &ConnectionLimits) {
     let silence = async {
         // The time counts from the start of closing. An earlier idle period may be the reason for closing.
         sleep(limits.idle_max).await;
@@ -86,13 +86,13 @@ pub(super) async fn is_cut(this: &Connection, cut: &Cut, limits: &ConnectionLimi
 ///
 /// The codecs have limits of their own, but only once the protocol is known, and that of HTTP/2 has none while the
 /// client answers pings.
-async fn silence(this: &Connection, limits: &ConnectionLimits) -> Result<(), ConnectionOver> {
+async fn silence(this: &Connection, limits: &ConnectionLimits) -> Result<(), ForcedEnd> {
     this.silent_for(limits.first_request_max, limits.idle_max).await;
     if this.has_asked() {
         return Ok(());
     }
     ConnectionFailure::Silent.count();
-    Err(ConnectionOver::Silent)
+    Err(ForcedEnd::Silent)
 }
 
 /// Completes at a random time around `age_max`, so that connections that were opened together do not reconnect

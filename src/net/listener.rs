@@ -15,19 +15,19 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{Mutex, mpsc};
 use tokio::time::{Instant, timeout_at};
 
-use super::memory::{Arrival, MemoryConnector};
+use super::memory::{InMemoryConnector, PendingConnection};
 use super::metrics::ConnectionFailure;
 use super::{Address, PeerAddress, system};
 
 /// A bound socket, or its in-memory replacement within this process.
 #[derive(Debug)]
 pub struct Listener {
-    socket: Bound,
-    beside: Beside,
+    socket: BoundSocket,
+    beside: AddressSharing,
 }
 
 #[derive(Debug)]
-enum Bound {
+enum BoundSocket {
     Tcp(TcpListener),
     Unix {
         listener: UnixListener,
@@ -39,15 +39,15 @@ enum Bound {
     },
     /// Connections from within this process.
     Memory {
-        arrivals: Mutex<mpsc::Receiver<Arrival>>,
+        arrivals: Mutex<mpsc::Receiver<PendingConnection>>,
         address: SocketAddr,
     },
 }
 
 /// The other processes that listen at this address. They decide what happens to queued connections when this one stops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Beside {
-    Nobody,
+pub(super) enum AddressSharing {
+    Alone,
     /// Processes of the same user, each with its own socket (`SO_REUSEPORT`).
     Peers,
     /// Processes with the same socket and queue: the parent, and every process that inherits the socket from it.
@@ -90,10 +90,10 @@ impl Listener {
     pub fn bind(address: &Address) -> io::Result<Self> {
         match address {
             Address::Tcp(address) => {
-                let listener = TcpListener::from_std(bind_tcp(*address, Beside::Nobody)?)?;
-                Ok(Self::of_tcp(listener, Beside::Nobody))
+                let listener = TcpListener::from_std(bind_tcp(*address, AddressSharing::Alone)?)?;
+                Ok(Self::of_tcp(listener, AddressSharing::Alone))
             }
-            Address::Unix(path) => Self::of_unix(bind_unix(path)?, path, Beside::Nobody),
+            Address::Unix(path) => Self::of_unix(bind_unix(path)?, path, AddressSharing::Alone),
         }
     }
 
@@ -103,7 +103,7 @@ impl Listener {
         match address {
             Address::Tcp(tcp) => {
                 let listener = TcpListener::from_std(bind_tcp_beside_peers(*tcp)?)?;
-                Ok(Self::of_tcp(listener, Beside::Peers))
+                Ok(Self::of_tcp(listener, AddressSharing::Peers))
             }
             Address::Unix(_) => Self::bind(address),
         }
@@ -111,36 +111,36 @@ impl Listener {
 
     /// Creates a listener from a socket that was bound before the runtime started. The socket must be non-blocking.
     pub fn of_bound(socket: StdTcpListener) -> io::Result<Self> {
-        Ok(Self::of_tcp(TcpListener::from_std(socket)?, Beside::Nobody))
+        Ok(Self::of_tcp(TcpListener::from_std(socket)?, AddressSharing::Alone))
     }
 
     /// Creates a listener from a bound unix socket. It accepts only this process's user and root.
     pub fn of_bound_unix(socket: StdUnixListener, path: &Path) -> io::Result<Self> {
-        Self::of_unix(socket, path, Beside::Nobody)
+        Self::of_unix(socket, path, AddressSharing::Alone)
     }
 
     /// Creates a listener with an address but without a socket. Only the returned connector can connect to it, by
     /// connections that buffer `buffer_bytes` in each direction.
-    pub fn in_memory(address: SocketAddr, buffer_bytes: usize) -> (Self, MemoryConnector) {
-        let (connector, arrivals) = MemoryConnector::new(buffer_bytes);
-        let socket = Bound::Memory { arrivals: Mutex::new(arrivals), address };
-        (Self { socket, beside: Beside::Nobody }, connector)
+    pub fn in_memory(address: SocketAddr, buffer_bytes: usize) -> (Self, InMemoryConnector) {
+        let (connector, arrivals) = InMemoryConnector::new(buffer_bytes);
+        let socket = BoundSocket::Memory { arrivals: Mutex::new(arrivals), address };
+        (Self { socket, beside: AddressSharing::Alone }, connector)
     }
 
-    pub(super) fn of_tcp(listener: TcpListener, beside: Beside) -> Self {
-        Self { socket: Bound::Tcp(listener), beside }
+    pub(super) fn of_tcp(listener: TcpListener, beside: AddressSharing) -> Self {
+        Self { socket: BoundSocket::Tcp(listener), beside }
     }
 
-    pub(super) fn of_unix(listener: StdUnixListener, path: &Path, beside: Beside) -> io::Result<Self> {
+    pub(super) fn of_unix(listener: StdUnixListener, path: &Path, beside: AddressSharing) -> io::Result<Self> {
         let (listener, only_uids) = (UnixListener::from_std(listener)?, vec![geteuid().as_raw(), ROOT]);
-        let (path, is_made) = (path.to_owned(), beside != Beside::Parent);
-        Ok(Self { socket: Bound::Unix { listener, path, is_made, only_uids }, beside })
+        let (path, is_made) = (path.to_owned(), beside != AddressSharing::Parent);
+        Ok(Self { socket: BoundSocket::Unix { listener, path, is_made, only_uids }, beside })
     }
 
     /// Replaces the users that may connect. A TCP listener ignores this, because it cannot know the user.
     #[must_use]
     pub fn for_uids(mut self, uids: Vec<u32>) -> Self {
-        if let Bound::Unix { only_uids, .. } = &mut self.socket {
+        if let BoundSocket::Unix { only_uids, .. } = &mut self.socket {
             *only_uids = uids;
         }
         self
@@ -149,25 +149,25 @@ impl Listener {
     /// The bound address, with the port that the system chose.
     pub fn local_address(&self) -> io::Result<Address> {
         match &self.socket {
-            Bound::Tcp(listener) => listener.local_addr().map(Address::Tcp),
-            Bound::Unix { path, .. } => Ok(Address::Unix(path.clone())),
-            Bound::Memory { address, .. } => Ok(Address::Tcp(*address)),
+            BoundSocket::Tcp(listener) => listener.local_addr().map(Address::Tcp),
+            BoundSocket::Unix { path, .. } => Ok(Address::Unix(path.clone())),
+            BoundSocket::Memory { address, .. } => Ok(Address::Tcp(*address)),
         }
     }
 
     pub(super) async fn accept(&self) -> io::Result<(Stream, PeerAddress)> {
         match &self.socket {
-            Bound::Tcp(listener) => {
+            BoundSocket::Tcp(listener) => {
                 let (stream, peer) = listener.accept().await?;
                 tcp(stream, peer)
             }
-            Bound::Unix { listener, only_uids, .. } => loop {
+            BoundSocket::Unix { listener, only_uids, .. } => loop {
                 let (stream, _) = listener.accept().await?;
                 if let Some(accepted) = unix(stream, only_uids) {
                     return Ok(accepted);
                 }
             },
-            Bound::Memory { arrivals, .. } => match arrivals.lock().await.recv().await {
+            BoundSocket::Memory { arrivals, .. } => match arrivals.lock().await.recv().await {
                 Some((stream, peer)) => Ok((Stream::Memory(stream), peer)),
                 // All connectors are dropped, so no connection can arrive.
                 None => pending().await,
@@ -179,11 +179,11 @@ impl Listener {
     /// share the socket.
     pub(super) async fn end(mut self, mut take: impl FnMut((Stream, PeerAddress))) {
         match self.beside {
-            Beside::Parent => return,
-            Beside::Nobody => {}
-            Beside::Peers => {
+            AddressSharing::Parent => return,
+            AddressSharing::Alone => {}
+            AddressSharing::Peers => {
                 let until = Instant::now() + HANDSHAKES_MAX;
-                if let Bound::Tcp(listener) = &self.socket
+                if let BoundSocket::Tcp(listener) = &self.socket
                     && let Err(error) = system::let_nobody_begin(listener)
                 {
                     tracing::debug!(%error, "connections that arrive during the handover may be refused");
@@ -205,18 +205,18 @@ impl Listener {
     /// Accepts a connection from the queue; `None` if its user may not connect.
     fn accept_queued(&self) -> io::Result<Option<(Stream, PeerAddress)>> {
         match &self.socket {
-            Bound::Tcp(listener) => {
+            BoundSocket::Tcp(listener) => {
                 let (socket, peer) = SockRef::from(listener).accept()?;
                 socket.set_nonblocking(true)?;
                 let peer = peer.as_socket().ok_or(io::ErrorKind::InvalidData)?;
                 tcp(TcpStream::from_std(socket.into())?, peer).map(Some)
             }
-            Bound::Unix { listener, only_uids, .. } => {
+            BoundSocket::Unix { listener, only_uids, .. } => {
                 let (socket, _) = SockRef::from(listener).accept()?;
                 socket.set_nonblocking(true)?;
                 Ok(unix(UnixStream::from_std(socket.into())?, only_uids))
             }
-            Bound::Memory { arrivals, .. } => {
+            BoundSocket::Memory { arrivals, .. } => {
                 let mut arrivals = arrivals.try_lock().map_err(|_| io::ErrorKind::WouldBlock)?;
                 let (stream, peer) = arrivals.try_recv().map_err(|_| io::ErrorKind::WouldBlock)?;
                 Ok(Some((Stream::Memory(stream), peer)))
@@ -226,7 +226,7 @@ impl Listener {
 
     /// Removes the socket file, at most once, because another process may listen there afterwards.
     fn remove_path(&mut self) {
-        if let Bound::Unix { path, is_made, .. } = &mut self.socket
+        if let BoundSocket::Unix { path, is_made, .. } = &mut self.socket
             && std::mem::take(is_made)
         {
             let _ = std::fs::remove_file(path);
@@ -263,15 +263,15 @@ fn unix(stream: UnixStream, only_uids: &[u32]) -> Option<(Stream, PeerAddress)> 
 
 /// Binds a port that other processes of the same user may bind in the same way, before or after.
 pub fn bind_tcp_beside_peers(address: SocketAddr) -> io::Result<StdTcpListener> {
-    bind_tcp(address, Beside::Peers)
+    bind_tcp(address, AddressSharing::Peers)
 }
 
-fn bind_tcp(address: SocketAddr, beside: Beside) -> io::Result<StdTcpListener> {
+fn bind_tcp(address: SocketAddr, beside: AddressSharing) -> io::Result<StdTcpListener> {
     // On every system, child processes do not inherit the descriptor.
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
     socket.set_reuse_address(true)?;
-    if beside == Beside::Peers {
+    if beside == AddressSharing::Peers {
         socket.set_reuse_port(true)?;
     }
     socket.bind(&address.into())?;

@@ -8,21 +8,21 @@ use super::PeerAddress;
 /// Connects to a [`Listener`](super::Listener) within this process, without a socket. Simulations use it, because the
 /// kernel does not follow their clock.
 #[derive(Debug, Clone)]
-pub struct MemoryConnector {
-    arrivals: mpsc::Sender<Arrival>,
+pub struct InMemoryConnector {
+    arrivals: mpsc::Sender<PendingConnection>,
     buffer_bytes: usize,
 }
 
 /// A connection that waits to be accepted.
-pub(super) type Arrival = (DuplexStream, PeerAddress);
+pub(super) type PendingConnection = (DuplexStream, PeerAddress);
 
 /// The most connections that wait to be accepted.
 const WAITING_MAX: usize = 1024;
 
-impl MemoryConnector {
+impl InMemoryConnector {
     /// Creates a connector whose connections buffer `buffer_bytes` in each direction, and the receiver of its
     /// connections.
-    pub(super) fn new(buffer_bytes: usize) -> (Self, mpsc::Receiver<Arrival>) {
+    pub(super) fn new(buffer_bytes: usize) -> (Self, mpsc::Receiver<PendingConnection>) {
         let (arrivals, accepted) = mpsc::channel(WAITING_MAX);
         (Self { arrivals, buffer_bytes }, accepted)
     }

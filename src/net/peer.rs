@@ -5,7 +5,7 @@ use rustls::pki_types::CertificateDer;
 
 use super::Connection;
 
-use base::Cut;
+use base::AbortSignal;
 
 /// The other end of a connection, as far as the connection identifies it.
 #[derive(Debug, Clone)]
@@ -17,7 +17,7 @@ pub struct Peer {
     pub certificates: Option<Arc<[CertificateDer<'static>]>>,
     pub connection: Connection,
     /// Ends this request and its response at once: an HTTP/2 stream is reset, an HTTP/1.1 connection closed.
-    pub cut: Cut,
+    pub cut: AbortSignal,
 }
 
 /// The address of a peer.

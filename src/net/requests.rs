@@ -6,13 +6,13 @@ use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
 use http2::ParkableBody;
 
 use super::Peer;
-use super::connection::{ConnectionState, RequestUnderWay};
+use super::connection::{ConnectionState, RunningRequest};
 use super::request_body::RequestBody;
 use super::running_body::RunningBody;
-use base::{Cut, DrainWatch, UnderWay};
+use base::{AbortSignal, DrainWatch, InFlightGuard};
 
 /// The handling of a connection's requests, for any protocol.
-pub(super) struct Requests<S> {
+pub(super) struct RequestDispatcher<S> {
     pub(super) peer: Peer,
     /// The most requests that may arrive while the connection is closing.
     pub(super) late_max: u32,
@@ -23,19 +23,19 @@ pub(super) struct Requests<S> {
 
 /// A request that is being answered. It is boxed, so that what is kept for it is gone once there is an answer: a watch
 /// lasts for hours. That is some 2 KB, and twice as much in a block that awaits it, so what comes after it is mapped.
-pub(super) type Answering<B> = Pin<Box<dyn Future<Output = Response<RunningBody<B>>> + Send>>;
+pub(super) type ResponseFuture<B> = Pin<Box<dyn Future<Output = Response<RunningBody<B>>> + Send>>;
 
 /// The guards that count a request as running.
-type Running = (RequestUnderWay, Option<UnderWay>);
+type RunningGuards = (RunningRequest, Option<InFlightGuard>);
 
-impl<S, F, B> Requests<S>
+impl<S, F, B> RequestDispatcher<S>
 where
     S: Fn(Peer, Request<RequestBody>) -> F,
     F: Future<Output = Response<B>> + Send + 'static,
     B: ParkableBody,
 {
     /// Handles an HTTP/1 request; `None` if the connection ends instead.
-    pub(super) fn http1(&self, request: Request<RequestBody>) -> Option<Answering<B>> {
+    pub(super) fn http1(&self, request: Request<RequestBody>) -> Option<ResponseFuture<B>> {
         let (this, is_last, version) = (self.peer.connection.clone(), is_last(&request), request.version());
         let running = self.running()?;
         let answer = (self.handle)(self.peer.clone(), request);
@@ -48,30 +48,30 @@ where
     }
 
     /// Handles an HTTP/2 request, whose stream `cut` ends; `None` if the request is refused.
-    pub(super) fn http2(&self, request: Request<RequestBody>, cut: Cut) -> Option<Answering<B>> {
+    pub(super) fn http2(&self, request: Request<RequestBody>, cut: AbortSignal) -> Option<ResponseFuture<B>> {
         let running = self.running()?;
         self.peer.connection.found_multiplexed();
         let answer = (self.handle)(Peer { cut, ..self.peer.clone() }, request);
         Some(Box::pin(answer.map(|answer| answer.map(|body| RunningBody::new(body, running)))))
     }
 
-    fn running(&self) -> Option<Running> {
+    fn running(&self) -> Option<RunningGuards> {
         let running = self.peer.connection.request(self.late_max)?;
         Some((running, self.leaving.as_ref().map(DrainWatch::under_way)))
     }
 }
 
-impl<S, F, B> http2::Service for Requests<S>
+impl<S, F, B> http2::Service for RequestDispatcher<S>
 where
     S: Fn(Peer, Request<RequestBody>) -> F,
     F: Future<Output = Response<B>> + Send + 'static,
     B: ParkableBody + Unpin,
 {
     type Body = RunningBody<B>;
-    type Answer = Answering<B>;
+    type Answer = ResponseFuture<B>;
 
-    fn call(&mut self, request: Request<http2::ReceivedBody>) -> Option<(Answering<B>, Cut)> {
-        let cut = Cut::default();
+    fn call(&mut self, request: Request<http2::ReceivedBody>) -> Option<(ResponseFuture<B>, AbortSignal)> {
+        let cut = AbortSignal::default();
         Some((self.http2(request.map(RequestBody::from), cut.clone())?, cut))
     }
 

@@ -5,8 +5,8 @@ use bytes::Bytes;
 use http2::ParkableBody;
 use hyper::body::{Body, Frame, SizeHint};
 
-use super::connection::RequestUnderWay;
-use base::UnderWay;
+use super::connection::RunningRequest;
+use base::InFlightGuard;
 
 /// The largest response that counts as complete at once. Any object fits, because etcd's limit is 1.5 MiB.
 const WHOLE_BYTES_MAX: u64 = 4 << 20;
@@ -19,11 +19,11 @@ const WHOLE_BYTES_MAX: u64 = 4 << 20;
 #[derive(Debug)]
 pub(super) struct RunningBody<B> {
     body: B,
-    running: Option<(RequestUnderWay, Option<UnderWay>)>,
+    running: Option<(RunningRequest, Option<InFlightGuard>)>,
 }
 
 impl<B: Body> RunningBody<B> {
-    pub(super) fn new(body: B, running: (RequestUnderWay, Option<UnderWay>)) -> Self {
+    pub(super) fn new(body: B, running: (RunningRequest, Option<InFlightGuard>)) -> Self {
         let is_small = body.size_hint().exact().is_some_and(|bytes| bytes <= WHOLE_BYTES_MAX);
         let mut running = (!is_small).then_some(running);
         if let Some((request, _)) = &mut running {

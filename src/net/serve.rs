@@ -12,24 +12,24 @@ use tokio::time::sleep_until;
 
 use super::caller_turns::{CallerTurns, ConnectionTurns};
 use super::connection::ConnectionState;
-use super::connection_driver::{ConnectionDriver, Failure, First, until};
-use super::connection_limiter::{ConnectionLimiter, ConnectionPlace};
-use super::handshakes::Handshakes;
+use super::connection_driver::{ConnectionDriver, Failure, FirstCompleted, until};
+use super::connection_limiter::{ConnectionLimiter, ConnectionSlot};
+use super::handshakes::HandshakeQueue;
 use super::http1::Http1;
 use super::hyper_http2::HyperHttp2;
 use super::idle_connections::ConnectionSource;
-use super::lifetime::{ConnectionOver, NEWCOMER_MAX, ending, is_cut};
+use super::lifetime::{ForcedEnd, NEWCOMER_MAX, ending, is_cut};
 use super::listener::Stream;
 use super::metrics::OpenConnection;
 use super::preface::{DetectedProtocol, spoken};
 use super::request_body::RequestBody;
-use super::requests::Requests;
-use super::tls_stream::{Records, TlsStream};
+use super::requests::RequestDispatcher;
+use super::tls_stream::{TlsRecords, TlsStream};
 use super::{Connection, ConnectionLimits, Http2Codec, Listener, Peer, PeerAddress, Tls};
-use base::{Cut, DrainWatch, Reloadable, Tasks, lacks_descriptor};
+use base::{AbortSignal, DrainWatch, Reloadable, Tasks, lacks_descriptor};
 
 /// The TLS configuration and the queue of handshakes.
-type Shaken = (Tls, Arc<Handshakes>);
+type TlsHandshakes = (Tls, Arc<HandshakeQueue>);
 
 /// The pause after an accept error that the peer did not cause.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -57,9 +57,9 @@ pub async fn serve<S, F, B>(
 {
     let limits = limits.into();
     let places = ConnectionLimiter::within_descriptors(limits.clone());
-    let (handshakes, turns) = (Arc::new(Handshakes::new(limits.get().handshake_max)), CallerTurns::shared());
+    let (handshakes, turns) = (Arc::new(HandshakeQueue::new(limits.get().handshake_max)), CallerTurns::shared());
     let (heads, watch) = (Arc::<HeadBudget>::default(), drain.clone());
-    let begin = |stream: Stream, address: PeerAddress, this: Connection, place: ConnectionPlace| {
+    let begin = |stream: Stream, address: PeerAddress, this: Connection, place: ConnectionSlot| {
         let (tls, limits, drain, handle) = (tls.clone(), limits.get(), watch.clone(), handle.clone());
         let (tls, turns, heads) = (tls.map(|tls| (tls, handshakes.clone())), turns.clone(), heads.connection());
         tasks.spread("connection", async move {
@@ -69,7 +69,7 @@ pub async fn serve<S, F, B>(
             };
             let _open = OpenConnection::new();
             let turns = turns.of(&this, ConnectionSource::of(address));
-            let peer = Peer { address, certificates: None, connection: this, cut: Cut::default() };
+            let peer = Peer { address, certificates: None, connection: this, cut: AbortSignal::default() };
             if let Err(error) = connection(stream, peer, (tls, turns, heads), &limits, drain, handle).await {
                 tracing::debug!(%error, "connection ended");
             }
@@ -125,7 +125,7 @@ async fn pause_after(error: &io::Error) {
 async fn connection<S, F, B>(
     stream: Stream,
     mut peer: Peer,
-    (tls, turns, heads): (Option<Shaken>, ConnectionTurns, Arc<ConnectionHeads>),
+    (tls, turns, heads): (Option<TlsHandshakes>, ConnectionTurns, Arc<ConnectionHeads>),
     limits: &ConnectionLimits,
     drain: DrainWatch,
     handle: S,
@@ -140,7 +140,7 @@ where
         return http(stream, peer, (turns, heads), limits, drain, handle).await;
     };
     let (this, source) = (peer.connection.clone(), ConnectionSource::of(peer.address));
-    let mut accepting = tls.acceptor().accept(Records::of(stream));
+    let mut accepting = tls.acceptor().accept(TlsRecords::of(stream));
     let shaking = handshakes.shake(
         source,
         poll_fn(|cx| {
@@ -152,9 +152,9 @@ where
     let stream = tokio::select! {
         biased;
         stream = Box::pin(shaking) => TlsStream::new(stream?),
-        () = this.reached(ConnectionState::Cut) => return Err(ConnectionOver::Cut.into()),
+        () = this.reached(ConnectionState::Cut) => return Err(ForcedEnd::Cut.into()),
         () = async { closing.closing().await; sleep_until(this.born() + NEWCOMER_MAX).await } => {
-            return Err(ConnectionOver::Cut.into());
+            return Err(ForcedEnd::Cut.into());
         }
     };
     let shown = stream.certificates();
@@ -184,7 +184,7 @@ where
         this.advance(ConnectionState::Leaving);
     }
     let leaving = (!is_late).then(|| drain.clone());
-    let requests = Requests { peer, late_max: limits.streams_max, leaving, handle };
+    let requests = RequestDispatcher { peer, late_max: limits.streams_max, leaving, handle };
     // Boxed to keep this future small: it is polled rarely.
     let mut ending = Box::pin(ending(&this, &cut, drain, is_late, limits));
     let spoken = tokio::select! {
@@ -202,7 +202,7 @@ where
                 let mut conversation = HyperHttp2::new(io, limits, heads, requests);
                 return lead(&mut conversation, turns, ending, &this, || is_cut(&this, &cut, limits)).await;
             }
-            let mut conversation = http2::ServerConnection::new(io, limits.into(), heads, requests);
+            let mut conversation = http2::Http2Connection::new(io, limits.into(), heads, requests);
             lead(&mut conversation, turns, ending, &this, || is_cut(&this, &cut, limits)).await
         }
     }
@@ -215,19 +215,19 @@ where
 async fn lead<C: Future<Output = ()>>(
     conversation: &mut impl ConnectionDriver,
     mut turns: ConnectionTurns,
-    mut ending: Pin<Box<impl Future<Output = Result<(), ConnectionOver>>>>,
+    mut ending: Pin<Box<impl Future<Output = Result<(), ForcedEnd>>>>,
     this: &Connection,
     is_cut: impl FnOnce() -> C,
 ) -> Result<(), Failure> {
     match until(conversation, &mut turns, ending.as_mut()).await {
-        First::Ended(ended) => return ended,
-        First::Aside(over) => over?,
+        FirstCompleted::Ended(ended) => return ended,
+        FirstCompleted::Other(over) => over?,
     }
     drop(ending);
     this.advance(ConnectionState::Leaving);
     conversation.begin_goaway();
     match until(conversation, &mut turns, Box::pin(is_cut()).as_mut()).await {
-        First::Ended(ended) => ended,
-        First::Aside(()) => Err(ConnectionOver::Cut.into()),
+        FirstCompleted::Ended(ended) => ended,
+        FirstCompleted::Other(()) => Err(ForcedEnd::Cut.into()),
     }
 }

@@ -13,11 +13,11 @@ use tokio_rustls::server;
 /// If a client's record is not read whole at once, only its plaintext is kept: the next one is not begun, and the
 /// codec's buffer, which has grown for the record, shrinks again.
 #[derive(Debug)]
-pub(super) struct TlsStream<I>(Box<server::TlsStream<Records<I>>>);
+pub(super) struct TlsStream<I>(Box<server::TlsStream<TlsRecords<I>>>);
 
 /// A byte stream that carries TLS. A read that begins within a record ends with it.
 #[derive(Debug)]
-pub(super) struct Records<I> {
+pub(super) struct TlsRecords<I> {
     io: I,
     /// The head of the next record, as far as it was read (RFC 8446 §5.1).
     head: [u8; HEAD_BYTES],
@@ -29,10 +29,10 @@ pub(super) struct Records<I> {
 const HEAD_BYTES: usize = 5;
 
 /// Has nothing to read now.
-struct Nothing;
+struct NoDataReady;
 
 impl<I> TlsStream<I> {
-    pub(super) fn new(shaken: server::TlsStream<Records<I>>) -> Self {
+    pub(super) fn new(shaken: server::TlsStream<TlsRecords<I>>) -> Self {
         Self(Box::new(shaken))
     }
 
@@ -55,13 +55,13 @@ impl<I: AsyncRead + AsyncWrite + Unpin> AsyncRead for TlsStream<I> {
         let (_, session) = self.0.get_mut();
         if !session.wants_read() {
             // The codec looks at the size of its buffer when it is to read. There is nothing to read, which is no end.
-            let _ = session.read_tls(&mut Nothing);
+            let _ = session.read_tls(&mut NoDataReady);
         }
         read
     }
 }
 
-impl io::Read for Nothing {
+impl io::Read for NoDataReady {
     fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
         Err(io::ErrorKind::WouldBlock.into())
     }
@@ -93,7 +93,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TlsStream<I> {
     }
 }
 
-impl<I> Records<I> {
+impl<I> TlsRecords<I> {
     pub(super) fn of(io: I) -> Self {
         Self { io, head: [0; HEAD_BYTES], head_read: 0, left: 0 }
     }
@@ -119,7 +119,7 @@ impl<I> Records<I> {
     }
 }
 
-impl<I: AsyncRead + Unpin> AsyncRead for Records<I> {
+impl<I: AsyncRead + Unpin> AsyncRead for TlsRecords<I> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let room = buf.remaining();
         let room = if self.left > 0 { room.min(self.left) } else { room };
@@ -132,7 +132,7 @@ impl<I: AsyncRead + Unpin> AsyncRead for Records<I> {
     }
 }
 
-impl<I: AsyncWrite + Unpin> AsyncWrite for Records<I> {
+impl<I: AsyncWrite + Unpin> AsyncWrite for TlsRecords<I> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.io).poll_write(cx, bytes)
     }
@@ -177,7 +177,7 @@ mod tests {
         for (buffer, expected) in
             [(4_096, &[4_096, 4_096, 2_028, 4_096, 4_096, 4_096, 3_717, 8][..]), (30_000, &[26_233][..]), (8, &[])]
         {
-            let (mut records, mut buffer, mut reads) = (Records::of(&sent[..]), vec![0; buffer], Vec::new());
+            let (mut records, mut buffer, mut reads) = (TlsRecords::of(&sent[..]), vec![0; buffer], Vec::new());
             let mut seen = Vec::new();
             loop {
                 let read = records.read(&mut buffer).await.expect("open");

@@ -3,17 +3,17 @@ use std::collections::BTreeMap;
 use futures_util::StreamExt as _;
 use futures_util::stream;
 
-use super::{CheckFinding, Wanted};
+use super::{CachedResource, CheckFinding};
 use crate::upstream::{Client, Error};
 use kubeapi::{Access, AccessTarget, Gvr, ResourceTarget};
 
 /// What a proxy needs permissions for.
 #[derive(Debug, Clone, Default)]
-pub struct Needs {
+pub struct PermissionNeeds {
     /// Resources that the configuration names; each must be readable.
-    pub named: Vec<Wanted>,
+    pub named: Vec<CachedResource>,
     /// Other resources that can be cached; those that are not readable are forwarded.
-    pub others: Vec<Wanted>,
+    pub others: Vec<CachedResource>,
     /// The proxy authenticates callers through upstream.
     pub asks_about_callers: bool,
     /// The proxy authenticates scrapes of metrics through upstream.
@@ -23,16 +23,16 @@ pub struct Needs {
 }
 
 /// A permission, as the RBAC rule that grants it, and the effect of its absence.
-struct Right {
+struct RequiredPermission {
     gvr: Gvr,
     verb: &'static str,
     selector: Option<String>,
-    lack: MissingRight,
+    lack: MissingPermission,
 }
 
 /// The effect of a missing permission.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum MissingRight {
+enum MissingPermission {
     Named,
     PassesThrough,
     CallersUnknown,
@@ -51,11 +51,11 @@ const DEFINITIONS: [(&str, &str); 2] =
     [("apiextensions.k8s.io", "customresourcedefinitions"), ("apiregistration.k8s.io", "apiservices")];
 
 /// Checks each permission that is needed, and reports the rules that are missing.
-pub async fn rights(client: &Client, needs: &Needs) -> Vec<CheckFinding> {
+pub async fn rights(client: &Client, needs: &PermissionNeeds) -> Vec<CheckFinding> {
     let wanted = needs.rights();
     let count = wanted.len();
     let mut asked = stream::iter(wanted).map(|right| ask(client, right)).buffer_unordered(AT_A_TIME);
-    let (mut missing, mut held, mut failed): (Vec<Right>, usize, Vec<Error>) = Default::default();
+    let (mut missing, mut held, mut failed): (Vec<RequiredPermission>, usize, Vec<Error>) = Default::default();
     while let Some(answer) = asked.next().await {
         match answer {
             Ok(Some(right)) => missing.push(right),
@@ -90,50 +90,61 @@ pub async fn rights(client: &Client, needs: &Needs) -> Vec<CheckFinding> {
 }
 
 /// Returns the permission if it is missing.
-async fn ask(client: &Client, right: Right) -> Result<Option<Right>, Error> {
+async fn ask(client: &Client, right: RequiredPermission) -> Result<Option<RequiredPermission>, Error> {
     let verdict = client.review_own_access(&right.access()).await?;
     Ok((!verdict.allowed).then_some(right))
 }
 
-impl Needs {
+impl PermissionNeeds {
     /// The number of upstream watches besides those of cached resources: definitions, and RBAC while clients watch.
     pub fn own_streams(&self) -> u64 {
         let policy = if self.asks_about_callers { POLICY.len() } else { 0 };
         if self.follows_cluster { (DEFINITIONS.len() + policy) as u64 } else { 0 }
     }
 
-    fn rights(&self) -> Vec<Right> {
+    fn rights(&self) -> Vec<RequiredPermission> {
         let mut rights = Vec::new();
-        let mut read = |wanted: &Wanted, lack: MissingRight| {
+        let mut read = |wanted: &CachedResource, lack: MissingPermission| {
             for verb in ["list", "watch"] {
-                rights.push(Right { gvr: wanted.gvr.clone(), verb, selector: wanted.selector.clone(), lack });
+                rights.push(RequiredPermission {
+                    gvr: wanted.gvr.clone(),
+                    verb,
+                    selector: wanted.selector.clone(),
+                    lack,
+                });
             }
         };
-        self.named.iter().for_each(|wanted| read(wanted, MissingRight::Named));
-        self.others.iter().for_each(|wanted| read(wanted, MissingRight::PassesThrough));
-        let whole = |group: &str, resource: &str| Wanted { gvr: Gvr::new(group, "v1", resource), selector: None };
+        self.named.iter().for_each(|wanted| read(wanted, MissingPermission::Named));
+        self.others.iter().for_each(|wanted| read(wanted, MissingPermission::PassesThrough));
+        let whole =
+            |group: &str, resource: &str| CachedResource { gvr: Gvr::new(group, "v1", resource), selector: None };
         if self.follows_cluster {
-            DEFINITIONS.iter().for_each(|(group, name)| read(&whole(group, name), MissingRight::DefinitionsUnknown));
+            DEFINITIONS
+                .iter()
+                .for_each(|(group, name)| read(&whole(group, name), MissingPermission::DefinitionsUnknown));
         }
         if self.asks_about_callers && self.follows_cluster {
             let group = "rbac.authorization.k8s.io";
-            POLICY.iter().for_each(|name| read(&whole(group, name), MissingRight::RevocationLate));
+            POLICY.iter().for_each(|name| read(&whole(group, name), MissingPermission::RevocationLate));
         }
         if self.asks_about_callers || self.asks_about_scrapes {
-            let lack =
-                if self.asks_about_callers { MissingRight::CallersUnknown } else { MissingRight::ScrapesRefused };
+            let lack = if self.asks_about_callers {
+                MissingPermission::CallersUnknown
+            } else {
+                MissingPermission::ScrapesRefused
+            };
             for (group, resource) in REVIEWS {
                 let gvr = Gvr::new(group, "v1", resource);
-                rights.push(Right { gvr, verb: "create", selector: None, lack });
+                rights.push(RequiredPermission { gvr, verb: "create", selector: None, lack });
             }
         }
         rights
     }
 }
 
-impl Right {
-    fn is_to_read(&self, wanted: &Wanted) -> bool {
-        self.lack == MissingRight::PassesThrough && self.gvr == wanted.gvr
+impl RequiredPermission {
+    fn is_to_read(&self, wanted: &CachedResource) -> bool {
+        self.lack == MissingPermission::PassesThrough && self.gvr == wanted.gvr
     }
 
     fn access(&self) -> Access {
@@ -149,10 +160,10 @@ impl Right {
 }
 
 /// Returns a finding for each resource with a missing permission, and one for all that are forwarded.
-fn grouped(missing: Vec<Right>) -> Vec<CheckFinding> {
-    let mut by_resource: BTreeMap<(Gvr, bool), (Vec<&'static str>, MissingRight)> = BTreeMap::new();
+fn grouped(missing: Vec<RequiredPermission>) -> Vec<CheckFinding> {
+    let mut by_resource: BTreeMap<(Gvr, bool), (Vec<&'static str>, MissingPermission)> = BTreeMap::new();
     for right in missing {
-        let key = (right.gvr, right.lack == MissingRight::PassesThrough);
+        let key = (right.gvr, right.lack == MissingPermission::PassesThrough);
         by_resource.entry(key).or_insert((Vec::new(), right.lack)).0.push(right.verb);
     }
     let mut findings = Vec::new();
@@ -161,22 +172,24 @@ fn grouped(missing: Vec<Right>) -> Vec<CheckFinding> {
         verbs.sort_unstable();
         let may_not = format!("the proxy may not {} {}", verbs.join(" and "), gvr.group_resource());
         let finding = match lack {
-            MissingRight::PassesThrough => {
+            MissingPermission::PassesThrough => {
                 through.push(gvr.group_resource());
                 continue;
             }
-            MissingRight::Named => CheckFinding::failed(ABOUT, format!("{may_not}, which the configuration requires")),
-            MissingRight::CallersUnknown => {
+            MissingPermission::Named => {
+                CheckFinding::failed(ABOUT, format!("{may_not}, which the configuration requires"))
+            }
+            MissingPermission::CallersUnknown => {
                 CheckFinding::failed(ABOUT, format!("{may_not}: callers cannot be authenticated"))
             }
-            MissingRight::ScrapesRefused => {
+            MissingPermission::ScrapesRefused => {
                 CheckFinding::failed(ABOUT, format!("{may_not}: scrapes cannot be authenticated (metrics.auth)"))
             }
-            MissingRight::RevocationLate => {
+            MissingPermission::RevocationLate => {
                 let what = format!("{may_not}: a revoked permission ends open watches after 75 s instead of 5 s");
                 CheckFinding::note(ABOUT, what)
             }
-            MissingRight::DefinitionsUnknown => {
+            MissingPermission::DefinitionsUnknown => {
                 let what = format!("{may_not}: custom resources and aggregated APIs are forwarded, or discovered late");
                 CheckFinding::note(ABOUT, what)
             }
@@ -206,13 +219,13 @@ mod tests {
     use super::*;
     use crate::preflight::CheckOutcome;
 
-    fn wanted(group: &str, resource: &str) -> Wanted {
-        Wanted { gvr: Gvr::new(group, "v1", resource), selector: None }
+    fn wanted(group: &str, resource: &str) -> CachedResource {
+        CachedResource { gvr: Gvr::new(group, "v1", resource), selector: None }
     }
 
     #[test]
     fn required_permissions_depend_on_mode() {
-        let needs = |asks_about_callers, follows_cluster| Needs {
+        let needs = |asks_about_callers, follows_cluster| PermissionNeeds {
             named: vec![wanted("", "pods")],
             others: Vec::new(),
             asks_about_callers,
@@ -226,19 +239,19 @@ mod tests {
             (needs(true, true), 16, 16),
         ] {
             assert_eq!(needs.rights().len(), expected, "{needs:?}");
-            let needs = Needs { asks_about_scrapes: true, ..needs };
+            let needs = PermissionNeeds { asks_about_scrapes: true, ..needs };
             assert_eq!(needs.rights().len(), with_scrapes, "{needs:?}");
         }
     }
 
     #[test]
     fn missing_permission_is_reported_with_clusterrole_rule() {
-        let right = |gvr: Gvr, verb, lack| Right { gvr, verb, selector: None, lack };
+        let right = |gvr: Gvr, verb, lack| RequiredPermission { gvr, verb, selector: None, lack };
         let found = grouped(vec![
-            right(Gvr::new("apps", "v1", "deployments"), "watch", MissingRight::Named),
-            right(Gvr::new("apps", "v1", "deployments"), "list", MissingRight::Named),
-            right(Gvr::new("", "v1", "secrets"), "list", MissingRight::PassesThrough),
-            right(Gvr::new("rbac.authorization.k8s.io", "v1", "roles"), "watch", MissingRight::RevocationLate),
+            right(Gvr::new("apps", "v1", "deployments"), "watch", MissingPermission::Named),
+            right(Gvr::new("apps", "v1", "deployments"), "list", MissingPermission::Named),
+            right(Gvr::new("", "v1", "secrets"), "list", MissingPermission::PassesThrough),
+            right(Gvr::new("rbac.authorization.k8s.io", "v1", "roles"), "watch", MissingPermission::RevocationLate),
         ]);
         let said: Vec<_> =
             found.iter().map(|finding| (finding.outcome, finding.remedy.as_deref().unwrap_or(""))).collect();

@@ -2,7 +2,7 @@ use std::cmp::Reverse;
 
 use serde::Deserialize;
 
-use super::{CheckFinding, Wanted};
+use super::{CachedResource, CheckFinding};
 use crate::upstream::{Cause, Client, Error};
 
 /// The cost of a fleet of proxies for upstream while nothing changes.
@@ -50,7 +50,7 @@ const SAMPLE: usize = 20;
 const BOOKMARK_BYTES: u64 = 250;
 
 /// Counts the objects of each resource and reports their total size. `budget` is the memory of all feeds.
-pub async fn sizes(client: &Client, wanted: &[Wanted], budget: usize) -> Vec<CheckFinding> {
+pub async fn sizes(client: &Client, wanted: &[CachedResource], budget: usize) -> Vec<CheckFinding> {
     let (mut found, mut failed) = (Vec::new(), None);
     for of in wanted.iter().take(ASKED_MAX) {
         match size(client, of).await {
@@ -91,13 +91,13 @@ pub async fn sizes(client: &Client, wanted: &[Wanted], budget: usize) -> Vec<Che
     findings
 }
 
-fn said(of: &Wanted, objects: u64, bytes: u64) -> CheckFinding {
+fn said(of: &CachedResource, objects: u64, bytes: u64) -> CheckFinding {
     let part = if of.selector.is_some() { " of this node" } else { "" };
     CheckFinding::ok(ABOUT, format!("{}{part}: {objects} objects, about {}", of.gvr.group_resource(), mebibytes(bytes)))
 }
 
 /// Measures a resource; returns `None` if it may not be read.
-async fn size(client: &Client, of: &Wanted) -> Result<Option<Size>, Error> {
+async fn size(client: &Client, of: &CachedResource) -> Result<Option<Size>, Error> {
     let selector = of.selector.as_ref().map(|selector| format!("&fieldSelector={}", selector.replace('=', "%3D")));
     let selected = selector.unwrap_or_default();
     let path = of.gvr.path();

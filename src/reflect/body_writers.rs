@@ -14,11 +14,11 @@ use tokio::sync::watch;
 #[derive(Debug)]
 pub(super) struct BodyWriters {
     feed: Arc<Feed>,
-    by: watch::Sender<By>,
+    by: watch::Sender<BodyEncoders>,
 }
 
 #[derive(Debug, Clone, Default)]
-pub(super) struct By {
+pub(super) struct BodyEncoders {
     /// The servers that may have encoded at least one of the bodies.
     bodies: Vec<Server>,
     /// The server whose stream the feed follows, or followed last.
@@ -54,7 +54,7 @@ impl BodyWriters {
         feed.spec.key.encoding != Encoding::Table
     }
 
-    pub(super) fn follow(&self) -> watch::Receiver<By> {
+    pub(super) fn follow(&self) -> watch::Receiver<BodyEncoders> {
         self.by.subscribe()
     }
 
@@ -80,7 +80,7 @@ impl BodyWriters {
     pub(super) fn listed(&self, servers: Vec<Server>) {
         self.by.send_modify(|by| {
             let (count, since) = (by.count + 1, self.feed.reader.progress().rv);
-            *by = By { bodies: servers, stream: None, since, count };
+            *by = BodyEncoders { bodies: servers, stream: None, since, count };
         });
         self.weigh(false);
     }
@@ -198,7 +198,7 @@ impl BodyWriters {
     }
 }
 
-impl By {
+impl BodyEncoders {
     pub(super) fn authorship(&self) -> EncoderMatch {
         // If a server does not report its release, a change of its release cannot be detected.
         let Some(stream) = self.stream.as_ref().filter(|stream| !stream.is_mute()) else {
@@ -249,7 +249,7 @@ impl By {
 mod tests {
     use super::*;
     use crate::cache::CacheConfig;
-    use crate::feeds::{Demand, FeedKey, FeedSpec, Feeds, Scope};
+    use crate::feeds::{FeedKey, FeedSpec, FeedStartRequest, Feeds, Scope};
     use kubeapi::Gvr;
 
     fn server(minor: u32, patch: u32) -> Server {
@@ -261,7 +261,7 @@ mod tests {
         let (feeds, mut demands) = Feeds::new(CacheConfig::default());
         let key = FeedKey { gvr: Gvr::new("", "v1", "pods"), scope: Scope::Cluster, encoding };
         let _lease = feeds.handle(&FeedSpec::like_pods(key), None).expect("there is room");
-        let Demand { feed, .. } = demands.try_recv().expect("it is demanded");
+        let FeedStartRequest { feed, .. } = demands.try_recv().expect("it is demanded");
         feed
     }
 

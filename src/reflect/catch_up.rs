@@ -1,6 +1,6 @@
 //! Reads a short watch until a bookmark shows up to which version its changes are complete.
 
-use super::stream::{Ended, WatchStream};
+use super::stream::{StreamEnd, WatchStream};
 use crate::cache::Change;
 use crate::upstream::Error;
 use crate::wire::{ObjectReader, WatchItem};
@@ -14,7 +14,7 @@ const BYTES_MAX: usize = 64 << 20;
 pub(super) async fn catch_up(
     stream: &mut WatchStream,
     reader: &ObjectReader,
-) -> Result<(Vec<Change>, ResourceVersion), Ended> {
+) -> Result<(Vec<Change>, ResourceVersion), StreamEnd> {
     let (mut changes, mut bytes) = (Vec::new(), 0);
     while bytes <= BYTES_MAX {
         match stream.next(reader).await? {

@@ -24,7 +24,7 @@ use kubeapi::{ObjectKey, ResourceVersion};
 
 /// The result of comparing a listed state with the history that a feed holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Finding {
+pub(super) enum HistoryComparison {
     /// The states are equal.
     Same,
     /// Some objects differ, but later changes may explain that.
@@ -33,7 +33,7 @@ pub(super) enum Finding {
     Other,
 }
 
-impl Finding {
+impl HistoryComparison {
     /// For logs.
     pub(super) fn as_str(self) -> &'static str {
         match self {
@@ -45,21 +45,21 @@ impl Finding {
 }
 
 /// One object's place in a state.
-pub(super) type Placed<'a> = (&'a ObjectKey, ResourceVersion);
+pub(super) type ObjectVersion<'a> = (&'a ObjectKey, ResourceVersion);
 
 /// Compares the objects known at version `reached` with a state listed after that, at version `at`. Both iterators must
 /// be in key order.
 pub(super) fn compare<'a, 'b>(
-    known: impl Iterator<Item = Placed<'a>>,
+    known: impl Iterator<Item = ObjectVersion<'a>>,
     reached: ResourceVersion,
-    listed: impl Iterator<Item = Placed<'b>>,
+    listed: impl Iterator<Item = ObjectVersion<'b>>,
     at: ResourceVersion,
-) -> Finding {
+) -> HistoryComparison {
     if at < reached {
-        return Finding::Other;
+        return HistoryComparison::Other;
     }
     let (mut known, mut listed) = (known.peekable(), listed.peekable());
-    let mut finding = Finding::Same;
+    let mut finding = HistoryComparison::Same;
     loop {
         let order = match (known.peek(), listed.peek()) {
             (Some((known, _)), Some((listed, _))) => (*known).cmp(*listed),
@@ -74,14 +74,14 @@ pub(super) fn compare<'a, 'b>(
         }
         // If an object is missing, it was deleted at or before the listed version.
         if after.unwrap_or(at) <= reached {
-            return Finding::Other;
+            return HistoryComparison::Other;
         }
-        finding = Finding::Later;
+        finding = HistoryComparison::Later;
     }
 }
 
 /// The keys and versions of a state's objects, in key order.
-pub(super) fn places(snapshot: &Snapshot) -> impl Iterator<Item = Placed<'_>> {
+pub(super) fn places(snapshot: &Snapshot) -> impl Iterator<Item = ObjectVersion<'_>> {
     snapshot.iter().map(|object| (&object.key, object.rv))
 }
 
@@ -96,23 +96,23 @@ pub(super) fn is_same(one: &Object, other: &Object) -> bool {
 pub(super) enum Continuity {
     /// No connection loss since the history was last verified.
     #[default]
-    Sure,
+    Certain,
     /// The connection was lost, and upstream's storage may have gone back in the meantime.
     Doubtful,
     /// The connection was lost, and upstream's window no longer has our newest change.
-    Untold,
+    Unknown,
 }
 
 impl Continuity {
     /// Records that the connection was lost or that upstream was unreachable.
     pub(super) fn lost(&mut self) {
-        if *self == Self::Sure {
+        if *self == Self::Certain {
             *self = Self::Doubtful;
         }
     }
 
     pub(super) fn is_sure(self) -> bool {
-        self == Self::Sure
+        self == Self::Certain
     }
 
     /// The change that a reopened stream must repeat first, if one is needed. It costs one event and shows whether the

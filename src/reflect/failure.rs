@@ -8,7 +8,7 @@ use crate::upstream::Error;
 use crate::wire::WireError;
 
 use super::session::BrokenStream;
-use super::stream::Ended;
+use super::stream::StreamEnd;
 
 /// Why a step of the reflector failed.
 #[derive(Debug, thiserror::Error)]
@@ -17,7 +17,7 @@ pub(super) enum StepFailure {
     #[error("feed terminated: {}", .0.as_str())]
     Over(FeedEnd),
     #[error(transparent)]
-    Stream(#[from] Ended),
+    Stream(#[from] StreamEnd),
     #[error(transparent)]
     Upstream(#[from] Error),
     #[error(transparent)]
@@ -51,7 +51,7 @@ pub(super) fn over(error: Error) -> StepFailure {
             _ => StepFailure::Upstream(error),
         },
         // The response has a form that a feed cannot follow, and a retry would get the same form.
-        Error::OtherRepresentation { .. } | Error::NotInitial(_) | Error::EndlessPages | Error::Unaskable(_) => {
+        Error::OtherRepresentation { .. } | Error::NotInitial(_) | Error::EndlessPages | Error::InvalidRequest(_) => {
             tracing::info!(%error, "upstream does not support this encoding for a feed");
             StepFailure::Over(FeedEnd::NotOffered)
         }
@@ -86,10 +86,10 @@ impl StepFailure {
     pub(super) fn kind(&self) -> FailureKind {
         match self {
             Self::Over(_) => FailureKind::Over,
-            Self::Stream(Ended::Clean) => FailureKind::Ended,
-            Self::Stream(Ended::Silent) => FailureKind::Silent,
+            Self::Stream(StreamEnd::Clean) => FailureKind::Ended,
+            Self::Stream(StreamEnd::Silent) => FailureKind::Silent,
             Self::Broken(BrokenStream::OutOfOrder(_)) => FailureKind::OutOfOrder,
-            Self::Stream(Ended::Failed(error))
+            Self::Stream(StreamEnd::Failed(error))
             | Self::Upstream(error)
             | Self::Broken(BrokenStream::Upstream(error)) => FailureKind::of(error),
         }
@@ -98,7 +98,7 @@ impl StepFailure {
     /// Whether upstream no longer has the requested version (410).
     pub(super) fn is_expired(&self) -> bool {
         match self {
-            Self::Stream(Ended::Failed(error)) | Self::Upstream(error) => error.is_expired(),
+            Self::Stream(StreamEnd::Failed(error)) | Self::Upstream(error) => error.is_expired(),
             _ => false,
         }
     }
@@ -106,7 +106,7 @@ impl StepFailure {
     /// The failure as text without confidential details.
     pub(super) fn in_brief(&self) -> String {
         match self {
-            Self::Stream(Ended::Failed(error))
+            Self::Stream(StreamEnd::Failed(error))
             | Self::Upstream(error)
             | Self::Broken(BrokenStream::Upstream(error)) => error.in_brief(),
             other => other.to_string(),
@@ -115,7 +115,7 @@ impl StepFailure {
 
     pub(super) fn retry_after(&self) -> Option<u64> {
         match self {
-            Self::Stream(Ended::Failed(error)) | Self::Upstream(error) => error.retry_after_seconds(),
+            Self::Stream(StreamEnd::Failed(error)) | Self::Upstream(error) => error.retry_after_seconds(),
             _ => None,
         }
     }
@@ -131,7 +131,7 @@ impl FailureKind {
             Error::Credentials(_) => Self::Credentials,
             Error::Refused(_) | Error::Unsendable(_) => Self::Refused,
             Error::OverBudget => Self::OverBudget,
-            Error::Unaskable(_)
+            Error::InvalidRequest(_)
             | Error::OtherDocument(_)
             | Error::OtherRepresentation { .. }
             | Error::NotInitial(_)

@@ -13,7 +13,7 @@ use kubeapi::ResourceVersion;
 /// is a 410 that follows another one with only a list in between. After any other event, the second 410 belongs to
 /// another outage.
 #[derive(Debug, Default)]
-pub(super) struct Relists {
+pub(super) struct RelistPlanner {
     last: Option<Instant>,
     /// Whether only lists have come since the last 410.
     in_a_row: bool,
@@ -31,7 +31,7 @@ pub(super) enum RelistPlan {
     CurrentAfterBackoff,
 }
 
-impl Relists {
+impl RelistPlanner {
     /// The minimum time between two lists.
     const REST: Duration = Duration::from_secs(10);
 
@@ -135,11 +135,11 @@ mod tests {
 
     #[test]
     fn second_410_in_a_row_relists_current_state_with_backoff() {
-        let (mut relists, start) = (Relists::default(), Instant::now());
+        let (mut relists, start) = (RelistPlanner::default(), Instant::now());
         assert_eq!(relists.next(WINDOW, start), RelistPlan::AtOnce(WINDOW));
         relists.listed(start);
         // The duration of the list does not matter.
-        for later in [Duration::ZERO, Relists::REST, 100 * Relists::REST] {
+        for later in [Duration::ZERO, RelistPlanner::REST, 100 * RelistPlanner::REST] {
             assert_eq!(relists.next(WINDOW, start + later), RelistPlan::CurrentAfterBackoff);
         }
     }
@@ -163,10 +163,10 @@ mod tests {
 
     proptest::proptest! {
         /// For any sequence of outages: only a 410 that follows another one and a list gives up the window, and two
-        /// lists are at least [`Relists::REST`] apart.
+        /// lists are at least [`RelistPlanner::REST`] apart.
         #[test]
         fn random_outages_keep_the_relist_window_and_pace(steps in steps()) {
-            let (mut relists, mut now) = (Relists::default(), Instant::now());
+            let (mut relists, mut now) = (RelistPlanner::default(), Instant::now());
             let (mut listed, mut in_a_row) = (None::<Instant>, false);
             for step in steps {
                 match step {
@@ -180,7 +180,7 @@ mod tests {
                         listed = Some(now);
                     }
                     Step::Gone => {
-                        let rested = listed.map(|listed| listed + Relists::REST).filter(|rested| *rested > now);
+                        let rested = listed.map(|listed| listed + RelistPlanner::REST).filter(|rested| *rested > now);
                         let plan = relists.next(WINDOW, now);
                         match plan {
                             RelistPlan::CurrentAfterBackoff => proptest::prop_assert!(in_a_row),

@@ -5,13 +5,13 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 
+use super::gap_recovery;
 use super::initial_state::FeedClient;
-use super::mend;
 use super::metrics::SideRequest;
-use super::reflector_findings::{Found, PreviousObjects, ReflectorFinding};
+use super::reflector_findings::{BackfillFinding, PreviousObjects, ReflectorFinding};
 use super::session::status_of;
-use super::stream::Ended;
-use crate::cache::{BackfilledEvents, Beginning, Change, FeedState, MissingPrevious};
+use super::stream::StreamEnd;
+use crate::cache::{BackfilledEvents, Change, FeedState, HistoryStart, MissingPrevious};
 use crate::feeds::{BackfillOutcome, BackfillRequest};
 use crate::upstream::{Cause, Error};
 use crate::wire::WatchItem;
@@ -23,7 +23,7 @@ use kubeapi::ResourceVersion;
 ///
 /// One upstream watch from the oldest requested version yields these events, as long as upstream still has them. It is
 /// read until an event or a bookmark shows that nothing before the list is missing. The events are used only if they
-/// lead to exactly the listed state ([`Beginning::joined_by`]).
+/// lead to exactly the listed state ([`HistoryStart::joined_by`]).
 pub(super) struct HistoryBackfiller {
     pub(super) upstream: FeedClient,
     pub(super) words: mpsc::Sender<ReflectorFinding>,
@@ -45,26 +45,26 @@ const BYTES_MAX: usize = 64 << 20;
 const BEFORE_MAX: usize = 64;
 
 /// Why earlier events are not available.
-enum Untold {
+enum BackfillError {
     /// Upstream no longer has them. The value is the message of its 410.
     Gone(String),
     /// The ring has no room for them.
     TooMany,
-    Failed(Ended),
+    Failed(StreamEnd),
 }
 
-impl From<Ended> for Untold {
-    fn from(ended: Ended) -> Self {
+impl From<StreamEnd> for BackfillError {
+    fn from(ended: StreamEnd) -> Self {
         match ended {
-            Ended::Failed(Error::Refused(status)) if status.is_expired() => Self::Gone(status.message),
+            StreamEnd::Failed(Error::Refused(status)) if status.is_expired() => Self::Gone(status.message),
             ended => Self::Failed(ended),
         }
     }
 }
 
-impl From<Error> for Untold {
+impl From<Error> for BackfillError {
     fn from(error: Error) -> Self {
-        Ended::from(error).into()
+        StreamEnd::from(error).into()
     }
 }
 
@@ -88,7 +88,7 @@ impl HistoryBackfiller {
                 self.log(question, answer);
                 self.upstream.metrics.looked_back(answer);
                 feed.resume_backfills.answered(answer);
-                if answer == BackfillOutcome::BrokeOff {
+                if answer == BackfillOutcome::Interrupted {
                     sleep(backoff.failed(Instant::now())).await;
                     self.until_live().await;
                 }
@@ -124,15 +124,19 @@ impl HistoryBackfiller {
         let asked = Instant::now();
         let changes = match self.read(from, &beginning).await {
             Ok(changes) => changes,
-            Err(Untold::Gone(message)) => {
-                let window = mend::window_start(&message).filter(|window| *window > from);
+            Err(BackfillError::Gone(message)) => {
+                let window = gap_recovery::window_start(&message).filter(|window| *window > from);
                 return window.map_or(BackfillOutcome::TooEarly { from }, |before| BackfillOutcome::Gone { before });
             }
-            Err(Untold::TooMany) => return BackfillOutcome::TooEarly { from },
-            Err(Untold::Failed(error)) => {
+            Err(BackfillError::TooMany) => return BackfillOutcome::TooEarly { from },
+            Err(BackfillError::Failed(error)) => {
                 tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "cannot read earlier history");
-                let is_early = matches!(error, Ended::Clean) && asked.elapsed() < WATCH_LASTS;
-                return if error.broke_off() || is_early { BackfillOutcome::BrokeOff } else { BackfillOutcome::Failed };
+                let is_early = matches!(error, StreamEnd::Clean) && asked.elapsed() < WATCH_LASTS;
+                return if error.broke_off() || is_early {
+                    BackfillOutcome::Interrupted
+                } else {
+                    BackfillOutcome::Failed
+                };
             }
         };
         match beginning.joined_by(from, changes) {
@@ -144,14 +148,14 @@ impl HistoryBackfiller {
                     "backfill rejected: upstream history does not match the snapshot"
                 );
                 // One message in the channel is enough.
-                let _ = self.words.try_send(ReflectorFinding::Doubt { history });
+                let _ = self.words.try_send(ReflectorFinding::HistoryMismatch { history });
                 BackfillOutcome::OtherHistory
             }
         }
     }
 
     /// Reads the changes after `from`, up to the beginning of the history.
-    async fn read(&self, from: ResourceVersion, beginning: &Beginning) -> Result<Vec<Change>, Untold> {
+    async fn read(&self, from: ResourceVersion, beginning: &HistoryStart) -> Result<Vec<Change>, BackfillError> {
         self.upstream.metrics.asked(SideRequest::Prehistory);
         let spec = &self.upstream.feed.spec;
         let path = spec
@@ -169,7 +173,7 @@ impl HistoryBackfiller {
                     bytes += frame.len();
                     changes.push(Change { event_type, object, frame: Some(frame) });
                     if bytes > BYTES_MAX || !beginning.room.takes(changes.len(), bytes) {
-                        return Err(Untold::TooMany);
+                        return Err(BackfillError::TooMany);
                     }
                 }
                 WatchItem::Error { event } => return Err(Error::Refused(Box::new(status_of(&event))).into()),
@@ -183,7 +187,7 @@ impl HistoryBackfiller {
         if let Some(last) = changes.len().checked_sub(BEFORE_MAX + 1).map(|last| changes[last].rv())
             && from < last
         {
-            return BackfillOutcome::Inexplicable { upto: last };
+            return BackfillOutcome::PreviousUnknown { upto: last };
         }
         let asked = changes.split_off(changes.partition_point(|change| change.rv() <= from));
         let mut known = changes.last().map_or(ResourceVersion::default(), MissingPrevious::rv);
@@ -194,7 +198,7 @@ impl HistoryBackfiller {
             self.upstream.metrics.asked(SideRequest::Past);
             match lister.object_at(change.key(), below).await {
                 Ok(Some(object)) if object.rv <= below => before.push((change, Arc::new(object))),
-                Err(error) if error.broke_off() => return BackfillOutcome::BrokeOff,
+                Err(error) if error.broke_off() => return BackfillOutcome::Interrupted,
                 Err(error) if error.may_pass() => return BackfillOutcome::Failed,
                 // The version was compacted, or the object is not the one that must have existed.
                 Ok(_) | Err(_) => {
@@ -208,17 +212,17 @@ impl HistoryBackfiller {
         if self.words.send(ReflectorFinding::PreviousObjects(explanation)).await.is_err() || is_done.await.is_err() {
             return BackfillOutcome::Failed;
         }
-        if known > from { BackfillOutcome::Inexplicable { upto: known } } else { BackfillOutcome::Explained }
+        if known > from { BackfillOutcome::PreviousUnknown { upto: known } } else { BackfillOutcome::PreviousFound }
     }
 
     /// Sends the events to the reflector, which prepends them to the history.
     async fn hand_over(&self, from: ResourceVersion, past: BackfilledEvents) -> BackfillOutcome {
         let (done, is_done) = oneshot::channel();
-        if self.words.send(ReflectorFinding::Prehistory(Found { past, done })).await.is_err() {
+        if self.words.send(ReflectorFinding::Backfill(BackfillFinding { past, done })).await.is_err() {
             return BackfillOutcome::Failed;
         }
         match is_done.await {
-            Ok(true) => BackfillOutcome::Joined,
+            Ok(true) => BackfillOutcome::Prepended,
             Ok(false) => BackfillOutcome::TooEarly { from },
             Err(_) => BackfillOutcome::Failed,
         }

@@ -17,10 +17,10 @@ use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::continuity::{Finding, compare, places};
-use super::initial_state::{At, FeedClient, InitialState};
+use super::continuity::{HistoryComparison, compare, places};
+use super::initial_state::{FeedClient, InitialState, ListVersion};
 use super::metrics::SideRequest;
-use super::stream::Ended;
+use super::stream::StreamEnd;
 use base::random;
 use kubeapi::ResourceVersion;
 
@@ -32,9 +32,9 @@ pub(super) enum HistoryCheckReason {
     Reopened,
     /// The stream was reopened and upstream's storage has reached the feed's version, but the stream does not begin
     /// with the change that it should repeat first.
-    Untold,
+    Unconfirmed,
     /// An upstream response contradicts what the feed holds.
-    Doubt,
+    Suspected,
     /// Another feed found that upstream's storage went back.
     Notice,
 }
@@ -44,8 +44,8 @@ impl HistoryCheckReason {
     fn as_str(self) -> &'static str {
         match self {
             Self::Reopened => "watch_reopened",
-            Self::Untold => "newest_event_missing",
-            Self::Doubt => "response_mismatch",
+            Self::Unconfirmed => "newest_event_missing",
+            Self::Suspected => "response_mismatch",
             Self::Notice => "storage_rolled_back",
         }
     }
@@ -59,16 +59,16 @@ pub(super) enum HistoryCheckOutcome {
     /// Upstream has our history.
     Continues,
     /// Upstream has another history, with this current state.
-    Other(Box<Listed>),
+    Other(Box<DatedState>),
     /// The histories can no longer be compared. This is the current state.
-    Unproven(HistoryCheckReason, Box<Listed>),
+    Unproven(HistoryCheckReason, Box<DatedState>),
     /// Upstream did not respond.
     Failed(HistoryCheckReason),
 }
 
 /// A current state and the time of its request.
 #[derive(Debug)]
-pub(super) struct Listed {
+pub(super) struct DatedState {
     pub(super) asked: Instant,
     pub(super) initial: InitialState,
 }
@@ -79,18 +79,18 @@ pub(super) struct HistoryChecks {
     due: Option<(Instant, HistoryCheckReason)>,
     /// The running check. The lock is never contended; it only makes the type `Sync`.
     running: Mutex<Option<BoxFuture<'static, HistoryCheckOutcome>>>,
-    pace: Pace,
+    pace: HistoryCheckRateLimit,
 }
 
 /// Limits the rate of history checks, so that an upstream that keeps triggering unfounded ones is not listed
 /// repeatedly.
 #[derive(Debug, Default)]
-struct Pace {
+struct HistoryCheckRateLimit {
     /// The time of the last unfounded check, and the number of earlier ones in a row.
     unfounded: Option<(Instant, u32)>,
 }
 
-impl Pace {
+impl HistoryCheckRateLimit {
     const REST: Duration = Duration::from_secs(10);
     const REST_MAX: Duration = Duration::from_secs(5 * 60);
 
@@ -117,7 +117,7 @@ impl HistoryChecks {
     /// reason at the same moment.
     pub(super) fn ask(&mut self, why: HistoryCheckReason, from: Duration, spread: Duration) {
         let mut when = Instant::now() + from + spread.mul_f64(random::f64());
-        if why == HistoryCheckReason::Doubt {
+        if why == HistoryCheckReason::Suspected {
             when = self.pace.earliest().map_or(when, |earliest| earliest.max(when));
         }
         // A scheduled check is never delayed, and the more urgent reason covers the other.
@@ -127,7 +127,7 @@ impl HistoryChecks {
     /// Cancels a check that was scheduled because the stream was lost: the stream has shown that the history is the
     /// same.
     pub(super) fn withdraw(&mut self) {
-        self.due.take_if(|(_, why)| matches!(why, HistoryCheckReason::Reopened | HistoryCheckReason::Untold));
+        self.due.take_if(|(_, why)| matches!(why, HistoryCheckReason::Reopened | HistoryCheckReason::Unconfirmed));
     }
 
     /// Cancels all checks, because another history has begun.
@@ -145,7 +145,7 @@ impl HistoryChecks {
                     outcome,
                     HistoryCheckOutcome::Continues
                         | HistoryCheckOutcome::Failed(_)
-                        | HistoryCheckOutcome::Unproven(HistoryCheckReason::Doubt, _)
+                        | HistoryCheckOutcome::Unproven(HistoryCheckReason::Suspected, _)
                 ) {
                     self.pace.was_unfounded(Instant::now());
                 }
@@ -197,32 +197,34 @@ impl HistoryProbe {
         let listed = &initial.snapshot;
         let finding = match compare(places(&known), known.rv, places(listed), listed.rv) {
             // Later changes hide earlier ones, but upstream may still have the state at our version.
-            Finding::Later => match self.upstream.lister(SideRequest::Doubt).list(At::Exact(known.rv)).await {
-                Ok(then) => compare(places(&known), known.rv, places(&then.snapshot), then.snapshot.rv),
-                Err(_) => Finding::Later,
-            },
+            HistoryComparison::Later => {
+                match self.upstream.lister(SideRequest::Doubt).list(ListVersion::Exact(known.rv)).await {
+                    Ok(then) => compare(places(&known), known.rv, places(&then.snapshot), then.snapshot.rv),
+                    Err(_) => HistoryComparison::Later,
+                }
+            }
             finding => finding,
         };
         let (feed, at, reached) = (&self.upstream.feed.spec.key, listed.rv, known.rv);
         let (reason, result) = (why.as_str(), finding.as_str());
         tracing::info!(%feed, reason, result, upstream_rv = %at, rv = %reached, "compared the cache with upstream");
-        let listed = Box::new(Listed { asked, initial });
+        let listed = Box::new(DatedState { asked, initial });
         match finding {
-            Finding::Same => HistoryCheckOutcome::Continues,
-            Finding::Other => HistoryCheckOutcome::Other(listed),
-            Finding::Later => HistoryCheckOutcome::Unproven(why, listed),
+            HistoryComparison::Same => HistoryCheckOutcome::Continues,
+            HistoryComparison::Other => HistoryCheckOutcome::Other(listed),
+            HistoryComparison::Later => HistoryCheckOutcome::Unproven(why, listed),
         }
     }
 
     /// Lists the current state. A proxy may return a version below ours although its history is the same; in that case
     /// a list at our version or later is requested (`Lister::position_beside`).
-    async fn current(&self, ours: ResourceVersion) -> Result<InitialState, Ended> {
+    async fn current(&self, ours: ResourceVersion) -> Result<InitialState, StreamEnd> {
         let lister = self.upstream.lister(SideRequest::Doubt);
         let current = lister.current(&self.upstream.lists_only).await?;
         if current.snapshot.rv >= ours || !current.is_from_memory {
             return Ok(current);
         }
-        match lister.list(At::NotOlderThan(ours)).await {
+        match lister.list(ListVersion::NotOlderThan(ours)).await {
             Ok(shown) => Ok(shown),
             Err(error) if error.is_too_large_version() => Ok(current),
             Err(error) => Err(error.into()),
@@ -236,7 +238,7 @@ mod tests {
 
     #[test]
     fn unfounded_history_checks_back_off_until_a_quiet_period() {
-        let (mut pace, start) = (Pace::default(), Instant::now());
+        let (mut pace, start) = (HistoryCheckRateLimit::default(), Instant::now());
         assert_eq!(pace.earliest(), None);
         let mut now = start;
         for rest in [10, 20, 40, 80, 160, 300, 300] {
@@ -244,9 +246,9 @@ mod tests {
             assert_eq!(pace.earliest(), Some(now + Duration::from_secs(rest)));
             now += Duration::from_secs(rest);
         }
-        let later = now + 2 * Pace::REST_MAX;
+        let later = now + 2 * HistoryCheckRateLimit::REST_MAX;
         pace.was_unfounded(later);
-        assert_eq!(pace.earliest(), Some(later + Pace::REST));
+        assert_eq!(pace.earliest(), Some(later + HistoryCheckRateLimit::REST));
     }
 
     #[tokio::test(start_paused = true)]
@@ -255,21 +257,25 @@ mod tests {
         let (now, second) = (Instant::now(), Duration::from_secs(1));
         history_checks.ask(HistoryCheckReason::Reopened, second, Duration::ZERO);
         history_checks.ask(HistoryCheckReason::Notice, 3 * second, Duration::ZERO);
-        history_checks.ask(HistoryCheckReason::Doubt, 2 * second, Duration::ZERO);
+        history_checks.ask(HistoryCheckReason::Suspected, 2 * second, Duration::ZERO);
         assert_eq!(history_checks.due, Some((now + second, HistoryCheckReason::Notice)));
         history_checks.withdraw();
         assert!(history_checks.due.is_some(), "there is another reason");
         history_checks.due = None;
-        for why in [HistoryCheckReason::Reopened, HistoryCheckReason::Untold] {
+        for why in [HistoryCheckReason::Reopened, HistoryCheckReason::Unconfirmed] {
             history_checks.ask(why, second, Duration::ZERO);
             history_checks.withdraw();
             assert_eq!(history_checks.due, None);
         }
         history_checks.pace.was_unfounded(now);
-        history_checks.ask(HistoryCheckReason::Doubt, Duration::ZERO, Duration::ZERO);
-        assert_eq!(history_checks.due, Some((now + Pace::REST, HistoryCheckReason::Doubt)), "paced");
+        history_checks.ask(HistoryCheckReason::Suspected, Duration::ZERO, Duration::ZERO);
+        assert_eq!(
+            history_checks.due,
+            Some((now + HistoryCheckRateLimit::REST, HistoryCheckReason::Suspected)),
+            "paced"
+        );
         history_checks.forget();
-        history_checks.ask(HistoryCheckReason::Doubt, Duration::ZERO, Duration::ZERO);
-        assert_eq!(history_checks.due, Some((now, HistoryCheckReason::Doubt)), "another history, another doubt");
+        history_checks.ask(HistoryCheckReason::Suspected, Duration::ZERO, Duration::ZERO);
+        assert_eq!(history_checks.due, Some((now, HistoryCheckReason::Suspected)), "another history, another doubt");
     }
 }

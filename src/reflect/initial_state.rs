@@ -10,19 +10,19 @@ use tokio::time::timeout;
 
 use crate::cache::{CacheReader, OverBudget, Snapshot, Staging};
 use crate::feeds::{Feed, FeedSpec};
-use crate::upstream::{Cause, Client, Error, Question, Server};
+use crate::upstream::{Cause, Client, Error, Server, UpstreamRequestKind};
 use crate::wire::{BookmarkTemplate, ListPage, Object, ObjectReader, WatchItem};
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
 use super::failure::refuses_watch_list;
 use super::metrics::{FeedMetrics, SideRequest};
-use super::stream::{Ended, WatchStream, ask};
+use super::stream::{StreamEnd, WatchStream, ask};
 
 /// A complete state, and the stream that continues it if one came with it.
 #[derive(Debug)]
 pub(super) struct InitialState {
     pub(super) snapshot: Snapshot,
-    pub(super) stream: Option<Follow>,
+    pub(super) stream: Option<ContinuingWatch>,
     /// The servers that encoded the state.
     pub(super) servers: Vec<Server>,
     /// Whether the version is the position of a proxy's feed rather than of upstream's storage.
@@ -42,7 +42,7 @@ pub(super) struct ReportedPosition {
 
 /// The watch that continues a state.
 #[derive(Debug)]
-pub(super) struct Follow {
+pub(super) struct ContinuingWatch {
     pub(super) stream: WatchStream,
     /// The layout of upstream's bookmarks, if the stream has sent one.
     pub(super) template: Option<BookmarkTemplate>,
@@ -50,7 +50,7 @@ pub(super) struct Follow {
 
 /// One object as upstream has it at a version.
 #[derive(Debug)]
-pub(super) struct ObjectThen {
+pub(super) struct PastObject {
     /// `None` if the object did not exist.
     pub(super) object: Option<Object>,
     /// The version of the response. It equals the requested one if upstream can read a past state.
@@ -61,7 +61,7 @@ pub(super) struct ObjectThen {
 
 /// The state that a LIST requests (R-LIST-1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum At {
+pub(super) enum ListVersion {
     /// The most recent state.
     Current,
     NotOlderThan(ResourceVersion),
@@ -116,7 +116,7 @@ pub(super) struct Lister<'a> {
 
 impl Lister<'_> {
     /// Streams the most recent state (KEP-3157): one request is both the list and the watch after it.
-    async fn watch_list(&self) -> Result<InitialState, Ended> {
+    async fn watch_list(&self) -> Result<InitialState, StreamEnd> {
         let query = "watch=true&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
         let mut stream = self.stream(self.cause, &self.spec.key.url(query)).await?;
         let mut staged = self.cache.stage();
@@ -135,7 +135,7 @@ impl Lister<'_> {
                     stream.is_listed();
                     let (snapshot, servers) = (staged.finish(rv), vec![stream.server().clone()]);
                     let is_from_memory = stream.is_from_memory();
-                    let stream = Some(Follow { stream, template: Some(template) });
+                    let stream = Some(ContinuingWatch { stream, template: Some(template) });
                     return Ok(InitialState { snapshot, stream, servers, is_from_memory });
                 }
                 WatchItem::Bookmark { .. } => {}
@@ -148,15 +148,15 @@ impl Lister<'_> {
 
     /// Lists the current state, as a streamed list where upstream supports it. `lists_only` records whether it does
     /// not.
-    pub(super) async fn current(&self, lists_only: &AtomicBool) -> Result<InitialState, Ended> {
+    pub(super) async fn current(&self, lists_only: &AtomicBool) -> Result<InitialState, StreamEnd> {
         match self.streamed(lists_only).await? {
             Some(initial) => Ok(initial),
-            None => Ok(self.list(At::Current).await?),
+            None => Ok(self.list(ListVersion::Current).await?),
         }
     }
 
     /// Lists the current state together with an open watch after it. This works however short upstream's window is.
-    pub(super) async fn current_and_watch(&self, lists_only: &AtomicBool) -> Result<InitialState, Ended> {
+    pub(super) async fn current_and_watch(&self, lists_only: &AtomicBool) -> Result<InitialState, StreamEnd> {
         match self.streamed(lists_only).await? {
             Some(initial) => Ok(initial),
             None => self.list_under_watch().await,
@@ -164,13 +164,13 @@ impl Lister<'_> {
     }
 
     /// Streams the current state; returns `None` if upstream does not support streamed lists.
-    async fn streamed(&self, lists_only: &AtomicBool) -> Result<Option<InitialState>, Ended> {
+    async fn streamed(&self, lists_only: &AtomicBool) -> Result<Option<InitialState>, StreamEnd> {
         if lists_only.load(Ordering::Relaxed) {
             return Ok(None);
         }
         match self.watch_list().await {
             Ok(initial) => Ok(Some(initial)),
-            Err(Ended::Failed(error)) if refuses_watch_list(&error) => {
+            Err(StreamEnd::Failed(error)) if refuses_watch_list(&error) => {
                 tracing::info!(%error, "upstream does not support streaming lists; using paginated lists");
                 lists_only.store(true, Ordering::Relaxed);
                 Ok(None)
@@ -185,21 +185,21 @@ impl Lister<'_> {
     /// A proxy reports the position of its feed, and may prove that nothing newer exists without moving it. A feed that
     /// followed another proxy may therefore be further ahead with the same state. In that case the proxy is asked to
     /// reach `ours`; if it does, nothing contradicts our history.
-    pub(super) async fn position_beside(&self, ours: ResourceVersion) -> Result<ResourceVersion, Ended> {
+    pub(super) async fn position_beside(&self, ours: ResourceVersion) -> Result<ResourceVersion, StreamEnd> {
         let told = self.position(None).await?;
         if told.at >= ours || !told.is_from_memory {
             return Ok(told.at);
         }
         match self.position(Some(ours)).await {
             Ok(_) => Ok(ours),
-            Err(Ended::Failed(error)) if error.is_too_large_version() => Ok(told.at),
+            Err(StreamEnd::Failed(error)) if error.is_too_large_version() => Ok(told.at),
             Err(ended) => Err(ended),
         }
     }
 
     /// Requests the position of upstream, or asks it to reach the version `least`. Upstream responds to a streamed list
     /// of a nonexistent object with one bookmark, which costs it no objects.
-    pub(super) async fn position(&self, least: Option<ResourceVersion>) -> Result<ReportedPosition, Ended> {
+    pub(super) async fn position(&self, least: Option<ResourceVersion>) -> Result<ReportedPosition, StreamEnd> {
         const NOTHING: &str = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan\
                                &allowWatchBookmarks=true&timeoutSeconds=5";
         let version = least.map(|rv| format!("&resourceVersion={rv}")).unwrap_or_default();
@@ -207,7 +207,7 @@ impl Lister<'_> {
         let mut stream = match self.stream(Cause::Proof, &path).await {
             Ok(stream) => stream,
             Err(error) if refuses_watch_list(&error) => {
-                let at = least.map_or(At::Current, At::NotOlderThan);
+                let at = least.map_or(ListVersion::Current, ListVersion::NotOlderThan);
                 let first = self.spec.key.url(&page_query(at, Some(1), ""));
                 let (page, _, is_from_memory) = self.page(&first, &mut self.cache.stage()).await?;
                 return Ok(ReportedPosition { at: page.resource_version, template: None, is_from_memory });
@@ -230,7 +230,7 @@ impl Lister<'_> {
     }
     /// Lists a collection in one response, because it is expected to be small. Falls back to pages if the response is
     /// too large.
-    pub(super) async fn list_whole(&self, at: At) -> Result<InitialState, Error> {
+    pub(super) async fn list_whole(&self, at: ListVersion) -> Result<InitialState, Error> {
         match self.pages(at, None).await {
             Err(Error::TooLarge(_)) => self.list(at).await,
             listed => listed,
@@ -238,11 +238,11 @@ impl Lister<'_> {
     }
 
     /// Lists page by page, all pages at one version.
-    pub(super) async fn list(&self, at: At) -> Result<InitialState, Error> {
+    pub(super) async fn list(&self, at: ListVersion) -> Result<InitialState, Error> {
         for _ in 0..PAGED_TRIES_MAX {
             match self.pages(at, Some(PAGE_LIMIT)).await {
                 // The snapshot of the continue token was compacted, so the list starts over (R-UPSTREAM-9).
-                Err(error) if error.is_expired() && !matches!(at, At::Exact(_)) => {}
+                Err(error) if error.is_expired() && !matches!(at, ListVersion::Exact(_)) => {}
                 listed => return listed,
             }
         }
@@ -251,11 +251,11 @@ impl Lister<'_> {
 
     /// Lists the most recent state while an earlier watch is open and read. If lists are not streamed, this joins a
     /// list with its events even when upstream's window is shorter than a list takes.
-    async fn list_under_watch(&self) -> Result<InitialState, Ended> {
+    async fn list_under_watch(&self) -> Result<InitialState, StreamEnd> {
         let from = self.position(None).await?.at;
         let mut stream = self.behind(from).await?;
         let (mut ahead, mut bytes) = (VecDeque::new(), 0);
-        let mut listing = pin!(self.list(At::Current));
+        let mut listing = pin!(self.list(ListVersion::Current));
         let listed = loop {
             let item = tokio::select! {
                 biased;
@@ -281,7 +281,7 @@ impl Lister<'_> {
             WatchItem::Error { .. } => true,
         });
         let stream = stream.behind(ahead);
-        Ok(InitialState { stream: Some(Follow { stream, template: None }), ..listed })
+        Ok(InitialState { stream: Some(ContinuingWatch { stream, template: None }), ..listed })
     }
 
     /// Opens the watch that continues from `at`. Returns `None` if upstream no longer has the changes after it, which
@@ -312,14 +312,14 @@ impl Lister<'_> {
     }
 
     /// Reads one object at `rv`, with the server that responded and the version of the response.
-    pub(super) async fn object_then(&self, key: &ObjectKey, rv: ResourceVersion) -> Result<ObjectThen, Error> {
+    pub(super) async fn object_then(&self, key: &ObjectKey, rv: ResourceVersion) -> Result<PastObject, Error> {
         let exact = format!("resourceVersion={rv}&resourceVersionMatch=Exact");
         let (page, server, _) = self.page(&self.spec.key.url_of(key, &exact), &mut self.cache.stage()).await?;
         let object = page.items.into_iter().find(|object| object.key == *key);
-        Ok(ObjectThen { object, at: page.resource_version, server })
+        Ok(PastObject { object, at: page.resource_version, server })
     }
 
-    async fn pages(&self, at: At, limit: Option<usize>) -> Result<InitialState, Error> {
+    async fn pages(&self, at: ListVersion, limit: Option<usize>) -> Result<InitialState, Error> {
         let mut staged = self.cache.stage();
         let (mut token, mut servers, mut is_from_memory) = (String::new(), Vec::<Server>::new(), false);
         let mut empty_pages = 0;
@@ -348,7 +348,7 @@ impl Lister<'_> {
     /// Reads one page; its size is accounted in addition to the objects that are decoded from it. Returns the page, the
     /// server, and whether that is a proxy that served it from memory.
     async fn page(&self, path: &str, staged: &mut Staging) -> Result<(ListPage, Server, bool), Error> {
-        let response = ask(self.client, self.cause, Question::Short, path, self.spec.key.encoding).await?;
+        let response = ask(self.client, self.cause, UpstreamRequestKind::Short, path, self.spec.key.encoding).await?;
         let (server, is_from_memory) = (response.body().server().clone(), response.body().is_from_memory());
         let reading = self.client.read_while(response, |len| staged.page_grows_to(len).map_err(over_budget));
         // Asks the server for its release while its connection is certainly open. If that fails, code that needs the
@@ -372,14 +372,14 @@ pub(super) fn not_older_than(rv: ResourceVersion) -> String {
     format!("resourceVersion={rv}&resourceVersionMatch=NotOlderThan")
 }
 
-fn page_query(at: At, limit: Option<usize>, token: &str) -> String {
+fn page_query(at: ListVersion, limit: Option<usize>, token: &str) -> String {
     let mut query = Vec::new();
     query.extend(limit.map(|limit| format!("limit={limit}")));
     if token.is_empty() {
         match at {
-            At::Current => {}
-            At::NotOlderThan(rv) => query.push(not_older_than(rv)),
-            At::Exact(rv) => query.push(format!("resourceVersion={rv}&resourceVersionMatch=Exact")),
+            ListVersion::Current => {}
+            ListVersion::NotOlderThan(rv) => query.push(not_older_than(rv)),
+            ListVersion::Exact(rv) => query.push(format!("resourceVersion={rv}&resourceVersionMatch=Exact")),
         }
     } else {
         // Tokens are base64url without padding, so they need no escaping.
@@ -394,11 +394,11 @@ mod tests {
 
     #[test]
     fn only_the_first_list_page_sends_resource_version() {
-        let exact = At::Exact(ResourceVersion(7));
-        assert_eq!(page_query(At::Current, None, ""), "");
+        let exact = ListVersion::Exact(ResourceVersion(7));
+        assert_eq!(page_query(ListVersion::Current, None, ""), "");
         assert_eq!(page_query(exact, Some(500), ""), "limit=500&resourceVersion=7&resourceVersionMatch=Exact");
         assert_eq!(page_query(exact, Some(500), "abc"), "limit=500&continue=abc");
-        let later = page_query(At::NotOlderThan(ResourceVersion(7)), Some(1), "");
+        let later = page_query(ListVersion::NotOlderThan(ResourceVersion(7)), Some(1), "");
         assert_eq!(later, "limit=1&resourceVersion=7&resourceVersionMatch=NotOlderThan");
     }
 }

@@ -50,7 +50,7 @@ pub(super) enum SideRequest {
 
 /// The outcome of a break in a feed's history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Gap {
+pub(super) enum GapOutcome {
     Mended,
     NewHistory,
     /// Upstream's storage went back, and so did the feed.
@@ -120,12 +120,12 @@ impl FeedMetrics {
     }
 
     /// Counts a break of the history.
-    pub(super) fn gap(&self, gap: Gap) {
+    pub(super) fn gap(&self, gap: GapOutcome) {
         let value = match gap {
-            Gap::Mended => "mended",
-            Gap::NewHistory => "new_history",
-            Gap::Rewound => "rewound",
-            Gap::Different => "different",
+            GapOutcome::Mended => "mended",
+            GapOutcome::NewHistory => "new_history",
+            GapOutcome::Rewound => "rewound",
+            GapOutcome::Different => "different",
         };
         self.counts.say(CountedMetric { metric: "kube_fanout_history_gaps_total", label: "outcome", value });
     }

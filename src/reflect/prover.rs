@@ -22,7 +22,7 @@
 //! A bookmark of another stream is never a proof, because it may come from another server. Nothing is requested while
 //! no reader waits.
 
-mod chase;
+mod reach_version;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -41,13 +41,13 @@ use base::random;
 use kubeapi::{ObjectKey, ResourceVersion};
 
 use super::catch_up::catch_up;
-use super::continuity::{Finding, compare, places};
+use super::continuity::{HistoryComparison, compare, places};
 use super::gap::Position;
 use super::initial_state::{FeedClient, not_older_than};
 use super::metrics::SideRequest;
 use super::positions::Positions;
 use super::reflector_findings::{Proof, ReflectorFinding};
-use super::stream::Ended;
+use super::stream::StreamEnd;
 use super::versions::VersionPage;
 
 /// Proves one feed current, for readers that require it.
@@ -110,21 +110,21 @@ impl Failures {
 }
 
 /// The result of a request.
-enum Answer {
+enum ProofResult {
     Position(Position),
     /// The feed holds everything that was complete at this instant.
     Proven(Instant),
 }
 
 /// The versions that upstream has, and whether they cannot follow from the cached state.
-struct Listed {
+struct ListedVersions {
     at: ResourceVersion,
     versions: BTreeMap<ObjectKey, ResourceVersion>,
     is_other: bool,
     is_from_memory: bool,
 }
 
-type Running<'a, T> = OptionFuture<Pin<Box<dyn Future<Output = T> + Send + 'a>>>;
+type OptionalRequest<'a, T> = OptionFuture<Pin<Box<dyn Future<Output = T> + Send + 'a>>>;
 
 impl Prover {
     pub(super) fn new(upstream: FeedClient, words: mpsc::Sender<ReflectorFinding>) -> Self {
@@ -151,8 +151,8 @@ impl Prover {
         let mut wanted = self.upstream.feed.freshness.wanted();
         let mut progress = self.upstream.feed.reader.follow_progress();
         let mut positions = Positions::default();
-        let mut question: Running<'_, Option<Answer>> = None.into();
-        let mut proof: Running<'_, Option<Instant>> = None.into();
+        let mut question: OptionalRequest<'_, Option<ProofResult>> = None.into();
+        let mut proof: OptionalRequest<'_, Option<Instant>> = None.into();
         let (mut asks, mut proves) = (false, false);
         let mut history = self.upstream.feed.reader.history();
         loop {
@@ -184,8 +184,8 @@ impl Prover {
                 Some(answer) = &mut question, if asks => {
                     asks = false;
                     match answer.filter(|_| self.upstream.feed.reader.history() == history) {
-                        Some(Answer::Position(position)) => positions.extend(Some(position)),
-                        Some(Answer::Proven(asked)) => {
+                        Some(ProofResult::Position(position)) => positions.extend(Some(position)),
+                        Some(ProofResult::Proven(asked)) => {
                             self.upstream.feed.freshness.prove(asked);
                             positions.proven(asked);
                         }
@@ -228,19 +228,19 @@ impl Prover {
         }
     }
 
-    async fn question(&self) -> Option<Answer> {
+    async fn question(&self) -> Option<ProofResult> {
         let reader = &self.upstream.feed.reader;
         let is_tiny = reader.stats().objects <= AT_ONCE_OBJECTS_MAX;
         if is_tiny && *self.quiet_at.lock() == Some(reader.state_mark()) && self.live() {
             return self.at_once().await;
         }
-        self.position().await.map(Answer::Position)
+        self.position().await.map(ProofResult::Position)
     }
 
     /// Lists the current versions of a tiny collection. If the cache has the same, that is the proof.
-    async fn at_once(&self) -> Option<Answer> {
+    async fn at_once(&self) -> Option<ProofResult> {
         let (asked, shown) = (Instant::now(), self.upstream.feed.reader.shown_at());
-        let listing = async { self.listed("").await.map_err(Ended::from) };
+        let listing = async { self.listed("").await.map_err(StreamEnd::from) };
         let listed = self.answer(shown, listing, |listed| listed.at).await?;
         if listed.is_other {
             self.doubt();
@@ -249,7 +249,7 @@ impl Prover {
         }
         // Otherwise the changes are still on their way.
         let position = Position { asked, at: listed.at };
-        Some(if self.is_held(&listed) { Answer::Proven(asked) } else { Answer::Position(position) })
+        Some(if self.is_held(&listed) { ProofResult::Proven(asked) } else { ProofResult::Position(position) })
     }
 
     /// Requests the version that upstream's storage has reached.
@@ -267,7 +267,7 @@ impl Prover {
     async fn answer<T>(
         &self,
         shown: ResourceVersion,
-        question: impl Future<Output = Result<T, Ended>>,
+        question: impl Future<Output = Result<T, StreamEnd>>,
         version: impl Fn(&T) -> ResourceVersion,
     ) -> Option<T> {
         let feed = &self.upstream.feed.spec.key;
@@ -289,14 +289,14 @@ impl Prover {
     }
 
     /// Lists upstream's versions and compares them with the state that the cache had right before.
-    async fn listed(&self, query: &str) -> Result<Listed, Error> {
+    async fn listed(&self, query: &str) -> Result<ListedVersions, Error> {
         self.upstream.metrics.asked(SideRequest::Equality);
         let before = self.upstream.feed.reader.snapshot();
         let page = self.upstream.versions(Cause::Proof, query, BODY_BYTES_MAX).await?;
         let VersionPage { at, versions, is_from_memory, .. } = page;
         let listed = versions.iter().map(|(key, rv)| (key, *rv));
-        let is_other = compare(places(&before), before.rv, listed, at) == Finding::Other;
-        Ok(Listed { at, versions, is_other, is_from_memory })
+        let is_other = compare(places(&before), before.rv, listed, at) == HistoryComparison::Other;
+        Ok(ListedVersions { at, versions, is_other, is_from_memory })
     }
 
     /// Proves that the cache is current as of the position's request. Returns the instant of that request.
@@ -356,7 +356,7 @@ impl Prover {
     ///
     /// A state at the position or later has everything that was complete at the position's request. Upstream serves it
     /// from its own cache, and a proxy serves it without a proof of its own.
-    async fn by_equality(&self, position: Position) -> Result<Option<Instant>, Ended> {
+    async fn by_equality(&self, position: Position) -> Result<Option<Instant>, StreamEnd> {
         let listed = self.listed(&not_older_than(position.at)).await?;
         if listed.is_other {
             self.doubt();
@@ -390,7 +390,7 @@ impl Prover {
     /// Whether the feed holds exactly the listed objects. If so, readers get the state at the version of the list,
     /// although the stream may not reach it for a minute (R-VERSION-1). A list from another proxy confirms nothing,
     /// because its version is that of its feed, which our stream delivers at once.
-    fn is_held(&self, listed: &Listed) -> bool {
+    fn is_held(&self, listed: &ListedVersions) -> bool {
         let reader = &self.upstream.feed.reader;
         let mark = reader.state_mark();
         same(&reader.snapshot(), &listed.versions) && (listed.is_from_memory || reader.confirm(mark, listed.at))
@@ -398,7 +398,7 @@ impl Prover {
 
     /// Returns whether one list of versions proves that the feed holds upstream's state at `rv` or later. It is tried
     /// only for small collections.
-    async fn is_at(&self, rv: ResourceVersion) -> Result<bool, Ended> {
+    async fn is_at(&self, rv: ResourceVersion) -> Result<bool, StreamEnd> {
         if self.is_behind_a_proxy() || !self.affords_equality() {
             return Ok(false);
         }
@@ -413,12 +413,12 @@ impl Prover {
     /// prover backs off.
     fn doubt(&self) {
         // If the channel is full, a message is pending already; one suffices.
-        let _ = self.words.try_send(ReflectorFinding::Doubt { history: self.upstream.feed.reader.history() });
+        let _ = self.words.try_send(ReflectorFinding::HistoryMismatch { history: self.upstream.feed.reader.history() });
     }
 
     /// Watches from our own version until upstream shows how far the changes are complete. The reflector applies the
     /// changes and, if `announced`, sends its readers the new version.
-    async fn by_catching_up(&self, announced: bool) -> Result<(), Ended> {
+    async fn by_catching_up(&self, announced: bool) -> Result<(), StreamEnd> {
         self.upstream.metrics.asked(SideRequest::CatchUp);
         let reader = &self.upstream.feed.reader;
         let (history, at) = (reader.history(), reader.progress().rv);

@@ -20,9 +20,11 @@ use tokio::time::{Instant, sleep};
 
 use crate::cache::{FeedState, Snapshot, StateMark};
 use crate::feeds::{Feeds, RenderingRefusal};
-use crate::upstream::{Build, Cause, Error, Question, encoding_of};
-use crate::wire::{Encoding, Include, ListMeta, Object, Refused, Renderer, Representation, same_items, same_rows};
-use base::{Backoff, Waits, random};
+use crate::upstream::{Build, Cause, Error, UpstreamRequestKind, encoding_of};
+use crate::wire::{
+    Encoding, Include, ListMeta, Object, Renderer, Representation, TranscodeError, same_items, same_rows,
+};
+use base::{Backoff, BackoffBounds, random};
 use kubeapi::ResourceVersion;
 
 use super::body_writers::BodyWriters;
@@ -41,7 +43,7 @@ pub(super) struct Qualifier {
 
 /// The state of the qualifier.
 #[derive(Debug, Default)]
-struct Known {
+struct QualifierState {
     /// The build that upstream reported last, if its release differs from the current one.
     other: Option<Build>,
     /// The release that objects were compared with, and the number of compared objects.
@@ -61,7 +63,7 @@ enum Verdict {
     /// Upstream did not respond.
     Unanswered,
     /// Upstream no longer has that state.
-    Forgotten,
+    Expired,
     /// Upstream does not offer this representation either.
     NotOffered,
 }
@@ -74,7 +76,7 @@ const SAMPLE_EVERY: Duration = Duration::from_secs(60);
 /// may be small. It also applies while upstream's release is unclear.
 const SAMPLE_SOON: Duration = Duration::from_secs(5);
 /// The waits after failed requests, while readers wait for the verdict.
-const RETRY: Waits = Waits { first: Duration::from_millis(500), longest: SAMPLE_EVERY };
+const RETRY: BackoffBounds = BackoffBounds { first: Duration::from_millis(500), longest: SAMPLE_EVERY };
 /// The number of objects that are derived before the task yields.
 const DERIVED_AT_A_TIME: usize = 64;
 /// The maximum number of objects of a second feed that are compared in one pass.
@@ -83,7 +85,7 @@ const SHADOWED_MAX: usize = 1_000;
 impl Qualifier {
     /// Qualifies requested representations and samples derived ones, for as long as the feed lives.
     pub(super) async fn run(&self) -> Infallible {
-        let (mut known, mut retries) = (Known::default(), Backoff::new(RETRY));
+        let (mut known, mut retries) = (QualifierState::default(), Backoff::new(RETRY));
         let mut changes = self.upstream.feed.renderings.changes();
         loop {
             changes.borrow_and_update();
@@ -143,7 +145,7 @@ impl Qualifier {
     }
 
     /// Decides about one representation. Returns false if upstream did not respond and the decision must be retried.
-    async fn qualify(&self, wanted: Representation, known: &mut Known) -> bool {
+    async fn qualify(&self, wanted: Representation, known: &mut QualifierState) -> bool {
         let minor = match self.release(known).await {
             Ok(Some(minor)) => minor,
             Ok(None) => return false,
@@ -181,7 +183,7 @@ impl Qualifier {
         let verdict = match self.compare(&renderer, &then, &objects).await {
             // The state was compacted: the resource was quiet for long, or no bookmark came. The most recent state may
             // still be equal.
-            Verdict::Forgotten => match self.compare(&renderer, &key.url(&first), &objects).await {
+            Verdict::Expired => match self.compare(&renderer, &key.url(&first), &objects).await {
                 Verdict::Different => Verdict::Unanswered,
                 verdict => verdict,
             },
@@ -204,13 +206,13 @@ impl Qualifier {
                     &"upstream does not serve this representation",
                 );
             }
-            Verdict::Unanswered | Verdict::Forgotten => return false,
+            Verdict::Unanswered | Verdict::Expired => return false,
         }
         true
     }
 
     /// Derives each object once, so that no list fails halfway because an object cannot be derived.
-    async fn derive_all(&self, snapshot: &Snapshot, renderer: &Renderer) -> Result<(), Refused> {
+    async fn derive_all(&self, snapshot: &Snapshot, renderer: &Renderer) -> Result<(), TranscodeError> {
         let mut body = Vec::new();
         for (index, object) in snapshot.iter().enumerate() {
             // The result is not kept, because it may never be read.
@@ -225,7 +227,7 @@ impl Qualifier {
 
     /// Compares one random object of each derivation, if objects have changed since the last sample. Checks first
     /// whether upstream's release may have changed. Does nothing while the feed has no readers.
-    async fn sample(&self, known: &mut Known) {
+    async fn sample(&self, known: &mut QualifierState) {
         let mark = self.upstream.feed.reader.state_mark();
         let has_changed = known.sampled != Some(mark);
         if self.upstream.feed.readers() == 0 || !has_changed && !self.may_be_upgraded(known) {
@@ -260,14 +262,14 @@ impl Qualifier {
                         &UNCONVERTIBLE,
                     );
                 }
-                Verdict::Unanswered | Verdict::Forgotten | Verdict::NotOffered => {}
+                Verdict::Unanswered | Verdict::Expired | Verdict::NotOffered => {}
             }
         }
     }
 
     /// Whether upstream may have another release although our stream stays open. It cannot if the server of the stream
     /// reported its release on that connection, because an upgrade would have ended the stream.
-    fn may_be_upgraded(&self, known: &Known) -> bool {
+    fn may_be_upgraded(&self, known: &QualifierState) -> bool {
         known.other.is_some() || !self.written.is_certain()
     }
 
@@ -277,7 +279,7 @@ impl Qualifier {
     /// The server of the stream is asked over its own connection, and its response takes effect at once
     /// ([`BodyWriters`]). If that is not possible, other servers may respond at its address, during an upgrade or with
     /// load balancers. Then two responses in a row must name the other release.
-    async fn release(&self, known: &mut Known) -> Result<Option<u32>, Error> {
+    async fn release(&self, known: &mut QualifierState) -> Result<Option<u32>, Error> {
         let build = match self.written.told_by_a_proxy() {
             Some(build) => Build::clone(&build),
             None => self.upstream.client.build().await?,
@@ -351,7 +353,7 @@ impl Qualifier {
             match lister.object_at(&object.key, at).await {
                 Ok(Some(theirs)) if is_same(object, &theirs) => {}
                 Ok(_) => {
-                    let _ = self.words.try_send(ReflectorFinding::Doubt { history });
+                    let _ = self.words.try_send(ReflectorFinding::HistoryMismatch { history });
                     return Verdict::Unanswered;
                 }
                 // Upstream no longer has the state, so the objects cannot be checked again.
@@ -368,8 +370,11 @@ impl Qualifier {
             _ => String::new(),
         };
         let path = format!("{path}{include}");
-        let response =
-            self.upstream.client.open(Cause::Comparison, Question::Short, &path, &representation.accept(true)).await?;
+        let response = self
+            .upstream
+            .client
+            .open(Cause::Comparison, UpstreamRequestKind::Short, &path, &representation.accept(true))
+            .await?;
         if self.written.writes_otherwise(response.body().server()) {
             return Err(Error::OtherDocument(path));
         }
@@ -381,7 +386,7 @@ impl Qualifier {
     }
 
     /// Whether `theirs` is the list of `objects` that the proxy would send.
-    fn is_same(&self, renderer: &Renderer, objects: &[&Arc<Object>], theirs: &[u8]) -> Result<bool, Refused> {
+    fn is_same(&self, renderer: &Renderer, objects: &[&Arc<Object>], theirs: &[u8]) -> Result<bool, TranscodeError> {
         let bodies: Vec<_> =
             objects.iter().map(|object| self.upstream.feed.reader.body(object, renderer)).collect::<Result<_, _>>()?;
         let representation = renderer.representation();
@@ -398,7 +403,7 @@ impl Qualifier {
             Verdict::Different => "different",
             Verdict::Refused => "refused",
             Verdict::Unanswered => "unanswered",
-            Verdict::Forgotten => "evicted",
+            Verdict::Expired => "evicted",
             Verdict::NotOffered => "not_offered",
         };
         metrics::compared(&self.upstream.feed.spec.key, representation, outcome);
@@ -411,7 +416,7 @@ impl Verdict {
         match error {
             Error::OtherRepresentation { .. } => Self::NotOffered,
             error if matches!(error.code(), Some(406 | 415)) => Self::NotOffered,
-            error if error.is_expired() => Self::Forgotten,
+            error if error.is_expired() => Self::Expired,
             _ => Self::Unanswered,
         }
     }
@@ -460,12 +465,12 @@ mod tests {
             ),
             (refused(406), Verdict::NotOffered),
             (refused(415), Verdict::NotOffered),
-            (refused(410), Verdict::Forgotten),
+            (refused(410), Verdict::Expired),
             (refused(403), Verdict::Unanswered),
             (refused(503), Verdict::Unanswered),
             (Error::Timeout(SAMPLE_SOON), Verdict::Unanswered),
             (Error::TooLarge(1), Verdict::Unanswered),
-            (Error::Unaskable("no path".to_owned()), Verdict::Unanswered),
+            (Error::InvalidRequest("no path".to_owned()), Verdict::Unanswered),
             (Error::OtherDocument("/version".to_owned()), Verdict::Unanswered),
         ] {
             assert_eq!(Verdict::without_answer(&error), expected, "{error}");
@@ -481,7 +486,7 @@ mod tests {
             (refused(401), false),
             (refused(500), false),
             (Error::Timeout(SAMPLE_SOON), false),
-            (Error::Unaskable("no path".to_owned()), false),
+            (Error::InvalidRequest("no path".to_owned()), false),
             (Error::OtherRepresentation { asked: "json".to_owned(), answered: None }, false),
         ] {
             assert_eq!(says_no_release(&error), expected, "{error}");

@@ -11,19 +11,19 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::cache::{CacheWriter, FeedEnd, FeedState, ResumeMarker};
 use crate::wire::BookmarkTemplate;
-use base::{Backoff, LogLimit, Waits, random};
+use base::{Backoff, BackoffBounds, LogLimit, random};
 use kubeapi::ResourceVersion;
 use tokio::sync::watch;
 
 use super::body_writers::BodyWriters;
 use super::continuity::Continuity;
 use super::failure::{FailureKind, StepFailure, over};
-use super::gap::{Completeness, Position, Relists};
+use super::gap::{Completeness, Position, RelistPlanner};
 use super::history_check::HistoryChecks;
-use super::initial_state::{At, FeedClient, Follow, InitialState, Lister};
+use super::initial_state::{ContinuingWatch, FeedClient, InitialState, ListVersion, Lister};
 use super::metrics::SideRequest;
-use super::reflector_findings::{HistoryBegin, ReflectorFinding, RewindNotices};
-use super::stream::{Ended, WatchStream};
+use super::reflector_findings::{HistoryOrigin, ReflectorFinding, RewindNotices};
+use super::stream::{StreamEnd, WatchStream};
 
 /// Keeps one feed in sync with upstream. It is the only writer of the feed's cache.
 pub(super) struct Reflector {
@@ -45,14 +45,14 @@ pub(super) struct Reflector {
     refusals: Backoff,
     /// How many waits in this row of failures ended early because upstream had responded to another request.
     woken_early: u32,
-    relists: Relists,
+    relists: RelistPlanner,
     /// The earliest time of the next upstream request of a feed that was just relisted.
     rests_until: Option<Instant>,
     complete: Completeness,
     continuity: Continuity,
     history_checks: HistoryChecks,
     /// How the current history of the feed began.
-    begun: HistoryBegin,
+    begun: HistoryOrigin,
     /// Whether the history is given up because upstream has another one.
     rewinding: bool,
     /// Limits the log of failures.
@@ -65,7 +65,7 @@ pub(super) struct ReflectorDeps {
     pub(super) written: Arc<BodyWriters>,
     /// Rewind notices between the feeds of one upstream.
     pub(super) rewinds: Arc<RewindNotices>,
-    pub(super) waits: Waits,
+    pub(super) waits: BackoffBounds,
 }
 
 /// The sync state of the feed. Each state holds only data that is valid in it.
@@ -90,7 +90,8 @@ const UNREADABLE_MAX: u32 = 3;
 const REFUSED_MAX: Duration = Duration::from_secs(20);
 /// The waits during a refusal. An apiserver that has just started grants the request within seconds, while the waits of
 /// the preceding outage may have grown to half a minute.
-const REFUSED_WAITS: Waits = Waits { first: Duration::from_millis(250), longest: Duration::from_secs(4) };
+const REFUSED_WAITS: BackoffBounds =
+    BackoffBounds { first: Duration::from_millis(250), longest: Duration::from_secs(4) };
 /// The delay for clients that resume after a restart, before the oldest version among them is used.
 const RESUME_GATHER: Duration = Duration::from_millis(300);
 /// The timeout for the position of upstream and the layout of its bookmarks, for a feed that begins at a client's
@@ -102,7 +103,7 @@ const LIVED: Duration = Duration::from_secs(5);
 const RESUME_SPREAD: Duration = Duration::from_millis(300);
 /// The minimum waits for retries that a response to another request triggers, after the first one in a row. A needless
 /// retry then costs about as much time as the outage has lasted, not the half minute of the feed's own backoff.
-const WOKEN_WAITS: Waits = Waits { first: Duration::from_secs(1), longest: Duration::from_secs(30) };
+const WOKEN_WAITS: BackoffBounds = BackoffBounds { first: Duration::from_secs(1), longest: Duration::from_secs(30) };
 
 impl Reflector {
     pub(super) fn new(deps: ReflectorDeps, writer: CacheWriter, words: mpsc::Receiver<ReflectorFinding>) -> Self {
@@ -118,12 +119,12 @@ impl Reflector {
             refused_since: None,
             refusals: Backoff::new(REFUSED_WAITS),
             woken_early: 0,
-            relists: Relists::default(),
+            relists: RelistPlanner::default(),
             rests_until: None,
             complete: Completeness::default(),
             continuity: Continuity::default(),
             history_checks: HistoryChecks::default(),
-            begun: HistoryBegin { asked: Instant::now(), rewound: false },
+            begun: HistoryOrigin { asked: Instant::now(), rewound: false },
             rewinding: false,
             interruptions: LogLimit::default(),
         }
@@ -152,7 +153,7 @@ impl Reflector {
     fn log_interruption(&self, failure: &StepFailure, wait: Duration) {
         let feed = &self.deps.upstream.feed;
         feed.counts.note_trouble(failure.in_brief());
-        if let StepFailure::Stream(Ended::Clean) = failure {
+        if let StepFailure::Stream(StreamEnd::Clean) = failure {
             tracing::info!(feed = %feed.spec.key, error = %failure, retry_in = ?wait, "upstream watch interrupted");
         } else if let Some(failures) = self.interruptions.failed(Instant::now()) {
             let (feed, error) = (&feed.spec.key, failure);
@@ -230,7 +231,7 @@ impl Reflector {
         sleep(RESUME_GATHER).await;
         let at = self.deps.upstream.feed.oldest_resume()?;
         let (asked, lister) = (Instant::now(), self.lister(SideRequest::Initial));
-        let (told, listed) = tokio::join!(self.position(), lister.list_whole(At::Exact(at)));
+        let (told, listed) = tokio::join!(self.position(), lister.list_whole(ListVersion::Exact(at)));
         let InitialState { snapshot, servers, .. } = listed.ok()?;
         let stream = lister.not_forgotten(at).await?;
         let (upstream, template) = told.unzip();
@@ -248,7 +249,7 @@ impl Reflector {
         self.begins(asked, false);
         self.signed_of_life();
         self.writer.set_state(FeedState::Live);
-        Some(self.behind(at, Some(Follow { stream, template: None })))
+        Some(self.behind(at, Some(ContinuingWatch { stream, template: None })))
     }
 
     /// Requests upstream's position and the layout of its bookmarks. A list at an old version has neither, and
@@ -258,7 +259,8 @@ impl Reflector {
         self.deps.upstream.metrics.asked(SideRequest::Position);
         let told = timeout(POSITION_MAX, self.lister(SideRequest::Position).position(None)).await.ok()?;
         let feed = &self.deps.upstream.feed.spec.key;
-        let failed = |error: &Ended| tracing::debug!(%feed, %error, "cannot read upstream's current resourceVersion");
+        let failed =
+            |error: &StreamEnd| tracing::debug!(%feed, %error, "cannot read upstream's current resourceVersion");
         let told = told.inspect_err(failed).ok()?;
         Some((Position { asked, at: told.at }, told.template))
     }
@@ -299,15 +301,15 @@ impl Reflector {
 
     /// Resets the fields that belong to the previous history.
     fn begins(&mut self, asked: Instant, rewound: bool) {
-        self.begun = HistoryBegin { asked, rewound };
-        self.continuity = Continuity::Sure;
+        self.begun = HistoryOrigin { asked, rewound };
+        self.continuity = Continuity::Certain;
         self.history_checks.forget();
         self.rewinding = false;
     }
 
     /// The state after a list: `Watching` if a stream came with the list, otherwise `Listed`.
-    fn behind(&mut self, at: ResourceVersion, stream: Option<Follow>) -> State {
-        let Some(Follow { stream, template }) = stream else { return State::Listed { at } };
+    fn behind(&mut self, at: ResourceVersion, stream: Option<ContinuingWatch>) -> State {
+        let Some(ContinuingWatch { stream, template }) = stream else { return State::Listed { at } };
         self.complete.opened(template.is_some());
         self.deps.written.opened(stream.server());
         if let Some(template) = template {
@@ -395,9 +397,9 @@ fn least_pause(woken_early: u32) -> Duration {
     if woken_early == 0 { Duration::ZERO } else { WOKEN_WAITS.after(woken_early) }
 }
 
-fn ended(end: Ended) -> StepFailure {
+fn ended(end: StreamEnd) -> StepFailure {
     match end {
-        Ended::Failed(error) => over(error),
+        StreamEnd::Failed(error) => over(error),
         end => end.into(),
     }
 }

@@ -18,11 +18,11 @@ pub(super) enum ReflectorFinding {
     /// Objects that have another encoding now.
     Renewal(Renewal),
     /// Earlier events to prepend to the history.
-    Prehistory(Found),
+    Backfill(BackfillFinding),
     /// The previous objects of changes in the history.
     PreviousObjects(PreviousObjects),
     /// An upstream response contradicts what the feed holds in this history.
-    Doubt {
+    HistoryMismatch {
         history: u64,
     },
     /// An object is certain to differ from upstream's.
@@ -57,7 +57,7 @@ pub(super) struct Proof {
 
 /// Earlier events to prepend to the history.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct BackfillFinding {
     pub(super) past: BackfilledEvents,
     /// Receives whether the history now begins with them.
     pub(super) done: oneshot::Sender<bool>,
@@ -112,14 +112,14 @@ impl RewindNotices {
 
 /// How a feed's current history began.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct HistoryBegin {
+pub(super) struct HistoryOrigin {
     /// When the request for its first state was sent.
     pub(super) asked: Instant,
     /// Whether it replaced a history that upstream no longer had.
     pub(super) rewound: bool,
 }
 
-impl HistoryBegin {
+impl HistoryOrigin {
     /// Whether a rewind that another feed found at `found` may affect this one.
     pub(super) fn is_concerned(self, found: Instant) -> bool {
         let same_incident = self.rewound && found.duration_since(self.asked) < SAME_INCIDENT;
@@ -145,7 +145,7 @@ mod tests {
             // The storage may have gone back once more.
             (4, true, 65, true),
         ] {
-            let begun = HistoryBegin { asked: after(began), rewound };
+            let begun = HistoryOrigin { asked: after(began), rewound };
             assert_eq!(begun.is_concerned(after(found)), concerned, "{began} {rewound} {found}");
         }
     }

@@ -20,20 +20,20 @@ use tokio::time::{Instant, sleep};
 use crate::upstream::Server;
 use base::{Backoff, random};
 
-use super::body_writers::{BodyWriters, By, EncoderMatch};
+use super::body_writers::{BodyEncoders, BodyWriters, EncoderMatch};
 use super::initial_state::FeedClient;
 use super::metrics::SideRequest;
 use super::reflector_findings::{ReflectorFinding, Renewal};
-use super::stream::Ended;
+use super::stream::StreamEnd;
 
 /// Serializes the lists of the feeds of one proxy.
-pub(super) type Turns = Arc<Mutex<()>>;
+pub(super) type ListTurns = Arc<Mutex<()>>;
 
 /// Keeps the bodies of one feed in the encoding of the followed server.
 pub(super) struct Renewer {
     pub(super) upstream: FeedClient,
     pub(super) written: Arc<BodyWriters>,
-    pub(super) turns: Turns,
+    pub(super) turns: ListTurns,
     pub(super) words: mpsc::Sender<ReflectorFinding>,
 }
 
@@ -42,30 +42,30 @@ pub(super) struct Renewer {
 /// Thousands of proxies see the same upgrade, and so do all feeds of a proxy. New bodies are needed only for states. A
 /// request for a state does not wait for the pause, unless the servers behind one address alternate.
 #[derive(Debug, Default)]
-struct Pace {
+struct RenewalRateLimit {
     last: Option<Instant>,
     doublings: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Pause {
+struct RenewalDelay {
     longest: Duration,
     /// Whether the pause ends as soon as a reader needs a state.
     may_be_cut: bool,
 }
 
-impl Pace {
+impl RenewalRateLimit {
     const SPREAD: Duration = Duration::from_secs(60);
     const SPREAD_MAX: Duration = Duration::from_secs(20 * 60);
     /// Renewals that are further apart than this are treated as unrelated.
     const REST: Duration = Duration::from_secs(10 * 60);
 
-    fn next(&mut self, now: Instant) -> Pause {
+    fn next(&mut self, now: Instant) -> RenewalDelay {
         let rested = self.last.is_none_or(|last| now.duration_since(last) >= Self::REST);
         self.doublings = if rested { 0 } else { (self.doublings + 1).min(16) };
         let longest = Self::SPREAD.saturating_mul(1 << self.doublings).min(Self::SPREAD_MAX);
         // A second immediate renewal is allowed, because an upgrade may be rolled back.
-        Pause { longest, may_be_cut: self.doublings <= 1 }
+        RenewalDelay { longest, may_be_cut: self.doublings <= 1 }
     }
 
     fn renewed(&mut self, now: Instant) {
@@ -80,7 +80,7 @@ impl Renewer {
             std::future::pending::<()>().await;
         }
         let mut changes = self.written.follow();
-        let mut pace = Pace::default();
+        let mut pace = RenewalRateLimit::default();
         loop {
             let by = changes.borrow_and_update().clone();
             let settled = async {
@@ -97,7 +97,7 @@ impl Renewer {
 
     /// Finds the releases of the servers that encoded the bodies and of the followed one, and renews the bodies if they
     /// differ.
-    async fn settle(&self, by: &By, pace: &mut Pace) {
+    async fn settle(&self, by: &BodyEncoders, pace: &mut RenewalRateLimit) {
         let mut retries = Backoff::default();
         loop {
             let unknown = by.unknown();
@@ -134,7 +134,7 @@ impl Renewer {
         }
     }
 
-    async fn pause(&self, Pause { longest, may_be_cut }: Pause) {
+    async fn pause(&self, RenewalDelay { longest, may_be_cut }: RenewalDelay) {
         tokio::select! {
             biased;
             () = sleep(longest.mul_f64(random::f64())) => {}
@@ -144,7 +144,7 @@ impl Renewer {
 
     /// Lists the state and has the bodies replaced whose encoding differs. The reflector replaces them while a stream
     /// is open. If the stream is lost, the renewal starts over with the next one.
-    async fn renew(&self, count: u64) -> Result<(), Ended> {
+    async fn renew(&self, count: u64) -> Result<(), StreamEnd> {
         let turn = self.turns.lock().await;
         let (key, began) = (&self.upstream.feed.spec.key, Instant::now());
         self.upstream.metrics.asked(SideRequest::Renewal);
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn body_renewal_backs_off_if_servers_alternate() {
-        let (mut pace, start) = (Pace::default(), Instant::now());
+        let (mut pace, start) = (RenewalRateLimit::default(), Instant::now());
         let minute = Duration::from_secs(60);
         let mut next = |at: Instant| {
             let pause = pace.next(at);

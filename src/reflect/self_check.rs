@@ -39,13 +39,13 @@ use base::{Reloadable, random};
 use kubeapi::{ContinueAt, ContinueToken, ObjectKey, PageStore, ResourceVersion};
 
 use super::body_writers::BodyWriters;
-use super::initial_state::{FeedClient, ObjectThen};
+use super::initial_state::{FeedClient, PastObject};
 use super::metrics::{SelfCheckOutcome, SideRequest};
 use super::reflect_config::ReflectConfig;
 use super::reflector_findings::{Divergence, ReflectorFinding};
 use super::versions::VersionPage;
-use compare::{Discrepancy, Part, contradictions};
-use pace::Pace;
+use compare::{Discrepancy, KeyRange, contradictions};
+use pace::DivergenceRateLimit;
 
 /// Compares one feed with upstream.
 pub(super) struct SelfChecker {
@@ -58,8 +58,8 @@ pub(super) struct SelfChecker {
 
 /// The results of earlier rounds.
 #[derive(Debug)]
-struct Known {
-    compared: Compared,
+struct SelfCheckState {
+    compared: CompareProgress,
     /// The number of keys in one request.
     keys: usize,
     /// The number of consecutive rounds that upstream did not answer.
@@ -68,12 +68,12 @@ struct Known {
     forgotten: Option<(u64, ResourceVersion)>,
     /// Whether upstream's object count was found to be wrong.
     misleads: bool,
-    pace: Pace,
+    pace: DivergenceRateLimit,
 }
 
 /// How far a feed has been compared.
 #[derive(Debug, Clone)]
-struct Compared {
+struct CompareProgress {
     /// The state that was compared completely last.
     proven: StateMark,
     sweep: Option<Sweep>,
@@ -118,7 +118,7 @@ impl SelfChecker {
         if state.wait_for(|state| *state == FeedState::Live).await.is_err() {
             pending::<()>().await;
         }
-        let mut known = Known::since(feed.reader.state_mark());
+        let mut known = SelfCheckState::since(feed.reader.state_mark());
         // The first round of a fleet that starts together is spread over the whole interval.
         let first = |config: &ReflectConfig| config.self_check.map(|every| every.mul_f64(random::f64()));
         let mut config = self.config.get();
@@ -157,7 +157,7 @@ impl SelfChecker {
         matches!(self.upstream.feed.spec.key.scope, Scope::Selected { .. })
     }
 
-    async fn round(&self, mark: StateMark, known: &mut Known) {
+    async fn round(&self, mark: StateMark, known: &mut SelfCheckState) {
         let state = self.upstream.feed.reader.snapshot();
         if known.forgotten == Some((mark.history, state.rv)) {
             return;
@@ -185,7 +185,12 @@ impl SelfChecker {
     }
 
     /// Compares a part of the state. Returns an object that is certain to differ.
-    async fn compare(&self, mark: StateMark, state: &Snapshot, known: &mut Known) -> Result<Option<Divergence>, Error> {
+    async fn compare(
+        &self,
+        mark: StateMark,
+        state: &Snapshot,
+        known: &mut SelfCheckState,
+    ) -> Result<Option<Divergence>, Error> {
         let mut suspects = if self.is_selection() {
             self.against_current(mark, state, known).await?
         } else {
@@ -205,12 +210,12 @@ impl SelfChecker {
         &self,
         mark: StateMark,
         state: &Snapshot,
-        known: &mut Known,
+        known: &mut SelfCheckState,
     ) -> Result<Vec<ObjectKey>, Error> {
         let goes_on = known.compared.sweep.clone().filter(|sweep| sweep.began.history == mark.history);
         let sweep = goes_on.unwrap_or(Sweep { began: mark, behind: None });
         let page = self.page(state.rv, sweep.behind.as_ref(), known.keys).await?;
-        let suspects = contradictions(state, state, &page, &Part::of(sweep.behind.clone(), &page));
+        let suspects = contradictions(state, state, &page, &KeyRange::of(sweep.behind.clone(), &page));
         if !suspects.is_empty() {
             return Ok(suspects);
         }
@@ -220,9 +225,9 @@ impl SelfChecker {
         known.compared = match page.versions.last_key_value() {
             Some((last, _)) if !page.is_last => {
                 let sweep = Some(Sweep { began: sweep.began, behind: Some(last.clone()) });
-                Compared { sweep, ..known.compared.clone() }
+                CompareProgress { sweep, ..known.compared.clone() }
             }
-            _ => Compared { proven: sweep.began, sweep: None },
+            _ => CompareProgress { proven: sweep.began, sweep: None },
         };
         if is_all || known.misleads { Ok(Vec::new()) } else { self.against_count(state, counted, known).await }
     }
@@ -232,7 +237,7 @@ impl SelfChecker {
         &self,
         state: &Snapshot,
         counted: Option<usize>,
-        known: &mut Known,
+        known: &mut SelfCheckState,
     ) -> Result<Vec<ObjectKey>, Error> {
         let counted = match counted {
             None => self.page(state.rv, None, 1).await?.count(),
@@ -244,7 +249,7 @@ impl SelfChecker {
         let mut behind = None;
         loop {
             let page = self.page(state.rv, behind.as_ref(), known.keys).await?;
-            let suspects = contradictions(state, state, &page, &Part::of(behind, &page));
+            let suspects = contradictions(state, state, &page, &KeyRange::of(behind, &page));
             behind = page.versions.last_key_value().map(|(last, _)| last.clone()).filter(|_| !page.is_last);
             if !suspects.is_empty() {
                 return Ok(suspects);
@@ -264,7 +269,7 @@ impl SelfChecker {
         &self,
         mark: StateMark,
         before: &Snapshot,
-        known: &mut Known,
+        known: &mut SelfCheckState,
     ) -> Result<Vec<ObjectKey>, Error> {
         let query = format!("resourceVersion={}&resourceVersionMatch=NotOlderThan", before.rv);
         let listed = self.versions(&query).await?;
@@ -274,7 +279,7 @@ impl SelfChecker {
         if reader.history() != mark.history {
             return Ok(Vec::new());
         }
-        let suspects = contradictions(before, &after, &listed, &Part::default());
+        let suspects = contradictions(before, &after, &listed, &KeyRange::default());
         if suspects.is_empty() {
             known.compared.proven = mark;
         }
@@ -308,7 +313,7 @@ impl SelfChecker {
         feed.spec.key.encoding != Encoding::Table && feed.spec.edition.is_none()
     }
 
-    fn is_written_alike(&self, then: &ObjectThen) -> bool {
+    fn is_written_alike(&self, then: &PastObject) -> bool {
         let is_present = self.upstream.feed.body_release.is_present();
         self.has_comparable_bodies() && is_present && self.written.writes_as_held(&then.server)
     }
@@ -353,7 +358,7 @@ impl SelfChecker {
     }
 
     /// Makes the reflector give up the cached state, unless it did so recently and the difference returned.
-    async fn report(&self, divergence: Divergence, known: &mut Known) {
+    async fn report(&self, divergence: Divergence, known: &mut SelfCheckState) {
         if known.pace.is_resting(Instant::now()) {
             let Divergence { key, difference, .. } = &divergence;
             tracing::warn!(
@@ -388,7 +393,7 @@ impl SelfChecker {
         self.upstream.versions(Cause::SelfCheck, query, KEYS_BYTES_MAX).await
     }
 
-    async fn object(&self, key: &ObjectKey, rv: ResourceVersion) -> Result<ObjectThen, Error> {
+    async fn object(&self, key: &ObjectKey, rv: ResourceVersion) -> Result<PastObject, Error> {
         self.upstream.metrics.asked(SideRequest::SelfCheck);
         let then = self.upstream.lister(SideRequest::SelfCheck).object_then(key, rv).await?;
         if then.at == rv { Ok(then) } else { Err(other_version(rv)) }
@@ -400,16 +405,16 @@ fn other_version(rv: ResourceVersion) -> Error {
     Error::OtherDocument(format!("a list at resourceVersion {rv}"))
 }
 
-impl Known {
+impl SelfCheckState {
     /// The initial results, for a state that was just listed.
     fn since(proven: StateMark) -> Self {
         Self {
-            compared: Compared { proven, sweep: None },
+            compared: CompareProgress { proven, sweep: None },
             keys: KEYS_MAX,
             unanswered: 0,
             forgotten: None,
             misleads: false,
-            pace: Pace::default(),
+            pace: DivergenceRateLimit::default(),
         }
     }
 
@@ -435,7 +440,7 @@ mod tests {
     #[test]
     fn failed_self_check_backs_off_and_oversized_pages_shrink() {
         let mark = StateMark::default();
-        let mut known = Known::since(mark);
+        let mut known = SelfCheckState::since(mark);
         for (error, expected) in [
             (refused(403), (1, KEYS_MAX, None)),
             (refused(504), (2, KEYS_MAX, None)),

@@ -1,6 +1,6 @@
 //! Applies the items of an open stream to the cache.
 
-use crate::cache::{Applied, CacheWriter, Change, OutOfOrder};
+use crate::cache::{ApplyResult, CacheWriter, Change, OutOfOrder};
 use crate::upstream::Error;
 use crate::wire::{BookmarkTemplate, ErrorEvent, WatchItem};
 use kubeapi::{ResourceVersion, Status};
@@ -38,8 +38,8 @@ pub(super) fn apply(
             metrics.received(frame.len());
             let rv = object.rv;
             match writer.apply(Change { event_type, object, frame: Some(frame) })? {
-                Applied::Fresh => Ok(StreamStep::At(rv)),
-                Applied::Duplicate => {
+                ApplyResult::Fresh => Ok(StreamStep::At(rv)),
+                ApplyResult::Duplicate => {
                     metrics.duplicate();
                     Ok(StreamStep::Skipped)
                 }

@@ -5,7 +5,7 @@ use http::Response;
 use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout_at};
 
-use crate::upstream::{Cause, Client, Error, Question, ResponseBody, Server};
+use crate::upstream::{Cause, Client, Error, ResponseBody, Server, UpstreamRequestKind};
 use crate::wire::{Encoding, FrameSplitter, ObjectReader, TABLE_ACCEPT, WatchItem, WireError};
 
 /// One open upstream watch: bytes in, decoded items out.
@@ -21,7 +21,7 @@ pub(super) struct WatchStream {
 
 /// How a stream ended, other than by an ERROR event.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Ended {
+pub(super) enum StreamEnd {
     /// Upstream closed it on a frame boundary: the ordinary end of a watch.
     #[error("upstream ended the watch")]
     Clean,
@@ -32,7 +32,7 @@ pub(super) enum Ended {
     Failed(#[from] Error),
 }
 
-impl Ended {
+impl StreamEnd {
     /// Whether the stream broke, including in the middle of a frame.
     pub(super) fn broke_off(&self) -> bool {
         match self {
@@ -56,7 +56,7 @@ impl WatchStream {
         path_and_query: &str,
         encoding: Encoding,
     ) -> Result<Self, Error> {
-        let response = ask(client, cause, Question::Watch, path_and_query, encoding).await?;
+        let response = ask(client, cause, UpstreamRequestKind::Watch, path_and_query, encoding).await?;
         Ok(Self {
             body: response.into_body(),
             splitter: FrameSplitter::new(encoding, FRAME_BYTES_MAX),
@@ -86,14 +86,14 @@ impl WatchStream {
     }
 
     /// Returns the next item. Cancel-safe: bytes that were read stay in the splitter.
-    pub(super) async fn next(&mut self, reader: &ObjectReader) -> Result<WatchItem, Ended> {
+    pub(super) async fn next(&mut self, reader: &ObjectReader) -> Result<WatchItem, StreamEnd> {
         let deadline = self.last_item + SILENCE_MAX;
         loop {
             if let Some(item) = self.buffered(reader)? {
                 self.last_item = Instant::now();
                 return Ok(item);
             }
-            let frame = timeout_at(deadline, self.body.frame()).await.map_err(|_| Ended::Silent)?;
+            let frame = timeout_at(deadline, self.body.frame()).await.map_err(|_| StreamEnd::Silent)?;
             match frame {
                 Some(frame) => {
                     if let Ok(data) = frame.map_err(Error::Broken)?.into_data() {
@@ -103,7 +103,7 @@ impl WatchStream {
                 None => {
                     // An incomplete last frame is an error, and the watch resumes before it.
                     self.splitter.finish().map_err(Error::Wire)?;
-                    return Err(Ended::Clean);
+                    return Err(StreamEnd::Clean);
                 }
             }
         }
@@ -123,7 +123,7 @@ impl WatchStream {
 pub(super) async fn ask(
     client: &Client,
     cause: Cause,
-    question: Question,
+    question: UpstreamRequestKind,
     path_and_query: &str,
     encoding: Encoding,
 ) -> Result<Response<ResponseBody>, Error> {

@@ -8,7 +8,7 @@ use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::sync::mpsc;
 
 use crate::cache::{FeedEnd, FeedState};
-use crate::feeds::{Demand, Feed, Feeds};
+use crate::feeds::{Feed, FeedStartRequest, Feeds};
 use crate::upstream::Client;
 use crate::wire::ObjectReader;
 use base::{Reloadable, Tasks};
@@ -22,7 +22,7 @@ use super::qualify::Qualifier;
 use super::reflect_config::ReflectConfig;
 use super::reflector::{Reflector, ReflectorDeps};
 use super::reflector_findings::RewindNotices;
-use super::renew::{Renewer, Turns};
+use super::renew::{ListTurns, Renewer};
 use super::self_check::SelfChecker;
 
 /// Runs a reflector for every demanded feed, and stops it when the feed ends or is idle.
@@ -34,7 +34,7 @@ pub struct Supervisor {
     tasks: Tasks,
     lists_only: Arc<AtomicBool>,
     rewinds: Arc<RewindNotices>,
-    turns: Turns,
+    turns: ListTurns,
 }
 
 /// How often feeds are checked for idleness.
@@ -43,19 +43,19 @@ const IDLE_CHECK: Duration = Duration::from_secs(5);
 impl Supervisor {
     pub fn new(client: Client, feeds: Feeds, config: impl Into<Reloadable<ReflectConfig>>, tasks: Tasks) -> Self {
         let config = config.into();
-        let (lists_only, rewinds, turns) = (Arc::default(), Arc::default(), Turns::default());
+        let (lists_only, rewinds, turns) = (Arc::default(), Arc::default(), ListTurns::default());
         Self { client, feeds, config, tasks, lists_only, rewinds, turns }
     }
 
     /// Starts the feeds that are demanded, until the sender of the demands is dropped.
-    pub async fn run(self, mut demands: mpsc::Receiver<Demand>) {
+    pub async fn run(self, mut demands: mpsc::Receiver<FeedStartRequest>) {
         while let Some(demand) = demands.recv().await {
             self.start(demand);
         }
     }
 
-    fn start(&self, demand: Demand) {
-        let Demand { feed, writer } = demand;
+    fn start(&self, demand: FeedStartRequest) {
+        let FeedStartRequest { feed, writer } = demand;
         let key = feed.spec.key.clone();
         let reader = ObjectReader::new(key.encoding, feed.spec.shape, feed.spec.fields.clone());
         // Objects or bookmarks of another kind are rejected.
@@ -96,7 +96,7 @@ impl Supervisor {
         let (feeds, config) = (self.feeds.clone(), self.config.clone());
         self.tasks.spawn("feed", async move {
             tracing::info!(feed = %key, "feed started");
-            let mut leaving = Leaving { feeds: &feeds, feed: &feed, end: FeedEnd::Shutdown };
+            let mut leaving = FeedRemoval { feeds: &feeds, feed: &feed, end: FeedEnd::Shutdown };
             // Polls each of the other tasks only when it was woken itself, so that an event wakes the reflector alone.
             let mut beside = FuturesUnordered::from_iter([
                 prover.run().map(|never| match never {}).boxed(),
@@ -126,13 +126,13 @@ impl Supervisor {
 }
 
 /// Removes a feed from the registry when dropped, even if its task is cancelled or panics.
-struct Leaving<'a> {
+struct FeedRemoval<'a> {
     feeds: &'a Feeds,
     feed: &'a Arc<Feed>,
     end: FeedEnd,
 }
 
-impl Drop for Leaving<'_> {
+impl Drop for FeedRemoval<'_> {
     fn drop(&mut self) {
         self.feeds.ended(self.feed, self.end);
     }
@@ -172,11 +172,11 @@ mod tests {
         let gvr = Gvr::new("", "v1", "pods");
         let spec = FeedSpec::like_pods(FeedKey { gvr, scope: Scope::Cluster, encoding: Encoding::Json });
         let first = feeds.handle(&spec, None).expect("there is room");
-        let Demand { feed, writer } = demands.recv().await.expect("a demand");
+        let FeedStartRequest { feed, writer } = demands.recv().await.expect("a demand");
         let registry = feeds.clone();
         let panicked = tokio::spawn(async move {
             let _writer = writer;
-            let _leaving = Leaving { feeds: &registry, feed: &feed, end: FeedEnd::Shutdown };
+            let _leaving = FeedRemoval { feeds: &registry, feed: &feed, end: FeedEnd::Shutdown };
             panic!("of this test");
         });
         assert!(panicked.await.is_err_and(|error| error.is_panic()));

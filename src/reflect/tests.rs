@@ -4,7 +4,7 @@ mod breaks;
 mod gaps;
 mod proofs;
 mod refusals;
-mod returners;
+mod resuming_clients;
 mod self_checks;
 mod transactions;
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use super::stream::{Ended, WatchStream};
+use super::stream::{StreamEnd, WatchStream};
 use crate::cache::Change;
 use crate::wire::{Object, ObjectReader, WatchItem};
 use kubeapi::{EventType, Gvr};
@@ -56,7 +56,11 @@ impl Transactions {
     }
 
     /// Returns the next item of the stream, or the changes of a transaction. Cancel-safe.
-    pub(super) async fn next(&mut self, stream: &mut WatchStream, reader: &ObjectReader) -> Result<Received, Ended> {
+    pub(super) async fn next(
+        &mut self,
+        stream: &mut WatchStream,
+        reader: &ObjectReader,
+    ) -> Result<Received, StreamEnd> {
         loop {
             let item = match self.ahead.take() {
                 Some(item) => item,

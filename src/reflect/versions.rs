@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::upstream::{Cause, Error, Question, encoding_of};
+use crate::upstream::{Cause, Error, UpstreamRequestKind, encoding_of};
 use crate::wire::{Encoding, JsonLayout, ObjectReader};
 use kubeapi::{ObjectKey, ResourceVersion};
 
@@ -38,7 +38,7 @@ impl FeedClient {
         const METADATA: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,\
                                 application/json";
         let path = self.feed.spec.key.url(query);
-        let response = self.client.open(cause, Question::Short, &path, METADATA).await?;
+        let response = self.client.open(cause, UpstreamRequestKind::Short, &path, METADATA).await?;
         let encoding = encoding_of(&response).unwrap_or(Encoding::Json);
         let is_from_memory = response.body().is_from_memory();
         let body = self.client.read_at_most(response, bytes_max).await?;

@@ -7,6 +7,6 @@ mod watch_transport;
 
 pub use active_watches::ActiveWatches;
 
-pub(crate) use active_watches::{WatchDescription, Who};
+pub(crate) use active_watches::{RequestSource, WatchDescription};
 pub(crate) use watch_end::WatchEnd;
 pub(crate) use watch_transport::WatchTransport;

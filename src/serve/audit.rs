@@ -15,8 +15,8 @@
 //! - No record contains a credential or the content of an object.
 
 mod event;
-mod line;
 mod queue;
+mod queued_record;
 mod record;
 #[cfg(test)]
 mod tests;

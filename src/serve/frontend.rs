@@ -12,12 +12,15 @@ use http::{Method, Request, Response, Version};
 use crate::auth::{Authorizer, BrowserGuard, Caller, NotGranted, Permit, RequestSender};
 use crate::feeds::Feeds;
 use crate::net::{Peer, PeerAddress, RequestBody};
-use crate::serve::activity::{ActiveWatches, Who, metrics};
+use crate::serve::activity::{ActiveWatches, RequestSource, metrics};
 use crate::serve::audit::{Audit, AuditRecord, Decision};
 use crate::serve::forward::Forwarding;
 use crate::serve::limits::{ConcurrencyLimits, SlowReaderReaper};
 use crate::serve::peers::{PeerReviews, health};
-use crate::serve::read::{DiscoveryCache, DocumentKey, NewRequest, NotServable, ReadRequest, Reader, Scans, Sources};
+use crate::serve::read::{
+    DiscoveryCache, DocumentKey, FeedSources, NotServable, ReadHandler, ReadRequest, ScanScheduler,
+    UnauthenticatedRequest,
+};
 use crate::serve::response::{
     AUDIT_ID, LIST_RETRY_SECONDS, REASON, REFUSED_BY, ReplyBody, ResponseContext, expectation_failed,
     expects_the_impossible, forbid, malformed, new_audit_id, outcome, too_many, too_many_wait, turned_away,
@@ -35,7 +38,7 @@ use kubeapi::{FlowDistinguisher, Gvr, RequestInfo, RequestInfoError, Status, rea
 /// Receives requests and dispatches each to the part that answers it.
 #[derive(Debug)]
 pub struct Frontend {
-    reader: Reader,
+    reader: ReadHandler,
     watches: WatchOpener,
     forwarding: Forwarding,
     discovery: DiscoveryCache,
@@ -52,7 +55,7 @@ pub struct Frontend {
 }
 
 /// The components that the frontend connects.
-pub struct Parts {
+pub struct FrontendDeps {
     pub client: Client,
     pub forwarder: Forwarder,
     pub catalog: Catalog,
@@ -80,8 +83,8 @@ const REDISCOVER_MAX: Duration = Duration::from_secs(5);
 const REROUTES_MAX: u32 = 2;
 
 impl Frontend {
-    pub fn new(config: ServeConfig, parts: Parts) -> Self {
-        let Parts {
+    pub fn new(config: ServeConfig, parts: FrontendDeps) -> Self {
+        let FrontendDeps {
             client,
             forwarder,
             catalog,
@@ -102,13 +105,13 @@ impl Frontend {
             DiscoveryCache::new(client.clone(), known, concurrency.clone(), slow_readers.clone(), config.lag_max);
         let reviews = PeerReviews::new(client.clone(), authorizer.clone(), concurrency.clone(), &config);
         let config = Reloadable::new(config);
-        let sources = Arc::new(Sources::new(config.clone(), feeds, drain.clone()));
-        let scans = Scans::new();
+        let sources = Arc::new(FeedSources::new(config.clone(), feeds, drain.clone()));
+        let scans = ScanScheduler::new();
         Self {
             discovery,
             reviews,
             ready,
-            reader: Reader::new(sources.clone(), scans.clone(), (concurrency.clone(), slow_readers.clone())),
+            reader: ReadHandler::new(sources.clone(), scans.clone(), (concurrency.clone(), slow_readers.clone())),
             watches: WatchOpener::new(
                 sources,
                 scans,
@@ -153,11 +156,15 @@ impl Frontend {
         peer: Peer,
         request: Request<RequestBody>,
     ) -> impl Future<Output = Response<ReplyBody>> + Send {
-        let request = NewRequest::new(&peer, request);
+        let request = UnauthenticatedRequest::new(&peer, request);
         self.answer_received(peer, request)
     }
 
-    async fn answer_received(self: Arc<Self>, peer: Peer, mut request: Box<NewRequest>) -> Response<ReplyBody> {
+    async fn answer_received(
+        self: Arc<Self>,
+        peer: Peer,
+        mut request: Box<UnauthenticatedRequest>,
+    ) -> Response<ReplyBody> {
         let without_body = request.http.method() == Method::HEAD && request.http.version() == Version::HTTP_2;
         let finish = |response| self.finished(response, without_body);
         let (method, path) = (request.http.method().clone(), request.http.uri().path().to_owned());
@@ -175,7 +182,7 @@ impl Frontend {
         let recording = request.context.record.is_some().then(|| Box::new(request.context.clone()));
         let payer = caller.as_ref().ok().and_then(Caller::payer);
         let has_place = settle(&peer, caller.as_ref().ok(), payer.as_ref());
-        let (who, received) = (Who::new(payer, request.http.headers().get(USER_AGENT)), request.received);
+        let (who, received) = (RequestSource::new(payer, request.http.headers().get(USER_AGENT)), request.received);
         let forbidden = caller.as_ref().ok().and_then(|caller| self.forbids(&peer, &request.http, &info, caller));
         let response = match (info, caller) {
             _ if !has_place => request.context.status(&Status::too_many_requests(NO_SHARE, NO_SHARE_RETRY_SECONDS)),
@@ -213,7 +220,7 @@ impl Frontend {
     fn unauthenticated(
         &self,
         peer: &Peer,
-        request: &NewRequest,
+        request: &UnauthenticatedRequest,
         info: Option<&RequestInfo>,
     ) -> Option<Response<ReplyBody>> {
         let refused = self.admit(peer, &request.http, &request.context).err().map(|refusal| *refusal);
@@ -242,13 +249,18 @@ impl Frontend {
     }
 
     /// The answer to a proxy that asks how its upstream is.
-    fn health(&self, request: &NewRequest, info: Option<&RequestInfo>) -> Option<Response<ReplyBody>> {
+    fn health(&self, request: &UnauthenticatedRequest, info: Option<&RequestInfo>) -> Option<Response<ReplyBody>> {
         let info = info.filter(|_| request.context.by_proxy)?;
         health(&request.http, info, &self.ready)
     }
 
     /// The audit record of the request, if requests are recorded. The answer names the record.
-    fn record(&self, peer: &Peer, request: &mut NewRequest, info: &RequestInfo) -> Option<Box<AuditRecord>> {
+    fn record(
+        &self,
+        peer: &Peer,
+        request: &mut UnauthenticatedRequest,
+        info: &RequestInfo,
+    ) -> Option<Box<AuditRecord>> {
         let context = &mut request.context;
         let id = self.audit.is_on().then(|| context.audit_id.get_or_insert_with(new_audit_id))?;
         AuditRecord::new(&self.audit, peer, (request.http.uri(), request.http.headers()), info, id).map(Box::new)
@@ -455,19 +467,19 @@ impl Frontend {
     }
 
     /// Forwards a request whose path could not be parsed.
-    async fn pass_unread(&self, request: Box<NewRequest>, caller: Caller) -> Response<ReplyBody> {
-        let NewRequest { http: request, query, context, .. } = *request;
+    async fn pass_unread(&self, request: Box<UnauthenticatedRequest>, caller: Caller) -> Response<ReplyBody> {
+        let UnauthenticatedRequest { http: request, query, context, .. } = *request;
         self.forwarding.forward(request, &caller, None, &query, &context, ForwardReason::AmbiguousUrl).await
     }
 
     /// Handles a request that could not be answered from a feed: it is routed again, passed through, or refused.
     async fn unready(&self, mut request: Box<ReadRequest>, why: NotServable) -> Response<ReplyBody> {
         match why {
-            NotServable::Over if request.rerouted < REROUTES_MAX => {
+            NotServable::FeedEnded if request.rerouted < REROUTES_MAX => {
                 request.rerouted += 1;
                 self.dispatch(request).await
             }
-            NotServable::Over => self.pass(request, ForwardReason::Unavailable).await,
+            NotServable::FeedEnded => self.pass(request, ForwardReason::Unavailable).await,
             // Upstream would deny a collection that the caller may read only in part.
             NotServable::Forward(ForwardReason::Syncing | ForwardReason::NoProof)
                 if request.context.extent == Some(Extent::Some) =>
@@ -490,6 +502,8 @@ fn settle(peer: &Peer, caller: Option<&Caller>, payer: Option<&FlowDistinguisher
             peer.connection.turn_away();
             true
         }
-        Some(Caller::Ourselves | Caller::Known(_)) => peer.connection.found_known(payer.map(FlowDistinguisher::number)),
+        Some(Caller::ProxyItself | Caller::Known(_)) => {
+            peer.connection.found_known(payer.map(FlowDistinguisher::number))
+        }
     }
 }

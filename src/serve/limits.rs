@@ -8,10 +8,10 @@ mod slow_readers;
 mod state_pin;
 
 pub use concurrency::ConcurrencyConfig;
-pub use slow_readers::Unread;
+pub use slow_readers::SlowReaderLimits;
 
 pub(crate) use body_error::BodyError;
-pub(crate) use bounded_body::{BoundedBody, List, ListEncoding, PIECE_BYTES_MAX, TOO_SLOW, Whole};
+pub(crate) use bounded_body::{BoundedBody, CompleteBody, ListEncoding, PIECE_BYTES_MAX, StreamedList, TOO_SLOW};
 pub(crate) use concurrency::{ConcurrencyLimits, ConcurrencyPermit};
-pub(crate) use slow_readers::{Fired, SlowReaderReaper, Watchdog};
+pub(crate) use slow_readers::{FiredTimer, SlowReaderReaper, Watchdog};
 pub(crate) use state_pin::StatePin;

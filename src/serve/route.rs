@@ -16,9 +16,9 @@ use crate::listing::ListRead;
 use crate::upstream::{Resource, ResourceOrigin};
 use crate::wire::{Encoding, Include, Representation};
 use kubeapi::{
-    Choice, ContinueToken, Conversion, FieldMatcher, GetOptions, ListOptions, ListPlan, MediaType, MetaVersion,
-    ObjectKey, Offers, Query, RequestInfo, Selector, Status, Verb, VersionMatch, WatchStart, check_timeout, negotiate,
-    prefers_cbor, pretty, router_accepts,
+    ContinueToken, Conversion, FieldMatcher, GetOptions, ListOptions, ListPlan, MediaType, MetaVersion, NegotiatedType,
+    ObjectKey, Query, RequestInfo, Selector, Status, SupportedTypes, Verb, VersionMatch, WatchStart, check_timeout,
+    negotiate, prefers_cbor, pretty, router_accepts,
 };
 
 /// The response that the proxy gives, if the caller may read.
@@ -119,7 +119,7 @@ pub(crate) struct WatchRead {
 }
 
 /// Why a read cannot be answered from the cache.
-enum Unread {
+enum NotCacheable {
     Forward(ForwardReason),
     Refuse(Box<Status>),
 }
@@ -154,8 +154,8 @@ pub(crate) fn route<'a>(
     let scope = covered(asked, resource, coverage)?;
     match read(asked, resource, &scope) {
         Ok(read) => Ok((resource, read)),
-        Err(Unread::Refuse(status)) => Ok((resource, Route::Refuse(status))),
-        Err(Unread::Forward(reason)) => Err(reason),
+        Err(NotCacheable::Refuse(status)) => Ok((resource, Route::Refuse(status))),
+        Err(NotCacheable::Forward(reason)) => Err(reason),
     }
 }
 
@@ -224,21 +224,22 @@ fn is_inside_itself(info: &RequestInfo) -> bool {
 }
 
 /// Returns the read, or the refusal that upstream would give. The order of checks is the apiserver's (R-ORDER-2).
-fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Route, Unread> {
+fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Route, NotCacheable> {
     let RouteInput { info, query, accept, user_agent, .. } = *asked;
     let watch = info.verb == Verb::Watch;
     let built_in = resource.origin == ResourceOrigin::BuiltIn;
-    let offers = if built_in { Offers::BUILTIN } else { Offers::CUSTOM };
+    let offers = if built_in { SupportedTypes::BUILTIN } else { SupportedTypes::CUSTOM };
     let offers = if watch { offers.watching() } else { offers };
     if built_in && !router_accepts(accept, offers) {
         return Err(ForwardReason::NotAcceptable.into());
     }
     let choice = negotiate(accept, offers);
-    if matches!(choice, Choice::NotAcceptable | Choice::NotStreamable) {
+    if matches!(choice, NegotiatedType::NotAcceptable | NegotiatedType::NotStreamable) {
         return Err(ForwardReason::NotAcceptable.into());
     }
     let Some(representation) = representation(choice, &info.verb, query) else {
-        let table = matches!(choice, Choice::Converted { target: Conversion::Table, media: MediaType::Json, .. });
+        let table =
+            matches!(choice, NegotiatedType::Converted { target: Conversion::Table, media: MediaType::Json, .. });
         return Err(if table { ForwardReason::Table } else { ForwardReason::Representation }.into());
     };
     if representation.encoding() == Encoding::Json && pretty(query, user_agent, accept, offers) {
@@ -248,7 +249,7 @@ fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Ro
         return Err(ForwardReason::Representation.into());
     }
     // The proxy does not write errors in YAML either.
-    if negotiate(accept, Offers::ERROR).media() == Some(MediaType::Yaml) {
+    if negotiate(accept, SupportedTypes::ERROR).media() == Some(MediaType::Yaml) {
         return Err(ForwardReason::Representation.into());
     }
     if !watch {
@@ -334,19 +335,20 @@ fn unheld(
 /// Returns the representation of the response, if the proxy can write it. Tables are available only for watches,
 /// because their cells are as old as the events. `PartialObjectMetadataList` applies to lists, and PartialObjectMetadata
 /// to single objects and watch events. Requests for other combinations are forwarded.
-fn representation(choice: Choice, verb: &Verb, query: &Query) -> Option<Representation> {
+fn representation(choice: NegotiatedType, verb: &Verb, query: &Query) -> Option<Representation> {
     let encoding = match choice.media()? {
         MediaType::Json => Encoding::Json,
         MediaType::Protobuf => Encoding::Protobuf,
         MediaType::Yaml => return None,
     };
     match (choice, verb) {
-        (Choice::Plain(_), _) => Some(Representation::Object(encoding)),
-        (Choice::Converted { target: Conversion::PartialObjectMetadataList, version, .. }, Verb::List)
-        | (Choice::Converted { target: Conversion::PartialObjectMetadata, version, .. }, Verb::Get | Verb::Watch) => {
-            Some(Representation::Metadata(encoding, version))
-        }
-        (Choice::Converted { target: Conversion::Table, version: MetaVersion::V1, .. }, Verb::Watch) => {
+        (NegotiatedType::Plain(_), _) => Some(Representation::Object(encoding)),
+        (NegotiatedType::Converted { target: Conversion::PartialObjectMetadataList, version, .. }, Verb::List)
+        | (
+            NegotiatedType::Converted { target: Conversion::PartialObjectMetadata, version, .. },
+            Verb::Get | Verb::Watch,
+        ) => Some(Representation::Metadata(encoding, version)),
+        (NegotiatedType::Converted { target: Conversion::Table, version: MetaVersion::V1, .. }, Verb::Watch) => {
             Include::parse(query.first("includeObject").unwrap_or_default()).map(Representation::Table)
         }
         _ => None,
@@ -364,7 +366,7 @@ fn is_printed(start: WatchStart, view: &View, resource: &Resource) -> bool {
     }
 }
 
-fn get(asked: &RouteInput<'_>, resource: &Resource, representation: Representation) -> Result<Route, Unread> {
+fn get(asked: &RouteInput<'_>, resource: &Resource, representation: Representation) -> Result<Route, NotCacheable> {
     let options = GetOptions::decode(asked.query)?;
     let version = match options.version_match() {
         // It is read from upstream's storage, which has other words for it.
@@ -384,13 +386,13 @@ fn narrow(fields: FieldMatcher, name: &str) -> Result<FieldMatcher, Status> {
     Ok(fields.narrowed_to(name)?)
 }
 
-impl From<ForwardReason> for Unread {
+impl From<ForwardReason> for NotCacheable {
     fn from(reason: ForwardReason) -> Self {
         Self::Forward(reason)
     }
 }
 
-impl<E: Into<Status>> From<E> for Unread {
+impl<E: Into<Status>> From<E> for NotCacheable {
     fn from(refusal: E) -> Self {
         Self::Refuse(Box::new(refusal.into()))
     }
@@ -399,7 +401,7 @@ impl<E: Into<Status>> From<E> for Unread {
 impl From<OutsideCoverage> for ForwardReason {
     fn from(why: OutsideCoverage) -> Self {
         match why {
-            OutsideCoverage::NotChosen => Self::NotInResources,
+            OutsideCoverage::NotConfigured => Self::NotInResources,
             OutsideCoverage::Sensitive => Self::Sensitive,
         }
     }

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use crate::feeds::WantedVersions;
-use crate::serve::limits::{ConcurrencyConfig, Unread};
+use crate::serve::limits::{ConcurrencyConfig, SlowReaderLimits};
 use crate::serve::route::Coverage;
 
 /// The settings for answering requests.
@@ -24,7 +24,7 @@ pub struct ServeConfig {
     /// with the apiserver's `--min-request-timeout`.
     pub watch_min: Duration,
     pub limits: ConcurrencyConfig,
-    pub unread: Unread,
+    pub unread: SlowReaderLimits,
     /// How long upstream's discovery and authorizers may lag behind an observed change. Discovery documents, and reviews
     /// for other proxies, that were requested within this time are not reused.
     pub lag_max: Duration,
@@ -51,7 +51,7 @@ impl Default for ServeConfig {
             body_max: Duration::from_secs(60),
             watch_min: Duration::from_secs(30 * 60),
             limits: ConcurrencyConfig::default(),
-            unread: Unread::default(),
+            unread: SlowReaderLimits::default(),
             lag_max: Duration::from_secs(5),
         }
     }

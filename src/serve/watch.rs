@@ -6,8 +6,8 @@
 
 mod body;
 mod event_chunks;
-mod first_rows;
 mod hold;
+mod initial_rows;
 mod opener;
 mod resume;
 mod session;

@@ -11,11 +11,11 @@ pub struct CredentialId([u8; 32]);
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum ActingAs {
     /// The proxy's own identity: the caller is the same user as the proxy.
-    Ours,
+    ProxyItself,
     /// The bearer token of the request. The user of the token is its flow distinguisher.
     Bearer(CredentialId, FlowDistinguisher),
     /// No identity of the proxy: the user of the request's credential is unknown.
-    Nobody,
+    Anonymous,
     /// A user whose credential cannot be forwarded: the proxy impersonates the user.
     User(Arc<User>),
 }

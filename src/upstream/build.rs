@@ -34,7 +34,7 @@ pub struct Build {
 /// The fields that are read from a `/version` document.
 #[derive(Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Said {
+struct VersionDocument {
     major: String,
     minor: String,
     emulation_major: String,
@@ -56,7 +56,7 @@ impl Build {
     /// `31+`.
     pub fn parse(body: &[u8]) -> Option<Self> {
         let number = |text: &str| text.trim_end_matches(|c: char| !c.is_ascii_digit()).parse().ok();
-        let said: Said = serde_json::from_slice(body).ok()?;
+        let said: VersionDocument = serde_json::from_slice(body).ok()?;
         let (major, minor) = number(&said.major).zip(number(&said.minor))?;
         let emulated = number(&said.emulation_major).zip(number(&said.emulation_minor));
         let behaves_as = emulated.unwrap_or((major, minor));

@@ -6,10 +6,10 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::acting_as::CredentialId;
 use super::credentials::UpstreamCredentials;
-use super::outgoing::Outgoing;
+use super::outgoing::CountedRequest;
 use super::pool::{Pool, PoolProtocol, ResponseBody};
 use super::{CredentialError, Error, ForwardPool};
-use base::Shares;
+use base::KeyedSemaphores;
 use kubeapi::FlowDistinguisher;
 
 /// Connections for requests that carry their own credential, or none.
@@ -22,7 +22,7 @@ pub(super) struct CallerPools {
     credentials: UpstreamCredentials,
     pools: moka::sync::Cache<CredentialId, Arc<Pools>>,
     /// Limits how many pools the credentials of one user may have.
-    shares: Shares<FlowDistinguisher>,
+    shares: KeyedSemaphores<FlowDistinguisher>,
     /// Opens a new connection for each request.
     once: Pool,
 }
@@ -52,7 +52,7 @@ impl CallerPools {
         let credentials = credentials.without_identity();
         let once = Pool::new(&credentials, PoolProtocol::Once)?;
         let pools = moka::sync::Cache::builder().max_capacity(CREDENTIALS_MAX).time_to_idle(IDLE_MAX).build();
-        Ok(Self { credentials, pools, shares: Shares::new(CREDENTIALS_OF_A_USER_MAX), once })
+        Ok(Self { credentials, pools, shares: KeyedSemaphores::new(CREDENTIALS_OF_A_USER_MAX), once })
     }
 
     /// Sends a request of the bearer of `credential`, on connections that only that credential uses.
@@ -60,7 +60,7 @@ impl CallerPools {
         &self,
         (credential, payer): (CredentialId, &FlowDistinguisher),
         lane: ForwardPool,
-        outgoing: Outgoing,
+        outgoing: CountedRequest,
     ) -> Result<Response<ResponseBody>, Error> {
         let Some(pools) = self.pools(credential, payer)? else { return self.once.send(outgoing).await };
         match lane {
@@ -72,7 +72,7 @@ impl CallerPools {
     }
 
     /// Sends a request without a known user, on a connection that is not reused.
-    pub(super) async fn send_once(&self, outgoing: Outgoing) -> Result<Response<ResponseBody>, Error> {
+    pub(super) async fn send_once(&self, outgoing: CountedRequest) -> Result<Response<ResponseBody>, Error> {
         self.once.send(outgoing).await
     }
 

@@ -11,11 +11,11 @@ use tokio::time::timeout;
 use super::acting_as::CredentialId;
 use super::credentials::put_all;
 use super::endpoints::{Endpoints, EndpointsConfig, RequestOrigin};
-use super::identity_headers::{Nested, put_ours};
+use super::identity_headers::{NestedImpersonation, put_ours};
 use super::link::{CredentialChanges, Link, Links};
-use super::outgoing::{Outgoing, UpstreamBody};
+use super::outgoing::{CountedRequest, UpstreamBody};
 use super::pool::ResponseBody;
-use super::strict_transport::StrictTransport;
+use super::strict_transport::HstsHeader;
 use super::{BODY_BYTES_MAX, CAUSE, Cause, CostLedger, CredentialError, CredentialSource, Error, Server, Unsendable};
 use crate::net::CertificateValidity;
 use crate::wire::Encoding;
@@ -38,12 +38,12 @@ struct Shared {
     tasks: Tasks,
     /// Counts the received responses, for tasks that wait until upstream is reachable again.
     answered: watch::Sender<u64>,
-    strict_transport: StrictTransport,
+    strict_transport: HstsHeader,
 }
 
 /// The kind of a request of the proxy: it selects the connections and the timeout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Question {
+pub enum UpstreamRequestKind {
     /// A stream that lives for minutes.
     Watch,
     /// A single response.
@@ -85,13 +85,13 @@ impl Client {
     /// A client whose connections come from `connect`, for tests with a paused clock.
     #[cfg(test)]
     pub(crate) fn in_memory(connect: impl Fn() -> Option<tokio::io::DuplexStream> + Send + Sync + 'static) -> Self {
-        let memory = super::MemoryUpstream::new(connect, false).without_idle();
+        let memory = super::InMemoryUpstream::new(connect, false).without_idle();
         Self::connect(&CredentialSource::Memory(memory), CostLedger::default()).expect("nothing is read")
     }
 
     pub(super) fn of(links: Links, costs: CostLedger, tasks: Tasks) -> Self {
         let instance = format!("{:016x}", fastrand::u64(..));
-        let (answered, strict_transport) = (watch::Sender::new(0), StrictTransport::default());
+        let (answered, strict_transport) = (watch::Sender::new(0), HstsHeader::default());
         let shared = Shared { links, costs, instance, tasks, answered, strict_transport };
         Self { shared: Arc::new(shared) }
     }
@@ -149,7 +149,7 @@ impl Client {
     pub async fn open(
         &self,
         cause: Cause,
-        kind: Question,
+        kind: UpstreamRequestKind,
         path_and_query: &str,
         accept: &str,
     ) -> Result<Response<ResponseBody>, Error> {
@@ -160,35 +160,36 @@ impl Client {
     /// Sends a POST of the proxy and reads the response; both bodies are JSON.
     pub(super) async fn post(&self, cause: Cause, path: &str, body: Vec<u8>) -> Result<Bytes, Error> {
         let request = Request::builder().method(Method::POST).header(ACCEPT, JSON).header(CONTENT_TYPE, JSON);
-        self.read(self.ask(cause, Question::Short, path, request, body.into()).await?).await
+        self.read(self.ask(cause, UpstreamRequestKind::Short, path, request, body.into()).await?).await
     }
 
     /// Sends a review for another proxy and reads the response. `hops` names the proxies below and this one.
     pub async fn review(&self, cause: Cause, path: &str, hops: HeaderValue, body: Bytes) -> Result<Bytes, Error> {
         let request = Request::builder().method(Method::POST).header(super::HOPS, hops);
         let request = request.header(ACCEPT, JSON).header(CONTENT_TYPE, JSON);
-        self.read_at_most(self.ask(cause, Question::Short, path, request, body).await?, REVIEW_BYTES_MAX).await
+        self.read_at_most(self.ask(cause, UpstreamRequestKind::Short, path, request, body).await?, REVIEW_BYTES_MAX)
+            .await
     }
 
     async fn ask(
         &self,
         cause: Cause,
-        kind: Question,
+        kind: UpstreamRequestKind,
         path_and_query: &str,
         request: http::request::Builder,
         body: Bytes,
     ) -> Result<Response<ResponseBody>, Error> {
-        let counter = self.shared.costs.counter(cause, kind == Question::Watch);
+        let counter = self.shared.costs.counter(cause, kind == UpstreamRequestKind::Watch);
         let link = self.shared.links.current();
         let request = self.prepared(&link, cause, path_and_query, request, body).await?;
-        let (at, outgoing) = (link.credentials.endpoint, Outgoing { request, counter });
+        let (at, outgoing) = (link.credentials.endpoint, CountedRequest { request, counter });
         let sending = pin!(async {
             match kind {
-                Question::Watch => link.watches.ask(outgoing).await,
-                Question::Short => link.short.send(outgoing).await,
+                UpstreamRequestKind::Watch => link.watches.ask(outgoing).await,
+                UpstreamRequestKind::Short => link.short.send(outgoing).await,
             }
         });
-        let answer = self.taken(self.endpoints().heed(at, RequestOrigin::Ours, sending)).await;
+        let answer = self.taken(self.endpoints().heed(at, RequestOrigin::Proxy, sending)).await;
         if answer.as_ref().is_err_and(|error| error.code().is_some_and(|code| code >= 500)) {
             self.endpoints().raise(at);
         }
@@ -201,7 +202,7 @@ impl Client {
         let request = Request::builder().method(Method::GET);
         let request = self.prepared(&link, Cause::Readiness, path, request, Bytes::new()).await?;
         let counter = self.shared.costs.counter(Cause::Readiness, false);
-        Ok(link.tunnels.send(Outgoing { request, counter }).await?.status().as_u16())
+        Ok(link.tunnels.send(CountedRequest { request, counter }).await?.status().as_u16())
     }
 
     /// Sends a GET of the proxy on the connection to `server`, as long as that connection is in use.
@@ -215,7 +216,7 @@ impl Client {
         let request = Request::builder().method(Method::GET).header(ACCEPT, accept);
         let link = self.shared.links.at(server.endpoint);
         let request = self.prepared(&link, cause, path_and_query, request, Bytes::new()).await?;
-        let outgoing = Outgoing { request, counter: self.shared.costs.counter(cause, false) };
+        let outgoing = CountedRequest { request, counter: self.shared.costs.counter(cause, false) };
         let sending = async {
             match link.watches.send_beside(server, outgoing).await {
                 Ok(sent) => sent,
@@ -243,7 +244,7 @@ impl Client {
             .header(USER_AGENT, concat!("kube-fanout/", env!("CARGO_PKG_VERSION")))
             .header(CAUSE, cause.as_str())
             .body(Full::new(body).map_err(|never| match never {}).boxed_unsync())
-            .map_err(|error| Error::Unaskable(error.to_string()))?;
+            .map_err(|error| Error::InvalidRequest(error.to_string()))?;
         let ourselves = || HeaderValue::from_str(self.instance()).expect("hexadecimal digits");
         // A request on behalf of another proxy already names the proxies below.
         request.headers_mut().entry(super::HOPS).or_insert_with(ourselves);
@@ -274,7 +275,7 @@ impl Client {
         path_and_query: &str,
         accept: &str,
     ) -> Result<(Option<Encoding>, Bytes), Error> {
-        let response = self.open(cause, Question::Short, path_and_query, accept).await?;
+        let response = self.open(cause, UpstreamRequestKind::Short, path_and_query, accept).await?;
         let encoding = encoding_of(&response);
         Ok((encoding, self.read(response).await?))
     }
@@ -292,7 +293,7 @@ impl Client {
         if let Some(known) = known {
             request = request.header(IF_NONE_MATCH, known);
         }
-        match self.ask(cause, Question::Short, path, request, Bytes::new()).await {
+        match self.ask(cause, UpstreamRequestKind::Short, path, request, Bytes::new()).await {
             Ok(response) => {
                 let etag = response.headers().get(ETAG).cloned();
                 Ok(Some((etag, self.read(response).await?)))
@@ -306,7 +307,7 @@ impl Client {
     pub async fn document(&self, path: &str, headers: HeaderMap) -> Result<Option<SharedDocument>, Error> {
         let mut request = Request::builder().method(Method::GET);
         request.headers_mut().into_iter().for_each(|to| to.clone_from(&headers));
-        match self.ask(Cause::Discovery, Question::Short, path, request, Bytes::new()).await {
+        match self.ask(Cause::Discovery, UpstreamRequestKind::Short, path, request, Bytes::new()).await {
             Ok(response) => {
                 let headers = response.headers().clone();
                 Ok(Some(SharedDocument { headers, body: self.read_at_most(response, DOCUMENT_BYTES_MAX).await? }))
@@ -346,7 +347,7 @@ impl Client {
         let link = self.shared.links.current();
         link.readdress(&mut request)?;
         let ours = link.credentials.headers().await?;
-        put_ours(request.headers_mut(), ours).map_err(|Nested| Unsendable::Nested)?;
+        put_ours(request.headers_mut(), ours).map_err(|NestedImpersonation| Unsendable::Nested)?;
         let pool = match lane {
             super::ForwardPool::Short => link.forwards.here(),
             super::ForwardPool::Stream => &link.long,
@@ -356,9 +357,9 @@ impl Client {
         self.endpoints().heed(link.credentials.endpoint, RequestOrigin::Caller, sending).await
     }
 
-    fn forwarded(&self, lane: super::ForwardPool, request: Request<UpstreamBody>) -> Outgoing {
+    fn forwarded(&self, lane: super::ForwardPool, request: Request<UpstreamBody>) -> CountedRequest {
         let is_stream = lane != super::ForwardPool::Short;
-        Outgoing { request, counter: self.shared.costs.counter(Cause::PassedThrough, is_stream) }
+        CountedRequest { request, counter: self.shared.costs.counter(Cause::PassedThrough, is_stream) }
     }
 
     /// Sends a caller's request with its own credential, on connections that only that credential uses. Without a

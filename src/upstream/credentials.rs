@@ -14,7 +14,7 @@ use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 use super::Error;
-use super::MemoryUpstream;
+use super::InMemoryUpstream;
 use super::plugins::put_runner;
 use super::secrecy::words;
 use super::token_file::TokenFile;
@@ -31,7 +31,7 @@ pub enum CredentialSource {
     /// No credentials, as for the demo upstream.
     Anonymous(Uri),
     /// No credentials, for an upstream in this process.
-    Memory(MemoryUpstream),
+    Memory(InMemoryUpstream),
 }
 
 /// The address of an in-process upstream in requests; it is never resolved.
@@ -108,7 +108,7 @@ pub(super) struct UpstreamCredentials {
     anonymous_tls: rustls::ClientConfig,
     pub(super) server_name: Option<String>,
     /// The in-process upstream that connections lead to, instead of the address.
-    pub(super) memory: Option<MemoryUpstream>,
+    pub(super) memory: Option<InMemoryUpstream>,
     /// The validity of the proxy's client certificate.
     pub(super) client_certificate: Option<CertificateValidity>,
     headers: HeaderService,

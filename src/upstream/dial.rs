@@ -19,7 +19,7 @@ use base::{DESCRIPTOR_TRIES, lacks_descriptor, want_descriptor};
 /// An upstream within this process, without a socket, for tests and simulations with a virtual clock, which a kernel
 /// does not follow.
 #[derive(Clone)]
-pub struct MemoryUpstream {
+pub struct InMemoryUpstream {
     connect: Arc<dyn Fn() -> Option<DuplexStream> + Send + Sync>,
     /// Whether connections use HTTP/2, as with an apiserver.
     multiplexes: bool,
@@ -27,7 +27,7 @@ pub struct MemoryUpstream {
     idle_max: usize,
 }
 
-impl MemoryUpstream {
+impl InMemoryUpstream {
     /// An upstream that `connect` connects to; if it returns `None`, the upstream is unreachable.
     pub fn new(connect: impl Fn() -> Option<DuplexStream> + Send + Sync + 'static, multiplexes: bool) -> Self {
         Self { connect: Arc::new(connect), multiplexes, idle_max: usize::MAX }
@@ -49,25 +49,25 @@ impl MemoryUpstream {
     }
 }
 
-impl fmt::Debug for MemoryUpstream {
+impl fmt::Debug for InMemoryUpstream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryUpstream").field("multiplexes", &self.multiplexes).finish_non_exhaustive()
+        f.debug_struct("InMemoryUpstream").field("multiplexes", &self.multiplexes).finish_non_exhaustive()
     }
 }
 
-impl PartialEq for MemoryUpstream {
+impl PartialEq for InMemoryUpstream {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.connect, &other.connect)
     }
 }
 
-impl Eq for MemoryUpstream {}
+impl Eq for InMemoryUpstream {}
 
 /// Opens the connections of one pool.
 #[derive(Clone, Debug)]
 pub(super) enum Dialer {
     Tcp(HttpConnector),
-    Memory(MemoryUpstream),
+    Memory(InMemoryUpstream),
 }
 
 /// A connection, before TLS.
@@ -94,7 +94,7 @@ impl Service<Uri> for Dialer {
     fn call(&mut self, uri: Uri) -> Self::Future {
         match self {
             Self::Tcp(tcp) => Box::pin(dial(tcp.clone(), uri)),
-            Self::Memory(MemoryUpstream { connect, multiplexes, .. }) => {
+            Self::Memory(InMemoryUpstream { connect, multiplexes, .. }) => {
                 let (io, multiplexes) = (connect(), *multiplexes);
                 Box::pin(async move {
                     let io = TokioIo::new(io.ok_or(io::ErrorKind::ConnectionRefused).map_err(io::Error::from)?);

@@ -3,9 +3,9 @@
 mod declaration;
 mod definitions;
 mod documents;
-mod reading;
 mod refusal_backoff;
-mod served;
+mod saved_documents;
+mod served_resources;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use self::declaration::Declared;
 pub use self::declaration::{Declaration, DeclaringResource};
 use self::definitions::CustomResourceDefinitions;
 use self::documents::{ApiServices, DiscoveryList, Groups, LegacyList, VersionList};
-pub use self::reading::DiscoveryDocuments;
 pub use self::refusal_backoff::RefusalBackoff;
 use self::refusal_backoff::RefusedDocument;
-use self::served::{DiscoveryFindings, DiscoveryState, Root, Served};
+pub use self::saved_documents::DiscoveryDocuments;
+use self::served_resources::{DiscoveryFindings, DiscoveryRoot, DiscoveryState, ServedResources};
 use super::{Build, Cause, Client, Error};
 use crate::wire::Encoding;
 use kubeapi::{FieldTable, Gvr, PageStore};
@@ -81,7 +81,7 @@ pub struct Catalog {
 struct Shared {
     insistence: RefusalBackoff,
     state: RwLock<State>,
-    asking: tokio::sync::Mutex<Asking>,
+    asking: tokio::sync::Mutex<DiscoveryAttempts>,
     refused: Mutex<Documents<RefusedDocument>>,
     /// The last time of a change that may affect discovery, or of a point where such a change could have been missed.
     stirred: Mutex<Instant>,
@@ -111,7 +111,7 @@ impl From<&Error> for DiscoveryFailure {
 #[derive(Debug, Default)]
 struct State {
     known: DiscoveryState,
-    served: Served,
+    served: ServedResources,
 }
 
 /// The documents that are requested in addition to discovery, and that upstream may refuse.
@@ -124,7 +124,7 @@ pub struct Documents<T> {
 }
 
 #[derive(Debug, Default)]
-struct Asking {
+struct DiscoveryAttempts {
     last: Option<Instant>,
     /// When upstream began to refuse definitions that the proxy had read before.
     refused_since: Option<Instant>,
@@ -338,17 +338,17 @@ impl Catalog {
     }
 
     /// Fetches the resources below `/api` or `/apis`; `None` if they have not changed.
-    async fn changed_root(&self, at: usize, root: &str) -> Result<Option<Root>, Error> {
+    async fn changed_root(&self, at: usize, root: &str) -> Result<Option<DiscoveryRoot>, Error> {
         let etag = self.shared.state.read().known.roots[at].etag.clone();
         let Some((etag, body)) = self.client.fetch_changed(Cause::Discovery, root, AGGREGATED, etag.as_ref()).await?
         else {
             return Ok(None);
         };
         if let Some(versions) = versions_in(&body) {
-            return Ok(Some(Root { etag, versions }));
+            return Ok(Some(DiscoveryRoot { etag, versions }));
         }
         // An older server's ETag here does not cover the documents below.
-        Ok(Some(Root { etag: None, versions: self.versions_below(root, &body).await? }))
+        Ok(Some(DiscoveryRoot { etag: None, versions: self.versions_below(root, &body).await? }))
     }
 
     /// Fetches every group version below `/api` or `/apis` separately, from a server without aggregated discovery.

@@ -51,7 +51,7 @@ struct Shared {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestOrigin {
     /// The proxy itself: the request is a read, or a request that changes nothing.
-    Ours,
+    Proxy,
     /// A caller: the request may be anything.
     Caller,
 }
@@ -135,7 +135,7 @@ impl Endpoints {
                     is_slow = true;
                     self.raise(at);
                 }
-                () = &mut left, if origin == RequestOrigin::Ours => {
+                () = &mut left, if origin == RequestOrigin::Proxy => {
                     break Err(Error::Unreachable("another server is used now".into()));
                 }
             }
@@ -171,7 +171,7 @@ impl Endpoints {
 /// Whether an error may be the server's fault. A caller's request may also fail because of its body.
 fn is_alarming(error: &Error, origin: RequestOrigin) -> bool {
     match error {
-        Error::Unreachable(_) => origin == RequestOrigin::Ours || !error.may_have_been_carried_out(),
+        Error::Unreachable(_) => origin == RequestOrigin::Proxy || !error.may_have_been_carried_out(),
         Error::Timeout(_) | Error::Broken(_) => true,
         _ => false,
     }

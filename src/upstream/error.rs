@@ -24,7 +24,7 @@ pub enum Error {
     Unsendable(#[from] Unsendable),
     /// No valid HTTP request can be made of this question: nothing was sent.
     #[error("cannot build the upstream request: {0}")]
-    Unaskable(String),
+    InvalidRequest(String),
     /// The body is not the kind of document that belongs to this path.
     #[error("upstream returned an unexpected document for {0}")]
     OtherDocument(String),

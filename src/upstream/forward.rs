@@ -40,9 +40,9 @@ impl Forwarder {
     ) -> Result<Response<ResponseBody>, Error> {
         let request = leaving(acting_as, lane, request)?;
         let mut response = match acting_as {
-            ActingAs::Ours => self.ours.send(lane, request).await?,
+            ActingAs::ProxyItself => self.ours.send(lane, request).await?,
             ActingAs::Bearer(id, payer) => self.ours.send_bare(Some((*id, payer)), lane, request).await?,
-            ActingAs::Nobody => self.ours.send_bare(None, lane, request).await?,
+            ActingAs::Anonymous => self.ours.send_bare(None, lane, request).await?,
             ActingAs::User(_) => {
                 let impersonator = self.impersonator.as_ref().ok_or(Unsendable::NoImpersonator)?;
                 impersonator.send(lane, request).await?
@@ -87,7 +87,7 @@ fn cross(lane: ForwardPool, request: &mut Request<UpstreamBody>) {
 fn apply_identity(acting_as: &ActingAs, headers: &mut HeaderMap) -> Result<(), Unsendable> {
     match acting_as {
         // Impersonation that the sender requests is kept: upstream decides about it.
-        ActingAs::Ours | ActingAs::Bearer(..) | ActingAs::Nobody => drop_asserted(headers),
+        ActingAs::ProxyItself | ActingAs::Bearer(..) | ActingAs::Anonymous => drop_asserted(headers),
         ActingAs::User(user) => {
             strip_identity(headers);
             set_user(headers, user).map_err(|UnencodableUser| Unsendable::UnencodableUser)?;

@@ -12,7 +12,7 @@ use kubeapi::User;
 
 /// Why a request is refused: two readers of its headers could see two different callers or requests.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Ambiguous {
+pub enum AmbiguousHeaders {
     #[error("the Connection header names {0}, so it would be dropped")]
     HopByHop(HeaderName),
     #[error("the header {0} is repeated")]
@@ -52,13 +52,13 @@ fn is_identity(name: &HeaderName) -> bool {
 }
 
 /// Refuses headers in which two readers could see two different callers or requests.
-pub fn inspect(headers: &HeaderMap) -> Result<(), Ambiguous> {
+pub fn inspect(headers: &HeaderMap) -> Result<(), AmbiguousHeaders> {
     if let Some(name) = listed(headers).find(is_identity) {
-        return Err(Ambiguous::HopByHop(name));
+        return Err(AmbiguousHeaders::HopByHop(name));
     }
     for name in [HOST, AUTHORIZATION, CONTENT_LENGTH, IMPERSONATE_USER, IMPERSONATE_UID, REMOTE_USER, REMOTE_UID] {
         if headers.get_all(&name).iter().nth(1).is_some() {
-            return Err(Ambiguous::Repeated(name));
+            return Err(AmbiguousHeaders::Repeated(name));
         }
     }
     // Some servers read an underscore as a dash.
@@ -66,10 +66,10 @@ pub fn inspect(headers: &HeaderMap) -> Result<(), Ambiguous> {
         name.as_str().contains('_') && name.as_str().replace('_', "-").parse().is_ok_and(|read| is_identity(&read))
     };
     if let Some(name) = headers.keys().find(misread) {
-        return Err(Ambiguous::Misspelled(name.clone()));
+        return Err(AmbiguousHeaders::Misspelled(name.clone()));
     }
     if headers.contains_key(CONTENT_LENGTH) && headers.contains_key(TRANSFER_ENCODING) {
-        return Err(Ambiguous::Framing);
+        return Err(AmbiguousHeaders::Framing);
     }
     Ok(())
 }
@@ -96,15 +96,15 @@ pub(super) fn drop_asserted(headers: &mut HeaderMap) {
 
 /// Two impersonations cannot be combined: their headers together would name a third user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Nested;
+pub(super) struct NestedImpersonation;
 
 /// Replaces the sender's credentials with the proxy's. Impersonation that the sender requests is kept.
 ///
 /// # Errors
 /// The sender requests an impersonation, and the proxy's credentials are one too.
-pub(super) fn put_ours(headers: &mut HeaderMap, ours: HeaderMap) -> Result<(), Nested> {
+pub(super) fn put_ours(headers: &mut HeaderMap, ours: HeaderMap) -> Result<(), NestedImpersonation> {
     if ours.keys().any(is_impersonation) && headers.keys().any(is_impersonation) {
-        return Err(Nested);
+        return Err(NestedImpersonation);
     }
     headers.remove(AUTHORIZATION);
     put_all(headers, ours);

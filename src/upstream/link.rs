@@ -131,13 +131,13 @@ impl Link {
     /// The URI of this path on the server.
     pub(super) fn uri(&self, path_and_query: &str) -> Result<Uri, Error> {
         let joined = format!("{}{path_and_query}", self.prefix());
-        self.at(joined.parse().map_err(|error| Error::Unaskable(format!("{joined}: {error}")))?)
+        self.at(joined.parse().map_err(|error| Error::InvalidRequest(format!("{joined}: {error}")))?)
     }
 
     fn at(&self, path_and_query: PathAndQuery) -> Result<Uri, Error> {
         let mut parts = self.credentials.base.clone().into_parts();
         parts.path_and_query = Some(path_and_query);
-        Uri::from_parts(parts).map_err(|error| Error::Unaskable(error.to_string()))
+        Uri::from_parts(parts).map_err(|error| Error::InvalidRequest(error.to_string()))
     }
 
     /// The path prefix of the server's address, without a trailing slash; usually empty.

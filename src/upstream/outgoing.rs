@@ -9,7 +9,7 @@ pub type UpstreamBody = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + 
 
 /// A request with its cost counter, which ensures that every request is counted.
 #[derive(Debug)]
-pub(super) struct Outgoing {
+pub(super) struct CountedRequest {
     pub(super) request: Request<UpstreamBody>,
     pub(super) counter: CostCounter,
 }

@@ -32,7 +32,7 @@ pub struct Server {
 /// The facts about a server, kept with the connection. For a server behind a proxy they are kept with the response.
 #[derive(Debug, Default)]
 pub(super) struct UpstreamPeer {
-    told: Mutex<Told>,
+    told: Mutex<BuildKnowledge>,
     /// Allows one request at a time.
     asking: Arc<tokio::sync::Mutex<()>>,
     /// Dropped with the connection.
@@ -41,15 +41,15 @@ pub(super) struct UpstreamPeer {
 }
 
 #[derive(Debug, Clone, Default)]
-enum Told {
+enum BuildKnowledge {
     #[default]
-    NotYet,
+    Pending,
     /// The server failed to respond: since when, how often, and the last time.
     Failed { since: Instant, times: u32, last: Instant },
     /// `certain`: learned on this very connection, which is not passed on to another server with each request.
     Build { build: Arc<Build>, certain: bool },
     /// The server does not report its build.
-    Nothing,
+    NotReported,
 }
 
 /// A server that does not report its build for this long is not asked again. One that has just started denies requests
@@ -61,7 +61,7 @@ const REST: Duration = Duration::from_millis(250);
 impl UpstreamPeer {
     /// A server behind a proxy, which encoded what the proxy has in memory.
     pub(super) fn behind_a_proxy(build: Build) -> Self {
-        let told = Mutex::new(Told::Build { build: Arc::new(build), certain: true });
+        let told = Mutex::new(BuildKnowledge::Build { build: Arc::new(build), certain: true });
         Self { told, is_behind_a_proxy: true, ..Self::default() }
     }
 }
@@ -74,7 +74,7 @@ impl Server {
     /// The build that it reports, if it was asked and did.
     pub fn build(&self) -> Option<Arc<Build>> {
         match &*self.peer.told.lock() {
-            Told::Build { build, .. } => Some(build.clone()),
+            BuildKnowledge::Build { build, .. } => Some(build.clone()),
             _ => None,
         }
     }
@@ -98,13 +98,13 @@ impl Server {
 
     /// Whether nothing remains to be asked.
     pub fn is_known(&self) -> bool {
-        matches!(*self.peer.told.lock(), Told::Build { .. } | Told::Nothing)
+        matches!(*self.peer.told.lock(), BuildKnowledge::Build { .. } | BuildKnowledge::NotReported)
     }
 
     /// Whether it was asked on this very connection. A server with HTTP/1.1 cannot be asked while it streams, and is
     /// often behind a load balancer. Its facts come from another server at the same address.
     pub fn is_certain(&self) -> bool {
-        matches!(*self.peer.told.lock(), Told::Build { certain: true, .. })
+        matches!(*self.peer.told.lock(), BuildKnowledge::Build { certain: true, .. })
     }
 
     /// Whether it produces the same bytes as `other`; `None` while that is not known.
@@ -116,38 +116,45 @@ impl Server {
         let ours = self.peer.told.lock().clone();
         let theirs = other.peer.told.lock().clone();
         match (ours, theirs) {
-            (Told::Build { build: ours, .. }, Told::Build { build: theirs, .. }) => Some(ours == theirs),
-            (Told::Nothing, Told::Nothing) => Some(true),
-            (Told::NotYet | Told::Failed { .. }, _) | (_, Told::NotYet | Told::Failed { .. }) => None,
-            (Told::Nothing, _) | (_, Told::Nothing) => Some(false),
+            (BuildKnowledge::Build { build: ours, .. }, BuildKnowledge::Build { build: theirs, .. }) => {
+                Some(ours == theirs)
+            }
+            (BuildKnowledge::NotReported, BuildKnowledge::NotReported) => Some(true),
+            (BuildKnowledge::Pending | BuildKnowledge::Failed { .. }, _)
+            | (_, BuildKnowledge::Pending | BuildKnowledge::Failed { .. }) => None,
+            (BuildKnowledge::NotReported, _) | (_, BuildKnowledge::NotReported) => Some(false),
         }
     }
 
     /// Records that the servers at its address now report another build.
     pub fn presume(&self, build: &Build) {
-        *self.peer.told.lock() = Told::Build { build: Arc::new(build.clone()), certain: false };
+        *self.peer.told.lock() = BuildKnowledge::Build { build: Arc::new(build.clone()), certain: false };
     }
 
     /// Whether it was asked and does not report its build.
     pub fn is_mute(&self) -> bool {
-        matches!(*self.peer.told.lock(), Told::Nothing)
+        matches!(*self.peer.told.lock(), BuildKnowledge::NotReported)
     }
 
     /// Records that it failed to respond.
     pub fn failed(&self) {
         let (mut told, now) = (self.peer.told.lock(), Instant::now());
         *told = match *told {
-            Told::NotYet => Told::Failed { since: now, times: 1, last: now },
-            Told::Failed { since, .. } if now.duration_since(since) >= SILENCE_MAX => Told::Nothing,
-            Told::Failed { since, times, .. } => Told::Failed { since, times: times + 1, last: now },
-            Told::Build { .. } | Told::Nothing => return,
+            BuildKnowledge::Pending => BuildKnowledge::Failed { since: now, times: 1, last: now },
+            BuildKnowledge::Failed { since, .. } if now.duration_since(since) >= SILENCE_MAX => {
+                BuildKnowledge::NotReported
+            }
+            BuildKnowledge::Failed { since, times, .. } => {
+                BuildKnowledge::Failed { since, times: times + 1, last: now }
+            }
+            BuildKnowledge::Build { .. } | BuildKnowledge::NotReported => return,
         };
     }
 
     /// Whether it failed to respond recently.
     pub(super) fn rests(&self) -> bool {
         match *self.peer.told.lock() {
-            Told::Failed { times, last, .. } => last.elapsed() < REST.saturating_mul(1 << times.min(5)),
+            BuildKnowledge::Failed { times, last, .. } => last.elapsed() < REST.saturating_mul(1 << times.min(5)),
             _ => false,
         }
     }
@@ -163,7 +170,10 @@ impl Server {
 
     /// Records the response to a request about this server, which `by` sent.
     pub(super) fn answered(&self, by: &Self, build: Option<Build>) {
-        let told = build.map_or(Told::Nothing, |build| Told::Build { build: Arc::new(build), certain: by.multiplexes });
+        let told = build.map_or(BuildKnowledge::NotReported, |build| BuildKnowledge::Build {
+            build: Arc::new(build),
+            certain: by.multiplexes,
+        });
         *by.peer.told.lock() = told.clone();
         if self.is(by) {
             return;
@@ -171,16 +181,19 @@ impl Server {
         // There may be two connections for a moment, both to the same server.
         let known = self.is_connected() || !self.multiplexes;
         *self.peer.told.lock() = match told {
-            Told::Build { build, .. } if known => Told::Build { build, certain: false },
+            BuildKnowledge::Build { build, .. } if known => BuildKnowledge::Build { build, certain: false },
             // The connection is closed, so the server at its other end can no longer be identified.
-            _ => Told::Nothing,
+            _ => BuildKnowledge::NotReported,
         };
     }
 
     /// A server that reports `build`, or no build.
     #[cfg(test)]
     pub(crate) fn saying(build: Option<Build>) -> Self {
-        let told = build.map_or(Told::Nothing, |build| Told::Build { build: Arc::new(build), certain: true });
+        let told = build.map_or(BuildKnowledge::NotReported, |build| BuildKnowledge::Build {
+            build: Arc::new(build),
+            certain: true,
+        });
         let server = Self::silent();
         *server.peer.told.lock() = told;
         server
@@ -212,7 +225,7 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// A connection with the facts about its peer, which every response on it carries.
 #[derive(Debug)]
-pub(super) struct Met<T> {
+pub(super) struct PeerConnection<T> {
     io: T,
     peer: Arc<UpstreamPeer>,
     settings: FirstSettings,
@@ -228,7 +241,7 @@ where
             Future: Send + 'static,
         >,
 {
-    type Response = Met<C::Response>;
+    type Response = PeerConnection<C::Response>;
     type Error = Failure;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
 
@@ -243,18 +256,18 @@ where
             let connection = Arc::new(());
             let peer = UpstreamPeer { connection: Arc::downgrade(&connection), ..UpstreamPeer::default() };
             let settings = FirstSettings::new(limit, io.connected().is_negotiated_h2());
-            Ok(Met { io, peer: Arc::new(peer), settings, _connection: connection })
+            Ok(PeerConnection { io, peer: Arc::new(peer), settings, _connection: connection })
         })
     }
 }
 
-impl<T: Connection> Connection for Met<T> {
+impl<T: Connection> Connection for PeerConnection<T> {
     fn connected(&self) -> Connected {
         self.io.connected().extra(self.peer.clone())
     }
 }
 
-impl<T: Read + Unpin> Read for Met<T> {
+impl<T: Read + Unpin> Read for PeerConnection<T> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -265,7 +278,7 @@ impl<T: Read + Unpin> Read for Met<T> {
     }
 }
 
-impl<T: Write + Unpin> Write for Met<T> {
+impl<T: Write + Unpin> Write for PeerConnection<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
         Pin::new(&mut self.io).poll_write(cx, bytes)
     }

@@ -24,9 +24,9 @@ use parking_lot::Mutex;
 use super::cost::CostCounter;
 use super::credentials::UpstreamCredentials;
 use super::dial::Dialer;
-use super::outgoing::{Outgoing, UpstreamBody};
+use super::outgoing::{CountedRequest, UpstreamBody};
 use super::peer::{PeerConnector, Server, UpstreamPeer};
-use super::resend::Resendable;
+use super::retryable_request::RetryableRequest;
 use super::runtime::ConnectionRuntime;
 use super::stream_limit::StreamLimit;
 use super::{Build, CredentialError, Error, SERVED};
@@ -51,12 +51,12 @@ impl PoolProtocol {
     /// For callers' requests. Callers may never read their responses, and received bytes are in no budget: with a
     /// window of 1 MiB, 600 such callers would occupy 600 MiB.
     pub(super) const FOR_OTHERS: Self =
-        Self::Multiplexed { stream_window: UNREAD_BYTES, runtime: ConnectionRuntime::Here };
+        Self::Multiplexed { stream_window: UNREAD_BYTES, runtime: ConnectionRuntime::Current };
 
     fn runtime(self) -> ConnectionRuntime {
         match self {
             Self::Multiplexed { runtime, .. } => runtime,
-            Self::Single | Self::Once => ConnectionRuntime::Here,
+            Self::Single | Self::Once => ConnectionRuntime::Current,
         }
     }
 }
@@ -95,7 +95,7 @@ impl Shard {
 
 /// A stream on a connection, released on drop.
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(super) struct StreamSlot {
     /// The number of other streams when it was acquired.
     before: u32,
     limit: StreamLimit,
@@ -135,8 +135,8 @@ impl Pool {
 
     /// Sends a request; its stream counts until the response body is dropped. If its server has certainly not processed
     /// it, it is retried on another connection.
-    pub(super) async fn send(&self, outgoing: Outgoing) -> Result<Response<ResponseBody>, Error> {
-        let mut resendable = Resendable::new(outgoing);
+    pub(super) async fn send(&self, outgoing: CountedRequest) -> Result<Response<ResponseBody>, Error> {
+        let mut resendable = RetryableRequest::new(outgoing);
         loop {
             match send_by(self.place(), resendable.attempt()).await {
                 Err(error) if resendable.may_retry(&error).await => {}
@@ -147,8 +147,8 @@ impl Pool {
 
     /// Sends a request of the proxy that changes nothing and has no body. If its connection turns out to allow fewer
     /// streams, the request is sent on another one.
-    pub(super) async fn ask(&self, outgoing: Outgoing) -> Result<Response<ResponseBody>, Error> {
-        let mut resendable = Resendable::new(outgoing);
+    pub(super) async fn ask(&self, outgoing: CountedRequest) -> Result<Response<ResponseBody>, Error> {
+        let mut resendable = RetryableRequest::new(outgoing);
         loop {
             let (connections, slot) = self.place();
             let (before, limit) = (slot.before, slot.limit.clone());
@@ -168,8 +168,8 @@ impl Pool {
     pub(super) async fn send_beside(
         &self,
         server: &Server,
-        outgoing: Outgoing,
-    ) -> Result<Result<Response<ResponseBody>, Error>, Outgoing> {
+        outgoing: CountedRequest,
+    ) -> Result<Result<Response<ResponseBody>, Error>, CountedRequest> {
         match self.place_beside(server) {
             Some(place) => Ok(send_by(place, outgoing).await),
             None => Err(outgoing),
@@ -177,7 +177,7 @@ impl Pool {
     }
 
     /// Acquires a stream above the limit for long-lived streams, which is below the apiserver's.
-    fn place_beside(&self, server: &Server) -> Option<(Connections, Slot)> {
+    fn place_beside(&self, server: &Server) -> Option<(Connections, StreamSlot)> {
         let shards = self.shards.lock();
         let shard = shards.iter().find(|shard| Arc::ptr_eq(&shard.streams, &server.streams))?;
         // Usually one stream above `STREAMS_MAX` is still below the server's limit.
@@ -185,12 +185,12 @@ impl Pool {
         is_taken.then(|| self.slot(shard.clone()))
     }
 
-    fn slot(&self, Shard { connections, streams, limit }: Shard) -> (Connections, Slot) {
+    fn slot(&self, Shard { connections, streams, limit }: Shard) -> (Connections, StreamSlot) {
         let before = streams.fetch_add(1, Ordering::Relaxed);
-        (connections, Slot { before, limit, streams, endpoint: self.credentials.endpoint })
+        (connections, StreamSlot { before, limit, streams, endpoint: self.credentials.endpoint })
     }
 
-    fn place(&self) -> (Connections, Slot) {
+    fn place(&self) -> (Connections, StreamSlot) {
         let mut shards = self.shards.lock();
         let free = shards.iter().find(|shard| shard.has_room()).cloned();
         // A new connection is presumed to have the lowest limit of the existing ones.
@@ -252,7 +252,7 @@ impl Pool {
             // The window has room for every stream, so unread streams do not stall the others.
             .http2_initial_connection_window_size(stream_window.map(|window| window * Self::STREAMS_MAX))
             .http2_max_header_list_size(1 << 20)
-            // `Resendable` retries instead: it covers more cases and has a bound.
+            // `RetryableRequest` retries instead: it covers more cases and has a bound.
             .retry_canceled_requests(false)
             .pool_max_idle_per_host(idle_max)
             .build(PeerConnector::new(connector, runtime, limit.clone()));
@@ -261,15 +261,15 @@ impl Pool {
 }
 
 async fn send_by(
-    (connections, slot): (Connections, Slot),
-    Outgoing { request, counter }: Outgoing,
+    (connections, slot): (Connections, StreamSlot),
+    CountedRequest { request, counter }: CountedRequest,
 ) -> Result<Response<ResponseBody>, Error> {
     counter.sent();
     let response = connections.request(request).await.map_err(|error| Error::Unreachable(error.into()))?;
     Ok(ResponseBody::of(response, slot, counter))
 }
 
-impl Drop for Slot {
+impl Drop for StreamSlot {
     fn drop(&mut self) {
         self.streams.fetch_sub(1, Ordering::Relaxed);
     }
@@ -282,11 +282,11 @@ pub struct ResponseBody {
     server: Server,
     is_from_memory: bool,
     counter: CostCounter,
-    _slot: Slot,
+    _slot: StreamSlot,
 }
 
 impl ResponseBody {
-    fn of(response: Response<Incoming>, slot: Slot, mut counter: CostCounter) -> Response<Self> {
+    fn of(response: Response<Incoming>, slot: StreamSlot, mut counter: CostCounter) -> Response<Self> {
         counter.answered(response.status().is_success() || response.status() == StatusCode::SWITCHING_PROTOCOLS);
         let peer = match Build::named_in(response.headers()) {
             Some(build) => Arc::new(UpstreamPeer::behind_a_proxy(build)),

@@ -17,7 +17,7 @@ use kubeapi::{Access, AccessTarget, ResourceTarget, User};
 
 /// The result of a token review.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TokenVerdict {
+pub struct TokenReviewResult {
     /// The owner of the token; `None` if it is not authenticated.
     pub user: Option<User>,
     /// The requested audiences that the token is valid for. Empty from authenticators without audience support.
@@ -26,7 +26,7 @@ pub struct TokenVerdict {
 
 /// The result of an access review.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AccessVerdict {
+pub struct AccessReviewResult {
     pub allowed: bool,
     /// The authorizer's reason, which may be empty.
     pub reason: String,
@@ -47,31 +47,31 @@ const SELF_SUBJECT_ACCESS_REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsub
 
 impl Client {
     /// Reviews a token.
-    pub async fn review_token(&self, token: &str, audiences: &[String]) -> Result<TokenVerdict, Error> {
+    pub async fn review_token(&self, token: &str, audiences: &[String]) -> Result<TokenReviewResult, Error> {
         let spec = TokenReviewSpec {
             token: Some(token.to_owned()),
             audiences: (!audiences.is_empty()).then(|| audiences.to_vec()),
         };
         let asked = TokenReview { spec, ..TokenReview::default() };
         let answer = self.create(Cause::TokenReview, TOKEN_REVIEWS, &asked).await?;
-        TokenVerdict::read(&answer).ok_or_else(|| Error::OtherDocument(TOKEN_REVIEWS.to_owned()))
+        TokenReviewResult::read(&answer).ok_or_else(|| Error::OtherDocument(TOKEN_REVIEWS.to_owned()))
     }
 
     /// Reviews whether `user` may perform `access`. An upstream proxy sees `cause`.
-    pub async fn review_access(&self, cause: Cause, user: &User, access: &Access) -> Result<AccessVerdict, Error> {
+    pub async fn review_access(&self, cause: Cause, user: &User, access: &Access) -> Result<AccessReviewResult, Error> {
         let answer = self.create(cause, ACCESS_REVIEWS, &access_question(user, access)).await?;
-        AccessVerdict::read(&answer).ok_or_else(|| Error::OtherDocument(ACCESS_REVIEWS.to_owned()))
+        AccessReviewResult::read(&answer).ok_or_else(|| Error::OtherDocument(ACCESS_REVIEWS.to_owned()))
     }
 
     /// Reviews whether the proxy itself may perform `access`, which any user may ask.
-    pub async fn review_own_access(&self, access: &Access) -> Result<AccessVerdict, Error> {
+    pub async fn review_own_access(&self, access: &Access) -> Result<AccessReviewResult, Error> {
         let (resource_attributes, non_resource_attributes) = attributes(access);
         let spec = SelfSubjectAccessReviewSpec { resource_attributes, non_resource_attributes };
         let asked = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
         let answer = self.create(Cause::SelfReview, SELF_SUBJECT_ACCESS_REVIEWS, &asked).await?;
         let answered: SelfSubjectAccessReview =
             read(&answer).ok_or_else(|| Error::OtherDocument(SELF_SUBJECT_ACCESS_REVIEWS.to_owned()))?;
-        Ok(AccessVerdict::of(answered.status.unwrap_or_default()))
+        Ok(AccessReviewResult::of(answered.status.unwrap_or_default()))
     }
 
     /// The user that upstream authenticates the proxy as.
@@ -84,19 +84,19 @@ impl Client {
     }
 
     async fn create<Q: Serialize>(&self, cause: Cause, path: &str, asked: &Q) -> Result<Bytes, Error> {
-        let body = serde_json::to_vec(asked).map_err(|_| Error::Unaskable(path.to_owned()))?;
+        let body = serde_json::to_vec(asked).map_err(|_| Error::InvalidRequest(path.to_owned()))?;
         self.post(cause, path, body).await
     }
 }
 
-impl TokenVerdict {
+impl TokenReviewResult {
     /// Parses a `TokenReview` response; returns `None` if it is not one.
     pub fn read(answer: &[u8]) -> Option<Self> {
         Some(token_verdict(read::<TokenReview>(answer)?.status.unwrap_or_default()))
     }
 }
 
-impl AccessVerdict {
+impl AccessReviewResult {
     /// Parses a `SubjectAccessReview` response; returns `None` if it is not one.
     pub fn read(answer: &[u8]) -> Option<Self> {
         Some(Self::of(read::<SubjectAccessReview>(answer)?.status.unwrap_or_default()))
@@ -144,10 +144,10 @@ fn read<A: DeserializeOwned>(answer: &[u8]) -> Option<A> {
 
 /// Only `authenticated: true` with a name authenticates a user: a response that lacks either must not be trusted
 /// (CVE-2023-48312).
-fn token_verdict(status: TokenReviewStatus) -> TokenVerdict {
+fn token_verdict(status: TokenReviewStatus) -> TokenReviewResult {
     let known = status.authenticated == Some(true) && status.error.is_none_or(|error| error.is_empty());
     let user = status.user.filter(|_| known).map(user).filter(|user| !user.name.is_empty());
-    TokenVerdict { user, audiences: status.audiences.unwrap_or_default() }
+    TokenReviewResult { user, audiences: status.audiences.unwrap_or_default() }
 }
 
 fn user(info: UserInfo) -> User {
@@ -292,12 +292,12 @@ mod tests {
             let spec = access_spec(&node, &access);
             let asked = serde_json::to_value(SubjectAccessReview { spec, ..SubjectAccessReview::default() });
             let asked = asked.expect("JSON");
-            let read = |asked: &serde_json::Value| AccessVerdict::question(asked.to_string().as_bytes());
+            let read = |asked: &serde_json::Value| AccessReviewResult::question(asked.to_string().as_bytes());
             let written = serde_json::to_vec(&SubjectAccessReview {
                 spec: access_spec(&node, &access),
                 ..SubjectAccessReview::default()
             });
-            assert_eq!(AccessVerdict::question(&written.expect("JSON")), Some((node.clone(), access.clone())));
+            assert_eq!(AccessReviewResult::question(&written.expect("JSON")), Some((node.clone(), access.clone())));
             for (at, said) in [("/spec/unknown", "x"), ("/metadata/name", "x"), ("/unknown", "x")] {
                 let mut more = asked.clone();
                 let (parent, key) = at.rsplit_once('/').expect("a path");
@@ -306,11 +306,11 @@ mod tests {
                 parent.insert(key.to_owned(), json!(said));
                 assert_eq!(read(&more), None, "{at}");
             }
-            let verdict = AccessVerdict { allowed: true, reason: "so".to_owned() };
+            let verdict = AccessReviewResult { allowed: true, reason: "so".to_owned() };
             let answer = verdict.clone().answer(&node, &access).expect("JSON");
-            assert_eq!(AccessVerdict::read(&answer), Some(verdict));
+            assert_eq!(AccessReviewResult::read(&answer), Some(verdict));
         }
-        assert_eq!(AccessVerdict::question(b"{}"), None);
+        assert_eq!(AccessReviewResult::question(b"{}"), None);
     }
 
     #[test]

@@ -14,7 +14,7 @@ pub(super) enum ConnectionRuntime {
     /// the load of the core that needed it first.
     Home,
     /// The runtime of the request that needs the connection.
-    Here,
+    Current,
 }
 
 impl ConnectionRuntime {
@@ -24,7 +24,7 @@ impl ConnectionRuntime {
         F: Future<Output: Send + 'static> + Send + 'static,
     {
         match self {
-            Self::Here => making.await,
+            Self::Current => making.await,
             Self::Home => match AbortOnDropHandle::new(home_runtime().spawn(making)).await {
                 Ok(made) => made,
                 Err(error) => match error.try_into_panic() {
@@ -43,7 +43,7 @@ where
 {
     fn execute(&self, driving: F) {
         let runtime = match self {
-            Self::Here => Handle::current(),
+            Self::Current => Handle::current(),
             Self::Home => home_runtime(),
         };
         // The task drives the connection and ends with it.
@@ -67,7 +67,7 @@ mod tests {
         tasks.spread("a request", async move {
             let here = thread::current().id();
             let mut seen = Vec::new();
-            for runtime in [ConnectionRuntime::Home, ConnectionRuntime::Here] {
+            for runtime in [ConnectionRuntime::Home, ConnectionRuntime::Current] {
                 seen.push(runtime.run(async { thread::current().id() }).await);
                 let (tell, told) = oneshot::channel();
                 runtime.execute(async { tell.send(thread::current().id()).expect("it is heard") });

@@ -7,13 +7,13 @@ use parking_lot::RwLock;
 /// Upstream's `Strict-Transport-Security` header (`--strict-transport-security-directives`), learned from its responses
 /// to the proxy's own requests.
 #[derive(Debug, Default)]
-pub(super) struct StrictTransport {
+pub(super) struct HstsHeader {
     /// Whether there is a header. Most servers send none, and readers then take no lock.
     is_said: AtomicBool,
     said: RwLock<Option<HeaderValue>>,
 }
 
-impl StrictTransport {
+impl HstsHeader {
     pub(super) fn learn(&self, headers: &HeaderMap) {
         let said = headers.get(STRICT_TRANSPORT_SECURITY);
         if said.is_none() && !self.is_said.load(Ordering::Relaxed) || said == self.said.read().as_ref() {
@@ -34,7 +34,7 @@ mod tests {
 
     #[test]
     fn hsts_header_of_last_response_is_used() {
-        let policy = StrictTransport::default();
+        let policy = HstsHeader::default();
         let answer =
             |said: &'static str| HeaderMap::from_iter([(STRICT_TRANSPORT_SECURITY, HeaderValue::from_static(said))]);
         for (headers, expected) in [

@@ -15,11 +15,11 @@ use tokio::time::Instant;
 #[derive(Debug)]
 pub(super) struct TokenFile {
     path: PathBuf,
-    held: Mutex<Held>,
+    held: Mutex<CachedToken>,
 }
 
 #[derive(Debug)]
-struct Held {
+struct CachedToken {
     header: HeaderValue,
     read: Instant,
 }
@@ -30,7 +30,7 @@ const READ_EVERY: Duration = Duration::from_secs(10);
 impl TokenFile {
     pub(super) fn load(path: PathBuf) -> io::Result<Self> {
         let header = read(&path)?;
-        Ok(Self { path, held: Mutex::new(Held { header, read: Instant::now() }) })
+        Ok(Self { path, held: Mutex::new(CachedToken { header, read: Instant::now() }) })
     }
 
     /// The value of an `Authorization` header. If the file cannot be read, the last one that could be.

@@ -18,13 +18,13 @@ use kubeapi::{EventType, ResourceVersion};
 #[derive(Debug, Clone)]
 pub struct BookmarkTemplate {
     envelope: Envelope,
-    plain: Hole,
-    initial_events_end: Hole,
+    plain: BodyTemplate,
+    initial_events_end: BodyTemplate,
 }
 
 /// A body with a gap in place of the resourceVersion's digits.
 #[derive(Debug, Clone)]
-struct Hole {
+struct BodyTemplate {
     /// JSON: the body up to the digits. Protobuf: the metadata fields before the resourceVersion.
     before: Vec<u8>,
     /// JSON: the body after the digits, in a Table up to the digits of the row's object. Protobuf: the metadata fields
@@ -42,9 +42,9 @@ impl BookmarkTemplate {
     /// The object cannot be read, because it is not in the envelope's encoding and shape.
     pub fn from_object(envelope: &Envelope, object: &Object) -> Result<Self, WireError> {
         let holes = |end| match envelope.encoding() {
-            Encoding::Json => Hole::in_json(envelope.shape(), object.body(), end),
-            Encoding::Protobuf => Hole::in_protobuf(object.body(), end),
-            Encoding::Table => Hole::in_table(envelope.shape(), object.body(), end),
+            Encoding::Json => BodyTemplate::in_json(envelope.shape(), object.body(), end),
+            Encoding::Protobuf => BodyTemplate::in_protobuf(object.body(), end),
+            Encoding::Table => BodyTemplate::in_table(envelope.shape(), object.body(), end),
         };
         if object.encoding() != envelope.encoding() {
             return Err(WireError::WrongForm);
@@ -55,7 +55,7 @@ impl BookmarkTemplate {
     /// Creates a template with metadata only, for use until upstream has sent a bookmark. 1.34 and later send the same
     /// for kinds without required fields, and every decoder reads it as the zero value of the others.
     pub fn minimal(envelope: &Envelope) -> Self {
-        let hole = |end| Hole::minimal(envelope, end);
+        let hole = |end| BodyTemplate::minimal(envelope, end);
         Self { envelope: envelope.clone(), plain: hole(false), initial_events_end: hole(true) }
     }
 
@@ -73,7 +73,7 @@ impl BookmarkTemplate {
     }
 }
 
-impl Hole {
+impl BodyTemplate {
     fn minimal(envelope: &Envelope, end: bool) -> Self {
         let (api_version, kind) = (json_text(envelope.api_version()), json_text(envelope.kind()));
         let hole = match (envelope.encoding(), envelope.shape()) {
@@ -128,7 +128,7 @@ impl Hole {
         // The body of a built-in kind is an object without its opening brace.
         let brace = if shape == JsonLayout::BuiltIn { "{" } else { "" };
         let document = format!("{brace}{body}");
-        let Top { metadata } = serde_json::from_str(&document)?;
+        let TopLevel { metadata } = serde_json::from_str(&document)?;
         let at = metadata.get().as_ptr().addr() - document.as_ptr().addr();
 
         let mut fields: Vec<(String, String)> = entries(metadata.get())?;
@@ -208,7 +208,7 @@ impl Hole {
 }
 
 #[derive(Deserialize)]
-struct Top<'a> {
+struct TopLevel<'a> {
     #[serde(borrow)]
     metadata: &'a RawValue,
 }
@@ -272,5 +272,5 @@ const METADATA: u8 = 1;
 const RESOURCE_VERSION: u8 = 6;
 const ANNOTATIONS: u8 = 12;
 
-/// Maximum size of the tags and lengths that [`Hole::filled`] adds.
+/// Maximum size of the tags and lengths that [`BodyTemplate::filled`] adds.
 const HEADERS_MAX: usize = 16;

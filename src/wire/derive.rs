@@ -6,7 +6,7 @@
 //! [`wire`](super), so the same [`Envelope`](super::Envelope)s and [`ListFrame`](super::ListFrame)s wrap their output.
 //!
 //! **Exact or refused.** The output is byte for byte that of the server, or there is none. An unknown field number, a
-//! wire type other than the table's, or a raw value that JSON cannot express is [`Refused`]. The caller then fetches
+//! wire type other than the table's, or a raw value that JSON cannot express is [`TranscodeError`]. The caller then fetches
 //! that representation from upstream (R-DERIVE-10). The rules are R-DERIVE-5 to R-DERIVE-9, cited where they are
 //! implemented. Their table is generated from the API's Go types ([`facts`]).
 //!
@@ -29,5 +29,5 @@ mod tests;
 
 pub use facts::is_of_kubernetes;
 pub use metadata::MetadataRenderer;
-pub use refused::{RefusalReason, Refused};
+pub use refused::{RefusalReason, TranscodeError};
 pub use transcoder::Transcoder;

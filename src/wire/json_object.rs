@@ -10,7 +10,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Seq
 use super::WireError;
 use super::bookmark::INITIAL_EVENTS_END;
 use super::json_document::utf8;
-use super::object::{Reading, RvSpan, parse_resource_version, sort_labels};
+use super::object::{DecodedFields, RvSpan, parse_resource_version, sort_labels};
 use super::path_trie::{FieldSlots, NodeId, PathTrie};
 use kubeapi::{Attributes, FieldTable, ObjectKey, ResourceVersion};
 
@@ -52,21 +52,22 @@ impl JsonPaths {
         let texts = vec![None; self.trie.slots()];
         let mut found = ObjectParts { document, texts, labels: Vec::new(), has_metadata: false };
         let mut deserializer = serde_json::Deserializer::from_str(document);
-        Walk { paths: self, node: PathTrie::<Box<str>>::ROOT, found: &mut found }.deserialize(&mut deserializer)?;
+        TrieDeserializer { paths: self, node: PathTrie::<Box<str>>::ROOT, found: &mut found }
+            .deserialize(&mut deserializer)?;
         deserializer.end()?;
         check_depth(document)?;
         if found.has_metadata { Ok(found) } else { Err(WireError::NoMetadata) }
     }
 
     /// Converts the values to an object's parts. The body begins `body_at` bytes into the document.
-    pub(super) fn reading(&self, found: ObjectParts<'_>, body_at: usize) -> Result<Reading, WireError> {
+    pub(super) fn reading(&self, found: ObjectParts<'_>, body_at: usize) -> Result<DecodedFields, WireError> {
         let (rv, rv_at) = found.resource_version(body_at)?;
         let key = ObjectKey::new(found.text(NAMESPACE), found.text(NAME));
         let ObjectParts { texts, mut labels, .. } = found;
         sort_labels(&mut labels)?;
         let text = |_, slot: usize| Ok::<_, WireError>(texts[slot].as_deref().map(Cow::Borrowed));
         let fields = FieldSlots::values(&self.fields, text)?;
-        Ok(Reading { key, rv, rv_at, attributes: Attributes::new(&labels, &fields) })
+        Ok(DecodedFields { key, rv, rv_at, attributes: Attributes::new(&labels, &fields) })
     }
 }
 
@@ -176,13 +177,13 @@ fn string_end(bytes: &[u8], mut at: usize) -> usize {
 }
 
 /// Deserializer of the value at one node of the trie.
-struct Walk<'p, 'f, 'de> {
+struct TrieDeserializer<'p, 'f, 'de> {
     paths: &'p JsonPaths,
     node: NodeId,
     found: &'f mut ObjectParts<'de>,
 }
 
-impl<'de> Walk<'_, '_, 'de> {
+impl<'de> TrieDeserializer<'_, '_, 'de> {
     fn put(self, text: Cow<'de, str>) {
         if let Some(slot) = self.paths.trie.slot_at(self.node) {
             self.found.texts[slot] = Some(text);
@@ -201,8 +202,8 @@ impl<'de> Walk<'_, '_, 'de> {
         }
     }
 
-    fn child(&mut self, node: NodeId) -> Walk<'_, '_, 'de> {
-        Walk { paths: self.paths, node, found: self.found }
+    fn child(&mut self, node: NodeId) -> TrieDeserializer<'_, '_, 'de> {
+        TrieDeserializer { paths: self.paths, node, found: self.found }
     }
 
     fn visit_labels<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
@@ -213,7 +214,7 @@ impl<'de> Walk<'_, '_, 'de> {
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Walk<'_, '_, 'de> {
+impl<'de> DeserializeSeed<'de> for TrieDeserializer<'_, '_, 'de> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -221,7 +222,7 @@ impl<'de> DeserializeSeed<'de> for Walk<'_, '_, 'de> {
     }
 }
 
-impl<'de> Visitor<'de> for Walk<'_, '_, 'de> {
+impl<'de> Visitor<'de> for TrieDeserializer<'_, '_, 'de> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -45,14 +45,14 @@ pub(super) struct RvSpan {
 }
 
 /// The values that a reader has found in one body.
-pub(super) struct Reading {
+pub(super) struct DecodedFields {
     pub(super) key: ObjectKey,
     pub(super) rv: ResourceVersion,
     pub(super) rv_at: RvSpan,
     pub(super) attributes: Attributes,
 }
 
-impl Reading {
+impl DecodedFields {
     /// Returns the memory of the object besides its body, in bytes.
     pub(super) fn beside_bytes(&self) -> usize {
         beside(&self.key, &self.attributes)
@@ -73,17 +73,17 @@ fn beside(key: &ObjectKey, attributes: &Attributes) -> usize {
 impl Object {
     /// Creates an object. `held` is the size of the allocation that contains `body`; `reading.rv_at` must lie inside
     /// `body`.
-    pub(super) fn new(encoding: Encoding, body: Bytes, held: usize, reading: Reading) -> Self {
-        let Reading { key, rv, rv_at, attributes } = reading;
+    pub(super) fn new(encoding: Encoding, body: Bytes, held: usize, reading: DecodedFields) -> Self {
+        let DecodedFields { key, rv, rv_at, attributes } = reading;
         debug_assert!(held >= body.len() && rv_at.offset as usize + usize::from(rv_at.len) <= body.len());
         let held = u32::try_from(held).unwrap_or(u32::MAX);
         Self { key, rv, attributes, body, rv_at, encoding, held, written: AtomicU8::new(0), json: Mutex::new(None) }
     }
 
     /// Splits the object into its body and the values read from it.
-    pub(super) fn into_reading(self) -> (Bytes, Reading) {
+    pub(super) fn into_reading(self) -> (Bytes, DecodedFields) {
         let Self { key, rv, attributes, body, rv_at, .. } = self;
-        (body, Reading { key, rv, rv_at, attributes })
+        (body, DecodedFields { key, rv, rv_at, attributes })
     }
 
     /// Returns the bytes that a reader charges for the object, including the allocation that contains its body.

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use super::WireError;
 use super::bookmark::INITIAL_EVENTS_END;
-use super::object::{Reading, RvSpan, parse_resource_version, sort_labels};
+use super::object::{DecodedFields, RvSpan, parse_resource_version, sort_labels};
 use super::path_trie::{FieldSlots, NodeId, PathTrie};
 use super::protobuf::{self, Fields, Value, map_entry};
 use kubeapi::{Attributes, FieldKind, FieldTable, ObjectKey, ResourceVersion};
@@ -34,7 +34,7 @@ impl ProtoPaths {
     }
 
     /// Reads the selectable fields of `body` and adds its metadata.
-    pub(super) fn reading(&self, body: &[u8], metadata: ProtoMetadata<'_>) -> Result<Reading, WireError> {
+    pub(super) fn reading(&self, body: &[u8], metadata: ProtoMetadata<'_>) -> Result<DecodedFields, WireError> {
         let (rv, rv_at) = metadata.resource_version(body)?;
         let mut values = vec![None; self.trie.slots()];
         // Needed even without selectable fields: the top level has three fields, and the walk detects a truncated body.
@@ -44,7 +44,7 @@ impl ProtoPaths {
         let ProtoMetadata { name, namespace, mut labels, .. } = metadata;
         sort_labels(&mut labels)?;
         let key = ObjectKey::new(namespace, name);
-        Ok(Reading { key, rv, rv_at, attributes: Attributes::new(&labels, &fields) })
+        Ok(DecodedFields { key, rv, rv_at, attributes: Attributes::new(&labels, &fields) })
     }
 
     fn walk<'a>(&self, node: NodeId, message: &'a [u8], values: &mut [Option<Value<'a>>]) -> Result<(), WireError> {

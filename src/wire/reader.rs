@@ -8,7 +8,7 @@ use super::json_object::{JsonPaths, ObjectParts, check_name, json_found};
 use super::list_frame::{
     LIST_ITEMS, LIST_META_CONTINUE, LIST_META_REMAINING, LIST_META_RESOURCE_VERSION, LIST_METADATA,
 };
-use super::object::{Reading, parse_resource_version};
+use super::object::{DecodedFields, parse_resource_version};
 use super::proto_document::{self, Document};
 use super::proto_object::{ProtoMetadata, ProtoPaths};
 use super::protobuf::Fields;
@@ -204,7 +204,7 @@ impl ObjectReader {
 
     /// Reads an object with `TypeMeta`. Returns its body, the values read from it, and whether it closes the initial
     /// events.
-    fn read<'a>(&self, document: &'a [u8], named: bool) -> Result<(&'a [u8], Reading, bool), WireError> {
+    fn read<'a>(&self, document: &'a [u8], named: bool) -> Result<(&'a [u8], DecodedFields, bool), WireError> {
         match &self.paths {
             Paths::Json(paths) => {
                 let found = json_found(paths, document, named)?;
@@ -350,7 +350,7 @@ impl ObjectReader {
     }
 
     /// Returns an object whose body is a part of `frame`, and the frame, which is charged together with it.
-    fn within(&self, frame: Bytes, body: Range<usize>, reading: Reading) -> (Object, Bytes) {
+    fn within(&self, frame: Bytes, body: Range<usize>, reading: DecodedFields) -> (Object, Bytes) {
         let held = frame.len();
         let frame = match &self.account {
             Some(account) => account.keep_with(frame, reading.beside_bytes()),
@@ -360,7 +360,7 @@ impl ObjectReader {
     }
 
     /// Returns an object with its own copy of the body.
-    fn copied(&self, body: &[u8], reading: Reading) -> Object {
+    fn copied(&self, body: &[u8], reading: DecodedFields) -> Object {
         self.within(Bytes::copy_from_slice(body), 0..body.len(), reading).0
     }
 

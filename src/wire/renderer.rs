@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytes::Bytes;
 
 use super::{
-    Encoding, Envelope, Include, JsonLayout, ListFrame, ListMeta, MetadataRenderer, RefusalReason, Refused,
-    Representation, Transcoder, table,
+    Encoding, Envelope, Include, JsonLayout, ListFrame, ListMeta, MetadataRenderer, RefusalReason, Representation,
+    TranscodeError, Transcoder, table,
 };
 use kubeapi::{EventType, MetaVersion};
 
 /// Writes the objects of one feed in one representation: verbatim or derived.
 ///
-/// Clones share it. Derived output is exact or [`Refused`].
+/// Clones share it. Derived output is exact or [`TranscodeError`].
 #[derive(Clone)]
 pub struct Renderer(Arc<Shared>);
 
@@ -20,7 +20,7 @@ struct Shared {
     representation: Representation,
     /// The envelope of the output.
     envelope: Envelope,
-    means: Means,
+    means: RenderMethod,
     /// Minor of the release that it writes for; 0 if it does not depend on the release.
     release: u32,
     revoked: AtomicBool,
@@ -28,7 +28,7 @@ struct Shared {
 }
 
 #[derive(Clone, Copy)]
-enum Means {
+enum RenderMethod {
     /// Bodies are sent as received.
     Verbatim,
     /// JSON from protobuf.
@@ -45,10 +45,10 @@ impl Renderer {
     /// Returns a renderer that writes bodies in `feed`'s encoding unchanged.
     pub fn verbatim(feed: &Envelope) -> Self {
         let representation = Representation::verbatim(feed.encoding());
-        Self::new(representation, feed.clone(), Means::Verbatim, 0)
+        Self::new(representation, feed.clone(), RenderMethod::Verbatim, 0)
     }
 
-    fn new(representation: Representation, envelope: Envelope, means: Means, release: u32) -> Self {
+    fn new(representation: Representation, envelope: Envelope, means: RenderMethod, release: u32) -> Self {
         let [revoked, disproven] = std::array::from_fn(|_| AtomicBool::new(false));
         Self(Arc::new(Shared { representation, envelope, means, release, revoked, disproven }))
     }
@@ -65,22 +65,25 @@ impl Renderer {
         let rows = feed.encoding() == Encoding::Table;
         let (means, envelope) = match representation {
             Representation::Table(_) if !rows => return None,
-            Representation::Table(Include::None) => (Means::Cells, feed.clone()),
+            Representation::Table(Include::None) => (RenderMethod::Cells, feed.clone()),
             Representation::Table(Include::Metadata | Include::Object) => {
-                (Means::Rows(MetadataRenderer::for_server(minor, feed.api_version(), feed.kind())), feed.clone())
+                (RenderMethod::Rows(MetadataRenderer::for_server(minor, feed.api_version(), feed.kind())), feed.clone())
             }
             Representation::Object(Encoding::Protobuf | Encoding::Table)
             | Representation::Metadata(Encoding::Protobuf, MetaVersion::V1beta1) => return None,
             _ if rows => return None,
             Representation::Object(Encoding::Json) => {
                 let transcoder = Transcoder::for_server(minor, feed.api_version(), feed.kind())?;
-                (Means::Json(transcoder), Envelope::new(Encoding::Json, feed.api_version(), feed.kind(), feed.shape()))
+                (
+                    RenderMethod::Json(transcoder),
+                    Envelope::new(Encoding::Json, feed.api_version(), feed.kind(), feed.shape()),
+                )
             }
             Representation::Metadata(encoding, version) => {
                 let metadata = MetadataRenderer::for_server(minor, feed.api_version(), feed.kind());
                 let envelope =
                     Envelope::new(encoding, version.group_version(), PARTIAL_OBJECT_METADATA, JsonLayout::BuiltIn);
-                (Means::Metadata(metadata, feed.encoding()), envelope)
+                (RenderMethod::Metadata(metadata, feed.encoding()), envelope)
             }
         };
         Some(Self::new(representation, envelope, means, minor))
@@ -98,7 +101,7 @@ impl Renderer {
 
     /// Returns whether bodies are sent as received.
     pub fn is_verbatim(&self) -> bool {
-        matches!(self.0.means, Means::Verbatim)
+        matches!(self.0.means, RenderMethod::Verbatim)
     }
 
     /// Returns the release whose bodies it writes. Callers that cache a body must store the release with it, because
@@ -128,11 +131,11 @@ impl Renderer {
 
     /// Returns the body in this representation, in the normal form of [`wire`](super). It shares `body`'s bytes where
     /// possible.
-    pub fn body(&self, body: &Bytes) -> Result<Bytes, Refused> {
+    pub fn body(&self, body: &Bytes) -> Result<Bytes, TranscodeError> {
         match (self.0.means, self.0.representation.encoding()) {
-            (Means::Verbatim, _) => Ok(body.clone()),
-            (Means::Metadata(metadata, Encoding::Protobuf), Encoding::Protobuf) => metadata.protobuf(body),
-            (Means::Metadata(metadata, Encoding::Json), Encoding::Protobuf) => metadata.protobuf_from_json(body),
+            (RenderMethod::Verbatim, _) => Ok(body.clone()),
+            (RenderMethod::Metadata(metadata, Encoding::Protobuf), Encoding::Protobuf) => metadata.protobuf(body),
+            (RenderMethod::Metadata(metadata, Encoding::Json), Encoding::Protobuf) => metadata.protobuf_from_json(body),
             _ => {
                 let mut out = Vec::with_capacity(self.capacity(body));
                 self.put_body(body, &mut out)?;
@@ -142,16 +145,16 @@ impl Renderer {
     }
 
     /// Appends the body. If it is refused, `out` is unchanged.
-    pub fn put_body(&self, body: &Bytes, out: &mut Vec<u8>) -> Result<(), Refused> {
+    pub fn put_body(&self, body: &Bytes, out: &mut Vec<u8>) -> Result<(), TranscodeError> {
         match (self.0.means, self.0.representation.encoding()) {
-            (Means::Json(transcoder), _) => transcoder.json(body, out),
-            (Means::Metadata(metadata, Encoding::Protobuf), Encoding::Json) => metadata.json(body, out),
-            (Means::Metadata(metadata, Encoding::Json), Encoding::Json) => metadata.json_from_json(body, out),
-            (Means::Cells, _) => put_row(body, out, |_, out| {
+            (RenderMethod::Json(transcoder), _) => transcoder.json(body, out),
+            (RenderMethod::Metadata(metadata, Encoding::Protobuf), Encoding::Json) => metadata.json(body, out),
+            (RenderMethod::Metadata(metadata, Encoding::Json), Encoding::Json) => metadata.json_from_json(body, out),
+            (RenderMethod::Cells, _) => put_row(body, out, |_, out| {
                 out.extend_from_slice(b"null");
                 Ok(())
             }),
-            (Means::Rows(metadata), _) => put_row(body, out, |object, out| {
+            (RenderMethod::Rows(metadata), _) => put_row(body, out, |object, out| {
                 out.extend_from_slice(PARTIAL_OBJECT_HEAD);
                 metadata.json_from_json(object, out)
             }),
@@ -163,14 +166,14 @@ impl Renderer {
     }
 
     /// Returns a whole watch frame.
-    pub fn frame(&self, event_type: EventType, body: &Bytes) -> Result<Bytes, Refused> {
+    pub fn frame(&self, event_type: EventType, body: &Bytes) -> Result<Bytes, TranscodeError> {
         Ok(self.0.envelope.frame(event_type, &self.body(body)?))
     }
 
     /// Returns a whole BOOKMARK frame around a bookmark's body.
-    pub fn bookmark(&self, body: &Bytes) -> Result<Bytes, Refused> {
+    pub fn bookmark(&self, body: &Bytes) -> Result<Bytes, TranscodeError> {
         let body = match self.0.means {
-            Means::Json(transcoder) => {
+            RenderMethod::Json(transcoder) => {
                 let mut out = Vec::new();
                 transcoder.bookmark_json(body, &mut out)?;
                 out.into()
@@ -181,7 +184,7 @@ impl Renderer {
     }
 
     /// Returns a whole GET response.
-    pub fn object(&self, body: &Bytes) -> Result<Bytes, Refused> {
+    pub fn object(&self, body: &Bytes) -> Result<Bytes, TranscodeError> {
         Ok(self.0.envelope.object(&self.body(body)?))
     }
 
@@ -196,7 +199,7 @@ impl Renderer {
     /// Estimates the size of the result: JSON is up to twice its protobuf, metadata is most of a small object.
     fn capacity(&self, body: &Bytes) -> usize {
         match self.0.means {
-            Means::Json(_) => body.len() * 2,
+            RenderMethod::Json(_) => body.len() * 2,
             _ => body.len(),
         }
     }
@@ -213,11 +216,11 @@ impl fmt::Debug for Renderer {
 fn put_row(
     body: &[u8],
     out: &mut Vec<u8>,
-    instead: impl FnOnce(&[u8], &mut Vec<u8>) -> Result<(), Refused>,
-) -> Result<(), Refused> {
+    instead: impl FnOnce(&[u8], &mut Vec<u8>) -> Result<(), TranscodeError>,
+) -> Result<(), TranscodeError> {
     let start = out.len();
     let object =
-        table::object_of(body).ok_or_else(|| Refused::new(&[], RefusalReason::Malformed("not a Table row")))?;
+        table::object_of(body).ok_or_else(|| TranscodeError::new(&[], RefusalReason::Malformed("not a Table row")))?;
     out.extend_from_slice(&body[..object.start]);
     instead(&body[object.clone()], out).inspect_err(|_| out.truncate(start))?;
     out.extend_from_slice(&body[object.end..]);

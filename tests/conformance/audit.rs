@@ -6,7 +6,7 @@ use std::path::Path;
 use http::HeaderName;
 use serde_json::{Value, json};
 
-use crate::bed::{self, Ask, Http, Plan, eventually};
+use crate::bed::{self, Http, Plan, RequestSpec, eventually};
 
 /// Everything at level Metadata, except the stage that has no response.
 const POLICY: &str =
@@ -35,7 +35,7 @@ async fn records(log: &Path, id: &str, stages: usize) -> Vec<Value> {
 }
 
 async fn ask(client: &Http, path: &str, id: &str) -> bool {
-    let ask = Ask::get(path).header(HeaderName::from_static("audit-id"), id);
+    let ask = RequestSpec::get(path).header(HeaderName::from_static("audit-id"), id);
     client.ask(ask.header(HeaderName::from_static("user-agent"), "conformance/1")).await.is_cached()
 }
 

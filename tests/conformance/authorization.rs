@@ -18,7 +18,7 @@ use std::time::Instant;
 use fastrand::Rng;
 use futures_util::{StreamExt, stream};
 
-use crate::bed::{self, Ask, Authority, Identity, Pair, Plan, Plane, Seed, rbac, say, unique};
+use crate::bed::{self, Authority, Identity, Pair, Plan, Plane, RequestSpec, Seed, rbac, say, unique};
 use crate::differential::compare::{Compared, Seen, Servers};
 use crate::differential::probe::Probe;
 use crate::differential::verdict::{Counts, Verdict};
@@ -169,7 +169,7 @@ async fn username_altered_by_header_encoding_is_rejected() {
     let role = rbac::collection(None, "rolebindings");
     direct.create(&role, rbac::binding(&name, "ClusterRole", "cluster-admin", &rbac::subject("User", &name))).await;
     let victim = proxy.client_of(&authority.issue(&name, &[]));
-    victim.until_ok("the victim is let in", Ask::get(&path)).await;
+    victim.until_ok("the victim is let in", RequestSpec::get(&path)).await;
     let odd = |before: &str, after: &str| format!("{before}{name}{after}");
     let names =
         [odd("", " "), odd(" ", ""), odd("\t", ""), odd("", "\t"), odd("", "\n"), odd("\r\n", ""), odd("", "\0")];

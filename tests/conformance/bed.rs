@@ -41,7 +41,7 @@ pub use certificate::{Authority, write_bundle};
 pub use drive::{Driving, Outcome, kubectl};
 pub use fill::fill;
 pub use frames::{Frame, gunzip};
-pub use http::{Answer, Ask, Http, NO_PROOF, NoAnswer, Protocol, TOO_LARGE, Target, proven, version_of};
+pub use http::{Answer, Http, NO_PROOF, NoAnswer, Protocol, RequestSpec, TOO_LARGE, Target, proven, version_of};
 pub use identity::{Account, Identity};
 pub use metrics::Metrics;
 pub use pair::{LASTS_MAX, Pair, assert_same, is_cut_short, is_late, longer};

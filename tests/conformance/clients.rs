@@ -12,7 +12,9 @@ use kube_client::{Api, Client, Config};
 use kube_runtime::watcher::{self, Event, InitialListStrategy};
 use serde_json::{Value, json};
 
-use crate::bed::{self, Ask, Plan, Plane, Process, Proxy, Target, eventually, repository, say, version_of, within};
+use crate::bed::{
+    self, Plan, Plane, Process, Proxy, RequestSpec, Target, eventually, repository, say, version_of, within,
+};
 
 /// The events that a kube-rs watcher reports, from its first list to a version.
 #[derive(Debug, Default, PartialEq)]
@@ -100,7 +102,7 @@ async fn ends(plane: &Plane, proxy: &Proxy, namespace: &str) {
     let end = json!({"metadata": {"name": END, "labels": {"color": "red"}}});
     let version = version_of(&plane.direct().create(&maps, end).await);
     for http in [plane.direct(), proxy.client()] {
-        http.until_ok("it has all", Ask::get(&format!("{maps}?resourceVersion={version}"))).await;
+        http.until_ok("it has all", RequestSpec::get(&format!("{maps}?resourceVersion={version}"))).await;
     }
 }
 

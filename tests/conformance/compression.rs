@@ -4,7 +4,7 @@ use std::io::Read;
 
 use http::header::ACCEPT_ENCODING;
 
-use crate::bed::{self, Answer, Ask, Plan, Plane, Proxy, fill, say};
+use crate::bed::{self, Answer, Plan, Plane, Proxy, RequestSpec, fill, say};
 
 const JSON: &str = "application/json";
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
@@ -52,7 +52,7 @@ async fn compressed_list_is_no_larger_than_the_apiservers() {
 
 async fn compare(bed: &Plane, proxy: &Proxy, (what, path): (&str, &str), form: &str) {
     let what = format!("{what} in {}", form.trim_start_matches("application/"));
-    let ask = Ask::get(path).accept(form);
+    let ask = RequestSpec::get(path).accept(form);
     let plain = bed.direct().ask(ask.clone()).await.body;
     let ask = ask.header(ACCEPT_ENCODING, "gzip");
     let (ours, theirs) = (proxy.client().list_now(ask.clone()).await, bed.direct().ask(ask).await);

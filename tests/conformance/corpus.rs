@@ -10,7 +10,7 @@ use kube_fanout::wire::{Encoding, JsonLayout, ObjectReader, WatchItem};
 use kubeapi::FieldTable;
 use serde_json::{Value, json};
 
-use crate::bed::{self, Ask, Frame, Http, Plane};
+use crate::bed::{self, Frame, Http, Plane, RequestSpec};
 
 const JSON: &str = "application/json";
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
@@ -61,25 +61,26 @@ impl Feed {
         let named = |what: &str| format!("{}-{what}", self.number);
         http.create(&collection, self.object("one")).await;
         http.create(&collection, self.object("two")).await;
-        let page = http.ask(Ask::get(&format!("{collection}?limit=1")).accept(self.accept)).await;
-        let all = http.ask(Ask::get(&collection).accept(self.accept)).await;
+        let page = http.ask(RequestSpec::get(&format!("{collection}?limit=1")).accept(self.accept)).await;
+        let all = http.ask(RequestSpec::get(&collection).accept(self.accept)).await;
         for (what, page) in [("page", page), ("all", all)] {
             corpus.insert(("pages", named(what)), numbered(self.number, &page.body));
         }
         http.delete(&format!("{collection}/two")).await;
         let version = http.version(&collection).await;
         let there = format!("{collection}?resourceVersion={version}");
-        http.until_ok("the cache of upstream has it", Ask::get(&there).accept(self.accept)).await;
+        http.until_ok("the cache of upstream has it", RequestSpec::get(&there).accept(self.accept)).await;
         let initial = "sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan";
         let initial = format!("watch=true&resourceVersion={version}&{initial}");
-        let mut watch = http.watch(Ask::get(&format!("{collection}?{initial}")).accept(self.accept)).await;
+        let mut watch = http.watch(RequestSpec::get(&format!("{collection}?{initial}")).accept(self.accept)).await;
         let mut frames = vec![bytes(watch.frame().await), bytes(watch.frame().await)];
         let path = format!("{collection}/one");
         http.patch(&path, json!({"metadata": {"labels": {"tier": null, "x": ""}}})).await;
         http.delete(&path).await;
         frames.extend([bytes(watch.frame().await), bytes(watch.frame().await)]);
-        let mut old =
-            http.watch(Ask::get(&format!("{collection}?watch=true&resourceVersion=1")).accept(self.accept)).await;
+        let mut old = http
+            .watch(RequestSpec::get(&format!("{collection}?watch=true&resourceVersion=1")).accept(self.accept))
+            .await;
         frames.push(bytes(old.frame().await));
         for (what, frame) in ["added", "bookmark", "modified", "deleted", "expired"].into_iter().zip(&frames) {
             corpus.insert(("events", named(what)), numbered(self.number, frame));
@@ -128,7 +129,7 @@ async fn bodies(http: &Http, namespace: &str, corpus: &mut Corpus) {
     ];
     let reader = ObjectReader::new(Encoding::Protobuf, JsonLayout::BuiltIn, FieldTable::default().into());
     for (kind, path) in paths {
-        let answer = http.ask(Ask::get(&path).accept(PROTOBUF)).await;
+        let answer = http.ask(RequestSpec::get(&path).accept(PROTOBUF)).await;
         let object = reader.object(&answer.body).unwrap_or_else(|error| panic!("{path}: {error}"));
         corpus.insert(("bodies", kind.to_string()), numbered(kind, object.body()));
     }
@@ -149,7 +150,7 @@ async fn documents(plane: &Plane, http: &Http, namespace: &str, corpus: &mut Cor
     ];
     for (what, path) in paths {
         for accept in [JSON, PROTOBUF] {
-            let answer = http.ask(Ask::get(&path).accept(accept)).await;
+            let answer = http.ask(RequestSpec::get(&path).accept(accept)).await;
             assert!(!answer.status.is_success(), "{path}");
             corpus.insert(("statuses", format!("{what}-{}", accept.len())), answer.body.to_vec());
         }

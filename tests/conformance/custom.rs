@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::bed::{self, Ask, Ended, Http, Pair, Plane, eventually, promised, say, unique, version_of};
+use crate::bed::{self, Ended, Http, Pair, Plane, RequestSpec, eventually, promised, say, unique, version_of};
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 /// The longest delay with which the proxy follows a change of a definition (docs/DIFFERENCES.md, "Changed
@@ -69,7 +69,7 @@ impl Kind {
         let version = version_of(&pair.direct.create(&self.path(pair, ""), object).await);
         let path = self.path(pair, &format!("?resourceVersion={version}"));
         for http in [&pair.direct, &pair.through] {
-            http.until_ok("both have it", Ask::get(&path)).await;
+            http.until_ok("both have it", RequestSpec::get(&path)).await;
         }
         version
     }
@@ -93,17 +93,17 @@ pub async fn define<P: Deref<Target = Plane>>(pair: &Pair<P>) -> (Kind, u64) {
 #[tokio::test]
 async fn custom_resource_reads_match_the_apiserver_byte_for_byte() {
     let Some((pair, kind, _)) = with_widgets().await else { return };
-    let list = pair.same(Ask::get(&kind.path(&pair, "?resourceVersion=0"))).await;
+    let list = pair.same(RequestSpec::get(&kind.path(&pair, "?resourceVersion=0"))).await;
     assert!(list.is_cached() && list.text().starts_with("{\"apiVersion\":"), "{}", list.text());
     let item = &list.value()["items"][0];
     assert_eq!((&item["kind"], &list.value()["metadata"]["continue"]), (&json!("Widget"), &json!("")));
     let queries =
         ["", "?limit=1", "?labelSelector=app%3Dred", "/red", "/red?resourceVersion=0", "/missing?resourceVersion=0"];
     for query in queries {
-        pair.same(Ask::get(&kind.path(&pair, query))).await;
+        pair.same(RequestSpec::get(&kind.path(&pair, query))).await;
     }
     let watches = ["?watch=1&timeoutSeconds=3", "?watch=1&timeoutSeconds=3&allowWatchBookmarks=1&resourceVersion=0"];
-    let watches = watches.map(|query| pair.same_watch(Ask::get(&kind.path(&pair, query))));
+    let watches = watches.map(|query| pair.same_watch(RequestSpec::get(&kind.path(&pair, query))));
     for (answer, _) in join_all(watches).await {
         assert!(answer.is_cached());
     }
@@ -125,10 +125,11 @@ async fn custom_resource_field_selectors_match_the_apiserver() {
     ];
     for (selector, code) in cases {
         let path = kind.path(&pair, &format!("?resourceVersion=0&fieldSelector={selector}"));
-        assert_eq!(pair.same(Ask::get(&path)).await.status.as_u16(), code, "{selector}");
+        assert_eq!(pair.same(RequestSpec::get(&path)).await.status.as_u16(), code, "{selector}");
     }
     let watch = kind.path(&pair, &format!("?watch=1&fieldSelector=spec.color%3Dred&resourceVersion={last}"));
-    let mut watches = [pair.direct.watch(Ask::get(&watch)).await, pair.through.watch(Ask::get(&watch)).await];
+    let mut watches =
+        [pair.direct.watch(RequestSpec::get(&watch)).await, pair.through.watch(RequestSpec::get(&watch)).await];
     let red = kind.path(&pair, "/red");
     pair.direct.patch(&red, json!({"spec": {"color": "green"}})).await;
     pair.direct.patch(&red, json!({"spec": {"color": "red"}})).await;
@@ -156,13 +157,13 @@ async fn custom_resource_content_negotiation_matches_the_apiserver() {
             continue;
         }
         for query in ["?resourceVersion=0", "/red?resourceVersion=0"] {
-            let answer = pair.same(Ask::get(&kind.path(&pair, query)).accept(accept)).await;
+            let answer = pair.same(RequestSpec::get(&kind.path(&pair, query)).accept(accept)).await;
             assert_eq!((answer.status.as_u16(), answer.content_type()), (code, content_type), "{accept} {query}");
         }
     }
-    let head = pair.same(Ask::get(&kind.path(&pair, "/red")).method(Method::HEAD)).await;
+    let head = pair.same(RequestSpec::get(&kind.path(&pair, "/red")).method(Method::HEAD)).await;
     assert_eq!((head.status.as_u16(), head.body.len()), (200, 0));
-    let watch = Ask::get(&kind.path(&pair, "?watch=1&timeoutSeconds=3"));
+    let watch = RequestSpec::get(&kind.path(&pair, "?watch=1&timeoutSeconds=3"));
     let (answer, _) = pair.same_watch(watch.accept("application/vnd.kubernetes.protobuf,application/json")).await;
     assert_eq!(answer.content_type(), "application/json");
 }
@@ -173,7 +174,8 @@ async fn changed_crd_ends_watches_and_applies_new_selectable_fields() {
     let pair = Pair::on(bed).await;
     let (kind, last) = define(&pair).await;
     let path = kind.path(&pair, &format!("?watch=1&resourceVersion={last}"));
-    let mut watches = [pair.direct.watch(Ask::get(&path)).await, pair.through.watch(Ask::get(&path)).await];
+    let mut watches =
+        [pair.direct.watch(RequestSpec::get(&path)).await, pair.through.watch(RequestSpec::get(&path)).await];
     let mut definition = pair.direct.json(&kind.definition).await;
     let fields = &mut definition["spec"]["versions"][0]["selectableFields"];
     *fields = json!([{"jsonPath": ".spec.shape"}, {"jsonPath": ".spec.size"}]);
@@ -191,7 +193,7 @@ async fn changed_crd_ends_watches_and_applies_new_selectable_fields() {
     promised(FOLLOWS, "the new field selects, the old one no more", async || knows(&pair.through).await).await;
     say(&format!("the proxy knows the new fields {:.1?} after the change", changed.elapsed()));
     for selector in ["color%3Dred", "size%3D3", "size!%3D3", "shape%3Dround", "shape%3D"] {
-        pair.same(Ask::get(&selected(selector))).await;
+        pair.same(RequestSpec::get(&selected(selector))).await;
     }
     let (events, ended) = watches[1].rest().await;
     assert_eq!((events.len(), ended), (0, Ended::Clean), "the proxy ends it as well");
@@ -201,6 +203,6 @@ async fn changed_crd_ends_watches_and_applies_new_selectable_fields() {
     let is_gone = async |http: &Http| (http.get(&path).await.status == 404).then_some(());
     eventually("upstream deletes the resource", async || is_gone(&pair.direct).await).await;
     promised(FOLLOWS, "the deleted resource is gone", async || is_gone(&pair.through).await).await;
-    pair.same(Ask::get(&kind.path(&pair, "?resourceVersion=0"))).await;
+    pair.same(RequestSpec::get(&kind.path(&pair, "?resourceVersion=0"))).await;
     say(&format!("the deleted resource is a 404 at the proxy {:.1?} after its deletion", deleted.elapsed()));
 }

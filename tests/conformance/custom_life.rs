@@ -6,7 +6,8 @@ use futures_util::future::join_all;
 use serde_json::{Value, json};
 
 use crate::bed::{
-    self, Answer, Ask, Ended, Event, Http, Pair, Plan, Times, eventually, outline, promised, say, unique, version_of,
+    self, Answer, Ended, Event, Http, Pair, Plan, RequestSpec, Times, eventually, outline, promised, say, unique,
+    version_of,
 };
 use crate::custom::FOLLOWS;
 
@@ -93,7 +94,7 @@ impl Defined {
             (is_so(&answer) && (answer.status != 200 || answer.is_cached())).then_some(())
         })
         .await;
-        self.pair.same(Ask::get(path)).await
+        self.pair.same(RequestSpec::get(path)).await
     }
 
     async fn is_served(&self, version: &str) {
@@ -118,12 +119,12 @@ impl Defined {
     /// Waits until a server has reached a version. Before that it may answer with 504.
     async fn has(&self, http: &Http, version: &str, at: u64) {
         let path = self.path(version, &format!("?resourceVersion={at}"));
-        http.until_ok("it has it", Ask::get(&path)).await;
+        http.until_ok("it has it", RequestSpec::get(&path)).await;
     }
 
     /// Watches both from `at`, does something that ends the watches, and checks that both sent the same until then.
     async fn same_until_the_end(&self, path: &str, what: impl AsyncFnOnce()) -> Vec<String> {
-        let ask = || Ask::get(path);
+        let ask = || RequestSpec::get(path);
         let mut direct = self.pair.direct.watch(ask()).await;
         let mut through = self.pair.through.watch(ask()).await;
         what().await;
@@ -160,7 +161,7 @@ async fn new_crd_is_cached_promptly_and_crd_change_takes_effect() {
         // Half of the requests come before the object can exist, the other half when upstream has it.
         if trial % 2 == 0 {
             let direct = &defined.pair.direct;
-            direct.until_ok("upstream serves it", Ask::get(&path)).await;
+            direct.until_ok("upstream serves it", RequestSpec::get(&path)).await;
         }
         let through = &defined.pair.through;
         eventually("it is served from the cache", async || through.get(&path).await.is_cached().then_some(())).await;
@@ -181,7 +182,7 @@ async fn new_crd_is_cached_promptly_and_crd_change_takes_effect() {
 #[tokio::test]
 async fn crd_watch_shares_the_proxys_own_upstream_watch() {
     let Some(pair) = Pair::new().await else { return };
-    let ask = Ask::get(&format!("{DEFINITIONS}?watch=1")).accept("application/vnd.kubernetes.protobuf");
+    let ask = RequestSpec::get(&format!("{DEFINITIONS}?watch=1")).accept("application/vnd.kubernetes.protobuf");
     let watch = pair.through.watch(ask).await;
     let labels = [("resource", "customresourcedefinitions.v1.apiextensions.k8s.io")];
     eventually("one watch here is one watch upstream", async || {
@@ -225,7 +226,7 @@ async fn custom_resource_list_uses_list_kind_of_the_crd() {
     defined.is_served("v1").await;
     defined.mouse("v1", "m").await;
     for query in ["?resourceVersion=0", "", "?limit=1", "?labelSelector=none"] {
-        let ask = Ask::get(&defined.path("v1", query));
+        let ask = RequestSpec::get(&defined.path("v1", query));
         assert!(defined.pair.through.list_now(ask.clone()).await.is_cached());
         let list = defined.pair.same(ask).await;
         assert_eq!(list.value()["kind"], "Mischief");
@@ -235,7 +236,7 @@ async fn custom_resource_list_uses_list_kind_of_the_crd() {
         "?watch=1&timeoutSeconds=3&sendInitialEvents=true\
         &allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan",
     );
-    defined.pair.same_watch(Ask::get(&watch)).await;
+    defined.pair.same_watch(RequestSpec::get(&watch)).await;
 }
 
 #[tokio::test]
@@ -264,7 +265,7 @@ async fn crd_versions_can_be_added_and_removed() {
     let mut watches = Vec::new();
     for of in ["v1", "v2"] {
         for http in [&defined.pair.direct, &defined.pair.through] {
-            watches.push(http.watch(Ask::get(&watch(of, last))).await);
+            watches.push(http.watch(RequestSpec::get(&watch(of, last))).await);
         }
     }
     let newest = defined.mouse("v2", "new").await;
@@ -376,7 +377,7 @@ async fn list_in_flight_during_crd_deletion_returns_200_or_404() {
         assert_eq!(other, None, "upstream answers with 200 or with 404");
         let gone = async || (direct.get(&definition).await.status == 404).then_some(());
         eventually("the definition is gone", gone).await;
-        defined.pair.same(Ask::get(&path)).await;
+        defined.pair.same(RequestSpec::get(&path)).await;
     }
 }
 
@@ -403,8 +404,11 @@ async fn failed_crd_conversion_returns_the_upstream_error() {
     eventually("upstream cannot convert", fails).await;
     let watch = defined.path("v2", "?watch=1");
     let get = defined.path("v2", "/m");
-    let (_, _, watched) =
-        tokio::join!(defined.pair.same(Ask::get(&list)), defined.pair.same(Ask::get(&get)), through.get(&watch));
+    let (_, _, watched) = tokio::join!(
+        defined.pair.same(RequestSpec::get(&list)),
+        defined.pair.same(RequestSpec::get(&get)),
+        through.get(&watch)
+    );
     assert_eq!((watched.status.as_u16(), watched.header("retry-after")), (429, "1"));
     assert!(watched.text().contains("storage is (re)initializing"), "{}", watched.text());
     assert_eq!(direct.get(&watch).await.status, watched.status);
@@ -429,7 +433,7 @@ async fn aggregated_api_is_forwarded_and_never_cached() {
     let things = format!("/apis/{group}/v1/things");
     eventually("upstream knows it", async || (pair.direct.get(&things).await.status == 503).then_some(())).await;
     for query in ["", "?resourceVersion=0", "?watch=1", "/one", "?watch=1&resourceVersion=1"] {
-        let answer = pair.same(Ask::get(&format!("{things}{query}"))).await;
+        let answer = pair.same(RequestSpec::get(&format!("{things}{query}"))).await;
         assert_eq!((answer.status.as_u16(), answer.is_cached()), (503, false), "{query}");
     }
     let metrics = pair.proxy.metrics().await;
@@ -437,5 +441,5 @@ async fn aggregated_api_is_forwarded_and_never_cached() {
     assert_eq!(feeds, 0);
     pair.direct.delete(&format!("{services}/{name}")).await;
     eventually("upstream forgets it", async || (pair.direct.get(&things).await.status == 404).then_some(())).await;
-    pair.same(Ask::get(&things)).await;
+    pair.same(RequestSpec::get(&things)).await;
 }

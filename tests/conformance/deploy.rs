@@ -7,7 +7,9 @@ use std::fs;
 use http::{HeaderName, Method};
 use serde_json::{Value, json};
 
-use crate::bed::{self, Account, Ask, Bed, Http, Identity, Plan, Plane, Protocol, eventually, kube_fanout, say};
+use crate::bed::{
+    self, Account, Bed, Http, Identity, Plan, Plane, Protocol, RequestSpec, eventually, kube_fanout, say,
+};
 
 const NAMESPACE: &str = "kube-fanout";
 const RBAC: &str = "rbac.authorization.k8s.io";
@@ -64,7 +66,7 @@ async fn apply(direct: &Http, objects: &[Value], query: &str) -> BTreeSet<String
             continue;
         };
         let path = format!("{path}?fieldManager=deploy&force=true&fieldValidation=Strict{query}");
-        let ask = Ask::get(&path).with(Method::PATCH, "application/apply-patch+yaml", object.to_string());
+        let ask = RequestSpec::get(&path).with(Method::PATCH, "application/apply-patch+yaml", object.to_string());
         let answer = direct.ask(ask).await;
         assert!(answer.status.is_success(), "{path}: {} {}", answer.status, answer.text());
         assert_eq!(answer.header("warning"), "", "{path}");
@@ -130,7 +132,7 @@ async fn served(direct: &Http) -> Vec<(String, String, String)> {
 /// A client of an account, once the apiserver applies its permissions.
 async fn itself(bed: &Bed<Box<Plane>>, identity: &Identity) -> Http {
     let itself = Http::new(bed.target().by(identity), Protocol::H2);
-    itself.until_ok("the rights count", Ask::get("/api/v1/pods")).await;
+    itself.until_ok("the rights count", RequestSpec::get("/api/v1/pods")).await;
     itself
 }
 
@@ -218,7 +220,7 @@ async fn central_proxy_caches_exactly_what_its_rbac_manifest_allows() {
     let (mut held, mut passed) = (0, Vec::new());
     for (group, name, path) in served(&direct).await {
         let gives = listed.get(&group).is_some_and(|names| names.contains(&name)) || name == ANYBODYS;
-        let answer = admin.list_now(Ask::get(&path)).await;
+        let answer = admin.list_now(RequestSpec::get(&path)).await;
         assert_eq!((answer.status.as_u16(), answer.is_cached()), (200, gives), "{path}: {}", answer.text());
         assert_eq!(itself.get(&path).await.status == 200, gives, "{path}");
         held += usize::from(gives);
@@ -227,7 +229,7 @@ async fn central_proxy_caches_exactly_what_its_rbac_manifest_allows() {
     assert!(held > 50, "{held} resources are held");
     assert!(passed.contains(&"/api/v1/secrets".to_owned()), "{passed:?}");
     // The proxy watches RBAC while an open watch needs it.
-    let open = admin.watch(Ask::get("/api/v1/pods?watch=true&resourceVersion=0")).await;
+    let open = admin.watch(RequestSpec::get("/api/v1/pods?watch=true&resourceVersion=0")).await;
     let watched = async || (proxy.metrics().await.sum("kube_fanout_auth_policy_watched", &[]) == 1).then_some(());
     eventually("changes of RBAC are heard", watched).await;
     drop(open);
@@ -236,7 +238,7 @@ async fn central_proxy_caches_exactly_what_its_rbac_manifest_allows() {
     let impersonator = Http::new(bed.target().by(&impersonator), Protocol::H2);
     assert_eq!(impersonator.get("/api/v1/pods").await.status, 403, "nothing as itself");
     let header = HeaderName::from_static;
-    let as_admin = Ask::get("/api/v1/pods").header(header("impersonate-user"), "somebody");
+    let as_admin = RequestSpec::get("/api/v1/pods").header(header("impersonate-user"), "somebody");
     let as_admin = as_admin.header(header("impersonate-group"), "system:masters");
     assert_eq!(impersonator.ask(as_admin).await.status, 200, "anything as somebody else");
     say(&format!("{held} resources held, {} passed through: {}", passed.len(), passed.join(" ")));
@@ -281,7 +283,7 @@ async fn manifests_apply_and_node_proxy_runs_with_their_rbac() {
         ("/api/v1/secrets", false),
         ("/apis/apps/v1/deployments", false),
     ] {
-        let answer = admin.list_now(Ask::get(path)).await;
+        let answer = admin.list_now(RequestSpec::get(path)).await;
         assert_eq!((answer.status.as_u16(), answer.is_cached()), (200, is_held), "{path}: {}", answer.text());
     }
     let own = admin.get("/api/v1/pods?fieldSelector=spec.nodeName%3Dn1").await.value();

@@ -3,7 +3,7 @@
 use http::header::{ACCEPT_ENCODING, IF_NONE_MATCH};
 use serde_json::json;
 
-use crate::bed::{self, Account, Answer, Ask, Http, Pair, Plan, eventually, rbac, unique, version_of};
+use crate::bed::{self, Account, Answer, Http, Pair, Plan, RequestSpec, eventually, rbac, unique, version_of};
 
 const JSON: &str = "application/json";
 const V2: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
@@ -67,16 +67,16 @@ async fn discovery_is_the_apiservers_to_the_byte() {
     let categories: Vec<_> = (0..4_000).map(|n| format!("c{n}-{}", "x".repeat(50))).collect();
     pair.direct.create(DEFINITIONS, definition("large.example.com", &categories)).await;
     eventually("the apiserver serves the large definition", async || {
-        let all = pair.direct.ask(Ask::get("/apis").accept(V2)).await;
+        let all = pair.direct.ask(RequestSpec::get("/apis").accept(V2)).await;
         all.text().contains("large.example.com").then_some(())
     })
     .await;
-    bed::settled("discovery", async || pair.direct.ask(Ask::get("/apis").accept(V2)).await.body).await;
+    bed::settled("discovery", async || pair.direct.ask(RequestSpec::get("/apis").accept(V2)).await.body).await;
     let (mut tags, mut compressed) = (0, 0);
     for path in PATHS {
         for accept in ACCEPTS {
             for encoding in ["identity", "gzip"] {
-                let ask = Ask::get(path).accept(accept).header(ACCEPT_ENCODING, encoding);
+                let ask = RequestSpec::get(path).accept(accept).header(ACCEPT_ENCODING, encoding);
                 let what = format!("{path} {accept} {encoding}");
                 let theirs = pair.direct.ask(ask.clone()).await;
                 compressed += u32::from(theirs.header("content-encoding") == "gzip");
@@ -123,7 +123,7 @@ async fn discovery_has_a_new_definition_as_soon_as_the_apiserver_has() {
     for round in 0..2 {
         let group = format!("g{round}.example.com");
         let has = async |http: &Http, path: &str, accept: &str| {
-            let answer = http.ask(Ask::get(path).accept(accept)).await;
+            let answer = http.ask(RequestSpec::get(path).accept(accept)).await;
             answer.status == 200 && answer.text().contains(&group)
         };
         eventually("discovery is served from memory", async || {
@@ -136,7 +136,7 @@ async fn discovery_has_a_new_definition_as_soon_as_the_apiserver_has() {
         .await;
         let version = version_of(&pair.direct.create(DEFINITIONS, definition(&group, &[])).await);
         let seen = format!("{DEFINITIONS}?resourceVersion={version}");
-        pair.through.until_ok("the proxy has seen the definition", Ask::get(&seen)).await;
+        pair.through.until_ok("the proxy has seen the definition", RequestSpec::get(&seen)).await;
         for (path, accept) in asks(&group) {
             eventually("the apiserver has it", async || has(&pair.direct, &path, accept).await.then_some(())).await;
             assert!(has(&pair.through, &path, accept).await, "{path} {accept}");

@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
-use crate::bed::{self, Ask, Driving, Http, Plan, Plane, Protocol, Proxy, Target, eventually, say};
+use crate::bed::{self, Driving, Http, Plan, Plane, Protocol, Proxy, RequestSpec, Target, eventually, say};
 
 const LEADERS: &str = "10";
 /// The proxy forwards everything except configmaps.
@@ -105,7 +105,7 @@ impl Leaders {
 
 /// Opens a forwarded watch, which does not end on shutdown, so that a drain takes its maximum time.
 async fn hold(proxy: &Proxy) -> http::Response<Incoming> {
-    let response = Http::new(proxy.target(), Protocol::H1).send(Ask::get("/api/v1/pods?watch=1")).await;
+    let response = Http::new(proxy.target(), Protocol::H1).send(RequestSpec::get("/api/v1/pods?watch=1")).await;
     assert_eq!(response.status(), 200);
     response
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use http::{HeaderName, Method};
 use serde_json::{Value, json};
 
-use crate::bed::{self, Ask, Http, Plan, eventually, kube_fanout, say};
+use crate::bed::{self, Http, Plan, RequestSpec, eventually, kube_fanout, say};
 use crate::blocks::{Shell, blocks, with};
 
 const DIRECT: &str = "estimate-direct/1";
@@ -13,7 +13,7 @@ const THROUGH: &str = "estimate-through/1";
 
 /// Sends a program's requests one after the other. Returns their number.
 async fn ask_all(client: &Http, maps: &str, agent: &str, version: u64) -> usize {
-    let get = |path: String| Ask::get(&path);
+    let get = |path: String| RequestSpec::get(&path);
     let mut asks = Vec::new();
     asks.extend((0..10).map(|_| get(format!("{maps}?limit=500&resourceVersion=0"))));
     asks.extend((0..5).map(|_| get(maps.to_owned())));
@@ -24,7 +24,7 @@ async fn ask_all(client: &Http, maps: &str, agent: &str, version: u64) -> usize 
     for n in 0..3 {
         let name = format!("{}-{n}", agent.split('/').next().unwrap_or_default());
         let object = json!({"metadata": {"name": name}}).to_string();
-        asks.push(Ask::get(maps).with(Method::POST, "application/json", object));
+        asks.push(RequestSpec::get(maps).with(Method::POST, "application/json", object));
     }
     let count = asks.len();
     for ask in asks {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::bed::{self, Ask, Plan, eventually, say, version_of};
+use crate::bed::{self, Plan, RequestSpec, eventually, say, version_of};
 use crate::event_scenes::{self, EXPIRES_SOON, EventScene, LASTS, LastChange};
 
 const WATCH_LIST: &str = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
@@ -42,7 +42,7 @@ async fn reads_after_event_deletion_are_served_from_cache() {
         answer.is_cached().then(|| answer.value())
     })
     .await;
-    let mut watch = through.watch(Ask::get(&format!("{path}?{WATCH_LIST}"))).await;
+    let mut watch = through.watch(RequestSpec::get(&format!("{path}?{WATCH_LIST}"))).await;
     let state = watch.initial().await;
     assert_eq!(state.iter().filter(|event| event.kind == "ADDED").map(bed::Event::name).collect::<Vec<_>>(), ["kept"]);
     assert!(state.last().is_some_and(|mark| mark.version() >= version_of(&list)));
@@ -82,14 +82,14 @@ async fn out_of_range_event_time_does_not_end_json_watches() {
     let namespace = bed.namespace("times").await;
     let path = format!("/api/v1/namespaces/{namespace}/events");
     let first = version_of(&direct.create(&path, event(&namespace, "first", &json!({}))).await);
-    let mut watch = through.watch(Ask::get(&format!("{path}?watch=1&resourceVersion={first}"))).await;
+    let mut watch = through.watch(RequestSpec::get(&format!("{path}?watch=1&resourceVersion={first}"))).await;
     let times = ["9999-12-31T23:59:59-23:59", "0000-01-01T00:00:00+23:59", "0001-01-01T00:00:00Z"];
     for (n, time) in times.iter().enumerate() {
         let micro = time.replace(":59-", ":59.123456-").replace(":00+", ":00.123456+").replace("00Z", "00.000000Z");
         let times = json!({"firstTimestamp": time, "eventTime": micro, "reportingComponent": "test",
             "reportingInstance": "i", "action": "Test"});
         direct.create(&path, event(&namespace, &format!("t{n}"), &times)).await;
-        let mut theirs = direct.watch(Ask::get(&format!("{path}?watch=1&resourceVersion={first}"))).await;
+        let mut theirs = direct.watch(RequestSpec::get(&format!("{path}?watch=1&resourceVersion={first}"))).await;
         let mut expected = theirs.change().await;
         while expected.name() != format!("t{n}") {
             expected = theirs.change().await;

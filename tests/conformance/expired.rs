@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::bed::{self, Ask, Ended, Pair, Plane, normal, say};
+use crate::bed::{self, Ended, Pair, Plane, RequestSpec, normal, say};
 use crate::websocket;
 
 /// Compacts etcd up to `version`, as the apiserver does every five minutes.
@@ -32,15 +32,15 @@ async fn expired_reads_and_watches_match_the_apiservers_410() {
     let version = pair.maps().await;
     compact(&pair.bed, version).await;
     Box::pin(expired_watches(&pair)).await;
-    let gone = pair.same(Ask::get(&pair.path("?resourceVersion=1&resourceVersionMatch=Exact"))).await;
+    let gone = pair.same(RequestSpec::get(&pair.path("?resourceVersion=1&resourceVersionMatch=Exact"))).await;
     assert_eq!(gone.status, 410);
     let message = "The resourceVersion for the provided list is too old.";
     assert_eq!((&gone.value()["reason"], &gone.value()["message"]), (&json!("Expired"), &json!(message)));
-    let gone = pair.same(Ask::get(&pair.path(&format!("?limit=1&continue={}", token(2, "cm-a\0"))))).await;
+    let gone = pair.same(RequestSpec::get(&pair.path(&format!("?limit=1&continue={}", token(2, "cm-a\0"))))).await;
     assert_eq!(gone.status, 410);
     let value = gone.value();
     let next = value["metadata"]["continue"].as_str().expect("a token to go on with");
-    let rest = pair.same(Ask::get(&pair.path(&format!("?limit=1&continue={next}")))).await;
+    let rest = pair.same(RequestSpec::get(&pair.path(&format!("?limit=1&continue={next}")))).await;
     assert_eq!(rest.value()["items"][0]["metadata"]["name"], "cm-b");
 }
 
@@ -48,12 +48,12 @@ async fn expired_reads_and_watches_match_the_apiservers_410() {
 async fn expired_watches(pair: &Pair<Box<Plane>>) {
     let query = "?watch=1&resourceVersion=1";
     for form in ["application/json", "application/vnd.kubernetes.protobuf;stream=watch"] {
-        let (answer, _) = pair.same_watch(Ask::get(&pair.path(query)).accept(form)).await;
+        let (answer, _) = pair.same_watch(RequestSpec::get(&pair.path(query)).accept(form)).await;
         assert_eq!(answer.status, 200);
         say(&format!("{form}: {:?}", normal::events(&answer)));
         Box::pin(websocket::same(pair, query, form)).await;
     }
-    let (events, ended) = pair.through.watch(Ask::get(&pair.path(query))).await.rest().await;
+    let (events, ended) = pair.through.watch(RequestSpec::get(&pair.path(query))).await.rest().await;
     assert_eq!((events.len(), events[0].kind.as_str(), ended), (1, "ERROR", Ended::Clean));
     assert_eq!((&events[0].object["code"], &events[0].object["reason"]), (&json!(410), &json!("Expired")));
 }

@@ -15,11 +15,11 @@ use probe::{ProgressLine, TargetCredentials};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use verify::{
-    AlsoOrder, AskedServer, Counts, EtcdOrder, History, Outcome, Promise, Record, RecordedEncoding, Requirements,
-    RunVerdict, Transport, VerifyOrder, excerpt,
+    AdditionalServer, Counts, EtcdOptions, Guarantee, History, Outcome, Record, RecordedEncoding, RequestTarget,
+    Requirements, RunVerdict, Transport, VerifyOptions, excerpt,
 };
 
-use crate::bed::{self, Ask, Http, NO_PROOF, Plane, Proxy, Seed, Target, Watch, eventually, say, within};
+use crate::bed::{self, Http, NO_PROOF, Plane, Proxy, RequestSpec, Seed, Target, Watch, eventually, say, within};
 use tiers::{APISERVER, LEAF, Tiers, ZONE, name};
 
 /// Stores configmaps as JSON, so that etcd's gateway shows them.
@@ -42,15 +42,15 @@ const ON_TIME: Duration = Duration::from_secs(10);
 const SHARE: u32 = 25;
 
 /// The promises that must have been checked, because otherwise the run is inconclusive.
-const JUDGED: [Promise; 8] = [
-    Promise::Ordered,
-    Promise::Unique,
-    Promise::Reliable,
-    Promise::Resumable,
-    Promise::Bookmarkable,
-    Promise::Continuity,
-    Promise::TypedBytes,
-    Promise::BeginsOnce,
+const JUDGED: [Guarantee; 8] = [
+    Guarantee::Ordered,
+    Guarantee::Unique,
+    Guarantee::Reliable,
+    Guarantee::Resumable,
+    Guarantee::Bookmarkable,
+    Guarantee::Continuity,
+    Guarantee::TypedBytes,
+    Guarantee::BeginsOnce,
 ];
 
 /// The size of a run.
@@ -74,14 +74,14 @@ async fn informers_resume_across_tiers_without_loss_or_relist() {
     let Some(bed) = bed::own_with("failover", &AS_JSON).await else { return };
     let duration = if seconds == 0 { SHORT } else { Duration::from_secs(seconds) };
     let runs_max = if duration == SHORT { SHORT_RUNS_MAX } else { 1 };
-    let (mut tiers, mut outcome) = (Tiers::start(&bed).await, Outcome::Void);
+    let (mut tiers, mut outcome) = (Tiers::start(&bed).await, Outcome::Inconclusive);
     for seed in seed.rounds().take(runs_max) {
         outcome = run(&bed, &mut tiers, Scale { informers, duration, rate, seed }).await;
-        if outcome != Outcome::Void {
+        if outcome != Outcome::Inconclusive {
             break;
         }
     }
-    assert_eq!(outcome, Outcome::Kept, "no run says anything");
+    assert_eq!(outcome, Outcome::Passed, "no run says anything");
     tiers.assert_sound();
 }
 
@@ -103,20 +103,20 @@ async fn run(plane: &Plane, tiers: &mut Tiers<'_>, scale: Scale) -> Outcome {
 }
 
 /// Informers that move between two proxies and the apiserver.
-pub fn order(plane: &Plane, [first, second]: [Target; 2], out: &Path, scale: Scale) -> VerifyOrder {
+pub fn order(plane: &Plane, [first, second]: [Target; 2], out: &Path, scale: Scale) -> VerifyOptions {
     let Scale { informers, duration, rate, seed } = scale;
     let credentials =
         TargetCredentials { kubeconfig: Some(plane.kubeconfig()), ca: first.ca, ..TargetCredentials::default() };
-    VerifyOrder {
+    VerifyOptions {
         url: first.url,
         also: vec![
-            AlsoOrder { url: second.url, ca: second.ca },
-            AlsoOrder { url: plane.url().to_owned(), ca: Some(plane.ca()) },
+            AdditionalServer { url: second.url, ca: second.ca },
+            AdditionalServer { url: plane.url().to_owned(), ca: Some(plane.ca()) },
         ],
         informers: true,
         share: SHARE,
         credentials,
-        etcd: Some(EtcdOrder { url: plane.etcd_url(), ..EtcdOrder::default() }),
+        etcd: Some(EtcdOptions { url: plane.etcd_url(), ..EtcdOptions::default() }),
         direct: Some(plane.url().to_owned()),
         resource: "configmaps".to_owned(),
         clients: informers,
@@ -141,7 +141,7 @@ pub fn order(plane: &Plane, [first, second]: [Target; 2], out: &Path, scale: Sca
 }
 
 /// Kills one server after the other, in rounds of all three. Their order and times are drawn.
-async fn kill(tiers: &mut Tiers<'_>, scale: Scale) -> BTreeMap<AskedServer, u32> {
+async fn kill(tiers: &mut Tiers<'_>, scale: Scale) -> BTreeMap<RequestTarget, u32> {
     let Scale { informers, duration, seed, .. } = scale;
     let mut rng = fastrand::Rng::with_seed(seed);
     let begun = Instant::now();
@@ -207,7 +207,7 @@ pub fn judge(record: &Path, kills: &[Record], notes: &[String], least: &Counts) 
     text.lines().for_each(say);
     say(&format!("{} clients went on from a state", verdict.hops.clients));
     notes.iter().for_each(|note| say(&format!("note: {note}")));
-    assert_ne!(verdict.outcome(), Outcome::Broken, "{}", record.display());
+    assert_ne!(verdict.outcome(), Outcome::Violated, "{}", record.display());
     verdict.outcome()
 }
 
@@ -239,7 +239,7 @@ async fn leaf_resumes_without_relist_and_reads_fresh_after_zone_kill() {
     let Some(bed) = bed::alone().await else { return };
     let mut tiers = Tiers::start(&bed).await;
     let version = bed.direct().version(MAPS).await;
-    let ask = || Ask::get(&format!("{MAPS}?watch=1&resourceVersion={version}"));
+    let ask = || RequestSpec::get(&format!("{MAPS}?watch=1&resourceVersion={version}"));
     let leaf: Http = tiers.leaf.proxy().client();
     let watches = join_all((0..WATCHES).map(|_| leaf.watch(ask()))).await;
     let direct = bed.direct().watch(ask()).await;

@@ -6,7 +6,7 @@ use std::path::Path;
 use futures_util::future::join_all;
 use serde_json::json;
 
-use crate::bed::{self, Ask, BULK_PODS, Bed, Event, Frame, Plan, Plane, Proxy, Watch, eventually, say};
+use crate::bed::{self, BULK_PODS, Bed, Event, Frame, Plan, Plane, Proxy, RequestSpec, Watch, eventually, say};
 
 const PODS: &str = "/api/v1/pods";
 const WATCH_LIST: &str = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
@@ -100,13 +100,13 @@ async fn cold_proxy_serves_500_watch_lists_from_one_upstream_stream() {
         let path = path.clone();
         tokio::spawn(async move {
             let sent = started.elapsed();
-            let mut watch = client.watch(Ask::get(&path)).await;
+            let mut watch = client.watch(RequestSpec::get(&path)).await;
             let initial = initial_bytes(&mut watch).await;
             (sent, started.elapsed(), watch, initial)
         })
     });
     let answered: Vec<_> = join_all(asked).await.into_iter().map(|done| done.expect("no panic")).collect();
-    let (initial, _direct) = bed.direct().begin(Ask::get(&path)).await;
+    let (initial, _direct) = bed.direct().begin(RequestSpec::get(&path)).await;
     let lines = initial.iter().filter(|event| !event.ends_initial()).map(|event| event.line.as_bytes());
     let expected: Vec<u8> = lines.flatten().copied().collect();
     assert!(answered.iter().all(|(_, _, _, (bytes, _))| *bytes == expected), "all equal the apiserver's");

@@ -21,8 +21,8 @@ use probe::{ProgressLine, TargetCredentials};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use verify::{
-    Counts, EtcdOrder, FaultRecord, History, Outcome, Promise, Record, RecordedEncoding, Requirements, RunVerdict,
-    Transport, VerifyOrder, excerpt,
+    Counts, EtcdOptions, FaultRecord, Guarantee, History, Outcome, Record, RecordedEncoding, Requirements, RunVerdict,
+    Transport, VerifyOptions, excerpt,
 };
 
 use crate::bed::{self, ALLOWANCE, Plan, Plane, Proxy, Seed, Target, eventually, say};
@@ -54,22 +54,22 @@ const BUILT_IN: &str = "configmaps";
 const CUSTOM: &str = "samples.verify.kube-fanout.io";
 
 /// The promises that must have been checked, because otherwise the run is inconclusive.
-const JUDGED: [Promise; 15] = [
-    Promise::Ordered,
-    Promise::Unique,
-    Promise::Reliable,
-    Promise::Resumable,
-    Promise::Filtered,
-    Promise::Typed,
-    Promise::Bookmarkable,
-    Promise::InitialEvents,
-    Promise::ListSnapshot,
-    Promise::Continuity,
-    Promise::NotOlderThan,
-    Promise::Exact,
-    Promise::Consistent,
-    Promise::Monotone,
-    Promise::TypedBytes,
+const JUDGED: [Guarantee; 15] = [
+    Guarantee::Ordered,
+    Guarantee::Unique,
+    Guarantee::Reliable,
+    Guarantee::Resumable,
+    Guarantee::Filtered,
+    Guarantee::Typed,
+    Guarantee::Bookmarkable,
+    Guarantee::InitialEvents,
+    Guarantee::ListSnapshot,
+    Guarantee::Continuity,
+    Guarantee::NotOlderThan,
+    Guarantee::Exact,
+    Guarantee::Consistent,
+    Guarantee::Monotone,
+    Guarantee::TypedBytes,
 ];
 
 /// A proxy with relays on both sides.
@@ -151,8 +151,8 @@ impl<'a> Stage<'a> {
     async fn verify(&self, seed: u64, resource: &str, out: &Path) -> Vec<String> {
         let plane = self.plane;
         let subject = self.relays[1].target(&plane.user("admin"));
-        let etcd = EtcdOrder { url: plane.etcd_url(), ..EtcdOrder::default() };
-        let order = VerifyOrder {
+        let etcd = EtcdOptions { url: plane.etcd_url(), ..EtcdOptions::default() };
+        let order = VerifyOptions {
             etcd: (resource == CUSTOM || self.stores_json).then_some(etcd),
             direct: Some(plane.url().to_owned()),
             clients: 16,
@@ -213,11 +213,11 @@ impl<'a> Stage<'a> {
 
 /// A run against the tested server that causes no faults itself. The caller sets the duration, the seed and the
 /// amounts.
-pub fn order(plane: &Plane, subject: &Target, resource: &str, out: &Path) -> VerifyOrder {
+pub fn order(plane: &Plane, subject: &Target, resource: &str, out: &Path) -> VerifyOptions {
     let kubeconfig = out.with_extension("kubeconfig");
     fs::write(&kubeconfig, plane.target().kubeconfig()).expect("a file");
     let (kubeconfig, ca) = (Some(kubeconfig), subject.ca.clone());
-    VerifyOrder {
+    VerifyOptions {
         url: subject.url.clone(),
         also: Vec::new(),
         informers: false,
@@ -254,8 +254,8 @@ fn judge(record: &Path, faults: &[FaultRecord], notes: &[String], requirements: 
     for note in notes {
         let _ = writeln!(text, "note: {note}");
     }
-    assert_ne!(verdict.outcome(), Outcome::Broken, "{}\n{text}", record.display());
-    let is_void = verdict.outcome() == Outcome::Void;
+    assert_ne!(verdict.outcome(), Outcome::Violated, "{}\n{text}", record.display());
+    let is_void = verdict.outcome() == Outcome::Inconclusive;
     text.lines().filter(|line| is_void || line.contains(" events, ")).for_each(say);
     verdict.lacks
 }

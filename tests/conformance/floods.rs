@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
 
-use crate::bed::{self, Ask, Plan, Proxy, say, unique, within};
+use crate::bed::{self, Plan, Proxy, RequestSpec, say, unique, within};
 use crate::hostile::streams::{Fields, field, frame, head, hello, literals};
 
 const DATA: u8 = 0;
@@ -126,7 +126,7 @@ async fn http2_flood_costs_little_cpu_and_does_not_delay_others() {
     let proxy = Plan::delegated(&bed).start(&bed).await;
     let (namespace, token) = (bed.namespace("floods").await, bed.user("admin").token);
     let maps = format!("/api/v1/namespaces/{namespace}/configmaps");
-    let mut watch = proxy.client().watch(Ask::get(&format!("{maps}?watch=true"))).await;
+    let mut watch = proxy.client().watch(RequestSpec::get(&format!("{maps}?watch=true"))).await;
     for (name, what) in FLOODS {
         let (began, cpu, memory) = (Instant::now(), proxy.cpu_seconds(), proxy.resident_bytes());
         // Runs on its own connection during the flood.

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use verify::{Ending, Op, ReadVerb};
 
-use crate::bed::{Ask, Event, Http, Protocol, Target, Watch, version_of};
+use crate::bed::{Event, Http, Protocol, RequestSpec, Target, Watch, version_of};
 use crate::ledger::Ledger;
 
 /// The client's backoff while no server listens.
@@ -116,7 +116,7 @@ impl Follower {
         let query = format!("watch=1&allowWatchBookmarks=true&resourceVersion={}", self.at());
         loop {
             let op = self.ledger.called(ReadVerb::Watch, &query, self.before);
-            match self.http.try_send(Ask::get(&format!("{}?{query}", self.ledger.path()))).await {
+            match self.http.try_send(RequestSpec::get(&format!("{}?{query}", self.ledger.path()))).await {
                 Some(response) if response.status() == 200 => {
                     self.ledger.opened(op);
                     self.passed.extend(

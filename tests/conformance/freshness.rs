@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use serde_json::json;
 
-use crate::bed::{self, Ask, Bed, Http, Plan, Proxy, say, version_of};
+use crate::bed::{self, Bed, Http, Plan, Proxy, RequestSpec, say, version_of};
 
 /// The load besides the writes that are read back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,7 +98,7 @@ async fn quiet_resource_reaches_cluster_version_despite_future_reads() {
     let (client, direct) = (proxy.client(), bed.direct());
     let quiet = "/api/v1/namespaces/default/secrets?resourceVersion=";
     let never = direct.version("/api/v1/namespaces/default/secrets").await + 1_000_000_000;
-    client.until_ok("from the cache", Ask::get(&format!("{quiet}0"))).await;
+    client.until_ok("from the cache", RequestSpec::get(&format!("{quiet}0"))).await;
     let hopeless = async {
         for later in 0.. {
             client.get(&format!("{quiet}{}", never + later)).await;

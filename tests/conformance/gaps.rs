@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::bed::{self, Ask, Event, Plan, Watch, say, version_of};
+use crate::bed::{self, Event, Plan, RequestSpec, Watch, say, version_of};
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
@@ -40,7 +40,7 @@ async fn changes_missed_in_an_apiserver_crash_reach_watches_once() {
         bed.direct().create(MAPS, map(name, app)).await;
     }
     let version = bed.direct().version(MAPS).await;
-    let watch = |query: &str| Ask::get(&format!("{MAPS}?watch=1&resourceVersion={version}{query}"));
+    let watch = |query: &str| RequestSpec::get(&format!("{MAPS}?watch=1&resourceVersion={version}{query}"));
     let client = proxy.client();
     let mut all = client.watch(watch("")).await;
     let mut selected = client.watch(watch("&labelSelector=app%3Dx")).await;
@@ -111,7 +111,7 @@ async fn change_much(bed: &bed::Plane) -> Vec<(Told, &'static [&'static str])> {
     let version = patch("d", "x", "1").await;
     changes.push((of("MODIFIED", "d", version, "x", "1"), BOTH));
     // A list would have a later version, because others also write, an apiserver that has just started most of all.
-    let mut end = client.watch(Ask::get(&format!("{MAPS}?watch=1&resourceVersion={version}"))).await;
+    let mut end = client.watch(RequestSpec::get(&format!("{MAPS}?watch=1&resourceVersion={version}"))).await;
     client.delete(&format!("{MAPS}/d")).await;
     let version = end.change().await.version();
     changes.push((of("DELETED", "d", version, "x", "1"), BOTH));

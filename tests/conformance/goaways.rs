@@ -5,7 +5,7 @@ use futures_util::{StreamExt as _, stream};
 use http::Method;
 use serde_json::json;
 
-use crate::bed::{self, Ask, Http, Plan, Protocol, number, say};
+use crate::bed::{self, Http, Plan, Protocol, RequestSpec, number, say};
 
 /// The highest value that the apiserver accepts.
 const CHANCE: &str = "--goaway-chance=0.02";
@@ -28,7 +28,8 @@ async fn apiserver_goaways_fail_no_request() {
         let (maps, answers) = (&maps, stream::iter(0..count));
         let answers = answers.map(|at| async move {
             let object = json!({"metadata": {"name": format!("{name}-{at}")}, "data": {"a": "b"}});
-            let posted = client.ask(Ask::get(maps).with(Method::POST, "application/json", object.to_string())).await;
+            let posted =
+                client.ask(RequestSpec::get(maps).with(Method::POST, "application/json", object.to_string())).await;
             // If the request had already been processed, this would be a 409.
             assert_eq!(posted.status, 201, "{}", posted.text());
             let got = client.get(&format!("{maps}/{name}-{at}")).await;

@@ -14,9 +14,11 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
-use verify::{Promise, Requirements};
+use verify::{Guarantee, Requirements};
 
-use crate::bed::{self, Ask, Plan, Plane, Proxy, Seed, Sibling, Target, eventually, say, version_of, write_kubeconfig};
+use crate::bed::{
+    self, Plan, Plane, Proxy, RequestSpec, Seed, Sibling, Target, eventually, say, version_of, write_kubeconfig,
+};
 use balancer::Balancer;
 use deeds::Deed;
 use lag::{Lag, LagRelay};
@@ -191,7 +193,7 @@ impl<'a> Stage<'a> {
         assert!(old < second && second <= new, "the pair goes back: {new}, then {old}");
         let current = version_of(&through.json(&path).await);
         assert!(current >= second, "a current list has what was written");
-        let watch = Ask::get(&format!("{path}?watch=1&resourceVersion={current}"));
+        let watch = RequestSpec::get(&format!("{path}?watch=1&resourceVersion={current}"));
         let mut watch = through.watch(watch).await;
         let mut shown = current;
         // The connections go to both in turn.
@@ -220,7 +222,7 @@ impl<'a> Stage<'a> {
         let record = trial.run(self.plane).await;
         let found = record.found(&[], &Requirements::default());
         say(&format!("the pair itself, without a proxy: {}", trial::figures(&found.text)));
-        assert!(found.broken.contains(&Promise::Monotone), "{}", found.text);
+        assert!(found.broken.contains(&Guarantee::Monotone), "{}", found.text);
         self.relay.set(Lag::By(Duration::ZERO));
     }
 
@@ -261,7 +263,7 @@ impl<'a> Stage<'a> {
             say(&format!("{}: {resource}: {}", scene.name, lists(proxy).await));
             // An apiserver that lags by three seconds refuses a version that the client knows as a future one. So does
             // a proxy in front of it.
-            let broken_upstream: &[Promise] = if scene.lag.is_zero() { &[] } else { &[Promise::Future] };
+            let broken_upstream: &[Guarantee] = if scene.lag.is_zero() { &[] } else { &[Guarantee::Future] };
             let (figures, too_little) = record.judge(&faults, broken_upstream);
             say(&format!("{}: {resource}: {figures}", scene.name));
             lacks.extend(too_little);

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use http::{HeaderName, HeaderValue, Method};
 use serde_json::{Value, json};
 
-use crate::bed::{self, Ask, Authority, Http, Plan, Plane, Protocol, rbac, unique};
+use crate::bed::{self, Authority, Http, Plan, Plane, Protocol, RequestSpec, rbac, unique};
 
 const REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 const AUTHENTICATION: &str = "authentication.k8s.io";
@@ -122,7 +122,7 @@ fn named(header: &str) -> HeaderName {
 /// The resulting identity, or the reason for the refusal.
 async fn told(http: &Http, headers: &[(&str, &str)]) -> (u16, Value) {
     let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
-    let mut ask = Ask::get(REVIEWS).with(Method::POST, "application/json", review.to_string());
+    let mut ask = RequestSpec::get(REVIEWS).with(Method::POST, "application/json", review.to_string());
     for (name, value) in headers {
         ask.headers.append(named(name), HeaderValue::from_str(value).expect("a value"));
     }
@@ -194,7 +194,8 @@ async fn malformed_path_fails_before_impersonation_is_checked() {
     let wanted: [&[(&str, &str)]; 4] = [&[], &[ADA], &[("impersonate-group", "g")], &[("impersonate-user", "")]];
     for wanted in wanted {
         let headers = wanted.iter().copied();
-        let ask = headers.fold(Ask::get("/apis/apps/v1/watch"), |ask, (name, value)| ask.header(named(name), value));
+        let ask =
+            headers.fold(RequestSpec::get("/apis/apps/v1/watch"), |ask, (name, value)| ask.header(named(name), value));
         let (expected, came) = (direct.ask(ask.clone()).await, through.ask(ask).await);
         assert_eq!(expected.status, 500, "{wanted:?}: {}", expected.text());
         assert_eq!((came.status, came.text()), (expected.status, expected.text()), "{wanted:?}");

@@ -5,7 +5,7 @@ use http::Method;
 use serde_json::{Value, json};
 
 use crate::bed::{
-    self, Answer, Ask, Authority, Bed, Http, Identity, Plan, Plane, Protocol, Proxy, eventually, version_of,
+    self, Answer, Authority, Bed, Http, Identity, Plan, Plane, Protocol, Proxy, RequestSpec, eventually, version_of,
 };
 
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf,application/json";
@@ -34,7 +34,7 @@ impl Node {
         let kubelet = node.directly(&node.kubelet("n1"));
         let secret = node.inside("secrets/n1");
         eventually("the node may read what its pods mount", async || {
-            (kubelet.ask(Ask::get(&secret)).await.status == 200).then_some(())
+            (kubelet.ask(RequestSpec::get(&secret)).await.status == 200).then_some(())
         })
         .await;
         Some(node)
@@ -53,7 +53,7 @@ impl Node {
     }
 
     /// Sends a request to both as the same caller. Panics unless the answers are equal. Returns the proxy's.
-    async fn same(&self, identity: &Identity, ask: Ask) -> Answer {
+    async fn same(&self, identity: &Identity, ask: RequestSpec) -> Answer {
         let (direct, through) = (self.directly(identity), self.proxy.client_of(identity));
         let what = format!("{} asks {} {}", identity.name, ask.method, ask.path);
         bed::assert_same(&what, direct.ask(ask.clone()), through.ask(ask)).await
@@ -78,7 +78,7 @@ async fn kubelet_gets_apiserver_responses_from_its_node_proxy() {
         "/apis/storage.k8s.io/v1/csidrivers",
     ];
     for path in cached {
-        let answer = bed::proven(async || node.same(&kubelet, Ask::get(path).accept(PROTOBUF)).await).await;
+        let answer = bed::proven(async || node.same(&kubelet, RequestSpec::get(path).accept(PROTOBUF)).await).await;
         assert!(answer.is_cached() && answer.status == 200, "{path}: {}", answer.text());
     }
     let named = "secrets?fieldSelector=metadata.name%3D";
@@ -89,21 +89,22 @@ async fn kubelet_gets_apiserver_responses_from_its_node_proxy() {
         ("/api/v1/secrets".to_owned(), 403),
         ("/api/v1/pods".to_owned(), 403),
     ] {
-        let answer = node.same(&kubelet, Ask::get(&path).accept(PROTOBUF)).await;
+        let answer = node.same(&kubelet, RequestSpec::get(&path).accept(PROTOBUF)).await;
         assert_eq!((answer.status.as_u16(), answer.is_cached()), (status, false), "{path}");
     }
     // Writes are forwarded with the identity that the kubelet shares with the proxy.
     let through = node.proxy.client_of(&kubelet);
     let patch = r#"{"status":{"conditions":[{"type":"Ready","status":"True"}]}}"#.to_owned();
-    let patch =
-        |path: &str| Ask::get(path).with(Method::PATCH, "application/strategic-merge-patch+json", patch.clone());
+    let patch = |path: &str| {
+        RequestSpec::get(path).with(Method::PATCH, "application/strategic-merge-patch+json", patch.clone())
+    };
     assert_eq!(through.ask(patch("/api/v1/nodes/n1/status")).await.status, 200);
     let patched = through.ask(patch(&node.inside("pods/n1/status"))).await;
     assert_eq!(patched.status, 200);
     let there = format!("{PODS}&resourceVersion={}", version_of(&patched.value()));
-    through.until_ok("the feed has it", Ask::get(&there)).await;
+    through.until_ok("the feed has it", RequestSpec::get(&there)).await;
     let mut watch =
-        through.watch(Ask::get(&format!("{PODS}&watch=1&resourceVersion=0")).accept("application/json")).await;
+        through.watch(RequestSpec::get(&format!("{PODS}&watch=1&resourceVersion=0")).accept("application/json")).await;
     assert_eq!(watch.change().await.object["metadata"]["name"], "n1");
     node.bed.direct().patch(&node.inside("pods/n1"), json!({"metadata": {"labels": {"a": "b"}}})).await;
     assert_eq!(watch.change().await.object["metadata"]["labels"]["a"], "b");
@@ -118,12 +119,12 @@ async fn node_proxy_grants_other_callers_no_extra_permissions() {
     let passed = ["/api/v1/secrets", "/api/v1/pods"].map(str::to_owned);
     let passed = passed.into_iter().chain(["secrets/n1", "secrets/n2", "pods/n1"].map(|name| node.inside(name)));
     for path in held.iter().cloned().chain(passed.clone()) {
-        node.same(&node.bed.user("alice"), Ask::get(&path).accept("application/json")).await;
+        node.same(&node.bed.user("alice"), RequestSpec::get(&path).accept("application/json")).await;
     }
     // Forwarding requests of a certificate holder would need an impersonator, which no node has.
     for identity in &certificates {
         for path in &held {
-            node.same(identity, Ask::get(path).accept("application/json")).await;
+            node.same(identity, RequestSpec::get(path).accept("application/json")).await;
         }
         for path in passed.clone() {
             let refused = node.proxy.client_of(identity).get(&path).await;
@@ -131,7 +132,7 @@ async fn node_proxy_grants_other_callers_no_extra_permissions() {
             assert!(refused.text().contains("impersonator"), "{}", refused.text());
         }
     }
-    let list = Ask::get(PODS).accept("application/json");
+    let list = RequestSpec::get(PODS).accept("application/json");
     let viewer = bed::proven(async || node.same(&certificates[1], list.clone()).await).await;
     assert!(viewer.is_cached() && viewer.status == 200, "{}", viewer.text());
     let metrics = node.proxy.metrics().await;

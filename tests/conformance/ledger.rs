@@ -7,11 +7,11 @@ use base::now_ns;
 use parking_lot::Mutex;
 use serde_json::Value;
 use verify::{
-    CallRecord, Digest, EndRecord, Ending, EventKind, EventRecord, KnownRecord, Op, Promise, ReadVerb, Record,
-    ReturnRecord, RunRecord, TruthSource, WindowRecord,
+    CallRecord, Digest, EndRecord, Ending, EventKind, EventRecord, Guarantee, Op, ReadVerb, Record, ReturnRecord,
+    RunRecord, TruthRangeRecord, TruthSource, WindowRecord,
 };
 
-use crate::bed::{Ask, Event, Plane, version_of};
+use crate::bed::{Event, Plane, RequestSpec, version_of};
 use crate::records;
 
 /// The records of clients that list and watch one collection, starting with a state.
@@ -29,7 +29,7 @@ impl Ledger {
         let state = plane.direct().json(path).await;
         let (resource, from, at_ns) = (path.trim_start_matches("/api/v1/").to_owned(), version_of(&state), now_ns());
         let run = RunRecord { truth: TruthSource::Direct, ..RunRecord::default() };
-        let known = KnownRecord { resource: resource.clone(), from, to: from, at_ns };
+        let known = TruthRangeRecord { resource: resource.clone(), from, to: from, at_ns };
         let mut records = vec![Record::Run(run), Record::Known(known)];
         let items = state["items"].as_array().expect("a list");
         records
@@ -92,9 +92,9 @@ impl Ledger {
 
     /// Reads up to the last version of the collection. Panics if a promise was broken, or if one of `promises` was not
     /// checked.
-    pub async fn shows(&self, plane: &Plane, last: u64, promises: &[Promise]) {
+    pub async fn shows(&self, plane: &Plane, last: u64, promises: &[Guarantee]) {
         let query = format!("?watch=true&resourceVersion={}", self.from);
-        let mut watch = plane.direct().watch(Ask::get(&format!("{}{query}", self.path))).await;
+        let mut watch = plane.direct().watch(RequestSpec::get(&format!("{}{query}", self.path))).await;
         let (mut to, mut changes) = (self.from, Vec::new());
         while to < last {
             let event = watch.change().await;
@@ -106,11 +106,11 @@ impl Ledger {
 
     /// Panics if these changes, which are complete up to a version, break a promise, or if one of `promises` was not
     /// checked.
-    pub fn judge(&self, changes: &[(EventKind, Value)], to: u64, promises: &[Promise]) {
+    pub fn judge(&self, changes: &[(EventKind, Value)], to: u64, promises: &[Guarantee]) {
         for (kind, object) in changes {
             self.put(Record::Truth(records::truth(&self.resource, *kind, object, now_ns())));
         }
-        let known = KnownRecord { resource: self.resource.clone(), from: self.from, to, at_ns: now_ns() };
+        let known = TruthRangeRecord { resource: self.resource.clone(), from: self.from, to, at_ns: now_ns() };
         self.put(Record::Known(known));
         records::assert_kept(self.path, &self.records.lock(), promises);
     }

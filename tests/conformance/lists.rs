@@ -4,7 +4,7 @@ use futures_util::future::join;
 use kubeapi::{FieldTable, Gvr};
 use serde_json::{Value, json};
 
-use crate::bed::{self, Ask, Pair, say, version_of};
+use crate::bed::{self, Pair, RequestSpec, say, version_of};
 
 fn names(list: &Value) -> Vec<&str> {
     let items = list["items"].as_array().expect("items");
@@ -31,12 +31,12 @@ async fn limit_with_resource_version_matches_the_apiserver() {
     pair.maps().await;
     let version = pair.direct.version(&pair.path("")).await;
     pair.create_map(&pair.namespace, "cm-aa").await;
-    let any = pair.same(Ask::get(&pair.path("?limit=1&resourceVersion=0"))).await.value();
+    let any = pair.same(RequestSpec::get(&pair.path("?limit=1&resourceVersion=0"))).await.value();
     assert_eq!((names(&any).len(), &any["metadata"]["continue"]), (3, &Value::Null), "limit is ignored");
     for form in ["application/json", "application/vnd.kubernetes.protobuf"] {
         for query in ["limit=1&", "limit=1&resourceVersionMatch=Exact&", "resourceVersionMatch=Exact&"] {
             let path = pair.path(&format!("?{query}resourceVersion={version}"));
-            let answer = pair.same(Ask::get(&path).accept(form)).await;
+            let answer = pair.same(RequestSpec::get(&path).accept(form)).await;
             if form == "application/json" {
                 let list = answer.value();
                 assert_eq!(version_of(&list), version, "{query}: exactly that version");
@@ -44,7 +44,7 @@ async fn limit_with_resource_version_matches_the_apiserver() {
             }
         }
         let path = pair.path(&format!("?resourceVersion={version}"));
-        let answer = pair.same(Ask::get(&path).accept(form)).await;
+        let answer = pair.same(RequestSpec::get(&path).accept(form)).await;
         assert!(answer.is_cached());
     }
     let newer = pair.through.json(&pair.path(&format!("?resourceVersion={version}"))).await;
@@ -100,7 +100,7 @@ async fn continue_tokens_match_the_apiserver_byte_for_byte() {
     for collection in [pair.path(""), "/api/v1/configmaps".to_owned(), "/api/v1/namespaces".to_owned(), events] {
         let version = pair.direct.version(&collection).await;
         let there = format!("{collection}?resourceVersion={version}&labelSelector=none");
-        pair.through.until_ok("the feed is there", Ask::get(&there)).await;
+        pair.through.until_ok("the feed is there", RequestSpec::get(&there)).await;
         let queries = [
             format!("limit=1&resourceVersion={version}&resourceVersionMatch=Exact"),
             "limit=1".to_owned(),
@@ -153,11 +153,11 @@ async fn list_by_name_with_limit_is_not_treated_as_exact() {
         ["limit=1", "limit=500", "resourceVersionMatch=NotOlderThan", "resourceVersionMatch=NotOlderThan&limit=1"]
     {
         let named = format!("?fieldSelector=metadata.name%3Dcm-a&resourceVersion={version}&{query}");
-        let list = pair.same(Ask::get(&pair.path(&named))).await;
+        let list = pair.same(RequestSpec::get(&pair.path(&named))).await;
         assert_eq!(list.value()["items"][0]["data"]["later"], "1", "{query}: not older, not exactly");
     }
     let exact = format!("?fieldSelector=metadata.name%3Dcm-a&resourceVersion={version}&resourceVersionMatch=Exact");
-    let list = pair.same(Ask::get(&pair.path(&exact))).await.value();
+    let list = pair.same(RequestSpec::get(&pair.path(&exact))).await.value();
     assert!(list["items"][0]["data"]["later"].is_null());
 }
 
@@ -176,7 +176,7 @@ async fn paging_with_a_selector_ends_where_the_apiservers_does() {
     let maps = pair.path("");
     pair.settle(version).await;
     let there = format!("{pods}?resourceVersion={version}&labelSelector=none");
-    pair.through.until_ok("the feed of pods is there", Ask::get(&there)).await;
+    pair.through.until_ok("the feed of pods is there", RequestSpec::get(&there)).await;
     let selections = [
         (&maps, "labelSelector=app%3Dx"),
         (&maps, "fieldSelector=metadata.name%3Dcm-a"),
@@ -194,7 +194,7 @@ async fn paging_with_a_selector_ends_where_the_apiservers_does() {
             let mut rest = how;
             loop {
                 let path = format!("{collection}?limit=1&{selection}{rest}");
-                let page = pair.same(Ask::get(&path)).await.value();
+                let page = pair.same(RequestSpec::get(&path)).await.value();
                 pages += 1;
                 match page["metadata"]["continue"].as_str() {
                     Some(next) => rest = format!("&continue={next}"),
@@ -210,7 +210,7 @@ async fn paging_with_a_selector_ends_where_the_apiservers_does() {
 async fn list_and_get_bodies_match_the_apiserver_byte_for_byte() {
     let Some(pair) = Pair::new().await else { return };
     pair.maps().await;
-    let list = pair.same(Ask::get(&pair.path("?resourceVersion=0"))).await;
+    let list = pair.same(RequestSpec::get(&pair.path("?resourceVersion=0"))).await;
     assert!(list.is_cached());
     assert!(list.value()["items"][0]["kind"].is_null(), "items of built-in lists have no kind");
     assert!(list.text().contains(r#""k":"a\u003cb\u003e\u0026\u2028""#), "escaped as Go does");
@@ -222,14 +222,14 @@ async fn list_and_get_bodies_match_the_apiserver_byte_for_byte() {
         "?fieldSelector=metadata.name%3Dcm-a",
     ] {
         for form in ["application/json", "application/vnd.kubernetes.protobuf"] {
-            pair.same(Ask::get(&pair.path(path)).accept(form)).await;
+            pair.same(RequestSpec::get(&pair.path(path)).accept(form)).await;
         }
     }
     let object = pair.through.json(&pair.path("/cm-a?resourceVersion=0")).await;
     assert_eq!((&object["kind"], &object["apiVersion"]), (&json!("ConfigMap"), &json!("v1")));
-    let nowhere = pair.same(Ask::get("/api/v1/namespaces/nope/configmaps?resourceVersion=0")).await.value();
+    let nowhere = pair.same(RequestSpec::get("/api/v1/namespaces/nope/configmaps?resourceVersion=0")).await.value();
     assert_eq!(nowhere["items"], json!([]), "an array, and no 404");
-    let missing = pair.same(Ask::get(&pair.path("/missing?resourceVersion=0"))).await;
+    let missing = pair.same(RequestSpec::get(&pair.path("/missing?resourceVersion=0"))).await;
     assert_eq!(missing.status, 404);
     assert!(missing.is_cached());
 }
@@ -245,11 +245,11 @@ async fn field_selector_treats_absent_field_as_empty() {
     let version = pair.direct.version(&pods).await;
     for http in [&pair.direct, &pair.through] {
         let there = format!("{pods}?resourceVersion={version}&labelSelector=none");
-        http.until_ok("both have them", Ask::get(&there)).await;
+        http.until_ok("both have them", RequestSpec::get(&there)).await;
     }
     let list = async |selector: &str| {
         let path = format!("{pods}?resourceVersion=0&fieldSelector={selector}");
-        let answer = pair.same(Ask::get(&path)).await;
+        let answer = pair.same(RequestSpec::get(&path)).await;
         (answer.status.as_u16(), answer.value())
     };
     let (code, free) = list("spec.nodeName%3D").await;

@@ -16,7 +16,7 @@ use futures_util::{StreamExt, stream};
 use http::HeaderName;
 use serde_json::json;
 
-use crate::bed::{self, Ask, Frame, Seed, TOO_LARGE, Watch, say};
+use crate::bed::{self, Frame, RequestSpec, Seed, TOO_LARGE, Watch, say};
 use crate::differential::compare::Compared;
 use crate::differential::probe::Probe;
 use crate::differential::verdict::Counts;
@@ -152,7 +152,7 @@ async fn watch_of_one_name_receives_no_event_of_similar_names() {
 
 /// Watches until this marker has arrived twice, in the state or in changes. `None` if the state was not available in
 /// time.
-async fn hear(caller: &Caller, ask: &Ask, needs: &str) -> Option<()> {
+async fn hear(caller: &Caller, ask: &RequestSpec, needs: &str) -> Option<()> {
     let what = format!("{}: {} {:?}", caller.name, ask.path, ask.headers);
     let response = caller.http.send(ask.clone()).await;
     let served = response.headers().get("kube-fanout-served").is_some_and(|by| by == "cache");
@@ -187,7 +187,7 @@ async fn readable_list_contains_only_permitted_namespaces() {
         {
             for accept in ["application/json", "application/vnd.kubernetes.protobuf", drawn::METADATA] {
                 let ask = format!("{}?{query}", path(MAPS, None));
-                let ask = Ask::get(&ask).accept(accept);
+                let ask = RequestSpec::get(&ask).accept(accept);
                 let ask = ask.header(HeaderName::from_static("kube-fanout-readable"), "true");
                 let answer = caller.http.list_now(ask).await;
                 let seen = caller.not_for(&answer.body);

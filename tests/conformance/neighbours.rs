@@ -18,7 +18,7 @@ use tokio::io::AsyncReadExt;
 use tokio::io::AsyncWriteExt;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
-use crate::bed::{self, Ask, Http, Identity, Protocol, eventually, number, say, unique};
+use crate::bed::{self, Http, Identity, Protocol, RequestSpec, eventually, number, say, unique};
 use kubelet::Kubelet;
 use town::{CACHED, PASSED, Town};
 
@@ -79,7 +79,7 @@ async fn unread(town: &Town, path: &str) -> impl Sized {
 
 /// Reads a number of bytes from a log, which may be endless.
 async fn read(http: &Http, path: &str, bytes: usize) {
-    let mut body = http.send(Ask::get(path)).await.into_body();
+    let mut body = http.send(RequestSpec::get(path)).await.into_body();
     let mut seen = 0;
     while seen < bytes {
         let frame = bed::within("more of a log", body.frame()).await.expect("it has no end").expect("it goes on");
@@ -169,7 +169,7 @@ async fn token_guessing_is_rate_limited_and_spares_known_callers() {
     let guess = async |_| {
         let mut headers = HeaderMap::new();
         headers.insert(AUTHORIZATION, format!("Bearer {}", unique("guess")).parse().expect("a token"));
-        let ask = Ask { method: Method::GET, path: CACHED.to_owned(), headers, body: Bytes::new() };
+        let ask = RequestSpec { method: Method::GET, path: CACHED.to_owned(), headers, body: Bytes::new() };
         let answer = strangers.ask(ask).await;
         assert!([401, 429].contains(&answer.status.as_u16()), "{}", answer.text());
         answered.fetch_add(1, Ordering::Relaxed);

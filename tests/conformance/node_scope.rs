@@ -3,10 +3,10 @@
 
 use futures_util::future::join;
 use http::HeaderName;
-use kube_fanout::upstream::{ACCESS_REVIEWS, AccessVerdict};
+use kube_fanout::upstream::{ACCESS_REVIEWS, AccessReviewResult};
 use serde_json::{Value, json};
 
-use crate::bed::{self, Answer, Ask, Authority, Bed, Http, Plan, Plane, Proxy, Watch, eventually, version_of};
+use crate::bed::{self, Answer, Authority, Bed, Http, Plan, Plane, Proxy, RequestSpec, Watch, eventually, version_of};
 
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf,application/json";
 const NODE: HeaderName = HeaderName::from_static("impersonate-user");
@@ -59,7 +59,7 @@ impl Node {
         // The Node authorizer receives pods by its own watches.
         let secret = node.inside("secrets/n1");
         eventually("the node may read what its pods mount", async || {
-            (node.directly(Ask::get(&secret)).await.status == 200).then_some(())
+            (node.directly(RequestSpec::get(&secret)).await.status == 200).then_some(())
         })
         .await;
         Some(node)
@@ -69,17 +69,17 @@ impl Node {
         format!("/api/v1/namespaces/{}/{rest}", self.namespace)
     }
 
-    fn as_node(ask: Ask) -> Ask {
+    fn as_node(ask: RequestSpec) -> RequestSpec {
         ask.header(NODE, "system:node:n1").header(NODES, "system:nodes")
     }
 
     /// The apiserver's answer to the node itself.
-    async fn directly(&self, ask: Ask) -> Answer {
+    async fn directly(&self, ask: RequestSpec) -> Answer {
         self.direct.ask(Self::as_node(ask)).await
     }
 
     /// Sends a request to both. Panics unless the answers are equal. Returns the proxy's.
-    async fn same(&self, ask: Ask) -> Answer {
+    async fn same(&self, ask: RequestSpec) -> Answer {
         let what = format!("{} {:?}", ask.path, ask.headers);
         bed::assert_same(&what, self.directly(ask.clone()), self.through.ask(ask)).await
     }
@@ -98,7 +98,7 @@ async fn node_authorizer_denial_reason_is_recognized_as_uncacheable() {
     let review = bed.direct().create(ACCESS_REVIEWS, json!({"spec": spec})).await;
     assert_eq!(review["status"]["allowed"], false, "{review}");
     let reason = review["status"]["reason"].as_str().unwrap_or_default();
-    assert!(AccessVerdict::denies_for_now(reason), "{reason}");
+    assert!(AccessReviewResult::denies_for_now(reason), "{reason}");
 }
 
 /// The control plane is quiet, so that the versions of two lists are equal.
@@ -138,7 +138,7 @@ async fn node_scope_reads_match_reads_with_node_identity() {
     for form in [PROTOBUF, "application/json"] {
         for (paths, cached) in [(&held, true), (&passed, false)] {
             for path in paths {
-                let answer = bed::proven(async || node.same(Ask::get(path).accept(form)).await).await;
+                let answer = bed::proven(async || node.same(RequestSpec::get(path).accept(form)).await).await;
                 assert_eq!(answer.is_cached(), cached, "{path} {form}");
                 assert!(!cached || answer.status == 200, "{path}: {}", answer.text());
             }
@@ -158,7 +158,7 @@ async fn node_scope_reads_match_reads_with_node_identity() {
 async fn node_scope_watch_receives_events_of_own_pods_only() {
     let Some(node) = Node::new(bed::quiet("node-watches").await).await else { return };
     for form in [PROTOBUF, "application/json"] {
-        let ask = || Ask::get(&format!("{PODS}{WATCH_LIST}")).accept(form);
+        let ask = || RequestSpec::get(&format!("{PODS}{WATCH_LIST}")).accept(form);
         let (mut direct, mut through) = join(node.direct.watch(Node::as_node(ask())), node.through.watch(ask())).await;
         let same = async |told: &[&str], direct: &mut Watch, through: &mut Watch| {
             for what in told {
@@ -197,10 +197,10 @@ async fn node_scope_reads_contain_every_earlier_write() {
         let written = version_of(&node.direct.patch(&ours, labelled.clone()).await);
         // The cluster's version runs ahead of a stream that receives no events of it.
         node.direct.patch(&theirs, labelled).await;
-        let read = node.through.ask(Ask::get(PODS)).await;
+        let read = node.through.ask(RequestSpec::get(PODS)).await;
         let found = read.value()["items"].as_array().expect("a list").iter().map(version_of).max();
         assert_eq!(found, Some(written), "{}", read.text());
-        let of_nodes = node.through.ask(Ask::get(NODE)).await;
+        let of_nodes = node.through.ask(RequestSpec::get(NODE)).await;
         for (cached, read) in cached.iter_mut().zip([read, of_nodes]) {
             *cached += usize::from(read.is_cached());
         }
@@ -221,14 +221,14 @@ fn told(event: &bed::Event) -> (String, String, u64) {
 #[tokio::test]
 async fn node_scope_watch_receives_changes_missed_in_a_crash() {
     let Some(node) = Node::new(bed::own("node-gap").await).await else { return };
-    let mut watch = node.through.watch(Ask::get(&format!("{PODS}{WATCH_LIST}"))).await;
+    let mut watch = node.through.watch(RequestSpec::get(&format!("{PODS}{WATCH_LIST}"))).await;
     assert_eq!(watch.initial().await.len(), 4, "three pods and the bookmark");
     node.proxy.stop();
     node.bed.kill_apiserver().await;
     node.bed.start_apiserver().await;
     let direct = node.bed.direct();
     let from = direct.version("/api/v1/pods").await;
-    let mut of_this_one = direct.watch(Ask::get(&format!("{PODS}&watch=1&resourceVersion={from}"))).await;
+    let mut of_this_one = direct.watch(RequestSpec::get(&format!("{PODS}&watch=1&resourceVersion={from}"))).await;
     let patch = async |name: &str, n: u32| {
         let labelled = json!({"metadata": {"labels": {"n": n.to_string()}}});
         direct.patch(&node.inside(&format!("pods/{name}")), labelled).await

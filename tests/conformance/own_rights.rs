@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::bed::rbac::{binding, collection, may, subject};
-use crate::bed::{self, Account, Ask, Ended, Http, Plan, Plane, Watch, promised, scratch_file, unique};
+use crate::bed::{self, Account, Ended, Http, Plan, Plane, RequestSpec, Watch, promised, scratch_file, unique};
 
 /// The time after the first refusal within which the proxy stops serving what it cached by the lost permission.
 const BOUND: Duration = Duration::from_secs(60);
@@ -24,7 +24,7 @@ async fn let_read(plane: &Plane, account: &Account, resource: &str) -> String {
 }
 
 async fn watch(client: &Http, direct: &Http, path: &str) -> Watch {
-    client.watch(Ask::get(&format!("{path}?watch=1&resourceVersion={}", direct.version(path).await))).await
+    client.watch(RequestSpec::get(&format!("{path}?watch=1&resourceVersion={}", direct.version(path).await))).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -63,7 +63,7 @@ async fn resource_is_no_longer_served_after_proxy_loses_permission() {
     let (told, end) = bed::within("its watch ends", ended.rest()).await;
     assert_eq!(end, Ended::Clean, "{told:?}");
     assert!(told.iter().all(|event| event.kind != "ADDED"), "{told:?}");
-    let again = client.send(Ask::get(&format!("{maps}?watch=1"))).await;
+    let again = client.send(RequestSpec::get(&format!("{maps}?watch=1"))).await;
     assert_eq!(again.status(), 403, "whoever comes again hears it from upstream");
     let port = json!([{"port": 80}]);
     direct.create(&services, json!({"metadata": {"name": "behind"}, "spec": {"ports": port}})).await;

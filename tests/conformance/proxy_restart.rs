@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::sync::watch;
-use verify::Promise;
+use verify::Guarantee;
 
 use crate::bed::{self, Plan, Protocol, Proxy, say, within};
 use crate::follower::Follower;
@@ -72,7 +72,9 @@ async fn clients_resume_without_loss_after_proxy_is_killed() {
         .into_iter()
         .map(|done| done.expect("no panic"))
         .collect();
-    ledger.shows(&bed, last, &[Promise::Continuity, Promise::Reliable, Promise::Typed, Promise::Consistent]).await;
+    ledger
+        .shows(&bed, last, &[Guarantee::Continuity, Guarantee::Reliable, Guarantee::Typed, Guarantee::Consistent])
+        .await;
     assert!(followers.iter().all(|follower| follower.resumed >= 1), "the kill was noticed");
     let sum = |of: fn(&Follower) -> u32| followers.iter().map(of).sum::<u32>();
     say(&format!(

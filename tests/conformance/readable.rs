@@ -9,7 +9,7 @@ use http::HeaderName;
 use serde_json::{Value, json};
 
 use crate::bed::rbac::{binding, collection, may, subject};
-use crate::bed::{self, Ask, Authority, Bed, Event, Http, Plan, Protocol, Proxy, Watch, eventually, unique};
+use crate::bed::{self, Authority, Bed, Event, Http, Plan, Protocol, Proxy, RequestSpec, Watch, eventually, unique};
 
 /// A caller with permissions in some of five namespaces, each with two configmaps.
 struct Scene {
@@ -85,7 +85,7 @@ impl Scene {
 
     async fn watch(&self) -> Watch {
         let options = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
-        self.through.watch(Ask::get(&format!("{ALL}?{options}&kubeFanoutReadable=true"))).await
+        self.through.watch(RequestSpec::get(&format!("{ALL}?{options}&kubeFanoutReadable=true"))).await
     }
 }
 
@@ -114,19 +114,19 @@ async fn readable_list_equals_union_of_permitted_namespaces() {
     }
     assert_eq!(scene.through.get(ALL).await.status, 403, "unasked, the apiserver's own answer");
     for query in ["", "labelSelector=map%3Da", "fieldSelector=metadata.name%3Db", "resourceVersion=0"] {
-        let answer = scene.through.list_now(Ask::get(&format!("{ALL}?{query}&kubeFanoutReadable=true"))).await;
+        let answer = scene.through.list_now(RequestSpec::get(&format!("{ALL}?{query}&kubeFanoutReadable=true"))).await;
         assert_eq!((answer.status.as_u16(), answer.is_cached()), (200, true), "{query}: {}", answer.text());
         assert_eq!(answer.header("kube-fanout-readable"), "some");
         let listed: BTreeMap<_, _> = items(&answer.value()).collect();
         assert_eq!(listed, scene.union(&format!("?{query}")).await, "{query}");
         assert!(!listed.is_empty(), "{query}");
     }
-    let by_header = Ask::get(ALL).header(HeaderName::from_static("kube-fanout-readable"), "true");
+    let by_header = RequestSpec::get(ALL).header(HeaderName::from_static("kube-fanout-readable"), "true");
     assert_eq!(items(&scene.through.list_now(by_header).await.value()).count(), 4);
     // Reads page by page. No page reveals hidden objects.
     let (mut token, mut paged) = (String::new(), BTreeMap::new());
     loop {
-        let page = Ask::get(&format!("{ALL}?limit=3&kubeFanoutReadable=1&continue={token}"));
+        let page = RequestSpec::get(&format!("{ALL}?limit=3&kubeFanoutReadable=1&continue={token}"));
         let page = scene.through.list_now(page).await.value();
         assert!(page["metadata"].get("remainingItemCount").is_none());
         paged.extend(items(&page));
@@ -138,12 +138,12 @@ async fn readable_list_equals_union_of_permitted_namespaces() {
     assert_eq!(paged, scene.union("").await);
     // Forwarded requests have the caller's own permissions.
     for accept in ["application/yaml", "application/json;as=Table;v=v1;g=meta.k8s.io"] {
-        let ask = Ask::get(&format!("{ALL}?kubeFanoutReadable=true")).accept(accept);
+        let ask = RequestSpec::get(&format!("{ALL}?kubeFanoutReadable=true")).accept(accept);
         assert_eq!(scene.through.ask(ask).await.status, 403, "{accept}");
     }
     // A caller who may read all namespaces receives everything.
     let viewer = scene.proxy.client_of(&Authority::of(&scene.bed).issue("admin", &["system:masters"]));
-    let readable = Ask::get(&format!("{ALL}?kubeFanoutReadable=true"));
+    let readable = RequestSpec::get(&format!("{ALL}?kubeFanoutReadable=true"));
     let whole = viewer.list_now(readable.clone()).await;
     assert_eq!((whole.status.as_u16(), whole.header("kube-fanout-readable")), (200, "all"));
     // A caller without permissions receives an empty list.

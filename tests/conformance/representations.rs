@@ -4,7 +4,7 @@
 use futures_util::future::{join, join_all};
 use serde_json::{Value, json};
 
-use crate::bed::{self, Ask, Frame, Metrics, Pair, Plan, Plane, Planter, Watch, eventually, say, version_of};
+use crate::bed::{self, Frame, Metrics, Pair, Plan, Plane, Planter, RequestSpec, Watch, eventually, say, version_of};
 
 const JSON: &str = "application/json";
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
@@ -106,12 +106,12 @@ async fn built_in_resources_share_one_stream_across_encodings() {
         let through = pair.proxy.client();
         for media_type in [JSON, PROTOBUF] {
             for accept in [media_type.to_owned(), metadata(media_type, true)] {
-                let ask = Ask::get(&format!("{path}?resourceVersion=0")).accept(&accept);
+                let ask = RequestSpec::get(&format!("{path}?resourceVersion=0")).accept(&accept);
                 let (ours, theirs) = join(pair.through.ask(ask.clone()), pair.direct.ask(ask)).await;
                 assert_eq!(of(&ours), of(&theirs), "{path} as {accept}");
             }
             for accept in [media_type.to_owned(), metadata(media_type, false)] {
-                let ask = Ask::get(&format!("{path}?{WATCH_LIST}")).accept(&accept);
+                let ask = RequestSpec::get(&format!("{path}?{WATCH_LIST}")).accept(&accept);
                 let what = format!("{path} as {accept}");
                 let (ours, theirs) = (through.watch(ask.clone()).await, pair.direct.watch(ask).await);
                 let ((ours, watch), (theirs, _)) =
@@ -156,15 +156,16 @@ async fn first_bookmark_of_each_built_in_resource_matches_upstream() {
     let same = async |resource: &Resource| {
         let path = resource.path();
         let version = pair.direct.version(&path).await;
-        let held = pair.through.watch(Ask::get(&format!("{path}?watch=1&resourceVersion={version}"))).await;
+        let held = pair.through.watch(RequestSpec::get(&format!("{path}?watch=1&resourceVersion={version}"))).await;
         for media_type in [JSON, PROTOBUF] {
-            let there = Ask::get(&format!("{path}?resourceVersion={version}&labelSelector=none")).accept(media_type);
+            let there =
+                RequestSpec::get(&format!("{path}?resourceVersion={version}&labelSelector=none")).accept(media_type);
             for http in [&pair.through, &pair.direct] {
                 http.until_ok("it has that version", there.clone()).await;
             }
             for accept in [media_type.to_owned(), metadata(media_type, false)] {
                 let query = format!("{WATCH_LIST_AT}&resourceVersion={version}");
-                let ask = Ask::get(&format!("{path}?{query}&labelSelector=none")).accept(&accept);
+                let ask = RequestSpec::get(&format!("{path}?{query}&labelSelector=none")).accept(&accept);
                 let (mut ours, mut theirs) = (pair.through.watch(ask.clone()).await, pair.direct.watch(ask).await);
                 let (told, expected) = (ours.telling().await, theirs.telling().await);
                 assert_eq!(told, expected, "{path} as {accept}");
@@ -196,7 +197,7 @@ async fn unknown_field_is_kept_by_opening_a_json_stream_and_logged() {
     let map = |name: &str| json!({"metadata": {"name": name}, "data": {"k": "v"}});
     let first = version_of(&direct.create(&path, map("a")).await);
 
-    let watch = Ask::get(&format!("{path}?watch=1&resourceVersion={first}"));
+    let watch = RequestSpec::get(&format!("{path}?watch=1&resourceVersion={first}"));
     let mut derived = through.watch(watch.clone()).await;
     let mut verbatim = through.watch(watch.accept(PROTOBUF)).await;
     let second = version_of(&direct.create(&path, map("b")).await);
@@ -212,7 +213,7 @@ async fn unknown_field_is_kept_by_opening_a_json_stream_and_logged() {
     let third = version_of(&direct.create(&path, map("c")).await);
     // The watch ends between two events, and the client resumes where it was.
     assert_eq!(derived.event().await, None, "no event without the field");
-    let mut again = through.watch(Ask::get(&format!("{path}?watch=1&resourceVersion={second}"))).await;
+    let mut again = through.watch(RequestSpec::get(&format!("{path}?watch=1&resourceVersion={second}"))).await;
     let event = again.change().await;
     assert_eq!((event.version(), &event.object["planted"]), (third, &json!("yes")), "{}", event.line);
     let list = through.json(&format!("{path}?resourceVersion={third}&resourceVersionMatch=NotOlderThan")).await;
@@ -265,10 +266,10 @@ async fn derived_metadata_has_the_annotations_of_upstream() {
         let created = pair.direct.create(&path, object).await;
         assert_ne!(created["metadata"]["annotations"][hidden], json!(null), "the object has it");
         let version = version_of(&created);
-        pair.through.until_ok("the feed has it", Ask::get(&format!("{path}?resourceVersion={version}"))).await;
+        pair.through.until_ok("the feed has it", RequestSpec::get(&format!("{path}?resourceVersion={version}"))).await;
         let path = format!("{path}?resourceVersion={version}&resourceVersionMatch=Exact");
         for media_type in [JSON, PROTOBUF] {
-            let ask = Ask::get(&path).accept(&metadata(media_type, true));
+            let ask = RequestSpec::get(&path).accept(&metadata(media_type, true));
             // A request is forwarded while the feed's metadata is still being compared with upstream's.
             eventually(&format!("{path} as {media_type} is served from the cache"), async || {
                 pair.through.ask(ask.clone()).await.is_cached().then_some(())
@@ -310,7 +311,7 @@ async fn large_responses_are_gzipped_if_the_client_accepts_gzip() {
         (&pair.path("/m00?resourceVersion=0"), "gzip", false),
     ] {
         for accept in [JSON, PROTOBUF] {
-            let ask = Ask::get(path).accept(accept).header(http::header::ACCEPT_ENCODING, encoding);
+            let ask = RequestSpec::get(path).accept(accept).header(http::header::ACCEPT_ENCODING, encoding);
             let (ours, theirs) = (pair.through.ask(ask.clone()).await, pair.direct.ask(ask).await);
             let of = |answer: &bed::Answer| {
                 let plain = if compressed { gunzipped(&answer.body).into() } else { answer.body.clone() };

@@ -7,7 +7,8 @@ use futures_util::future::join_all;
 use serde_json::{Value, json};
 
 use crate::bed::{
-    self, Answer, Ask, Ended, Event, Frame, Http, Pair, Plan, Planter, Proxy, eventually, normal, say, version_of,
+    self, Answer, Ended, Event, Frame, Http, Pair, Plan, Planter, Proxy, RequestSpec, eventually, normal, say,
+    version_of,
 };
 use crate::expired;
 
@@ -38,7 +39,8 @@ struct Informer {
 impl Informer {
     async fn run(mut self, last: &str) -> Self {
         loop {
-            let ask = Ask::get(&format!("{}?watch=1&resourceVersion={}{}", self.path, self.version, self.query));
+            let ask =
+                RequestSpec::get(&format!("{}?watch=1&resourceVersion={}{}", self.path, self.version, self.query));
             let mut watch = self.client.watch(ask).await;
             self.watches += 1;
             while let Some(event) = watch.event().await {
@@ -112,7 +114,7 @@ async fn informers_lose_no_event_when_derived_json_is_disabled() {
     // The reference events from the apiserver for each selector. These watches open before its window has passed.
     let mut references = Vec::new();
     for query in queries {
-        let mut watch = direct.watch(Ask::get(&format!("{path}?watch=1&resourceVersion={start}{query}"))).await;
+        let mut watch = direct.watch(RequestSpec::get(&format!("{path}?watch=1&resourceVersion={start}{query}"))).await;
         references.push(tokio::spawn(async move {
             let mut expected = Vec::new();
             while expected.last().is_none_or(|(_, name, _): &(String, String, u64)| name != "last") {
@@ -175,13 +177,13 @@ async fn lists_do_not_go_back_when_a_feed_is_replaced() {
     let (namespace, direct, through) = (bed.namespace("travel").await, bed.direct(), proxy.client());
     let path = format!("/api/v1/namespaces/{namespace}/configmaps");
     let first = version_of(&direct.create(&path, map("first", "x")).await);
-    let slow = Ask::get(&format!("{path}?watch=1&resourceVersion={first}&labelSelector=app%3Dx"));
+    let slow = RequestSpec::get(&format!("{path}?watch=1&resourceVersion={first}&labelSelector=app%3Dx"));
     let mut watch = through.watch(slow.clone()).await;
     for at in 0..30 {
         direct.create(&path, map(&format!("m{at}"), "y")).await;
     }
     let seen = version_of(&through.json(&path).await);
-    let mut all = through.watch(Ask::get(&format!("{path}?watch=1&resourceVersion={seen}"))).await;
+    let mut all = through.watch(RequestSpec::get(&format!("{path}?watch=1&resourceVersion={seen}"))).await;
     planter.plant();
     direct.create(&path, map("last", "y")).await;
     assert_eq!(all.event().await, None, "no event without the field");
@@ -215,13 +217,13 @@ async fn unknown_field_disables_derived_json_but_not_metadata() {
     let proxy = Plan::plain().upstream(&planter.kubeconfig()).start(&bed).await;
     let through = proxy.client();
     let there = format!("{}?resourceVersion={version}", at(&here));
-    through.until_ok("the feed has it", Ask::get(&there)).await;
+    through.until_ok("the feed has it", RequestSpec::get(&there)).await;
     let list = through.json(&there).await;
     assert_eq!(list["items"][0]["planted"], "yes", "{list}");
     let one = through.json(&format!("{}/b?resourceVersion={version}", at(&here))).await;
     assert_eq!(one["planted"], "yes", "{one}");
     let metadata = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
-    let ask = Ask::get(&format!("{}?resourceVersion={version}", at(&here))).accept(metadata);
+    let ask = RequestSpec::get(&format!("{}?resourceVersion={version}", at(&here))).accept(metadata);
     let ours = eventually("metadata is served from the cache", async || {
         Some(through.ask(ask.clone()).await).filter(Answer::is_cached)
     })
@@ -249,7 +251,7 @@ async fn json_is_verified_on_quiet_resource_after_compaction() {
         "involvedObject": {"kind": "Namespace", "name": "default", "namespace": "default"},
     });
     direct.create(path, event).await;
-    let watch = through.watch(Ask::get("/api/v1/events?watch=1").accept(PROTOBUF));
+    let watch = through.watch(RequestSpec::get("/api/v1/events?watch=1").accept(PROTOBUF));
     let mut watch = watch.await;
     assert!(matches!(watch.frame().await, Some(Frame::Protobuf(_))));
     for name in ["a", "b", "c"] {
@@ -275,7 +277,7 @@ async fn watch_that_received_wrong_json_ends_with_410() {
     let (namespace, direct, through) = (bed.namespace("wrong").await, bed.direct(), proxy.client());
     let path = format!("/api/v1/namespaces/{namespace}/configmaps");
     let version = version_of(&direct.create(&path, map("a", "x")).await);
-    let mut watch = through.watch(Ask::get(&format!("{path}?watch=1&resourceVersion={version}"))).await;
+    let mut watch = through.watch(RequestSpec::get(&format!("{path}?watch=1&resourceVersion={version}"))).await;
     planter.plant_json();
     let (events, ended) = watch.rest().await;
     let codes: Vec<_> = events.iter().map(|event| (event.kind.as_str(), event.object["code"].clone())).collect();
@@ -313,8 +315,8 @@ async fn derived_json_is_retried_after_upstream_release_changes() {
     let spec = json!({"selector": {"matchLabels": labels}, "template": template});
     let version = version_of(&direct.create(&path, json!({"metadata": {"name": "d"}, "spec": spec})).await);
     let _protobuf =
-        through.watch(Ask::get(&format!("{path}?watch=1&resourceVersion={version}")).accept(PROTOBUF)).await;
-    let ask = Ask::get(&format!("{path}?resourceVersion={version}"));
+        through.watch(RequestSpec::get(&format!("{path}?watch=1&resourceVersion={version}")).accept(PROTOBUF)).await;
+    let ask = RequestSpec::get(&format!("{path}?resourceVersion={version}"));
     let same = async || {
         let (ours, theirs) = (through.ask(ask.clone()).await, direct.ask(ask.clone()).await);
         assert_eq!(ours.value()["items"], theirs.value()["items"]);
@@ -348,7 +350,7 @@ async fn metadata_watches_and_gzip_lists_are_correct_under_churn() {
     };
     let start = version_of(&pair.direct.create(&path, daemon("d0")).await);
     let watch = |accept: &str| {
-        Ask::get(&format!("{path}?watch=1&resourceVersion={start}&labelSelector=app%3Dx")).accept(accept)
+        RequestSpec::get(&format!("{path}?watch=1&resourceVersion={start}&labelSelector=app%3Dx")).accept(accept)
     };
     let metadata = "as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
     let accepts =
@@ -369,9 +371,9 @@ async fn metadata_watches_and_gzip_lists_are_correct_under_churn() {
         }
         let version = pair.direct.version(&path).await;
         let exact = format!("{path}?resourceVersion={version}&resourceVersionMatch=NotOlderThan");
-        pair.through.until_ok("the feed has it", Ask::get(&exact)).await;
+        pair.through.until_ok("the feed has it", RequestSpec::get(&exact)).await;
         for accept in ["application/json", PROTOBUF] {
-            let ask = Ask::get(&exact).accept(accept);
+            let ask = RequestSpec::get(&exact).accept(accept);
             let plain = pair.same(ask.clone()).await;
             let mut compressed = pair.through.ask(ask.header(http::header::ACCEPT_ENCODING, "gzip")).await;
             if compressed.header("content-encoding") == "gzip" {

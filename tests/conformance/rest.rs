@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::bed::{self, Ask, Frame, Http, Plan, Proxy, Watch, eventually, rbac, say};
+use crate::bed::{self, Frame, Http, Plan, Proxy, RequestSpec, Watch, eventually, rbac, say};
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
@@ -80,7 +80,7 @@ fn told(costs: &Costs) -> String {
 /// A watch of all new events, in the encoding of feeds of built-in resources.
 async fn everything_new(direct: &Http, path: &str) -> Watch {
     let version = direct.version(path).await;
-    direct.watch(Ask::get(&format!("{path}?watch=true&resourceVersion={version}")).accept(PROTOBUF)).await
+    direct.watch(RequestSpec::get(&format!("{path}?watch=true&resourceVersion={version}")).accept(PROTOBUF)).await
 }
 
 /// The size of the next event in bytes.
@@ -126,8 +126,10 @@ async fn irrelevant_change_causes_no_upstream_request() {
     let (open, idle) = tokio::join!(Plan::tls().start(&bed), Plan::delegated(&bed).start(&bed));
     let leased = Plan::delegated(&bed).start(&bed).await;
     // The third proxy has a client watch, so that it watches RBAC.
-    let watch =
-        leased.client().watch(Ask::get("/api/v1/configmaps?watch=true&fieldSelector=metadata.name%3Dnone")).await;
+    let watch = leased
+        .client()
+        .watch(RequestSpec::get("/api/v1/configmaps?watch=true&fieldSelector=metadata.name%3Dnone"))
+        .await;
     eventually("RBAC is heard", async || {
         (leased.metrics().await.sum("kube_fanout_auth_policy_watched", &[]) == 1).then_some(())
     })

@@ -12,7 +12,7 @@ use http::Method;
 use serde_json::json;
 use tokio::time::timeout;
 
-use crate::bed::{self, Ask, Ended, Event, Http, Times, Watch, eventually, number, say};
+use crate::bed::{self, Ended, Event, Http, RequestSpec, Times, Watch, eventually, number, say};
 use right::{Bench, Loss, Right};
 
 /// How long the test waits for a broken watch after its bound.
@@ -55,7 +55,7 @@ async fn trial(bench: &Bench, loss: Loss) -> Outlived {
     let caller = bench.proxy.client_of(&right.caller);
     let path = format!("/api/v1/namespaces/{}/configmaps", right.namespace);
     let version = bench.direct.version(&path).await;
-    let ask = Ask::get(&format!("{path}?watch=1&resourceVersion={version}"));
+    let ask = RequestSpec::get(&format!("{path}?watch=1&resourceVersion={version}"));
     // A refusal may close the connection of the next attempt.
     let response = eventually("the watch is let in", async || {
         caller.try_send(ask.clone()).await.filter(|response| response.status() == 200)
@@ -107,7 +107,8 @@ async fn write(direct: &Http, map: &str, loss: Loss, written: &mut Vec<Instant>)
         pace.tick().await;
         written.push(Instant::now());
         let change = json!({"data": {"at": (written.len() - 1).to_string()}}).to_string();
-        let answer = direct.ask(Ask::get(map).with(Method::PATCH, "application/merge-patch+json", change)).await;
+        let answer =
+            direct.ask(RequestSpec::get(map).with(Method::PATCH, "application/merge-patch+json", change)).await;
         assert!(answer.status == 200 || loss == Loss::NamespaceDeleted, "{map}: {}", answer.text());
     }
 }
@@ -122,8 +123,8 @@ fn number_of(event: &Event) -> Option<usize> {
 }
 
 /// Opens the watch again, which must be refused with the expected code. Returns a description of any other answer.
-async fn let_in(caller: &Http, loss: Loss, ask: &Ask) -> Option<String> {
-    let again = Ask { path: format!("{}&timeoutSeconds=1", ask.path), ..ask.clone() };
+async fn let_in(caller: &Http, loss: Loss, ask: &RequestSpec) -> Option<String> {
+    let again = RequestSpec { path: format!("{}&timeoutSeconds=1", ask.path), ..ask.clone() };
     let answered = eventually("it is answered", async || caller.try_send(again.clone()).await);
     let status = answered.await.status().as_u16();
     (status != loss.code()).then(|| format!("asked again, it is answered with {status}"))

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-use crate::bed::{self, Ask, Http, Plan, Plane, Proxy, Watch, eventually, say, version_of};
+use crate::bed::{self, Http, Plan, Plane, Proxy, RequestSpec, Watch, eventually, say, version_of};
 
 const MAPS: &str = "/api/v1/configmaps";
 const DEFAULT_MAPS: &str = "/api/v1/namespaces/default/configmaps";
@@ -53,7 +53,8 @@ async fn informer(client: Http, number: usize, seen: Shared) {
         seen.lock().stores[number] = state(&list.value());
         let path = format!("{MAPS}?watch=1&allowWatchBookmarks=true&resourceVersion={version}");
         // While upstream starts, a forwarded request fails.
-        let Some(response) = client.try_send(Ask::get(&path)).await.filter(|response| response.status() == 200) else {
+        let Some(response) = client.try_send(RequestSpec::get(&path)).await.filter(|response| response.status() == 200)
+        else {
             tokio::time::sleep(LOOK_AGAIN).await;
             continue;
         };
@@ -161,7 +162,8 @@ async fn restored_under_clients(name: &str, meanwhile: Meanwhile) {
     let clients = Clients::of(&proxy);
     // Another feed, with hardly any changes.
     let secrets = proxy.client().version("/api/v1/secrets").await;
-    let mut quiet = proxy.client().watch(Ask::get(&format!("/api/v1/secrets?watch=1&resourceVersion={secrets}"))).await;
+    let mut quiet =
+        proxy.client().watch(RequestSpec::get(&format!("/api/v1/secrets?watch=1&resourceVersion={secrets}"))).await;
     clients.converge(&bed).await;
     for n in 0..10 {
         map(&bed, &format!("lost-{n}")).await;

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::bed::{self, Ask, Authority, Bed, Plan, Plane, Proxy, number, say, within};
+use crate::bed::{self, Authority, Bed, Plan, Plane, Proxy, RequestSpec, number, say, within};
 
 const OFTEN: &str = "feeds: {selfCheck: 300ms}";
 /// The number of comparisons of each feed.
@@ -34,7 +34,7 @@ async fn self_check_finds_no_difference_under_churn() {
     let paths = ["/api/v1/configmaps", "/api/v1/pods", "/apis/coordination.k8s.io/v1/leases", "/api/v1/events"];
     let mut watches = Vec::new();
     for path in paths {
-        watches.push(client.watch(Ask::get(&format!("{path}?watch=1&resourceVersion=0"))).await);
+        watches.push(client.watch(RequestSpec::get(&format!("{path}?watch=1&resourceVersion=0"))).await);
     }
     let churns = ["configmaps", "pods"].map(|resource| {
         let churn = ["--namespace", &namespace, "--resource", resource, "--ops", "100000000", "--workers", "2"];
@@ -90,8 +90,9 @@ async fn self_check_finds_no_difference_in_pods_of_a_node() {
     let through = proxy.client_of(&Authority::of(&bed).issue("system:node:n1", &["system:nodes"]));
     let direct = bed.direct();
     let pods = format!("/api/v1/namespaces/{namespace}/pods");
-    let watch =
-        through.watch(Ask::get("/api/v1/pods?fieldSelector=spec.nodeName%3Dn1&watch=1&resourceVersion=0")).await;
+    let watch = through
+        .watch(RequestSpec::get("/api/v1/pods?fieldSelector=spec.nodeName%3Dn1&watch=1&resourceVersion=0"))
+        .await;
     let mut n = 0;
     let compared = async {
         while checks(&proxy, "pods.v1", "same").await < ROUNDS {
@@ -117,7 +118,7 @@ async fn self_check_cost_does_not_grow_with_object_count() {
     let load = bed.drive("load").args(["--namespace", &namespace, "--resource", "configmaps", "--workers", "4"]);
     load.args(["--pods", &objects.to_string(), "--size", "500"]).start().finish().await;
     let proxy = Plan::tls().config(OFTEN).start(&bed).await;
-    let watch = proxy.client().watch(Ask::get("/api/v1/configmaps?watch=1&resourceVersion=0")).await;
+    let watch = proxy.client().watch(RequestSpec::get("/api/v1/configmaps?watch=1&resourceVersion=0")).await;
     let (map, direct) = (format!("/api/v1/namespaces/{namespace}/configmaps/changing"), bed.direct());
     direct.create(map.trim_end_matches("/changing"), json!({"metadata": {"name": "changing"}})).await;
     let rounds = i64::try_from(objects / 500 + 3).expect("few");

@@ -33,7 +33,7 @@ use std::{fmt, fs};
 use futures_util::future::join_all;
 use serde_json::Value;
 
-use crate::bed::{self, Ask, BULK_PODS, Bed, Http, Identity, Plan, Plane, Protocol, Proxy, Target, say};
+use crate::bed::{self, BULK_PODS, Bed, Http, Identity, Plan, Plane, Protocol, Proxy, RequestSpec, Target, say};
 
 /// The interval of the healthy client's requests. A closed loop would measure throughput instead.
 const EVERY: Duration = Duration::from_millis(2);
@@ -304,7 +304,7 @@ async fn attack<F: Future<Output = ()>>(
 }
 
 /// Sends a request and records its outcome.
-async fn put(http: &Http, ask: Ask, answers: &Answers) -> Option<Value> {
+async fn put(http: &Http, ask: RequestSpec, answers: &Answers) -> Option<Value> {
     match http.try_ask(ask).await {
         Ok(answer) => {
             let cached = if answer.is_cached() { " cached" } else { "" };

@@ -5,8 +5,8 @@ use futures_util::future::join_all;
 use serde_json::{Value, json};
 
 use crate::bed::{
-    self, Ask, Ended, Frame, Http, Plan, Plane, Protocol, Proxy, TOO_LARGE, Target, Watch, eventually, say, unique,
-    within,
+    self, Ended, Frame, Http, Plan, Plane, Protocol, Proxy, RequestSpec, TOO_LARGE, Target, Watch, eventually, say,
+    unique, within,
 };
 use crate::websocket;
 
@@ -29,7 +29,7 @@ type IsOver = fn(&str, &[String]) -> bool;
 async fn start(target: Target, way: Way, path: String, is_over: IsOver) -> tokio::task::JoinHandle<Vec<String>> {
     match way {
         Way::Http(protocol) => {
-            let mut watch = Http::new(target, protocol).watch(Ask::get(&path).accept(TABLE)).await;
+            let mut watch = Http::new(target, protocol).watch(RequestSpec::get(&path).accept(TABLE)).await;
             tokio::spawn(async move {
                 let mut lines = Vec::new();
                 while !is_over(&path, &lines) {
@@ -237,14 +237,14 @@ async fn custom_resource_tables_have_their_printer_columns() {
 
     // A change of the columns ends the history: the watch ends, and the next one has the new columns.
     let version = client.version(&widgets).await;
-    let from = |version: u64| Ask::get(&format!("{widgets}?watch=1&resourceVersion={version}")).accept(TABLE);
+    let from = |version: u64| RequestSpec::get(&format!("{widgets}?watch=1&resourceVersion={version}")).accept(TABLE);
     let (watch, mut manifest) = (proxy.client().watch(from(version)).await, client.json(&definition).await);
     manifest["spec"]["versions"][0]["additionalPrinterColumns"][0]["name"] = json!("Hue");
     client.patch(&definition, json!({"spec": {"versions": manifest["spec"]["versions"]}})).await;
     let mut watch = watch;
     assert_eq!(watch.rest().await, (Vec::new(), Ended::Clean));
     let lists_the_new = async || {
-        let list = client.ask(Ask::get(&widgets).accept(TABLE)).await.text();
+        let list = client.ask(RequestSpec::get(&widgets).accept(TABLE)).await.text();
         list.contains("\"Hue\"").then_some(())
     };
     eventually("the apiserver prints by the new definition", lists_the_new).await;
@@ -282,7 +282,7 @@ async fn table_rows_of_every_resource_are_parsed_and_cached() {
                 let path = format!("{collection}?watch=1&resourceVersion={version}&timeoutSeconds=1{include}");
                 // Until the proxy has read upstream's first Table, it forwards the watches.
                 eventually(&format!("served from the cache: {path}"), async || {
-                    let answer = through.ask(Ask::get(&path).accept(TABLE)).await;
+                    let answer = through.ask(RequestSpec::get(&path).accept(TABLE)).await;
                     assert_eq!(answer.status, 200, "{path}: {}", answer.text());
                     answer.is_cached().then_some(())
                 })
@@ -347,7 +347,7 @@ async fn table_watch_without_version_or_before_history_is_forwarded() {
     client.create(&maps, json!({"metadata": {"name": "a"}})).await;
     let created = client.create(&maps, json!({"metadata": {"name": "b"}})).await;
     let open = async |http: Http, query: &str| {
-        let ask = Ask::get(&format!("{maps}?watch=1&{query}")).accept(TABLE);
+        let ask = RequestSpec::get(&format!("{maps}?watch=1&{query}")).accept(TABLE);
         let response = http.send(ask).await;
         assert_eq!(response.status(), 200, "{query}");
         let is_cached = response.headers().get("kube-fanout-served").is_some_and(|by| by == "cache");

@@ -9,7 +9,9 @@ use std::time::Duration;
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::bed::{self, Ask, Http, Identity, Plan, Plane, Protocol, Proxy, Target, eventually, say, version_of};
+use crate::bed::{
+    self, Http, Identity, Plan, Plane, Protocol, Proxy, RequestSpec, Target, eventually, say, version_of,
+};
 use crate::event_scenes;
 
 /// The number of objects in each transaction (etcd's limit is 128 operations), and the number of transactions.
@@ -39,7 +41,7 @@ impl Storage {
     }
 
     async fn ask(&self, path: &str, question: &Value) -> Value {
-        let ask = Ask::get(path).with(Method::POST, "application/json", question.to_string());
+        let ask = RequestSpec::get(path).with(Method::POST, "application/json", question.to_string());
         let answer = self.http.ask(ask).await;
         assert_eq!(answer.status, 200, "{path}: {}", answer.text());
         answer.value()
@@ -93,7 +95,7 @@ async fn watch_lists(client: Http, path: String, stop: Arc<AtomicBool>) -> Vec<(
     while !stop.load(Ordering::Relaxed) {
         let query = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=0\
                      &allowWatchBookmarks=true";
-        let mut watch = client.watch(Ask::get(&format!("{path}?{query}"))).await;
+        let mut watch = client.watch(RequestSpec::get(&format!("{path}?{query}"))).await;
         let mut events = watch.initial().await;
         let end = events.pop().expect("the mark");
         let state = events.iter().map(|event| (event.name().to_owned(), event.version())).collect();
@@ -191,7 +193,7 @@ async fn amid_transactions(bed: &Plane, namespace: &str) -> bool {
 
 /// The number of events per version that a watch from `first` receives, up to `last`.
 async fn events_told(proxy: &Proxy, events: &str, first: u64, last: u64) -> HashMap<u64, usize> {
-    let mut watch = proxy.client().watch(Ask::get(&format!("{events}?watch=1&resourceVersion={first}"))).await;
+    let mut watch = proxy.client().watch(RequestSpec::get(&format!("{events}?watch=1&resourceVersion={first}"))).await;
     let mut told = HashMap::new();
     loop {
         let version = watch.change().await.version();

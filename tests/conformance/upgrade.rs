@@ -13,7 +13,7 @@ use kube_fanout::wire::{Encoding, JsonLayout, ObjectReader};
 use kubeapi::FieldTable;
 use serde_json::json;
 
-use crate::bed::{self, Ask, Frame, Http, Plan, Plane, Proxy, Watch, eventually, kubectl, say};
+use crate::bed::{self, Frame, Http, Plan, Plane, Proxy, RequestSpec, Watch, eventually, kubectl, say};
 use crate::representations::{Resource, built_ins};
 
 const JSON: &str = "application/json";
@@ -34,7 +34,7 @@ fn state(encoding: Encoding, list: &Bytes) -> State {
 async fn states(direct: &Http, paths: &[String], accept: &str, encoding: Encoding) -> BTreeMap<String, State> {
     let mut states = BTreeMap::new();
     for path in paths {
-        let list = direct.ask(Ask::get(path).accept(accept)).await;
+        let list = direct.ask(RequestSpec::get(path).accept(accept)).await;
         assert_eq!(list.status, 200, "{path}: {}", list.text());
         states.insert(path.clone(), state(encoding, &list.body));
     }
@@ -59,7 +59,7 @@ fn make_objects(bed: &Plane) {
 /// The state that is served from memory in one encoding, as soon as the feed has a stream again.
 async fn from_memory(through: &Http, path: &str, (accept, encoding): (&str, Encoding)) -> State {
     eventually(&format!("{path} is followed again"), async || {
-        let list = through.ask(Ask::get(&format!("{path}?resourceVersion=0")).accept(accept)).await;
+        let list = through.ask(RequestSpec::get(&format!("{path}?resourceVersion=0")).accept(accept)).await;
         let is_followed = list.status == 200 && list.is_cached() && list.header("kube-fanout-stale-seconds").is_empty();
         is_followed.then(|| state(encoding, &list.body))
     })
@@ -69,7 +69,7 @@ async fn from_memory(through: &Http, path: &str, (accept, encoding): (&str, Enco
 async fn open(proxy: &Proxy, paths: &[String]) -> Vec<(String, Watch)> {
     let opened = paths.iter().map(async |path| {
         // One connection each, because a connection has a limited number of watches.
-        let ask = Ask::get(&format!("{path}?watch=1&resourceVersion=0")).accept(PROTOBUF);
+        let ask = RequestSpec::get(&format!("{path}?watch=1&resourceVersion=0")).accept(PROTOBUF);
         let mut watch = proxy.client().watch(ask).await;
         watch.catch_up(QUIET).await.expect("it goes on");
         (path.clone(), watch)

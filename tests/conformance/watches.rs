@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use serde_json::json;
 
-use crate::bed::{self, Ask, Ended, Event, Http, Pair, Plan, outline, say, version_of};
+use crate::bed::{self, Ended, Event, Http, Pair, Plan, RequestSpec, outline, say, version_of};
 
 /// Long enough for an event to arrive. There is no condition to wait for if none must arrive.
 const QUIET: Duration = Duration::from_millis(1500);
 
 /// The same watch at the apiserver and at the proxy.
 async fn both(pair: &Pair, path: &str) -> [bed::Watch; 2] {
-    [pair.direct.watch(Ask::get(path)).await, pair.through.watch(Ask::get(path)).await]
+    [pair.direct.watch(RequestSpec::get(path)).await, pair.through.watch(RequestSpec::get(path)).await]
 }
 
 /// The next change of both watches, which must be equal to the byte.
@@ -55,10 +55,10 @@ async fn initial_events_precede_changes_and_end_with_bookmark() {
     }
     let sie = "&sendInitialEvents=1&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=1&labelSelector=none=1";
     for http in [&pair.direct, &pair.through] {
-        let (events, _) = http.begin(Ask::get(&pair.path("?watch=1&allowWatchBookmarks=1"))).await;
+        let (events, _) = http.begin(RequestSpec::get(&pair.path("?watch=1&allowWatchBookmarks=1"))).await;
         assert_eq!(outline(&events), ["ADDED cm-a", "ADDED cm-b", "BOOKMARK"]);
         // A bookmark that only reports progress comes after a minute, so this one is the end of the initial events.
-        let (events, _) = http.begin(Ask::get(&pair.path(&format!("?watch=1{sie}")))).await;
+        let (events, _) = http.begin(RequestSpec::get(&pair.path(&format!("?watch=1{sie}")))).await;
         assert_eq!(outline(&events), ["BOOKMARK"]);
     }
 }
@@ -144,7 +144,7 @@ async fn bookmark_object_is_zero_value_of_its_kind() {
     let watches = collections.iter().flat_map(|collection| forms.map(|form| (collection, form)));
     let watches = watches.map(async |(collection, form)| {
         let path = format!("{collection}?watch=1&labelSelector=none&allowWatchBookmarks=1&timeoutSeconds=3");
-        let (answer, _) = pair.same_watch_of(Ask::get(&path).accept(form), 1).await;
+        let (answer, _) = pair.same_watch_of(RequestSpec::get(&path).accept(form), 1).await;
         assert_eq!(bed::normal::events(&answer).len(), 1, "{path}: the bookmark that ends nothing");
     });
     join_all(watches).await;
@@ -155,15 +155,15 @@ async fn future_version_blocks_watches_and_fails_reads_with_504() {
     let Some(pair) = Pair::new().await else { return };
     let future = pair.maps().await + 1_000_000;
     let watch = pair.path(&format!("?watch=1&resourceVersion={future}&timeoutSeconds=2"));
-    let (answer, _) = pair.same_watch(Ask::get(&watch)).await;
+    let (answer, _) = pair.same_watch(RequestSpec::get(&watch)).await;
     assert_eq!(answer.body.len(), 0, "it lasted as long as asked");
     let list =
         format!("resourceVersion={future}&sendInitialEvents=1&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=1");
-    let (answer, [_, took]) = pair.same_watch(Ask::get(&pair.path(&format!("?watch=1&{list}")))).await;
+    let (answer, [_, took]) = pair.same_watch(RequestSpec::get(&pair.path(&format!("?watch=1&{list}")))).await;
     assert!(answer.text().contains("\"code\":504"), "{}", answer.text());
     assert!(took >= 2.5, "after three seconds: {took:.1} s");
     for path in [format!("?resourceVersion={future}"), format!("/cm-a?resourceVersion={future}")] {
-        let answer = pair.same(Ask::get(&pair.path(&path))).await;
+        let answer = pair.same(RequestSpec::get(&pair.path(&path))).await;
         assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (504, "1"));
     }
 }
@@ -175,35 +175,37 @@ async fn query_parameters_are_parsed_like_the_apiserver() {
     for (query, code) in
         [("?resourceVersion=abc", 400), ("?watch=1&resourceVersion=abc", 500), ("/cm-a?resourceVersion=abc", 500)]
     {
-        assert_eq!(pair.same(Ask::get(&pair.path(query))).await.status.as_u16(), code, "{query}");
+        assert_eq!(pair.same(RequestSpec::get(&pair.path(query))).await.status.as_u16(), code, "{query}");
     }
     // Each of these queries either is a watch or is not.
     let watches = ["watch=", "watch=no", "watch=1&watch=0"].map(async |query| {
-        let (answer, _) = pair.same_watch_of(Ask::get(&pair.path(&format!("?{query}&timeoutSeconds=3"))), 2).await;
+        let (answer, _) =
+            pair.same_watch_of(RequestSpec::get(&pair.path(&format!("?{query}&timeoutSeconds=3"))), 2).await;
         assert_eq!(bed::normal::events(&answer).len(), 2, "{query}");
     });
     join_all(watches).await;
     for query in ["watch=False", "watch=0", "watch=false&watch=true", "Watch=1", "timeoutSeconds=1"] {
-        let answer = pair.same(Ask::get(&pair.path(&format!("?{query}")))).await;
+        let answer = pair.same(RequestSpec::get(&pair.path(&format!("?{query}")))).await;
         assert_eq!(answer.value()["kind"], "ConfigMapList", "{query}");
     }
     // With a version, because without one it varies how much the apiserver sends before it notices the timeout.
     let over = pair.path(&format!("?watch=1&timeoutSeconds=-1&resourceVersion={version}"));
-    let (answer, _) = pair.same_watch(Ask::get(&over)).await;
+    let (answer, _) = pair.same_watch(RequestSpec::get(&over)).await;
     assert!(answer.body.is_empty(), "over before it began: {}", answer.text());
     // In nanoseconds, this number overflows and is negative.
     for seconds in ["9223372037", "18446744073", "9223372036854775807"] {
         let over = pair.path(&format!("?watch=1&timeoutSeconds={seconds}&resourceVersion={version}"));
-        let (answer, _) = pair.same_watch(Ask::get(&over)).await;
+        let (answer, _) = pair.same_watch(RequestSpec::get(&over)).await;
         assert!(answer.body.is_empty(), "{seconds}: {}", answer.text());
     }
-    let none = pair.same(Ask::get(&pair.path("?watch=1&timeoutSeconds=18446744073709551616"))).await;
+    let none = pair.same(RequestSpec::get(&pair.path("?watch=1&timeoutSeconds=18446744073709551616"))).await;
     assert_eq!(none.status.as_u16(), 400);
     let mut endless = both(&pair, &pair.path("?watch=1&timeoutSeconds=0")).await;
     both_tell(&mut endless).await;
     both_tell(&mut endless).await;
     assert!(endless[1].is_quiet(QUIET).await, "zero is the server's choice, not zero");
-    let one = pair.same(Ask::get(&pair.path("?limit=1&limit=5&foo=bar&labelselector=app%3Dnone"))).await.value();
+    let one =
+        pair.same(RequestSpec::get(&pair.path("?limit=1&limit=5&foo=bar&labelselector=app%3Dnone"))).await.value();
     assert_eq!(one["items"].as_array().map(Vec::len), Some(1));
 }
 
@@ -262,7 +264,7 @@ async fn sigterm_ends_watches_cleanly() {
     let clients = [bed::Protocol::H1, bed::Protocol::H2].map(|protocol| Http::new(proxy.target(), protocol));
     let mut watches = Vec::new();
     for at in 0..60 {
-        let mut watch = clients[at % 2].watch(Ask::get(&path)).await;
+        let mut watch = clients[at % 2].watch(RequestSpec::get(&path)).await;
         watch.initial().await;
         watches.push(watch);
     }

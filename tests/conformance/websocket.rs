@@ -14,7 +14,7 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::{WebSocketStream, client_async};
 
-use crate::bed::{self, Ask, Pair, Plan, Plane, Target, normal, say, within};
+use crate::bed::{self, Pair, Plan, Plane, RequestSpec, Target, normal, say, within};
 
 fn request(target: &Target, path: &str, headers: &[(&'static str, &str)]) -> Request<()> {
     let url = format!("wss://{}{path}", target.host());
@@ -256,7 +256,7 @@ async fn websocket_origin_check_with_token_matches_the_apiserver() {
     let Some(pair) = Pair::new().await else { return };
     pair.maps().await;
     let delegated = Plan::delegated(&pair.bed).start(&pair.bed).await;
-    delegated.client().until_ok("its feed is filled", Ask::get(&pair.path("?resourceVersion=0"))).await;
+    delegated.client().until_ok("its feed is filled", RequestSpec::get(&pair.path("?resourceVersion=0"))).await;
     for (origin, code) in [
         ("http://localhost", "101"),
         ("https://evil.example", "101"),

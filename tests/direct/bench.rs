@@ -1,7 +1,7 @@
 //! `fanoutctl bench` counts what really happened. It runs against the demo upstream, which has no protobuf, and the
 //! proxy.
 
-use bench::{self, BenchOrder, ProgressLine, Results, RunOutcome, Scenario, Side, TargetCredentials};
+use bench::{self, BenchOptions, MeasuredServer, ProgressLine, Results, RunOutcome, Scenario, TargetCredentials};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -16,18 +16,18 @@ fn small() -> Value {
     })
 }
 
-fn order(sides: &[(&str, &str)], write: &str, more: &Value) -> BenchOrder {
+fn order(sides: &[(&str, &str)], write: &str, more: &Value) -> BenchOptions {
     let mut keys = small().as_object().cloned().expect("keys");
     keys.extend(more.as_object().cloned().expect("keys"));
     let variants = Scenario::default().plans(&keys).unwrap_or_else(|wrong| panic!("{wrong}"));
-    let side = |(name, url): &(&str, &str)| Side {
+    let side = |(name, url): &(&str, &str)| MeasuredServer {
         name: (*name).to_owned(),
         url: (*url).to_owned(),
         protocol: None,
         pid: Some(std::process::id()),
         metrics: None,
     };
-    BenchOrder {
+    BenchOptions {
         scenario: "test".to_owned(),
         about: String::new(),
         variants,
@@ -40,7 +40,7 @@ fn order(sides: &[(&str, &str)], write: &str, more: &Value) -> BenchOrder {
     }
 }
 
-async fn measured(order: &BenchOrder) -> Results {
+async fn measured(order: &BenchOptions) -> Results {
     let stop = CancellationToken::new();
     let results = direct::within("results", bench::run(order, &ProgressLine::silent(), &stop)).await;
     results.unwrap_or_else(|error| panic!("{error}"))
@@ -167,7 +167,7 @@ async fn bench_compares_two_servers_and_deletes_its_objects() {
     let app = direct::app(&up).run().await;
     let (straight, proxied) = (up.url(), app.url());
     let order = order(&[("apiserver", &straight), ("proxy", &proxied)], &straight, &json!({}));
-    let results = measured(&BenchOrder { rounds: 2, ..order }).await;
+    let results = measured(&BenchOptions { rounds: 2, ..order }).await;
     let turns: Vec<_> = results.outcomes.iter().map(|outcome| (outcome.side.as_str(), outcome.round)).collect();
     assert_eq!(turns, [("apiserver", 0), ("proxy", 0), ("proxy", 1), ("apiserver", 1)]);
     assert_eq!((results.cells.len(), results.ratios.len()), (2, 1));

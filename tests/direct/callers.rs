@@ -8,7 +8,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use demo::{self, RunningUpstream};
 use http::Method;
 use kube_fanout::auth::AuthMode;
-use kube_fanout::config::Serve;
+use kube_fanout::config::ServeSettings;
 use serde_json::json;
 
 use crate::direct::{self, App, Client, Ended, PODS, Plan, Protocol, Watch};
@@ -27,7 +27,7 @@ fn delegated(up: &RunningUpstream) -> Plan {
 }
 
 /// Ada may do everything, Bob nothing.
-async fn ada_and_bob(up: &RunningUpstream, change: impl FnOnce(&mut Serve)) -> (App, Client, Client) {
+async fn ada_and_bob(up: &RunningUpstream, change: impl FnOnce(&mut ServeSettings)) -> (App, Client, Client) {
     up.reviews().give("a", "ada");
     up.reviews().give("b", "bob");
     up.reviews().allow("ada", "*");

@@ -10,7 +10,7 @@ use fastrand::Rng;
 use futures_util::future::join_all;
 use tokio::sync::watch;
 use tokio::time::timeout;
-use verify::Promise;
+use verify::Guarantee;
 
 use crate::direct::{self, Client, Ended, History, PODS, Protocol, Watch};
 
@@ -150,8 +150,8 @@ async fn survives(seed: u64) {
             before = Some(evidence.resumed(watch, before.filter(|_| *resumes)));
         }
         // The proxy may forget versions that upstream has forgotten or reported as expired.
-        evidence.broken("all kinds of faults", since, &[Promise::Expired]);
-        evidence.shows(&[Promise::InitialEvents, Promise::Continuity]);
+        evidence.broken("all kinds of faults", since, &[Guarantee::Expired]);
+        evidence.shows(&[Guarantee::InitialEvents, Guarantee::Continuity]);
     }
 }
 

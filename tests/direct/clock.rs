@@ -5,7 +5,7 @@ use std::time::Duration;
 use demo::{self, Pod, RunningUpstream};
 use futures_util::future::join_all;
 use tokio::time::Instant;
-use verify::Promise;
+use verify::Guarantee;
 
 use crate::direct::{
     self, ALLOWANCE, CONFIGMAPS, Ended, Event, History, PODS, Protocol, Watch, assert_same, configmap, straight,
@@ -97,7 +97,7 @@ async fn bookmark_never_precedes_events_or_decreases() {
     up.faults().bookmark();
     join_all(watches.iter().map(|watch| watch.reached(last))).await;
     // All matching events precede the bookmark that covers them.
-    history.upto(last).await.judge(&watches, &[Promise::Bookmarkable, Promise::Reliable]);
+    history.upto(last).await.judge(&watches, &[Guarantee::Bookmarkable, Guarantee::Reliable]);
     for watch in &watches {
         let events = watch.events();
         assert!(events.iter().any(Event::is_bookmark));

@@ -12,7 +12,7 @@ use http::Request;
 use hyper::body::Incoming;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-use verify::Promise;
+use verify::Guarantee;
 
 use crate::direct::{self, Answer, Behind, Client, History, PODS, Stub, Watch, configmap};
 
@@ -62,7 +62,7 @@ impl Reads {
             evidence.written(key, *version, *at_ns);
         }
         evidence.answers(self.answers.lock().iter()).watches(self.watches.lock().iter());
-        evidence.shows(&[Promise::Consistent, Promise::ListSnapshot]);
+        evidence.shows(&[Guarantee::Consistent, Guarantee::ListSnapshot]);
     }
 }
 

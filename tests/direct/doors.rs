@@ -6,7 +6,7 @@ use http::Method;
 use kube_fanout::app::StartError;
 use kube_fanout::net::Address;
 use tokio::net::TcpListener;
-use verify::Promise;
+use verify::Guarantee;
 
 use crate::direct::{self, Dir, PODS, Protocol, within};
 
@@ -94,7 +94,7 @@ async fn second_tier_delivers_events_bookmarks_and_consistent_lists() {
     watch.listed().await;
     let last = up.churn(30).await;
     watch.reached(last).await;
-    history.upto(last).await.judge([&watch], &[Promise::InitialEvents, Promise::Continuity, Promise::Typed]);
+    history.upto(last).await.judge([&watch], &[Guarantee::InitialEvents, Guarantee::Continuity, Guarantee::Typed]);
     let other = up.put("nodes", serde_json::json!({"metadata": {"name": "new"}}));
     let sent = tokio::time::Instant::now();
     up.faults().only("pods").bookmark();

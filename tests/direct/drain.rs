@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use http::Method;
-use kube_fanout::app::{Bound, Inherited};
-use kube_fanout::config::Serve;
+use kube_fanout::app::{BoundApp, InheritedSockets};
+use kube_fanout::config::ServeSettings;
 use kube_fanout::net::Address;
 use kube_fanout::upstream::CredentialSource;
 
@@ -190,11 +190,11 @@ async fn inherited_unix_socket_is_served_and_not_removed() {
     let path = dir.join("api.sock");
     let listener = std::os::unix::net::UnixListener::bind(&path).expect("a socket");
     for _ in 0..2 {
-        let mut inherited = Inherited::default();
+        let mut inherited = InheritedSockets::default();
         inherited.add_unix(listener.try_clone().expect("a descriptor")).expect("it listens");
-        let mut config = Serve::in_front_of(CredentialSource::Anonymous(up.url().parse().expect("a URL")));
+        let mut config = ServeSettings::in_front_of(CredentialSource::Anonymous(up.url().parse().expect("a URL")));
         (config.listen, config.admin) = (vec![Address::Unix(path.clone())], None);
-        let bound = Bound::bind_with(config, inherited).await.expect("it can listen");
+        let bound = BoundApp::bind_with(config, inherited).await.expect("it can listen");
         let client = Client::to(Place::Unix(path.clone()));
         // The connection waits in the queue until it is accepted.
         let asking = tokio::spawn(async move { client.get("/api/v1/pods?resourceVersion=0").await.status });
@@ -202,7 +202,7 @@ async fn inherited_unix_socket_is_served_and_not_removed() {
         bound.run(stop, std::future::pending()).await.expect("no needed task panics");
         assert!(path.exists());
     }
-    let mut inherited = Inherited::default();
+    let mut inherited = InheritedSockets::default();
     let quiet = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
     quiet.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a free port");
     let refused = inherited.add_tcp(quiet.into()).expect_err("it does not listen");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use base::Waits;
+use base::BackoffBounds;
 use demo::{self, ReceivedRequest, RunningUpstream};
 use futures_util::future::join_all;
 use http::{Method, Request};
@@ -22,7 +22,8 @@ const PASSED_THROUGH: &str = "/livez";
 /// Timings of a proxy, shortened where a test waits for them. The others are long, so that a stalled machine does not
 /// look like a failed server.
 fn times() -> EndpointTimes {
-    let waits = |first, longest| Waits { first: Duration::from_millis(first), longest: Duration::from_millis(longest) };
+    let waits =
+        |first, longest| BackoffBounds { first: Duration::from_millis(first), longest: Duration::from_millis(longest) };
     EndpointTimes {
         slow: PATIENCE,
         answer_max: PATIENCE,

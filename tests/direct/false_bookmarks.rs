@@ -10,7 +10,7 @@ use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Frame, Incoming};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
-use verify::Promise;
+use verify::Guarantee;
 
 use crate::direct::{
     self, App, Behind, Ended, Failure, History, PODS, Protocol, Reply, Stub, Watch, eventually, within,
@@ -117,9 +117,9 @@ async fn event_older_than_bookmark_ends_watches_with_410() {
         .await;
     evidence.answer(&app.get(PODS).await);
     // Between the false bookmark and the event that disproves it, clients rely on it.
-    let believed = [Promise::Expired, Promise::Reliable, Promise::Bookmarkable, Promise::Continuity];
+    let believed = [Guarantee::Expired, Guarantee::Reliable, Guarantee::Bookmarkable, Guarantee::Continuity];
     evidence.watches(&watches).broken("a bookmark that runs ahead", since, &believed);
-    evidence.shows(&[Promise::Ordered, Promise::Typed, Promise::ListSnapshot]);
+    evidence.shows(&[Guarantee::Ordered, Guarantee::Typed, Guarantee::ListSnapshot]);
     let anew = app.watch(PODS).from(last).await;
     anew.reached(up.create_pod("default", "behind")).await;
 }

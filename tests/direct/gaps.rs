@@ -4,7 +4,7 @@
 use base::now_ns;
 use demo::{self, Pod, RequestKind, RunningUpstream};
 use futures_util::future::join_all;
-use verify::Promise;
+use verify::Guarantee;
 
 use crate::direct::{self, App, Ended, History, PODS, Protocol, Watch, assert_same};
 
@@ -44,7 +44,7 @@ async fn upstream_restart_without_changes_ends_no_watch() {
     app.until_pods_are_listed_again().await;
     let last = up.churn(10).await;
     history.is_told_to(&watches, last).await;
-    history.evidence().asked(&up).broken("a restart", since, &[]).shows(&[Promise::OneRelist]);
+    history.evidence().asked(&up).broken("a restart", since, &[]).shows(&[Guarantee::OneRelist]);
 }
 
 /// Changes while the proxy is disconnected, each with a name.
@@ -93,7 +93,7 @@ async fn gap_is_backfilled_from_storage_without_loss_or_duplicates() {
         up.faults().up().await;
         let last = up.create_pod("default", "end");
         history.is_told_to(&watches, last).await;
-        history.evidence().asked(&up).broken(what, since, &[]).shows(&[Promise::OneRelist]);
+        history.evidence().asked(&up).broken(what, since, &[]).shows(&[Guarantee::OneRelist]);
     }
 }
 
@@ -129,7 +129,7 @@ async fn unrecoverable_gap_ends_watches_with_410_and_lists_once() {
     let last = up.create_pod("default", "behind");
     join_all(watches.iter().map(|watch| watch.reached_or_ended(last))).await;
     let mut evidence = history.upto(last).await.evidence();
-    evidence.watches(&watches).forgotten(unseen).overdue().shows(&[Promise::Reliable, Promise::Expired]);
+    evidence.watches(&watches).forgotten(unseen).overdue().shows(&[Guarantee::Reliable, Guarantee::Expired]);
     assert!(watches.iter().all(|watch| watch.end() == Some(Ended::Expired)));
     let again = join_all((0..30).map(|_| app.watch(PODS).initial_events().from(0).into_future())).await;
     join_all(again.iter().map(Watch::listed)).await;

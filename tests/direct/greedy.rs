@@ -4,7 +4,7 @@ use demo::{self, RunningUpstream};
 use futures_util::future::join_all;
 use http::Request;
 use kube_fanout::auth::AuthMode;
-use kube_fanout::config::Serve;
+use kube_fanout::config::ServeSettings;
 
 use crate::direct::{self, Answer, App, PODS, Protocol, Watch, eventually};
 use crate::silent;
@@ -15,7 +15,7 @@ const PLACES: usize = 32;
 const FUTURE: &str = "resourceVersion=999999999";
 
 /// Ada uses as much as she can, Bob does not. Both may do everything.
-async fn ada_and_bob(up: &RunningUpstream, change: impl FnOnce(&mut Serve)) -> App {
+async fn ada_and_bob(up: &RunningUpstream, change: impl FnOnce(&mut ServeSettings)) -> App {
     for (token, user) in [("a", "ada"), ("b", "bob")] {
         up.reviews().give(token, user);
         up.reviews().allow(user, "*");

@@ -3,7 +3,7 @@
 use base::now_ns;
 use demo::{self, RunningUpstream};
 use futures_util::future::join_all;
-use verify::Promise;
+use verify::Guarantee;
 
 use crate::direct::{self, App, Ended, History, PODS, Protocol, Watch, assert_same};
 
@@ -69,8 +69,8 @@ async fn decreasing_resource_version_is_never_delivered() {
     let mut evidence = history.upto(last).await.evidence();
     evidence.answer(&list);
     // Continuing and restarting are both correct; no client may observe the older version.
-    evidence.watches(&watches).overdue().broken("a version that goes back", since, &[Promise::Expired]);
-    evidence.shows(&[Promise::Reliable, Promise::Unique, Promise::ListSnapshot]);
+    evidence.watches(&watches).overdue().broken("a version that goes back", since, &[Guarantee::Expired]);
+    evidence.shows(&[Guarantee::Reliable, Guarantee::Unique, Guarantee::ListSnapshot]);
     assert!(watches.iter().all(|watch| watch.end().is_none_or(|end| end == Ended::Expired)));
 }
 
@@ -109,7 +109,7 @@ async fn repeated_malformed_event_ends_watches_with_410_and_relists() {
         assert_eq!(watch.changes().len(), seen);
     }
     let mut evidence = history.upto(up.revision()).await.evidence();
-    evidence.watches(&watches).broken("poison", since, &[Promise::Expired]).shows(&[Promise::Reliable]);
+    evidence.watches(&watches).broken("poison", since, &[Guarantee::Expired]).shows(&[Guarantee::Reliable]);
     let anew = app.watch(PODS).initial_events().from(0).await;
     anew.listed().await;
     let theirs = direct::straight(&up).watch(PODS).initial_events().await;

@@ -6,7 +6,7 @@ use base::now_ns;
 use demo::{self, RunningUpstream};
 use futures_util::future::join_all;
 use tokio::time::Instant;
-use verify::Promise;
+use verify::Guarantee;
 
 use crate::direct::{
     self, ALLOWANCE, Answer, App, CONFIGMAPS, Ended, History, PATIENCE, PODS, WIDGETS, assert_alike, configmap,
@@ -163,7 +163,7 @@ async fn exact_version_list_is_cached_or_forwarded() {
     }
     let mut evidence = history.upto(now).await.evidence();
     evidence.reached(other, was_there).answer(&at_least);
-    evidence.shows(&[Promise::NotOlderThan, Promise::ListSnapshot]);
+    evidence.shows(&[Guarantee::NotOlderThan, Guarantee::ListSnapshot]);
     assert_eq!((at_least.status, at_least.is_cached()), (200, true), "a quiet resource catches up");
     up.faults().compact(now);
     for (path, code) in [(exact(old), 410), (legacy(old), 410), (exact(other + 100), 504)] {
@@ -270,5 +270,5 @@ async fn resource_versions_of_reads_never_decrease() {
     }
     let mut evidence = history.upto(up.revision()).await.evidence();
     evidence.answers(read.iter().flatten());
-    evidence.shows(&[Promise::Monotone, Promise::Consistent, Promise::ListSnapshot]);
+    evidence.shows(&[Guarantee::Monotone, Guarantee::Consistent, Guarantee::ListSnapshot]);
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use base::Waits;
+use base::BackoffBounds;
 use demo::{self, RequestCounts, RequestKind, RunningUpstream};
 use futures_util::future::join_all;
 
@@ -105,7 +105,7 @@ async fn upstream_retry_after_delays_watch_retry() {
 async fn feed_backs_off_if_upstream_ends_every_watch() {
     let up = demo::upstream().pods(5).run().await;
     // The product's retry delays, which other tests shorten, are the subject of this one.
-    let app = direct::app(&up).with(|config| config.reflect.retry = Waits::default()).run().await;
+    let app = direct::app(&up).with(|config| config.reflect.retry = BackoffBounds::default()).run().await;
     let watch = app.watch(PODS).from(up.revision()).await;
     let opened = || up.counts().watches_opened.of("pods");
     let before = opened();

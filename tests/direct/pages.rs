@@ -122,7 +122,7 @@ async fn same_origin_and_non_browser_requests_pass_origin_check() {
 #[tokio::test]
 async fn only_configured_allowed_origins_pass_origin_check() {
     let upstream = stub(|_| async { Ok(Stub::reply(200, "passed on")) }).await;
-    let allowed = |config: &mut kube_fanout::config::Serve| {
+    let allowed = |config: &mut kube_fanout::config::ServeSettings| {
         config.allowed_origins = vec!["https://app.example".parse().expect("an origin")];
     };
     let app = direct::in_front_of(&upstream.url()).with(allowed).run().await;

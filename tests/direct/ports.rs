@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use http::Method;
 use kube_fanout::app::StartError;
-use kube_fanout::config::Serve;
+use kube_fanout::config::ServeSettings;
 use kube_fanout::net::Address;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpListener;
@@ -18,7 +18,7 @@ use crate::process::{kubeconfig, metric, run};
 const CONNECTIONS_MAX: usize = 128;
 
 fn with_ports(plan: Plan) -> Plan {
-    plan.with(|config: &mut Serve| {
+    plan.with(|config: &mut ServeSettings| {
         let anywhere = Some(SocketAddr::from(([0, 0, 0, 0], 0)));
         (config.healthz, config.metrics) = (anywhere, anywhere);
     })
@@ -78,7 +78,7 @@ async fn health_port_reports_ready_then_shutting_down_during_drain() {
 #[tokio::test]
 async fn metrics_port_rejects_unknown_hosts_and_cross_origin_requests() {
     let up = demo::upstream().pods(3).run().await;
-    let names = |config: &mut Serve| config.allowed_hosts.push("metrics.internal".to_owned());
+    let names = |config: &mut ServeSettings| config.allowed_hosts.push("metrics.internal".to_owned());
     let app = with_ports(direct::app(&up)).with(names).run().await;
     let scrape = async |host: &str, headers: &[(&str, &str)]| {
         let call = app.metrics_client().request(Method::GET, "/metrics").host(host);
@@ -185,7 +185,7 @@ async fn health_or_metrics_bind_error_names_address() {
     let up = demo::upstream().run().await;
     let holder = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let taken = holder.local_addr().expect("a port");
-    let change: [fn(&mut Serve, SocketAddr); 2] =
+    let change: [fn(&mut ServeSettings, SocketAddr); 2] =
         [|config, at| config.healthz = Some(at), |config, at| config.metrics = Some(at)];
     for change in change {
         match direct::app(&up).with(|config| change(config, taken)).try_run().await.err() {

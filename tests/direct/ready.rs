@@ -15,7 +15,8 @@ const NOT_READY: &str = "[-]stream of pods not ready: ";
 #[tokio::test]
 async fn stale_preloaded_feed_fails_readiness_but_not_liveness() {
     let up = demo::upstream().pods(3).run().await;
-    let soon = |config: &mut kube_fanout::config::Serve| config.ready_stale_max = Some(Duration::from_millis(50));
+    let soon =
+        |config: &mut kube_fanout::config::ServeSettings| config.ready_stale_max = Some(Duration::from_millis(50));
     let app = direct::app(&up).preload("pods").with(soon).run().await;
     let is = async |code: u16| {
         direct::eventually("readiness", || async { app.admin("/readyz").await.status == code }).await;
@@ -96,7 +97,7 @@ async fn short_outage_or_other_stale_feed_keeps_proxy_ready() {
     let up = demo::upstream().pods(3).run().await;
     let patient = direct::app(&up).preload("pods").run().await;
     let for_ever = direct::app(&up).preload("pods").with(|config| config.ready_stale_max = None).run().await;
-    let at_once = |config: &mut kube_fanout::config::Serve| config.ready_stale_max = Some(Duration::ZERO);
+    let at_once = |config: &mut kube_fanout::config::ServeSettings| config.ready_stale_max = Some(Duration::ZERO);
     let others = direct::app(&up).with(at_once).run().await;
     for app in [&patient, &for_ever, &others] {
         assert!(app.get(ANY).await.is_cached());
@@ -125,7 +126,7 @@ async fn health_command_prints_one_line_and_exit_code() {
     let up = demo::upstream().pods(3).run().await;
     let dir = Dir::new();
     let socket = dir.join("admin.sock");
-    let ports = |config: &mut kube_fanout::config::Serve| {
+    let ports = |config: &mut kube_fanout::config::ServeSettings| {
         config.healthz = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
         config.admin = Some(Address::Unix(socket.clone()));
     };

@@ -13,7 +13,7 @@ use demo::{self, RunningUpstream};
 use futures_util::future::join_all;
 use tokio::sync::watch;
 use tokio::time::{Instant, interval, sleep_until};
-use verify::Promise;
+use verify::Guarantee;
 
 use crate::direct::{self, App, CONFIGMAPS, Client, History, Place, configmap};
 use balancer::Balancer;
@@ -207,7 +207,7 @@ async fn watches_rebalance_to_new_replica_and_survive_drain() {
     }
     // Its watches end before their timeout.
     evidence.broken("the first drains", seen.drained_ns, &[]);
-    evidence.shows(&[Promise::Ordered, Promise::Unique, Promise::Reliable, Promise::Resumable]);
+    evidence.shows(&[Guarantee::Ordered, Guarantee::Unique, Guarantee::Reliable, Guarantee::Resumable]);
     let aging = written.windows(2).take_while(|pair| pair[0] < seen.drained_at);
     let pause = aging.map(|pair| pair[1] - pair[0]).max().unwrap_or(Duration::MAX);
     if pause < scale.age / 4 {

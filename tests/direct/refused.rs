@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use base::Waits;
+use base::BackoffBounds;
 use demo::{self, ReceivedRequest, RequestKind, RunningUpstream};
 use kube_fanout::auth::AuthMode;
 
@@ -33,7 +33,7 @@ async fn refusing() -> RunningUpstream {
 fn delegated(up: &RunningUpstream) -> Plan {
     direct::app(up).with(|config| {
         config.auth = AuthMode::Delegated;
-        config.cache.refused = Waits { first: FIRST, longest: LONGEST };
+        config.cache.refused = BackoffBounds { first: FIRST, longest: LONGEST };
     })
 }
 

@@ -4,7 +4,7 @@ use base::now_ns;
 use demo::{self, RunningUpstream};
 use futures_util::future::join_all;
 use serde_json::Value;
-use verify::Promise;
+use verify::Guarantee;
 
 use crate::direct::{self, CONFIGMAPS, Ended, History, NODES, PODS, Protocol, Watch, straight};
 
@@ -41,7 +41,7 @@ async fn resume_works_within_window_and_returns_410_before() {
     join_all(within.iter().map(|watch| watch.reached(last))).await;
     let mut evidence = history.upto(last).await.evidence();
     evidence.watches(within.iter().chain(&before)).window(5).overdue();
-    evidence.shows(&[Promise::Resumable, Promise::Reliable, Promise::Future, Promise::Expired]);
+    evidence.shows(&[Guarantee::Resumable, Guarantee::Reliable, Guarantee::Future, Guarantee::Expired]);
     assert!(before.iter().all(|watch| watch.end() == Some(Ended::Expired)));
 }
 
@@ -82,7 +82,11 @@ async fn resume_without_history_starts_at_list_version_else_410() {
     at_list.reached(last).await;
     before.reached_or_ended(last).await;
     let mut evidence = history.upto(last).await.evidence();
-    evidence.watches([&at_list, &before]).forgotten(listed).overdue().shows(&[Promise::Resumable, Promise::Expired]);
+    evidence
+        .watches([&at_list, &before])
+        .forgotten(listed)
+        .overdue()
+        .shows(&[Guarantee::Resumable, Guarantee::Expired]);
     assert_eq!((at_list.end(), before.end()), (None, Some(Ended::Expired)));
 }
 
@@ -121,7 +125,7 @@ async fn watch_from_future_version_sends_nothing_until_then() {
     up.faults().bookmark();
     let last = write(&up, 5);
     join_all(watches.iter().map(|watch| watch.reached(last))).await;
-    history.upto(last).await.judge(&watches, &[Promise::Future, Promise::Reliable, Promise::Resumable]);
+    history.upto(last).await.judge(&watches, &[Guarantee::Future, Guarantee::Reliable, Guarantee::Resumable]);
     for watch in &watches {
         assert!(watch.bookmarks().iter().all(|bookmark| bookmark.rv > future), "{:?}", watch.bookmarks());
     }
@@ -150,7 +154,7 @@ async fn watch_from_list_version_misses_no_event() {
         let listed = evidence.answer(list);
         evidence.resumed(watch, Some(listed));
     }
-    evidence.shows(&[Promise::ListSnapshot, Promise::Continuity, Promise::Resumable, Promise::Reliable]);
+    evidence.shows(&[Guarantee::ListSnapshot, Guarantee::Continuity, Guarantee::Resumable, Guarantee::Reliable]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -184,7 +188,7 @@ async fn watch_moving_between_replicas_receives_each_event_once() {
     for watch in &hops {
         before = Some(evidence.resumed(watch, before));
     }
-    evidence.watches(&held).shows(&[Promise::Resumable, Promise::Reliable, Promise::Unique]);
+    evidence.watches(&held).shows(&[Guarantee::Resumable, Guarantee::Reliable, Guarantee::Unique]);
     assert_eq!(held.map(|watch| watch.end()), [None, None]);
 }
 
@@ -213,7 +217,7 @@ async fn clients_resume_after_proxy_restart() {
         evidence.resumed(again, Some(before));
     }
     evidence.broken("the first one stops", stopped_ns, &[]);
-    evidence.shows(&[Promise::Resumable, Promise::Reliable, Promise::Unique]);
+    evidence.shows(&[Guarantee::Resumable, Guarantee::Reliable, Guarantee::Unique]);
     assert!(again.iter().all(Watch::is_open));
     let lists = direct::asked_by_proxies(&up, PODS).into_iter().filter(|query| !query.contains("watch"));
     assert!(lists.count() <= 2, "a list for each of the two");

@@ -4,7 +4,7 @@
 use demo::{self, Pod, RequestKind, RunningUpstream};
 use futures_util::future::join_all;
 use tokio::time::{Duration, Instant};
-use verify::Promise;
+use verify::Guarantee;
 
 use crate::direct::{self, ALLOWANCE, App, Ended, History, PODS, Protocol};
 
@@ -295,6 +295,6 @@ async fn bookmark_after_backfill_covers_all_earlier_events() {
     direct::followed(&up, "pods").await;
     up.faults().only("pods").bookmark();
     watch.reached(beyond).await;
-    history.upto(last).await.judge([&watch], &[Promise::Reliable, Promise::Bookmarkable]);
+    history.upto(last).await.judge([&watch], &[Guarantee::Reliable, Guarantee::Bookmarkable]);
     assert!(watch.bookmarks().iter().all(|bookmark| bookmark.rv >= last), "{:?}", watch.bookmarks());
 }

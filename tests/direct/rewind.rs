@@ -5,7 +5,7 @@ use std::time::Instant;
 use base::now_ns;
 use demo::{self, Backup, RunningUpstream};
 use futures_util::future::join_all;
-use verify::Promise;
+use verify::Guarantee;
 
 use crate::direct::{
     self, App, CONFIGMAPS, Ended, History, NODES, PODS, Plan, Protocol, Watch, assert_same, configmap,
@@ -370,8 +370,8 @@ async fn relist_does_not_read_stale_server_cache() {
     let any = app.get(&format!("{PODS}?resourceVersion=0")).await;
     let mut evidence = history.evidence();
     evidence.watch(&watch);
-    evidence.answers([&before, &any]).broken("what cannot be read", since, &[Promise::Expired]);
-    evidence.shows(&[Promise::Monotone, Promise::ListSnapshot]);
+    evidence.answers([&before, &any]).broken("what cannot be read", since, &[Guarantee::Expired]);
+    evidence.shows(&[Guarantee::Monotone, Guarantee::ListSnapshot]);
     assert!(before.is_cached() && any.is_cached() && any.rv() >= last, "{} < {last}", any.rv());
     assert_eq!(rewound(&app, "pods.v1").await, 0);
 }

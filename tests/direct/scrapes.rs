@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use demo::{self, ReviewCounts, RunningUpstream};
 use http::Method;
 use kube_fanout::auth::{AuthConfig, AuthMode};
-use kube_fanout::config::{Serve, TlsSource};
+use kube_fanout::config::{ServeSettings, TlsSource};
 
 use crate::chains::{Authority, YEAR};
 use crate::direct::{self, Answer, App, Client, Dir, PODS, Plan, Protocol, Trust, eventually, pair};
@@ -27,7 +27,7 @@ fn asked(plan: Plan, dir: &Dir) -> Plan {
 }
 
 fn scraped(plan: Plan) -> Plan {
-    plan.with(|config: &mut Serve| {
+    plan.with(|config: &mut ServeSettings| {
         let anywhere = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
         (config.healthz, config.metrics) = (anywhere, anywhere);
         config.scrapes = Some(AuthConfig::of_scrapes(&config.delegated.auth));
@@ -150,7 +150,7 @@ async fn guessed_scrape_tokens_are_limited_and_block_no_valid_scraper() {
 #[tokio::test]
 async fn scrape_is_refused_after_revocation_or_review_outage() {
     let (up, dir) = (upstream().await, Dir::new());
-    let quickly = |config: &mut Serve| {
+    let quickly = |config: &mut ServeSettings| {
         let scrapes = config.scrapes.as_mut().expect("asked");
         (scrapes.token_ttl, scrapes.allowed_ttl, scrapes.denied_ttl) = (MOMENT, MOMENT, MOMENT);
     };
@@ -235,7 +235,7 @@ async fn guessed_scrape_tokens_do_not_use_client_review_budget() {
     let (up, dir) = (upstream().await, Dir::new());
     up.reviews().give("sage", "ada");
     up.reviews().allow("ada", "default");
-    let few = |config: &mut Serve| {
+    let few = |config: &mut ServeSettings| {
         config.auth = AuthMode::Delegated;
         config.delegated.auth.reviews_burst_per_source = 1;
         config.delegated.auth.reviews_per_source = 1;

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use demo::{self, Pod, RunningUpstream};
 use futures_util::future::join_all;
-use verify::Promise;
+use verify::Guarantee;
 
 use crate::direct::{self, Event, History, PODS, Protocol, assert_alike, assert_same, straight};
 use crate::process::metric;
@@ -126,7 +126,7 @@ async fn namespace_prefix_does_not_match_longer_namespace() {
     for query in ["", "?resourceVersion=0", "?labelSelector=%21missing"] {
         evidence.answer(&app.get(&format!("{path}{query}")).await);
     }
-    evidence.watches(&watches).shows(&[Promise::Filtered, Promise::ListSnapshot, Promise::InitialEvents]);
+    evidence.watches(&watches).shows(&[Guarantee::Filtered, Guarantee::ListSnapshot, Guarantee::InitialEvents]);
 }
 
 /// Selectors of every kind, as (labels, fields).

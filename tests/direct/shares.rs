@@ -6,7 +6,7 @@ use futures_util::stream::FuturesUnordered;
 use http::{Method, Response};
 use hyper::body::Incoming;
 use kube_fanout::auth::AuthMode;
-use kube_fanout::config::Serve;
+use kube_fanout::config::ServeSettings;
 
 use crate::direct::{self, App, PODS, Plan};
 
@@ -21,7 +21,7 @@ fn spellings() -> Vec<String> {
 }
 
 /// Ada has one token in all its encodings, and Bob another. Both may do everything.
-async fn ada_and_bob(up: &RunningUpstream, change: impl FnOnce(&mut Serve)) -> App {
+async fn ada_and_bob(up: &RunningUpstream, change: impl FnOnce(&mut ServeSettings)) -> App {
     spellings().iter().for_each(|token| up.reviews().give(token, "ada"));
     up.reviews().give("b", "bob");
     ["ada", "bob"].iter().for_each(|user| up.reviews().allow(user, "*"));

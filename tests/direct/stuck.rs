@@ -6,7 +6,7 @@ use std::time::Duration;
 use demo::{self, RunningUpstream};
 use http::Method;
 use kube_fanout::auth::AuthMode;
-use kube_fanout::serve::Unread;
+use kube_fanout::serve::SlowReaderLimits;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
@@ -17,7 +17,8 @@ const OBJECTS: usize = 40;
 const OBJECT_BYTES: usize = 512 << 10;
 
 /// Short limits, except for `state_idle_max`, because a busy machine could look like a stalled client.
-pub const UNREAD: Unread = Unread { grace: Duration::from_millis(100), state_idle_max: Duration::from_secs(60) };
+pub const UNREAD: SlowReaderLimits =
+    SlowReaderLimits { grace: Duration::from_millis(100), state_idle_max: Duration::from_secs(60) };
 
 pub async fn large() -> RunningUpstream {
     let up = demo::upstream().run().await;
@@ -28,7 +29,7 @@ pub async fn large() -> RunningUpstream {
     up
 }
 
-pub fn impatient(up: &RunningUpstream, unread: Unread) -> Plan {
+pub fn impatient(up: &RunningUpstream, unread: SlowReaderLimits) -> Plan {
     direct::app(up).with(|config| config.serve.unread = unread).idle(Duration::from_millis(40))
 }
 

@@ -3,14 +3,14 @@
 
 use std::time::Duration;
 
-use kube_fanout::serve::Unread;
+use kube_fanout::serve::SlowReaderLimits;
 
 use crate::stuck::{UNREAD, impatient, large, nothing_is_kept_behind, stuck, were_cut};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stuck_watch_is_cut_after_initial_state_idle_timeout() {
     let up = large().await;
-    let unread = Unread { state_idle_max: Duration::from_secs(12), ..UNREAD };
+    let unread = SlowReaderLimits { state_idle_max: Duration::from_secs(12), ..UNREAD };
     let app = impatient(&up, unread).run().await;
     let stuck = stuck(&app, &app, 3_000).await;
     nothing_is_kept_behind(&app, unread.state_idle_max).await;

@@ -8,7 +8,7 @@ use demo::{self, RequestKind, RunningUpstream};
 use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::time::Instant;
-use verify::Promise;
+use verify::Guarantee;
 
 use crate::direct::{self, App, History, PODS, Protocol, assert_alike, straight};
 
@@ -45,9 +45,9 @@ async fn requests_wait_for_initial_list_and_are_served_from_cache() {
     };
     let (lists, watches, feed) = tokio::join!(lists, watches, gate);
     history.evidence().answers(&lists).asked(&up).broken("a start", since, &[]).shows(&[
-        Promise::OneRelist,
-        Promise::ListSnapshot,
-        Promise::Monotone,
+        Guarantee::OneRelist,
+        Guarantee::ListSnapshot,
+        Guarantee::Monotone,
     ]);
     assert_eq!(feed.map(|feed| feed["state"].clone()), Some("syncing".into()));
     assert!(lists.iter().all(|list| list.is_cached() && list.items().len() == 8));

@@ -1,12 +1,12 @@
 //! Results of a run that are not violations, because docs/DIFFERENCES.md documents them.
 
-use verify::{EventKind, Promise, Record, RunVerdict, TruthRecord, Violation};
+use verify::{EventKind, Guarantee, Record, RunVerdict, TruthRecord, Violation};
 
 /// Kinds of faults after which upstream has another window.
 const FORGET: [&str; 3] = ["Restart", "ForgetWindow", "Compact"];
 
 /// The promises that were broken, except for documented differences.
-pub fn broken(verdict: &RunVerdict, lines: &[u8]) -> Vec<Promise> {
+pub fn broken(verdict: &RunVerdict, lines: &[u8]) -> Vec<Guarantee> {
     let broken: Vec<_> = verdict.judged.iter().filter(|judged| judged.broken > 0).collect();
     if broken.is_empty() {
         return Vec::new();
@@ -14,7 +14,7 @@ pub fn broken(verdict: &RunVerdict, lines: &[u8]) -> Vec<Promise> {
     let records = lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     let records: Vec<Record> = records.map(|line| serde_json::from_slice(line).expect("a record")).collect();
     let is_excused = |violation: &Violation| {
-        matches!(violation.promise, Promise::Reliable | Promise::Resumable) && came_and_went(violation, &records)
+        matches!(violation.promise, Guarantee::Reliable | Guarantee::Resumable) && came_and_went(violation, &records)
     };
     let kept =
         |violations: &[Violation], broken: u64| violations.len() as u64 == broken && violations.iter().all(is_excused);

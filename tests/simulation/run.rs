@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use base::now_ns;
 use demo::{self, RequestCounts, RunningUpstream, StoreChanges};
-use kube_fanout::app::{Bound, Inherited, TaskLost};
-use kube_fanout::config::Serve;
+use kube_fanout::app::{BoundApp, InheritedSockets, TaskLost};
+use kube_fanout::config::ServeSettings;
 use kube_fanout::net::{Address, Listener};
-use kube_fanout::upstream::{CredentialSource, MemoryUpstream};
+use kube_fanout::upstream::{CredentialSource, InMemoryUpstream};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 use verify::{
-    Clientele, ClienteleOrder, CompactedRecord, EventKind, FaultRecord, History, Record, Requirements, RunVerdict,
-    WindowRecord,
+    ClientFleet, ClientFleetOptions, CompactedRecord, EventKind, FaultRecord, History, Record, Requirements,
+    RunVerdict, WindowRecord,
 };
 
 use crate::faults::{Broken, FaultKind};
@@ -95,7 +95,7 @@ struct Simulation {
     from: u64,
     to_upstream: Network,
     to_application: Network,
-    clientele: Arc<Clientele>,
+    clientele: Arc<ClientFleet>,
     stop: Option<oneshot::Sender<()>>,
     app: tokio::task::JoinHandle<Result<(), TaskLost>>,
 }
@@ -122,7 +122,7 @@ impl Simulation {
         let to_application = Network::new(plan.latency, plan.piece_bytes);
         let (listener, connector) = Listener::in_memory(ADDRESS, BUFFER_BYTES);
         let from = SocketAddr::from((Ipv4Addr::LOCALHOST, 40_000));
-        let order = ClienteleOrder {
+        let order = ClientFleetOptions {
             seed: plan.seed,
             resource: plan.resource(),
             namespaces: plan.namespaces,
@@ -135,19 +135,19 @@ impl Simulation {
             subject: Arc::new(to_application.over(move || connector.connect(from))),
             direct: Arc::new(up.connector()),
         };
-        let clientele = Arc::new(Clientele::new(order));
+        let clientele = Arc::new(ClientFleet::new(order));
         for name in clientele.namespaces() {
             up.put("namespaces", serde_json::json!({"metadata": {"name": name}}));
         }
-        let mut inherited = Inherited::default();
+        let mut inherited = InheritedSockets::default();
         inherited.add_memory(ADDRESS, listener);
-        let upstream = MemoryUpstream::new(to_upstream.over(up.connector()), plan.multiplexes);
-        let mut config = Serve::in_front_of(CredentialSource::Memory(upstream));
+        let upstream = InMemoryUpstream::new(to_upstream.over(up.connector()), plan.multiplexes);
+        let mut config = ServeSettings::in_front_of(CredentialSource::Memory(upstream));
         config.listen = vec![Address::Tcp(ADDRESS)];
         config.admin = None;
         config.drain = DRAIN;
         config.reflect.idle_max = plan.idle_max;
-        let bound = Bound::bind_with(config, inherited).await.expect("nothing is bound");
+        let bound = BoundApp::bind_with(config, inherited).await.expect("nothing is bound");
         let (stop, stopped) = oneshot::channel();
         let app = tokio::spawn(bound.run(async { drop(stopped.await) }, std::future::pending()));
         let (changes, from) = (up.changes(plan.plural()), up.revision());

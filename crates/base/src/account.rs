@@ -19,14 +19,14 @@ pub struct Charge {
 }
 
 /// Bytes together with their charge, so that a send in progress keeps them charged.
-struct Kept {
+struct ChargedBytes {
     bytes: Box<[u8]>,
     _charge: Charge,
 }
 
 impl Account {
     /// The overhead of kept bytes: their owner, the reference count, and the allocator's overhead for both.
-    pub const KEPT_BYTES: usize = size_of::<Kept>() + 48;
+    pub const KEPT_BYTES: usize = size_of::<ChargedBytes>() + 48;
 
     /// Creates an account without a total.
     pub fn new() -> Arc<Self> {
@@ -60,7 +60,7 @@ impl Account {
         // Takes over the allocation if it is not shared, and copies it otherwise.
         let bytes = Vec::from(bytes).into_boxed_slice();
         let charge = self.charge(bytes.len() + Self::KEPT_BYTES + beside);
-        Bytes::from_owner(Kept { bytes, _charge: charge })
+        Bytes::from_owner(ChargedBytes { bytes, _charge: charge })
     }
 
     fn add(&self, bytes: usize) {
@@ -107,7 +107,7 @@ impl Drop for Charge {
     }
 }
 
-impl AsRef<[u8]> for Kept {
+impl AsRef<[u8]> for ChargedBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }

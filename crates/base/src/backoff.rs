@@ -11,19 +11,19 @@ use super::random;
 /// proxies loads a returning apiserver no more than a fleet of informers.
 #[derive(Debug)]
 pub struct Backoff {
-    waits: Waits,
+    waits: BackoffBounds,
     next: Duration,
     healthy_since: Option<Instant>,
 }
 
 /// The first and the longest wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Waits {
+pub struct BackoffBounds {
     pub first: Duration,
     pub longest: Duration,
 }
 
-impl Waits {
+impl BackoffBounds {
     /// The waits after the proxy's identity was refused. The first is half a minute, because an apiserver that has just
     /// started denies requests until its caches are filled. The longest is an hour, because permissions rarely change
     /// more often.
@@ -38,7 +38,7 @@ impl Waits {
     }
 }
 
-impl Default for Waits {
+impl Default for BackoffBounds {
     fn default() -> Self {
         Self { first: Backoff::FIRST, longest: Backoff::LONGEST }
     }
@@ -46,7 +46,7 @@ impl Default for Waits {
 
 impl Default for Backoff {
     fn default() -> Self {
-        Self::new(Waits::default())
+        Self::new(BackoffBounds::default())
     }
 }
 
@@ -55,7 +55,7 @@ impl Backoff {
     const LONGEST: Duration = Duration::from_secs(30);
     const HEALTHY: Duration = Duration::from_secs(120);
 
-    pub fn new(waits: Waits) -> Self {
+    pub fn new(waits: BackoffBounds) -> Self {
         Self { waits, next: waits.first, healthy_since: None }
     }
 
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn refused_requests_retry_with_backoff_up_to_one_hour() {
-        let waits = |times| Waits::REFUSED.after(times).as_secs_f64();
+        let waits = |times| BackoffBounds::REFUSED.after(times).as_secs_f64();
         assert!((waits(1) - 30.0).abs() < 0.001);
         for (times, longest) in (2..).zip([60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 3600.0, 3600.0]) {
             let wait = waits(times);

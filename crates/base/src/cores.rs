@@ -36,7 +36,7 @@ struct Core {
 
 /// A task's share of a core's load, released on drop.
 #[derive(Debug)]
-pub struct CorePlace {
+pub struct CoreSlot {
     cores: Cores,
     number: usize,
 }
@@ -62,13 +62,13 @@ struct PendingWakes {
 pub struct PerCore<T>(Box<[T]>);
 
 /// The data of a thread about its own core.
-struct Here {
+struct CurrentCore {
     bell: Arc<CoreWaker>,
     home: Option<Handle>,
 }
 
 thread_local! {
-    static HERE: RefCell<Option<Here>> = const { RefCell::new(None) };
+    static HERE: RefCell<Option<CurrentCore>> = const { RefCell::new(None) };
 }
 
 /// On a core's thread, the runtime on which the cores were started; elsewhere the current runtime. It runs tasks that
@@ -102,7 +102,7 @@ impl Cores {
 
     /// A place on the core with the fewest tasks; `None` if there are no cores. Threads that have panicked get no more
     /// tasks.
-    pub(super) fn place(&self) -> Option<CorePlace> {
+    pub(super) fn place(&self) -> Option<CoreSlot> {
         let CoreThreads { all, next } = &*self.0;
         let first = next.fetch_add(1, Ordering::Relaxed);
         let numbers = (0..all.len()).map(|at| first.wrapping_add(at) % all.len());
@@ -111,13 +111,13 @@ impl Cores {
     }
 
     /// A place on each core.
-    pub(super) fn each(&self) -> impl Iterator<Item = CorePlace> {
+    pub(super) fn each(&self) -> impl Iterator<Item = CoreSlot> {
         (0..self.0.all.len()).map(|number| self.place_on(number))
     }
 
-    fn place_on(&self, number: usize) -> CorePlace {
+    fn place_on(&self, number: usize) -> CoreSlot {
         self.0.all[number].load.fetch_add(1, Ordering::Relaxed);
-        CorePlace { cores: self.clone(), number }
+        CoreSlot { cores: self.clone(), number }
     }
 }
 
@@ -129,7 +129,7 @@ impl Core {
         let home = Handle::try_current().ok();
         let sweeping = bell.clone();
         let thread = thread::Builder::new().name(format!("core {number}")).spawn(move || {
-            HERE.set(Some(Here { bell: sweeping.clone(), home }));
+            HERE.set(Some(CurrentCore { bell: sweeping.clone(), home }));
             runtime.block_on(poll_fn(|cx| sweeping.poll_sweep(cx)));
         })?;
         Ok(Self { runtime: handle, thread, bell, load: AtomicUsize::new(0) })
@@ -143,13 +143,13 @@ impl Drop for Core {
     }
 }
 
-impl CorePlace {
+impl CoreSlot {
     pub(super) fn runtime(&self) -> &Handle {
         &self.cores.0.all[self.number].runtime
     }
 }
 
-impl Drop for CorePlace {
+impl Drop for CoreSlot {
     fn drop(&mut self) {
         self.cores.0.all[self.number].load.fetch_sub(1, Ordering::Relaxed);
     }

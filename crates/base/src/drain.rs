@@ -46,14 +46,14 @@ pub struct DrainWatch {
 
 /// Keeps the drain from ending until dropped.
 #[derive(Debug)]
-pub struct Draining {
-    _under_way: Option<UnderWay>,
+pub struct DrainGuard {
+    _under_way: Option<InFlightGuard>,
     _blocker: mpsc::Sender<Never>,
 }
 
 /// Work in progress, which a drain lets end before the closing phase.
 #[derive(Debug)]
-pub struct UnderWay(#[expect(dead_code, reason = "it counts until it is dropped")] TaskTrackerToken);
+pub struct InFlightGuard(#[expect(dead_code, reason = "it counts until it is dropped")] TaskTrackerToken);
 
 /// A type without values, so that nothing can be sent: the channel only counts its senders.
 #[derive(Debug)]
@@ -149,14 +149,14 @@ impl DrainWatch {
 
     /// Registers long-lived work, which a drain lets end before the closing phase. Work that begins during a drain does
     /// not delay it; otherwise returning clients would.
-    pub fn under_way(&self) -> UnderWay {
-        UnderWay(self.under_way.token())
+    pub fn under_way(&self) -> InFlightGuard {
+        InFlightGuard(self.under_way.token())
     }
 
     /// Keeps the drain from ending while held.
-    pub fn hold(&self) -> Draining {
+    pub fn hold(&self) -> DrainGuard {
         let under_way = (!self.has_started()).then(|| self.under_way());
-        Draining { _under_way: under_way, _blocker: self.blocker.clone() }
+        DrainGuard { _under_way: under_way, _blocker: self.blocker.clone() }
     }
 }
 

@@ -12,7 +12,7 @@ use tokio::net::{TcpStream, UnixStream};
 
 /// The address of a running proxy's pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PagePlace {
+pub enum PageAddress {
     /// A host and a port, as in a URL.
     Tcp(String),
     Unix(PathBuf),
@@ -23,7 +23,7 @@ type Page = Result<(StatusCode, String), Box<dyn std::error::Error + Send + Sync
 
 const HTTP_PORT: u16 = 80;
 
-impl PagePlace {
+impl PageAddress {
     /// Parses `http://HOST[:PORT][/PATH]` or `unix:PATH`. Returns the address, and the path if the URL has one.
     ///
     /// # Errors
@@ -97,18 +97,18 @@ mod tests {
 
     #[test]
     fn url_parses_with_and_without_path() {
-        let tcp = |place: &str, path: Option<&str>| Ok((PagePlace::Tcp(place.to_owned()), path.map(str::to_owned)));
+        let tcp = |place: &str, path: Option<&str>| Ok((PageAddress::Tcp(place.to_owned()), path.map(str::to_owned)));
         for (url, expected) in [
             ("http://127.0.0.1:10256", tcp("127.0.0.1:10256", None)),
             ("http://127.0.0.1:10256/", tcp("127.0.0.1:10256", None)),
             ("http://fanout.internal/readyz?verbose", tcp("fanout.internal:80", Some("/readyz?verbose"))),
             ("http://[::1]:7/healthz", tcp("[::1]:7", Some("/healthz"))),
-            ("unix:/run/admin.sock", Ok((PagePlace::Unix("/run/admin.sock".into()), None))),
+            ("unix:/run/admin.sock", Ok((PageAddress::Unix("/run/admin.sock".into()), None))),
         ] {
-            assert_eq!(PagePlace::parse(url), expected, "{url}");
+            assert_eq!(PageAddress::parse(url), expected, "{url}");
         }
         for url in ["https://127.0.0.1:10256", "127.0.0.1:10256", "/livez", "", "http://"] {
-            assert!(PagePlace::parse(url).is_err(), "{url}");
+            assert!(PageAddress::parse(url).is_err(), "{url}");
         }
     }
 }

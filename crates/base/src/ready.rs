@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// Tracks readiness: the process is ready when no [`NotReady`] guard is held.
+/// Tracks readiness: the process is ready when no [`ReadinessGuard`] guard is held.
 #[derive(Clone, Debug, Default)]
 pub struct Ready {
-    waiting: Waiting,
+    waiting: SharedGuards,
 }
 
-type Waiting = Arc<Mutex<Guards>>;
+type SharedGuards = Arc<Mutex<Guards>>;
 
 /// The held guards, by name and number.
 #[derive(Debug, Default)]
@@ -25,15 +25,15 @@ struct Reason(Arc<dyn Fn() -> Option<String> + Send + Sync>);
 
 /// A component that is not ready yet; dropping the guard marks it ready.
 #[derive(Debug)]
-pub struct NotReady {
+pub struct ReadinessGuard {
     what: String,
     number: u64,
-    waiting: Waiting,
+    waiting: SharedGuards,
 }
 
 /// The name of a component that is not ready, and the reason if known.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pending {
+pub struct PendingComponent {
     pub what: String,
     pub reason: Option<String>,
 }
@@ -45,13 +45,13 @@ impl Ready {
 
     /// Registers a component that is not ready until the guard is dropped.
     #[must_use]
-    pub fn register(&self, what: impl Into<String>) -> NotReady {
+    pub fn register(&self, what: impl Into<String>) -> ReadinessGuard {
         let what = what.into();
         let mut waiting = self.waiting.lock();
         let number = waiting.next;
         waiting.next += 1;
         waiting.held.insert((what.clone(), number), None);
-        NotReady { what, number, waiting: self.waiting.clone() }
+        ReadinessGuard { what, number, waiting: self.waiting.clone() }
     }
 
     pub fn is_ready(&self) -> bool {
@@ -59,23 +59,23 @@ impl Ready {
     }
 
     /// The components that are not ready, in the order of names, each name once; empty when ready.
-    pub fn pending(&self) -> Vec<Pending> {
+    pub fn pending(&self) -> Vec<PendingComponent> {
         let held: Vec<_> =
             self.waiting.lock().held.iter().map(|((what, _), why)| (what.clone(), why.clone())).collect();
-        let mut pending: Vec<Pending> = Vec::new();
+        let mut pending: Vec<PendingComponent> = Vec::new();
         // A reason may take other locks, so the lock is released first.
         for (what, why) in held {
             let reason = why.and_then(|Reason(why)| why());
             match pending.last_mut() {
                 Some(last) if last.what == what => last.reason = last.reason.take().or(reason),
-                _ => pending.push(Pending { what, reason }),
+                _ => pending.push(PendingComponent { what, reason }),
             }
         }
         pending
     }
 }
 
-impl NotReady {
+impl ReadinessGuard {
     /// Sets the function that returns why this is not ready. Any client of the health port can read the reason, so it
     /// must not name an address, user or object.
     #[must_use]
@@ -92,7 +92,7 @@ impl NotReady {
     }
 }
 
-impl Drop for NotReady {
+impl Drop for ReadinessGuard {
     fn drop(&mut self) {
         let mut waiting = self.waiting.lock();
         // The reason is dropped after the lock is released, because it may own anything.
@@ -102,7 +102,7 @@ impl Drop for NotReady {
     }
 }
 
-impl fmt::Display for Pending {
+impl fmt::Display for PendingComponent {
     /// Writes `NAME not ready`, and the reason after a colon.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} not ready", self.what)?;

@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
-use super::{CorePlace, Cores};
+use super::{CoreSlot, Cores};
 use tokio::sync::watch;
 
 /// The owner of background tasks: each has a name, and all end with their owner.
@@ -39,7 +39,7 @@ struct Running {
 }
 
 /// Reports a panic when dropped by one, because the runtime catches it and it would go unnoticed.
-struct Needed {
+struct PanicGuard {
     name: &'static str,
     lost: watch::Sender<Option<&'static str>>,
 }
@@ -77,12 +77,7 @@ impl Tasks {
         self.cores.each().for_each(|place| self.spawn_at(Some(place), name, make()));
     }
 
-    fn spawn_at(
-        &self,
-        place: Option<CorePlace>,
-        name: &'static str,
-        future: impl Future<Output = ()> + Send + 'static,
-    ) {
+    fn spawn_at(&self, place: Option<CoreSlot>, name: &'static str, future: impl Future<Output = ()> + Send + 'static) {
         // Boxed once: a future that is moved into a block that awaits it would take twice its size.
         let future = Box::pin(future);
         let Some(entry) = self.enter() else { return };
@@ -111,7 +106,7 @@ impl Tasks {
     /// [`lost`](Self::lost) completes. Other tasks serve one connection or one resource, and are replaced by later
     /// ones.
     pub fn spawn_needed(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) {
-        let needed = Needed { name, lost: self.lost.clone() };
+        let needed = PanicGuard { name, lost: self.lost.clone() };
         let future = Box::pin(future);
         self.spawn(name, async move {
             let _needed = needed;
@@ -158,7 +153,7 @@ impl Tasks {
     }
 }
 
-impl Drop for Needed {
+impl Drop for PanicGuard {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.lost.send_if_modified(|lost| lost.replace(lost.unwrap_or(self.name)).is_none());

@@ -43,13 +43,13 @@ struct Queue<K> {
     waiting: usize,
     tickets: i64,
     /// Holders with a turn or a waiter.
-    holders: HashMap<K, Line>,
+    holders: HashMap<K, HolderQueue>,
     /// Holders with waiters, the next one first.
     order: VecDeque<K>,
 }
 
 #[derive(Debug, Default)]
-struct Line {
+struct HolderQueue {
     running: usize,
     /// The waiters, the next one first.
     waiting: BTreeMap<i64, oneshot::Sender<()>>,
@@ -57,7 +57,7 @@ struct Line {
 
 /// The end of a holder's own line at which a waiter is added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+enum QueueEnd {
     Back,
     Front,
 }
@@ -78,7 +78,7 @@ impl<K: Clone + Eq + Hash> TurnQueue<K> {
 
     /// Waits for a turn of the holder.
     pub fn wait(&self, holder: K) -> TurnWait<K> {
-        self.enter(holder, End::Back)
+        self.enter(holder, QueueEnd::Back)
     }
 
     /// The number of waiters, in total and of one holder.
@@ -93,12 +93,12 @@ impl<K: Clone + Eq + Hash> TurnQueue<K> {
         (queue.running, queue.waiting, queue.holders.len(), queue.order.len()) == (0, 0, 0, 0)
     }
 
-    fn enter(&self, holder: K, end: End) -> TurnWait<K> {
+    fn enter(&self, holder: K, end: QueueEnd) -> TurnWait<K> {
         let mut queue = self.0.lock();
         let (calls, called) = oneshot::channel();
         queue.tickets += 1;
         queue.waiting += 1;
-        let number = if end == End::Back { queue.tickets } else { -queue.tickets };
+        let number = if end == QueueEnd::Back { queue.tickets } else { -queue.tickets };
         let line = queue.holders.entry(holder.clone()).or_default();
         let is_first = line.waiting.is_empty();
         line.waiting.insert(number, calls);
@@ -127,7 +127,7 @@ impl<K: Clone + Eq + Hash + Unpin> Turn<K> {
     /// Passes the turn to other holders, and completes when this holder has one again.
     pub async fn pass_on(&mut self) {
         // Queues first and then ends the turn, so that this holder comes after the waiting ones.
-        let again = self.turns.enter(self.holder.clone(), End::Front);
+        let again = self.turns.enter(self.holder.clone(), QueueEnd::Front);
         self.is_lost = true;
         self.turns.end(&self.holder);
         *self = again.await;

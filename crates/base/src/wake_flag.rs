@@ -7,14 +7,14 @@ use parking_lot::Mutex;
 /// A waker that also records that it was called. A task that waits for many events checks only those whose flag is set.
 #[derive(Debug)]
 pub struct WakeFlag {
-    line: Arc<Line>,
+    line: Arc<FlagState>,
     waker: Waker,
     /// A copy of the waker in `line`. It is usually unchanged, and then nothing is written.
     task: Waker,
 }
 
 #[derive(Debug)]
-struct Line {
+struct FlagState {
     task: Mutex<Waker>,
     rung: AtomicBool,
 }
@@ -22,7 +22,7 @@ struct Line {
 impl WakeFlag {
     /// Creates a flag that is set, so that the first check happens.
     pub fn rung() -> Self {
-        let line = Line { task: Mutex::new(Waker::noop().clone()), rung: AtomicBool::new(true) };
+        let line = FlagState { task: Mutex::new(Waker::noop().clone()), rung: AtomicBool::new(true) };
         let line = Arc::new(line);
         Self { waker: line.clone().into(), line, task: Waker::noop().clone() }
     }
@@ -43,7 +43,7 @@ impl WakeFlag {
     }
 }
 
-impl Wake for Line {
+impl Wake for FlagState {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::sleep;
 
-use super::metrics::Reloads;
+use super::metrics::ReloadMetrics;
 use tokio::sync::watch;
 
 /// A value that is read from files, and reloaded when they change. Clones share it.
@@ -21,7 +21,7 @@ use tokio::sync::watch;
 pub struct WatchedFile<T> {
     value: watch::Receiver<Arc<T>>,
     /// `None` for a fixed value.
-    origin: Option<Arc<Origin<T>>>,
+    origin: Option<Arc<FileSource<T>>>,
 }
 
 /// The files cannot be used, and there is no earlier value.
@@ -33,23 +33,23 @@ pub enum LoadError<E> {
     Content(E),
 }
 
-type List = Box<dyn Fn() -> Vec<PathBuf> + Send + Sync>;
-type Reader<T> = Box<dyn Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync>;
+type ListFiles = Box<dyn Fn() -> Vec<PathBuf> + Send + Sync>;
+type ParseFiles<T> = Box<dyn Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync>;
 
 /// The source of the values.
-struct Origin<T> {
+struct FileSource<T> {
     /// A name for logs and metrics.
     what: &'static str,
-    files: List,
-    read: Reader<T>,
+    files: ListFiles,
+    read: ParseFiles<T>,
     value: watch::Sender<Arc<T>>,
-    known: Mutex<Known>,
+    known: Mutex<LastLoad>,
     hasher: RandomState,
-    metrics: Reloads,
+    metrics: ReloadMetrics,
 }
 
 #[derive(Debug)]
-struct Known {
+struct LastLoad {
     /// A hash of the files from which the value was read. The contents are not kept, because they include private keys.
     fingerprint: u64,
     /// Why the current files cannot be used.
@@ -84,10 +84,10 @@ impl<T: Send + Sync + 'static> WatchedFile<T> {
         let fingerprint = hasher.hash_one((&paths, &contents));
         let first = read(&contents).map_err(LoadError::Content)?;
         let read = move |contents: &[Vec<u8>]| read(contents).map_err(|error| error.to_string());
-        let known = Mutex::new(Known { fingerprint, trouble: None });
+        let known = Mutex::new(LastLoad { fingerprint, trouble: None });
         let (sender, value) = watch::channel(Arc::new(first));
-        let (files, read, metrics) = (Box::new(files), Box::new(read), Reloads::new(what));
-        let origin = Origin { what, files, read, value: sender, known, hasher, metrics };
+        let (files, read, metrics) = (Box::new(files), Box::new(read), ReloadMetrics::new(what));
+        let origin = FileSource { what, files, read, value: sender, known, hasher, metrics };
         Ok(Self { value, origin: Some(Arc::new(origin)) })
     }
 
@@ -131,7 +131,7 @@ impl<T: Send + Sync + 'static> WatchedFile<T> {
     }
 }
 
-impl<T> Origin<T> {
+impl<T> FileSource<T> {
     fn look(&self) {
         match self.read_if_changed(&(self.files)()) {
             Ok(None) => {
@@ -140,7 +140,7 @@ impl<T> Origin<T> {
             }
             Ok(Some((fingerprint, value))) => {
                 self.metrics.replaced();
-                *self.known.lock() = Known { fingerprint, trouble: None };
+                *self.known.lock() = LastLoad { fingerprint, trouble: None };
                 self.value.send_replace(Arc::new(value));
                 tracing::info!(what = self.what, "reloaded");
             }

@@ -1,7 +1,7 @@
 use serde::Serialize;
 
-use super::bench_order::BenchOrder;
-use super::outcome::{Better, CATALOGUE, Figures, RunOutcome};
+use super::bench_options::BenchOptions;
+use super::outcome::{BetterDirection, CATALOGUE, Figures, RunOutcome};
 use super::process::Machine;
 use super::scenario::Variant;
 
@@ -47,7 +47,7 @@ impl Cell {
 }
 
 impl Results {
-    pub(super) fn of(order: &BenchOrder, outcomes: Vec<RunOutcome>) -> Self {
+    pub(super) fn of(order: &BenchOptions, outcomes: Vec<RunOutcome>) -> Self {
         let cells = cells(order, &outcomes);
         let ratios = ratios(&cells);
         Self {
@@ -68,7 +68,7 @@ impl Results {
     }
 }
 
-fn cells(order: &BenchOrder, outcomes: &[RunOutcome]) -> Vec<Cell> {
+fn cells(order: &BenchOptions, outcomes: &[RunOutcome]) -> Vec<Cell> {
     let mut cells = Vec::new();
     for variant in &order.variants {
         for side in &order.sides {
@@ -102,8 +102,8 @@ fn ratios(cells: &[Cell]) -> Vec<Ratio> {
 
 fn ratio(of: &Figures, over: &Figures) -> Figures {
     let mut figures = Figures::default();
-    for (name, _, better, _) in CATALOGUE.iter().filter(|(_, _, better, _)| *better != Better::Neither) {
-        debug_assert_ne!(*better, Better::Neither);
+    for (name, _, better, _) in CATALOGUE.iter().filter(|(_, _, better, _)| *better != BetterDirection::Neither) {
+        debug_assert_ne!(*better, BetterDirection::Neither);
         if let (Some(of), Some(over)) = (of.of(name), over.of(name).filter(|over| *over != 0.0)) {
             figures.put(name, of / over);
         }

@@ -5,10 +5,10 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use tokio::time::{Instant, sleep};
 
-use super::lane::{LoadConnection, companion};
+use super::load_connection::{LoadConnection, companion};
 use super::plan::{ObjectGroup, Plan};
 use super::shared::FleetState;
-use super::tally::{SeenByWatch, WatchCounts};
+use super::tally::{WatchCounts, WatchProgress};
 use super::watcher::{Watcher, WatcherRole};
 use base::{Tasks, now_ns};
 use probe::Target;
@@ -131,7 +131,7 @@ impl Fleet {
     pub(super) fn balance(
         &self,
         expected: impl Fn(&ObjectGroup, usize) -> u64,
-        had: fn(&SeenByWatch) -> &AtomicU64,
+        had: fn(&WatchProgress) -> &AtomicU64,
     ) -> (u64, u64) {
         let (mut missed, mut unexpected) = (0, 0);
         let kinds = self.shared.kinds.iter().map(|watched| &watched.kind);

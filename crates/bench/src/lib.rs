@@ -18,17 +18,18 @@
     warn(clippy::disallowed_macros, clippy::disallowed_methods, clippy::disallowed_types, unreachable_pub)
 )]
 
-mod bench_order;
+mod bench_options;
 mod compare;
 mod fleet;
-mod lane;
+mod frame_classifier;
+mod load_connection;
 mod objects;
+mod option_values;
 mod order;
 mod outcome;
 mod plan;
 mod population;
 mod process;
-mod recognise;
 mod report;
 mod scenario;
 mod session;
@@ -38,12 +39,12 @@ mod stream_outcome;
 mod tally;
 mod text;
 mod watcher;
-mod words;
 mod writer;
 
-pub use bench_order::{BenchOrder, Side};
+pub use bench_options::{BenchOptions, MeasuredServer};
 pub use compare::{Cell, Ratio, Results};
 pub use fleet::Fleet;
+pub use option_values::{ObjectEncoding, ObjectShape, Rate, SelectorKind, Storm, WriteMethod};
 pub use order::run;
 pub use outcome::{Figures, RunOutcome};
 pub use plan::{Group, Plan, PlanProblems};
@@ -52,7 +53,6 @@ pub use report::html;
 pub use scenario::{SCENARIOS, Scenario, Variant};
 pub use tally::WatchCounts;
 pub use text::render;
-pub use words::{ObjectEncoding, ObjectShape, Rate, Select, Storm, WriteWith};
 
 use probe::LinkError;
 pub use probe::{ProgressLine, Target, TargetCredentials, TargetError, WatchProtocol};

@@ -1,7 +1,7 @@
 use std::fmt::Write as _;
 
+use super::option_values::{ObjectShape, SelectorKind};
 use super::plan::{ObjectGroup, Plan};
-use super::words::{ObjectShape, Select};
 use kubeapi::WRITTEN_AT;
 
 /// The label whose values are spread over the objects, and the annotation that pads them to their size.
@@ -95,14 +95,16 @@ impl WorkloadObjects {
             if kind.non_matching { format!("nobody-{n}") } else { value(n % of) }
         };
         match kind.select {
-            Select::All => path,
-            Select::Namespace => within(&path, &self.watched_namespace(kind, n)),
-            Select::Node => with(&path, &format!("fieldSelector=spec.nodeName%3D{}", value(Self::node, self.spread))),
-            Select::Label => {
+            SelectorKind::All => path,
+            SelectorKind::Namespace => within(&path, &self.watched_namespace(kind, n)),
+            SelectorKind::Node => {
+                with(&path, &format!("fieldSelector=spec.nodeName%3D{}", value(Self::node, self.spread)))
+            }
+            SelectorKind::Label => {
                 let slot = SLOT.replace('/', "%2F");
                 with(&path, &format!("labelSelector={slot}%3D{}", value(Self::slot, self.spread)))
             }
-            Select::Name => {
+            SelectorKind::Name => {
                 let namespace = self.nth_namespace(n % self.count % self.namespaces);
                 let name = value(Self::name, self.count);
                 with(&within(&path, &namespace), &format!("fieldSelector=metadata.name%3D{name}"))
@@ -162,10 +164,10 @@ impl<'a> WriteCounts<'a> {
     pub(super) fn expected(&self, kind: &ObjectGroup, n: usize) -> u64 {
         match kind.select {
             _ if kind.non_matching || !kind.hears_writes => 0,
-            Select::All => self.total,
-            Select::Namespace => self.by_namespace[n % self.objects.namespaces],
-            Select::Node | Select::Label => self.by_slot[n % self.objects.spread],
-            Select::Name => self.by_object[n % self.objects.count],
+            SelectorKind::All => self.total,
+            SelectorKind::Namespace => self.by_namespace[n % self.objects.namespaces],
+            SelectorKind::Node | SelectorKind::Label => self.by_slot[n % self.objects.spread],
+            SelectorKind::Name => self.by_object[n % self.objects.count],
         }
     }
 }

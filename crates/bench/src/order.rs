@@ -1,22 +1,26 @@
 use tokio_util::sync::CancellationToken;
 
 use super::BenchError;
-use super::bench_order::{BenchOrder, Side};
+use super::bench_options::{BenchOptions, MeasuredServer};
 use super::compare::Results;
 use super::objects::WorkloadObjects;
 use super::outcome::{Figures, RunOutcome};
 use super::population;
-use super::process::Costs;
+use super::process::UsageSource;
 use super::session::{Session, mib};
 use super::storm::requests;
 use base::Tasks;
-use probe::{ProgressLine, ShortClient, Target, WatchProtocol};
+use probe::{ProgressLine, Target, UnaryClient, WatchProtocol};
 
 /// Runs every variant against every side for the configured number of rounds. The sides alternate in going first.
 ///
 /// # Errors
 /// If something could not be measured at all. An early end by the user is not an error.
-pub async fn run(order: &BenchOrder, progress: &ProgressLine, stop: &CancellationToken) -> Result<Results, BenchError> {
+pub async fn run(
+    order: &BenchOptions,
+    progress: &ProgressLine,
+    stop: &CancellationToken,
+) -> Result<Results, BenchError> {
     let tasks = Tasks::new();
     let ran = run_all(order, progress, stop, &tasks).await;
     tasks.join().await;
@@ -25,7 +29,7 @@ pub async fn run(order: &BenchOrder, progress: &ProgressLine, stop: &Cancellatio
 }
 
 async fn run_all(
-    order: &BenchOrder,
+    order: &BenchOptions,
     progress: &ProgressLine,
     stop: &CancellationToken,
     tasks: &Tasks,
@@ -37,7 +41,7 @@ async fn run_all(
         let costs = costs(side, order, tasks).await?;
         sides.push((side, target, costs));
     }
-    let caller = ShortClient::new(&write, WatchProtocol::H2, tasks);
+    let caller = UnaryClient::new(&write, WatchProtocol::H2, tasks);
     let mut outcomes = Vec::new();
     let mut made: Vec<WorkloadObjects> = Vec::new();
     let mut failed = None;
@@ -121,7 +125,7 @@ async fn measured(session: &Session<'_>) -> Result<RunOutcome, BenchError> {
 }
 
 /// Deletes the created objects. A failure is printed, and changes no figure.
-async fn clean_up(caller: &ShortClient, made: &[WorkloadObjects], progress: &ProgressLine) {
+async fn clean_up(caller: &UnaryClient, made: &[WorkloadObjects], progress: &ProgressLine) {
     progress.phase("cleaning up");
     for objects in made {
         if let Err(error) = population::delete(caller, objects).await {
@@ -130,11 +134,11 @@ async fn clean_up(caller: &ShortClient, made: &[WorkloadObjects], progress: &Pro
     }
 }
 
-async fn costs(side: &Side, order: &BenchOrder, tasks: &Tasks) -> Result<Costs, BenchError> {
-    let Some(metrics) = &side.metrics else { return Ok(Costs::of(side.pid, None, tasks)) };
+async fn costs(side: &MeasuredServer, order: &BenchOptions, tasks: &Tasks) -> Result<UsageSource, BenchError> {
+    let Some(metrics) = &side.metrics else { return Ok(UsageSource::of(side.pid, None, tasks)) };
     let at = metrics.find("://").map_or(0, |at| at + 3);
     let (server, path) = metrics.split_at(metrics[at..].find('/').map_or(metrics.len(), |slash| at + slash));
     let target: Target = order.credentials.target(server).await?;
     let path = if path.is_empty() { "/metrics" } else { path };
-    Ok(Costs::of(side.pid, Some((&target, path)), tasks))
+    Ok(UsageSource::of(side.pid, Some((&target, path)), tasks))
 }

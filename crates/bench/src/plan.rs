@@ -3,7 +3,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::words::{ObjectEncoding, ObjectShape, Rate, Select, Storm, WatchBeginning, WriteWith};
+use super::option_values::{ObjectEncoding, ObjectShape, Rate, SelectorKind, Storm, WatchStartMode, WriteMethod};
 use probe::{WatchProtocol, Windows};
 
 /// A workload: everything except which server it runs against.
@@ -23,7 +23,7 @@ pub struct Plan {
     /// The path of each watch, in which `{i}` is the watch's number. `None` means the collection of the written
     /// objects.
     pub path: Option<String>,
-    pub select: Select,
+    pub select: SelectorKind,
     pub non_matching: bool,
     pub watch_list: bool,
     /// Several kinds of watches instead of one.
@@ -46,7 +46,7 @@ pub struct Plan {
     pub companion_reads: bool,
     pub rate: Rate,
     pub writers: usize,
-    pub write_with: WriteWith,
+    pub write_with: WriteMethod,
     pub objects: usize,
     pub object_bytes: usize,
     pub shape: ObjectShape,
@@ -72,7 +72,7 @@ pub struct Group {
     pub name: String,
     pub watches: usize,
     pub path: Option<String>,
-    pub select: Option<Select>,
+    pub select: Option<SelectorKind>,
     pub non_matching: bool,
     pub encoding: Option<ObjectEncoding>,
 }
@@ -82,7 +82,7 @@ pub struct Group {
 pub(super) struct ObjectGroup {
     pub(super) watches: usize,
     pub(super) path: String,
-    pub(super) select: Select,
+    pub(super) select: SelectorKind,
     pub(super) non_matching: bool,
     pub(super) encoding: ObjectEncoding,
     /// Whether the written objects can be among the watched ones.
@@ -111,7 +111,7 @@ impl Default for Plan {
             protocol: WatchProtocol::H2,
             encoding: ObjectEncoding::Json,
             path: None,
-            select: Select::All,
+            select: SelectorKind::All,
             non_matching: false,
             watch_list: false,
             groups: Vec::new(),
@@ -127,7 +127,7 @@ impl Default for Plan {
             companion_reads: false,
             rate: Rate::PerSecond(50.0),
             writers: 4,
-            write_with: WriteWith::Patch,
+            write_with: WriteMethod::Patch,
             objects: 100,
             object_bytes: 2500,
             shape: ObjectShape::Pod,
@@ -196,7 +196,8 @@ impl Plan {
         );
         refuse(self.is_of_requests() && !self.groups.is_empty(), "groups: a storm of requests has one kind");
         refuse(self.storm == Some(Storm::List) && self.requests == 0, "requests is required for a storm of LISTs");
-        let of_pods = self.kinds().iter().any(|kind| kind.select == Select::Node && !kind.path.ends_with("/pods"));
+        let of_pods =
+            self.kinds().iter().any(|kind| kind.select == SelectorKind::Node && !kind.path.ends_with("/pods"));
         refuse(of_pods, "select: only pods are on nodes");
         refuse(self.namespace.is_empty(), "namespace: it needs a name");
         if problems.is_empty() { Ok(()) } else { Err(PlanProblems(problems)) }
@@ -239,11 +240,11 @@ impl Plan {
     }
 
     /// Returns how a watch begins.
-    pub(super) fn start(&self) -> WatchBeginning {
+    pub(super) fn start(&self) -> WatchStartMode {
         match (self.watch_list, self.storm) {
-            (true, _) => WatchBeginning::WatchList,
-            (false, Some(Storm::Join)) => WatchBeginning::List,
-            (false, _) => WatchBeginning::Now,
+            (true, _) => WatchStartMode::WatchList,
+            (false, Some(Storm::Join)) => WatchStartMode::List,
+            (false, _) => WatchStartMode::Now,
         }
     }
 
@@ -338,8 +339,8 @@ mod tests {
         let plan = of(&json!({"groups": groups, "encoding": "protobuf", "select": "label"})).unwrap();
         let kinds = plan.kinds();
         assert_eq!((plan.watch_count(), kinds.len()), (5, 2));
-        assert_eq!((kinds[0].path.as_str(), kinds[0].select), ("/api/v1/pods", Select::Node));
-        assert_eq!((kinds[1].encoding, kinds[1].select), (ObjectEncoding::Protobuf, Select::Label));
+        assert_eq!((kinds[0].path.as_str(), kinds[0].select), ("/api/v1/pods", SelectorKind::Node));
+        assert_eq!((kinds[1].encoding, kinds[1].select), (ObjectEncoding::Protobuf, SelectorKind::Label));
         assert!(kinds[0].hears_writes && !kinds[1].hears_writes);
     }
 }

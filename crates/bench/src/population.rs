@@ -6,7 +6,7 @@ use http::{Method, StatusCode};
 
 use super::BenchError;
 use super::objects::{WorkloadObjects, with};
-use probe::{ProgressLine, ShortClient};
+use probe::{ProgressLine, UnaryClient};
 
 /// How many objects are created concurrently.
 const CREATING: usize = 24;
@@ -14,7 +14,7 @@ const JSON: &str = "application/json";
 
 /// Creates the missing namespaces and objects. Existing ones are used unchanged.
 pub(super) async fn create(
-    caller: &ShortClient,
+    caller: &UnaryClient,
     objects: &WorkloadObjects,
     object_bytes: usize,
     progress: &ProgressLine,
@@ -42,7 +42,7 @@ pub(super) async fn create(
     Ok(())
 }
 
-async fn put_if_absent(caller: &ShortClient, path: &str, document: String, what: &str) -> Result<(), BenchError> {
+async fn put_if_absent(caller: &UnaryClient, path: &str, document: String, what: &str) -> Result<(), BenchError> {
     let reply =
         caller.send(Method::POST, path, JSON, document.into()).await.map_err(|error| BenchError::write(&error))?;
     let is_there = reply.status == StatusCode::CONFLICT;
@@ -53,7 +53,7 @@ async fn put_if_absent(caller: &ShortClient, path: &str, document: String, what:
 }
 
 /// Returns how much padding gives an object the wanted size. A dry run measures what the server adds.
-async fn measure(caller: &ShortClient, objects: &WorkloadObjects, object_bytes: usize) -> Result<usize, BenchError> {
+async fn measure(caller: &UnaryClient, objects: &WorkloadObjects, object_bytes: usize) -> Result<usize, BenchError> {
     let path = with(&objects.collection_of(0), "dryRun=All");
     let reply = caller.send(Method::POST, &path, JSON, objects.document(0, 0).into()).await;
     let reply = reply.map_err(|error| BenchError::write(&error))?;
@@ -66,7 +66,7 @@ async fn measure(caller: &ShortClient, objects: &WorkloadObjects, object_bytes: 
 
 /// Deletes the objects. The namespaces stay, because an empty namespace can be reused and one that is being deleted
 /// cannot.
-pub(super) async fn delete(caller: &ShortClient, objects: &WorkloadObjects) -> Result<(), BenchError> {
+pub(super) async fn delete(caller: &UnaryClient, objects: &WorkloadObjects) -> Result<(), BenchError> {
     let options = r#"{"kind":"DeleteOptions","apiVersion":"v1","gracePeriodSeconds":0}"#;
     for namespace in objects.namespaces() {
         let path = objects.collection(&namespace);

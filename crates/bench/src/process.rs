@@ -12,18 +12,18 @@ use portable as system;
 use rustix::time::{ClockId, clock_gettime};
 
 use base::Tasks;
-use probe::{ShortClient, Target, WatchProtocol};
+use probe::{Target, UnaryClient, WatchProtocol};
 
 /// The source of a server's CPU and memory figures.
-pub(super) enum Costs {
+pub(super) enum UsageSource {
     Process(u32),
-    Metrics(Box<ShortClient>, String),
+    Metrics(Box<UnaryClient>, String),
     Unknown,
 }
 
 /// A server's resource usage so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Sample {
+pub(super) struct UsageSample {
     pub(super) cpu: Option<Duration>,
     pub(super) resident_bytes: Option<u64>,
     /// The proportional set size: shared memory counts only with the process's share.
@@ -31,13 +31,13 @@ pub(super) struct Sample {
     pub(super) peak_bytes: Option<u64>,
 }
 
-impl Costs {
+impl UsageSource {
     /// Selects the process, or the metrics at a URL, as the source.
     pub(super) fn of(pid: Option<u32>, metrics: Option<(&Target, &str)>, tasks: &Tasks) -> Self {
         match (pid, metrics) {
             (Some(pid), _) => Self::Process(pid),
             (None, Some((target, path))) => {
-                Self::Metrics(Box::new(ShortClient::new(target, WatchProtocol::H1, tasks)), path.to_owned())
+                Self::Metrics(Box::new(UnaryClient::new(target, WatchProtocol::H1, tasks)), path.to_owned())
             }
             (None, None) => Self::Unknown,
         }
@@ -59,14 +59,14 @@ impl Costs {
         }
     }
 
-    pub(super) async fn sample(&self) -> Sample {
+    pub(super) async fn sample(&self) -> UsageSample {
         match self {
             Self::Process(pid) => system::sample(*pid),
             Self::Metrics(caller, path) => match caller.get(path, "text/plain").await {
                 Ok(reply) => of_metrics(&String::from_utf8_lossy(&reply.body)),
-                Err(_) => Sample::default(),
+                Err(_) => UsageSample::default(),
             },
-            Self::Unknown => Sample::default(),
+            Self::Unknown => UsageSample::default(),
         }
     }
 }
@@ -112,7 +112,7 @@ impl std::fmt::Display for Machine {
     }
 }
 
-fn of_metrics(text: &str) -> Sample {
+fn of_metrics(text: &str) -> UsageSample {
     let value = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
         line.split_ascii_whitespace().next()?.parse::<f64>().ok().filter(|value| *value >= 0.0)
@@ -120,7 +120,7 @@ fn of_metrics(text: &str) -> Sample {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of memory")]
     let resident_bytes = value("process_resident_memory_bytes").map(|bytes| bytes as u64);
     let cpu = value("process_cpu_seconds_total").map(Duration::from_secs_f64);
-    Sample { cpu, resident_bytes, ..Sample::default() }
+    UsageSample { cpu, resident_bytes, ..UsageSample::default() }
 }
 
 #[cfg(test)]
@@ -137,6 +137,6 @@ mod tests {
         let text = "# HELP x\nprocess_cpu_seconds_total 1.5\nprocess_resident_memory_bytes 1.048576e+06\n";
         let sample = of_metrics(text);
         assert_eq!((sample.cpu, sample.resident_bytes), (Some(Duration::from_millis(1500)), Some(1 << 20)));
-        assert_eq!(of_metrics(""), Sample::default());
+        assert_eq!(of_metrics(""), UsageSample::default());
     }
 }

@@ -5,16 +5,16 @@ use tokio_util::sync::CancellationToken;
 
 use super::BenchError;
 use super::fleet::Fleet;
+use super::frame_classifier::Recogniser;
 use super::objects::{WorkloadObjects, WriteCounts, with};
+use super::option_values::{Rate, Storm};
 use super::outcome::{Figures, RunOutcome, curve, ms, quantile_ms};
 use super::plan::Plan;
-use super::process::{Costs, Sample, cores, own_cpu};
-use super::recognise::Recogniser;
+use super::process::{UsageSample, UsageSource, cores, own_cpu};
 use super::tally::WatchCounts;
-use super::words::{Rate, Storm};
-use super::writer::Writing;
+use super::writer::WriterPool;
 use base::Tasks;
-use probe::{ProgressLine, ShortClient, Target};
+use probe::{ProgressLine, Target, UnaryClient};
 
 /// The interval between lines of progress.
 const TICK: Duration = Duration::from_millis(200);
@@ -31,14 +31,14 @@ pub(super) struct Session<'a> {
     pub(super) objects: &'a WorkloadObjects,
     pub(super) target: &'a Target,
     pub(super) write: &'a Target,
-    pub(super) costs: &'a Costs,
+    pub(super) costs: &'a UsageSource,
     pub(super) progress: &'a ProgressLine,
     pub(super) stop: &'a CancellationToken,
     pub(super) tasks: &'a Tasks,
 }
 
 /// The state of all counters at one moment.
-pub(super) struct Moment {
+pub(super) struct CounterSnapshot {
     at: Instant,
     counts: WatchCounts,
     own_cpu: Duration,
@@ -72,7 +72,12 @@ impl Session<'_> {
         ran
     }
 
-    async fn with_fleet(&self, fleet: &Fleet, before: &Sample, outcome: &mut RunOutcome) -> Result<(), BenchError> {
+    async fn with_fleet(
+        &self,
+        fleet: &Fleet,
+        before: &UsageSample,
+        outcome: &mut RunOutcome,
+    ) -> Result<(), BenchError> {
         let (watches, connections) = (self.plan.watch_count(), self.plan.connection_count());
         self.progress.phase(format!("{connections} connections to {}", self.target.url()));
         if !self.or_stopped(fleet.connected(self.patience())).await.unwrap_or(true) {
@@ -110,7 +115,7 @@ impl Session<'_> {
     /// Reads everything once, so that the server's work for its first reader is not counted as the cost of a watch.
     /// Returns the version to begin at.
     async fn prime(&self) -> Result<u64, BenchError> {
-        let caller = ShortClient::new(self.target, self.plan.protocol, self.tasks);
+        let caller = UnaryClient::new(self.target, self.plan.protocol, self.tasks);
         let mut version = None;
         for kind in self.plan.kinds() {
             let path = kind.path.replace("{i}", "0");
@@ -128,7 +133,7 @@ impl Session<'_> {
     async fn measure(&self, fleet: &Fleet, outcome: &mut RunOutcome) {
         // This set holds only the writers, because their shared connections never end.
         let (plan, tasks) = (self.plan, Tasks::new());
-        let writing = Writing::new(plan, self.objects, self.write, self.tasks);
+        let writing = WriterPool::new(plan, self.objects, self.write, self.tasks);
         writing.start(&tasks);
         self.progress.phase("warm-up");
         self.pause(Duration::from_secs_f64(plan.warmup)).await;
@@ -212,8 +217,8 @@ impl Session<'_> {
         }
     }
 
-    async fn moment(&self, fleet: &Fleet, writing: &Writing) -> Moment {
-        Moment {
+    async fn moment(&self, fleet: &Fleet, writing: &WriterPool) -> CounterSnapshot {
+        CounterSnapshot {
             at: Instant::now(),
             counts: fleet.counts(),
             own_cpu: own_cpu(),
@@ -230,7 +235,7 @@ impl Session<'_> {
 }
 
 /// Returns why the figures may describe the generator instead of the server.
-fn bottleneck(first: &Moment, last: &Moment, lag_ms: Option<f64>) -> Vec<String> {
+fn bottleneck(first: &CounterSnapshot, last: &CounterSnapshot, lag_ms: Option<f64>) -> Vec<String> {
     let seconds = last.at.duration_since(first.at).as_secs_f64();
     let own = last.own_cpu.saturating_sub(first.own_cpu).as_secs_f64() / seconds;
     let server = since(last.server_cpu, first.server_cpu).map_or(0.0, |cpu| cpu.as_secs_f64() / seconds);
@@ -256,7 +261,7 @@ pub(super) fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-fn put_memory(figures: &mut Figures, before: &Sample, after: &Sample, watches: usize) {
+fn put_memory(figures: &mut Figures, before: &UsageSample, after: &UsageSample, watches: usize) {
     figures.put_some("memory_mib", after.resident_bytes.map(mib));
     figures.put_some("memory_pss_mib", after.proportional_bytes.map(mib));
     if let (Some(before), Some(after)) = (before.resident_bytes, after.resident_bytes) {
@@ -271,7 +276,7 @@ fn put_synced(figures: &mut Figures, fleet: &Fleet) {
     figures.put_some("synced_max_ms", (!synced.is_empty()).then(|| ms(synced.max())));
 }
 
-fn put_window(figures: &mut Figures, first: &Moment, last: &Moment) {
+fn put_window(figures: &mut Figures, first: &CounterSnapshot, last: &CounterSnapshot) {
     let seconds = last.at.duration_since(first.at).as_secs_f64();
     let deliveries = (last.counts.deliveries - first.counts.deliveries) as f64;
     let writes = (last.writes - first.writes) as f64;

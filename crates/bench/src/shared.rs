@@ -5,14 +5,14 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
 
+use super::frame_classifier::Recogniser;
 use super::objects::{WorkloadObjects, with};
+use super::option_values::WatchStartMode;
 use super::plan::{ObjectGroup, Plan};
-use super::recognise::Recogniser;
 use super::stream_outcome::StreamOutcome;
 use super::tally::Tally;
-use super::words::WatchBeginning;
 use base::now_ns;
-use probe::{Ask, Frames, Framing, Sender, Target, WatchProtocol, Windows};
+use probe::{Frames, Framing, RequestSpec, Sender, Target, WatchProtocol, Windows};
 
 const LIST_BYTES_MAX: usize = 1024;
 
@@ -21,13 +21,13 @@ pub(super) struct FleetState {
     pub(super) target: Target,
     pub(super) protocol: WatchProtocol,
     pub(super) windows: Windows,
-    pub(super) start: WatchBeginning,
+    pub(super) start: WatchStartMode,
     /// The version at which watches without one begin; `None` lets each of them find it.
     pub(super) version: Option<u64>,
     /// The start of the run. Earlier writes do not belong to it.
     pub(super) began_ns: u64,
     pub(super) objects: WorkloadObjects,
-    pub(super) kinds: Vec<Watched>,
+    pub(super) kinds: Vec<WatchKind>,
     pub(super) tally: Tally,
     /// Permits for connecting and opening.
     pub(super) opening: Semaphore,
@@ -44,14 +44,14 @@ pub(super) struct FleetState {
 }
 
 /// One kind of watch, with the recogniser for its frames.
-pub(super) struct Watched {
+pub(super) struct WatchKind {
     pub(super) kind: ObjectGroup,
     pub(super) recogniser: Recogniser,
 }
 
 impl FleetState {
     pub(super) fn new(plan: &Plan, target: &Target, version: Option<u64>) -> Arc<Self> {
-        let watched = |kind: ObjectGroup| Watched { recogniser: Recogniser::new(kind.encoding.is_protobuf()), kind };
+        let watched = |kind: ObjectGroup| WatchKind { recogniser: Recogniser::new(kind.encoding.is_protobuf()), kind };
         let all_at_once = plan.storm.is_some();
         Arc::new(Self {
             target: target.clone(),
@@ -110,7 +110,7 @@ impl FleetState {
     /// Returns the current version of the collection.
     pub(super) async fn version_now(&self, sender: &Sender, path: &str) -> Result<u64, StreamOutcome> {
         let path = with(path, "limit=1");
-        let mut answer = sender.get(&self.target, &Ask::get(&path, "application/json")).await?;
+        let mut answer = sender.get(&self.target, &RequestSpec::get(&path, "application/json")).await?;
         let (head, _) = answer.body.read(LIST_BYTES_MAX).await?;
         if !answer.status.is_success() {
             return Err(StreamOutcome::Refused(answer.status));
@@ -121,9 +121,11 @@ impl FleetState {
 
     /// Runs one stream of a companion: reads it, or leaves it unread.
     pub(super) async fn read_aside(&self, sender: &Sender, version: &mut u64, reads: bool) {
-        let Some(Watched { kind, recogniser }) = self.kinds.first() else { return };
+        let Some(WatchKind { kind, recogniser }) = self.kinds.first() else { return };
         let path = with(&kind.path, &format!("watch=true&allowWatchBookmarks=true&resourceVersion={version}"));
-        let Ok(mut answer) = sender.get(&self.target, &Ask::get(&path, kind.encoding.of_watch())).await else { return };
+        let Ok(mut answer) = sender.get(&self.target, &RequestSpec::get(&path, kind.encoding.of_watch())).await else {
+            return;
+        };
         if !answer.status.is_success() {
             self.complain(&format!("a companion was refused: {}", answer.status));
             *version = self.version_now(sender, &kind.path).await.unwrap_or(*version);

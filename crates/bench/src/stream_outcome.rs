@@ -6,7 +6,7 @@ use probe::LinkError;
 #[derive(Debug)]
 pub(super) enum StreamOutcome {
     /// The stream can resume at the last version.
-    Cleanly,
+    Clean,
     /// The last version has expired.
     Expired,
     Refused(StatusCode),

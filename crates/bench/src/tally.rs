@@ -92,13 +92,13 @@ pub(super) struct Shard {
 #[derive(Debug)]
 pub(super) struct Tally {
     shards: Box<[Mutex<Shard>]>,
-    pub(super) seen: Box<[SeenByWatch]>,
+    pub(super) seen: Box<[WatchProgress]>,
     pub(super) window: Window,
 }
 
 /// The events of one watch, stored by its connection after every chunk.
 #[derive(Debug, Default)]
-pub(super) struct SeenByWatch {
+pub(super) struct WatchProgress {
     /// Events after the initial set, bookmarks excluded.
     pub(super) events: AtomicU64,
     /// How many of them this process wrote since the fleet started.
@@ -137,7 +137,7 @@ impl Tally {
         let shard = || Mutex::new(Shard { counts: WatchCounts::default(), latency: histogram(), synced: histogram() });
         Self {
             shards: (0..SHARDS).map(|_| shard()).collect(),
-            seen: (0..watches).map(|_| SeenByWatch::default()).collect(),
+            seen: (0..watches).map(|_| WatchProgress::default()).collect(),
             window: Window { from_ns: AtomicU64::new(u64::MAX), until_ns: AtomicU64::new(u64::MAX) },
         }
     }

@@ -6,14 +6,14 @@ use std::time::Duration;
 use http::StatusCode;
 use tokio::time::{Instant, sleep};
 
+use super::frame_classifier::RecognisedFrame;
 use super::objects::with;
-use super::recognise::RecognisedFrame;
+use super::option_values::WatchStartMode;
 use super::shared::FleetState;
 use super::stream_outcome::StreamOutcome;
 use super::tally::Shard;
-use super::words::WatchBeginning;
 use base::{now_ns, random};
-use probe::{AnswerBody, Ask, Frames, Framing, PendingAnswer, Sender};
+use probe::{Frames, Framing, PendingResponse, RequestSpec, ResponseStream, Sender};
 
 /// How many bytes of a LIST are searched for its version.
 const LIST_HEAD_BYTES: usize = 1024;
@@ -98,7 +98,7 @@ impl Watcher {
     fn note(&mut self, ended: &StreamOutcome) -> Option<Duration> {
         let counts = &mut self.shared.tally.shard(self.lane).counts;
         match ended {
-            StreamOutcome::Cleanly => {
+            StreamOutcome::Clean => {
                 counts.resumed += 1;
                 None
             }
@@ -134,7 +134,7 @@ impl Watcher {
     }
 
     /// Opens one stream; its body is not read yet.
-    pub(super) async fn open(&mut self, sender: &Sender) -> Result<PendingAnswer, StreamOutcome> {
+    pub(super) async fn open(&mut self, sender: &Sender) -> Result<PendingResponse, StreamOutcome> {
         let shared = self.shared.clone();
         shared.gate_open().await;
         let _permit = shared.opening.acquire().await;
@@ -142,26 +142,26 @@ impl Watcher {
         let question = shared.objects.question(&kind.kind, self.nth);
         let fresh = self.version.is_none();
         match (self.version, shared.start) {
-            (None, WatchBeginning::List) => self.list(sender, &question).await?,
+            (None, WatchStartMode::List) => self.list(sender, &question).await?,
             // The last version has expired, or none is known yet.
-            (None, WatchBeginning::Now) => {
+            (None, WatchStartMode::Now) => {
                 let known = shared.version.filter(|_| !self.was_opened);
                 self.version = match known {
                     Some(version) => Some(version),
                     None => Some(shared.version_now(sender, &kind.kind.path).await?),
                 };
             }
-            (Some(_), _) | (None, WatchBeginning::WatchList) => {}
+            (Some(_), _) | (None, WatchStartMode::WatchList) => {}
         }
         let path = request(&question, self.version);
-        let answer = sender.get(target, &Ask::get(&path, kind.kind.encoding.of_watch())).await?;
+        let answer = sender.get(target, &RequestSpec::get(&path, kind.kind.encoding.of_watch())).await?;
         match answer.status {
             status if status.is_success() => {}
             StatusCode::GONE => return Err(StreamOutcome::Expired),
             status => return Err(StreamOutcome::Refused(status)),
         }
         self.was_opened = true;
-        self.live = !(fresh && shared.start == WatchBeginning::WatchList);
+        self.live = !(fresh && shared.start == WatchStartMode::WatchList);
         if self.live {
             let mut shard = shared.tally.shard(self.lane);
             self.note_synced(&mut shard, now_ns());
@@ -174,7 +174,8 @@ impl Watcher {
         let kind = &self.shared.kinds[self.kind];
         // client-go's reflectors send the same parameter, which permits any version.
         let path = with(question, "resourceVersion=0");
-        let mut answer = sender.get(&self.shared.target, &Ask::get(&path, kind.kind.encoding.of_list())).await?;
+        let mut answer =
+            sender.get(&self.shared.target, &RequestSpec::get(&path, kind.kind.encoding.of_list())).await?;
         if !answer.status.is_success() {
             return Err(StreamOutcome::Refused(answer.status));
         }
@@ -185,7 +186,7 @@ impl Watcher {
         Ok(())
     }
 
-    async fn read(&mut self, mut body: AnswerBody) -> StreamOutcome {
+    async fn read(&mut self, mut body: ResponseStream) -> StreamOutcome {
         if self.role == WatcherRole::Stuck {
             let _unread = body;
             return pending().await;
@@ -218,7 +219,7 @@ impl Watcher {
         if is_empty && began.elapsed() < SHORT {
             return StreamOutcome::Broken("a stream that ended at once, with nothing in it".to_owned());
         }
-        StreamOutcome::Cleanly
+        StreamOutcome::Clean
     }
 
     /// Processes the bytes of one read from the connection.

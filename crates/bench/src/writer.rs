@@ -13,12 +13,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::BenchError;
 use super::objects::WorkloadObjects;
+use super::option_values::{Rate, WriteMethod};
 use super::plan::Plan;
 use super::tally::histogram;
-use super::words::{Rate, WriteWith};
 use base::{Tasks, now_ns};
 use kubeapi::WRITTEN_AT;
-use probe::{ShortClient, Target, WatchProtocol};
+use probe::{Target, UnaryClient, WatchProtocol};
 
 /// The number of writers per connection, below a server's limit of streams.
 const WRITERS_PER_CONNECTION: usize = 50;
@@ -29,12 +29,12 @@ const TIMER_NS: u64 = 2_000_000;
 const BREATH: Duration = Duration::from_millis(50);
 
 /// Writers that change objects at a rate, or as fast as possible, until they are stopped.
-pub(super) struct Writing {
+pub(super) struct WriterPool {
     objects: WorkloadObjects,
     rate: Rate,
-    with: WriteWith,
+    with: WriteMethod,
     writers: usize,
-    callers: Vec<ShortClient>,
+    callers: Vec<UnaryClient>,
     /// Accepted writes, by object.
     accepted: Box<[AtomicU64]>,
     /// The number of the next write in the schedule, and the beginning of the schedule.
@@ -55,11 +55,11 @@ pub(super) struct WriterReport {
     pub(super) lag: Histogram<u64>,
 }
 
-impl Writing {
+impl WriterPool {
     pub(super) fn new(plan: &Plan, objects: &WorkloadObjects, target: &Target, tasks: &Tasks) -> Arc<Self> {
         let writers = plan.writers.min(objects.count);
         let callers = (0..writers.div_ceil(WRITERS_PER_CONNECTION))
-            .map(|_| ShortClient::new(target, WatchProtocol::H2, tasks))
+            .map(|_| UnaryClient::new(target, WatchProtocol::H2, tasks))
             .collect();
         let record = WriterReport { failed: 0, last_failure: None, took: histogram(), lag: histogram() };
         Arc::new(Self {
@@ -128,7 +128,7 @@ impl Writing {
 
     async fn write_one(
         &self,
-        caller: &ShortClient,
+        caller: &UnaryClient,
         bodies: &mut Bodies,
         n: usize,
         meant_ns: u64,
@@ -140,8 +140,8 @@ impl Writing {
         let written_ns = if lag_ns < TIMER_NS { sent_ns } else { meant_ns };
         let body = template.at(written_ns);
         let reply = match self.with {
-            WriteWith::Patch => caller.send(Method::PATCH, &path, "application/merge-patch+json", body).await,
-            WriteWith::Put => caller.send(Method::PUT, &path, "application/json", body).await,
+            WriteMethod::Patch => caller.send(Method::PATCH, &path, "application/merge-patch+json", body).await,
+            WriteMethod::Put => caller.send(Method::PUT, &path, "application/json", body).await,
         };
         reply.map_err(|error| BenchError::write(&error))?.success(&path).map_err(BenchError::Prepare)?;
         self.accepted[n].fetch_add(1, Ordering::Relaxed);
@@ -177,7 +177,7 @@ impl Writing {
 
 /// The request bodies for writing objects: bytes with a placeholder for the time.
 struct Bodies {
-    with: WriteWith,
+    with: WriteMethod,
     patch: Template,
     /// The objects for PUTs, each read once.
     whole: HashMap<usize, Template>,
@@ -213,14 +213,14 @@ impl Template {
 }
 
 impl Bodies {
-    fn new(with: WriteWith) -> Self {
+    fn new(with: WriteMethod) -> Self {
         let before = format!(r#"{{"metadata":{{"annotations":{{"{WRITTEN_AT}":""#).into();
         let patch = Template { before, after: Bytes::from_static(br#""}}}"#) };
         Self { with, patch, whole: HashMap::new() }
     }
 
-    async fn of(&mut self, caller: &ShortClient, path: &str, n: usize) -> Result<Template, BenchError> {
-        if self.with == WriteWith::Patch {
+    async fn of(&mut self, caller: &UnaryClient, path: &str, n: usize) -> Result<Template, BenchError> {
+        if self.with == WriteMethod::Patch {
             return Ok(self.patch.clone());
         }
         if let Some(known) = self.whole.get(&n) {
@@ -245,7 +245,7 @@ mod tests {
         assert!(text.contains(r#""kube-fanout.io/written-at-ns":"42""#) && text.contains(r#""b":"c""#), "{text}");
         assert!(!text.contains("resourceVersion"));
         assert!(Template::of(b"{}").is_err());
-        let patch = Bodies::new(WriteWith::Patch).patch.at(7);
+        let patch = Bodies::new(WriteMethod::Patch).patch.at(7);
         assert_eq!(&patch[..], br#"{"metadata":{"annotations":{"kube-fanout.io/written-at-ns":"7"}}}"#);
     }
 }

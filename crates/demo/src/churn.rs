@@ -109,12 +109,12 @@ pub(crate) async fn churn(shared: &DemoState, population: &Mutex<Population>, n:
 /// A running churn. It creates events at a steady rate until it is dropped or the upstream stops.
 #[derive(Debug)]
 #[must_use = "the churn ends when this is dropped"]
-pub struct Churning {
+pub struct RunningChurn {
     stop: DropGuard,
     running: JoinHandle<()>,
 }
 
-impl Churning {
+impl RunningChurn {
     /// Starts the churn.
     pub(crate) fn start(shared: &Arc<DemoState>, population: &Arc<Mutex<Population>>, events_per_second: u32) -> Self {
         let stop = shared.stopping.child_token();

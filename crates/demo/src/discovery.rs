@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use http::{HeaderValue, StatusCode};
 
 use super::kinds::{KINDS, ServedKind};
-use super::respond::{DemoReply, Style};
+use super::respond::{DemoReply, ResponseStyle};
 use super::route::Discovery;
 
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
@@ -36,7 +36,7 @@ fn versions(group: &str) -> Vec<&'static str> {
 }
 
 /// Answers a discovery request. `known` is the entity tag of the response that the client has (`If-None-Match`).
-pub(crate) fn reply(what: &Discovery, style: &Style, known: Option<&HeaderValue>) -> DemoReply {
+pub(crate) fn reply(what: &Discovery, style: &ResponseStyle, known: Option<&HeaderValue>) -> DemoReply {
     let aggregated = style.asks_for("APIGroupDiscoveryList", "apidiscovery.k8s.io", "v2");
     let body = match what {
         Discovery::Api | Discovery::Apis if aggregated => {
@@ -153,7 +153,7 @@ fn aggregated_resource(kind: &ServedKind) -> String {
 }
 
 /// Answers requests for paths that are not resources.
-pub(crate) fn fixed(path: &str, style: &Style, release: Option<u32>) -> DemoReply {
+pub(crate) fn fixed(path: &str, style: &ResponseStyle, release: Option<u32>) -> DemoReply {
     match path {
         "" => style.json(StatusCode::OK, PATHS.into()),
         "version" => {
@@ -168,7 +168,7 @@ pub(crate) fn fixed(path: &str, style: &Style, release: Option<u32>) -> DemoRepl
     }
 }
 
-fn health(path: &str, style: &Style) -> DemoReply {
+fn health(path: &str, style: &ResponseStyle) -> DemoReply {
     let (endpoint, check) = path.split_once('/').unwrap_or((path, ""));
     let known = check.is_empty() || HEALTH_CHECKS.contains(&check);
     if matches!(endpoint, "healthz" | "livez" | "readyz") && known {
@@ -178,6 +178,6 @@ fn health(path: &str, style: &Style) -> DemoReply {
     }
 }
 
-pub(crate) fn page_not_found(style: &Style) -> DemoReply {
+pub(crate) fn page_not_found(style: &ResponseStyle) -> DemoReply {
     style.text(StatusCode::NOT_FOUND, "404 page not found\n")
 }

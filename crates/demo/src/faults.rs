@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::fault_switches::{FaultAction, FaultCommand, RequestKind, ScriptedResponse, Stall};
 use super::kinds::known;
 use super::shared::DemoState;
 pub use super::store::Backup;
-use super::switches::{Act, FaultOrder, OrderedAnswer, RequestKind, Stall};
 
 /// The faults of a running upstream. They concern all resources, unless [`Faults::only`] names one.
 #[derive(Clone)]
@@ -60,53 +60,53 @@ impl Faults {
 
     /// Ends every open watch cleanly.
     pub fn end_watches(&self) {
-        self.order(Act::End);
+        self.order(FaultAction::End);
     }
 
     /// Breaks every open watch: a stream reset on HTTP/2, a missing last chunk on HTTP/1.1.
     pub fn reset_watches(&self) {
-        self.order(Act::Reset);
+        self.order(FaultAction::Reset);
     }
 
     /// Sends the first `after_bytes` bytes of one more frame on every open watch, then breaks it.
     pub fn break_frame(&self, after_bytes: usize) {
-        self.order(Act::BreakFrame { after_bytes });
+        self.order(FaultAction::BreakFrame { after_bytes });
     }
 
     /// Sends the first `after_bytes` bytes of one more frame on every open watch, then ends the watch cleanly.
     pub fn tear_frame(&self, after_bytes: usize) {
-        self.order(Act::TearFrame { after_bytes });
+        self.order(FaultAction::TearFrame { after_bytes });
     }
 
     /// Sends a line that is not JSON on every open watch.
     pub fn send_malformed(&self) {
-        self.order(Act::Malformed);
+        self.order(FaultAction::Malformed);
     }
 
     /// Sends the last event of every open watch once more.
     pub fn duplicate_event(&self) {
-        self.order(Act::Duplicate);
+        self.order(FaultAction::Duplicate);
     }
 
     /// Sends a MODIFIED event at revision 1 on every open watch.
     pub fn regress_revision(&self) {
-        self.order(Act::Regress);
+        self.order(FaultAction::Regress);
     }
 
     /// Sends a bookmark on every open watch that takes bookmarks and has not sent the current revision yet.
     pub fn bookmark(&self) {
-        self.order(Act::Bookmark);
+        self.order(FaultAction::Bookmark);
     }
 
     /// Sends a bookmark at the revision of the last event, on every open watch that has sent any. This may be in the
     /// middle of a transaction, as with the apiserver.
     pub fn bookmark_at_last_event(&self) {
-        self.order(Act::BookmarkAtLast);
+        self.order(FaultAction::BookmarkAtLast);
     }
 
-    fn order(&self, act: Act) {
+    fn order(&self, act: FaultAction) {
         // Sending fails only if no watch is open, which is not an error.
-        let _ = self.shared.faults.orders.send(FaultOrder { kind: self.kind, act });
+        let _ = self.shared.faults.orders.send(FaultCommand { kind: self.kind, act });
     }
 
     /// Stops reading and writing on all sockets. Connections are still accepted, but nothing happens on them.
@@ -146,7 +146,7 @@ impl Faults {
     /// Answers the next `times` requests of a kind with this status instead of a result.
     pub fn answer(&self, on: RequestKind, times: usize, code: u16, retry_after: Option<u32>) {
         if times > 0 {
-            self.shared.faults.answers.lock().push_back(OrderedAnswer {
+            self.shared.faults.answers.lock().push_back(ScriptedResponse {
                 on,
                 kind: self.kind,
                 left: times,

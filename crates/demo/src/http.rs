@@ -13,17 +13,17 @@ use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
 
 use super::discovery;
-use super::form::Form;
+use super::fault_switches::RequestKind;
 use super::kinds::{KINDS, ServedKind};
 use super::list;
 use super::object::StoredObject;
-use super::respond::{DemoReply, Style};
-use super::reviews::ReviewAnswers;
+use super::respond::{DemoReply, ResponseStyle};
+use super::response_form::Form;
+use super::reviews::ReviewResponses;
 use super::route::{DemoRoute, route, without_selectors};
 use super::selector::ObjectSelector;
 use super::shared::DemoState;
 use super::status::DemoStatus;
-use super::switches::RequestKind;
 use super::table::IncludeObject;
 use super::watch::{Watch, WatchOrigin, WatchPlan};
 use super::write::{self, WriteTarget};
@@ -47,11 +47,11 @@ pub(crate) async fn handle(shared: Arc<DemoState>, request: Request<Incoming>) -
 async fn reply(shared: Arc<DemoState>, head: Parts, body: Incoming) -> DemoReply {
     shared.counts.note(|counts| counts.requests += 1);
     let query = Query::parse(head.uri.query().unwrap_or_default());
-    let style = Style::of(&head.headers, &query);
-    if head.method == Method::POST && ReviewAnswers::are_at(head.uri.path()) {
+    let style = ResponseStyle::of(&head.headers, &query);
+    if head.method == Method::POST && ReviewResponses::are_at(head.uri.path()) {
         return review(&shared, &style, head.uri.path(), body).await.unwrap_or_else(|status| style.status(&status));
     }
-    let call = Call { shared, style, query, method: head.method };
+    let call = RequestContext { shared, style, query, method: head.method };
     let route = match route(call.method.as_str(), head.uri.path(), &call.query) {
         Ok(route) => route,
         Err(error) => return call.style.unread(&error),
@@ -90,14 +90,14 @@ async fn reply(shared: Arc<DemoState>, head: Parts, body: Incoming) -> DemoReply
     answer.unwrap_or_else(|status| call.style.status(&status))
 }
 
-struct Call {
+struct RequestContext {
     shared: Arc<DemoState>,
-    style: Style,
+    style: ResponseStyle,
     query: Query,
     method: Method,
 }
 
-impl Call {
+impl RequestContext {
     /// Returns the status that a test ordered for such a request, as an error.
     fn ordered(&self, on: RequestKind, kind: Option<usize>) -> Result<(), DemoStatus> {
         match self.shared.faults.answer(on, kind) {
@@ -238,7 +238,12 @@ impl Call {
     }
 }
 
-async fn review(shared: &DemoState, style: &Style, path: &str, body: Incoming) -> Result<DemoReply, DemoStatus> {
+async fn review(
+    shared: &DemoState,
+    style: &ResponseStyle,
+    path: &str,
+    body: Incoming,
+) -> Result<DemoReply, DemoStatus> {
     let (code, answer) = shared.reviews.answer(path, &read_body(body).await?)?;
     Ok(style.json(code, answer))
 }
@@ -262,8 +267,8 @@ fn start(options: &ListOptions) -> Result<WatchOrigin, DemoStatus> {
 /// Returns how long a watch may last. Without a value from the client, the server chooses.
 fn watch_timeout(seconds: Option<i64>) -> Duration {
     match WatchTimeout::of(seconds) {
-        WatchTimeout::Over => Duration::ZERO,
+        WatchTimeout::Elapsed => Duration::ZERO,
         WatchTimeout::Unset => Duration::from_secs(fastrand::u64(WATCH_SECONDS..2 * WATCH_SECONDS)),
-        WatchTimeout::Lasts(length) => length.min(Duration::from_secs(10 * WATCH_SECONDS)),
+        WatchTimeout::After(length) => length.min(Duration::from_secs(10 * WATCH_SECONDS)),
     }
 }

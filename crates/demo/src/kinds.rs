@@ -22,12 +22,12 @@ pub(crate) struct ServedKind {
     pub(crate) layout: &'static [&'static str],
     /// The members after `metadata` of a zero object, as in a bookmark; empty or starting with a comma.
     pub(crate) zero: &'static str,
-    pub(crate) selectable: Selectable,
+    pub(crate) selectable: SelectableFields,
 }
 
 /// The fields that a field selector of a kind may name.
 #[derive(Debug)]
-pub(crate) struct Selectable {
+pub(crate) struct SelectableFields {
     pub(crate) namespace: bool,
     /// The accepted keys, each with the path of its value, and the value if the path does not exist.
     pub(crate) fields: &'static [(&'static str, &'static str, &'static str)],
@@ -68,7 +68,7 @@ pub(crate) fn known(plural: &str) -> usize {
 pub(crate) const PODS: usize = 0;
 
 const SPEC_STATUS: &[&str] = &["spec", "status"];
-const ONLY_METADATA: Selectable = Selectable { namespace: true, fields: &[], short_text: false };
+const ONLY_METADATA: SelectableFields = SelectableFields { namespace: true, fields: &[], short_text: false };
 
 const CORE: ServedKind = ServedKind {
     group: "",
@@ -96,7 +96,7 @@ pub(crate) static KINDS: [ServedKind; 15] = [
         categories: &["all"],
         generation: true,
         zero: r#","spec":{"containers":null},"status":{}"#,
-        selectable: Selectable { namespace: true, fields: POD_FIELDS, short_text: true },
+        selectable: SelectableFields { namespace: true, fields: POD_FIELDS, short_text: true },
         ..CORE
     },
     ServedKind {
@@ -114,7 +114,11 @@ pub(crate) static KINDS: [ServedKind; 15] = [
         short_names: &["ns"],
         namespaced: false,
         zero: r#","spec":{},"status":{}"#,
-        selectable: Selectable { namespace: false, fields: &[("status.phase", "status.phase", "")], short_text: true },
+        selectable: SelectableFields {
+            namespace: false,
+            fields: &[("status.phase", "status.phase", "")],
+            short_text: true,
+        },
         ..CORE
     },
     ServedKind {
@@ -128,7 +132,7 @@ pub(crate) static KINDS: [ServedKind; 15] = [
             r#""systemUUID":"","bootID":"","kernelVersion":"","osImage":"","containerRuntimeVersion":"","#,
             r#""kubeletVersion":"","kubeProxyVersion":"","operatingSystem":"","architecture":""}}"#
         ),
-        selectable: Selectable {
+        selectable: SelectableFields {
             namespace: false,
             fields: &[("spec.unschedulable", "spec.unschedulable", "false")],
             short_text: true,
@@ -140,7 +144,7 @@ pub(crate) static KINDS: [ServedKind; 15] = [
         singular: "secret",
         name: "Secret",
         layout: &["immutable", "data", "stringData", "type"],
-        selectable: Selectable { namespace: true, fields: &[("type", "type", "")], short_text: true },
+        selectable: SelectableFields { namespace: true, fields: &[("type", "type", "")], short_text: true },
         ..CORE
     },
     ServedKind {
@@ -150,7 +154,7 @@ pub(crate) static KINDS: [ServedKind; 15] = [
         short_names: &["svc"],
         categories: &["all"],
         zero: r#","spec":{},"status":{"loadBalancer":{}}"#,
-        selectable: Selectable {
+        selectable: SelectableFields {
             namespace: true,
             fields: &[("spec.clusterIP", "spec.clusterIP", ""), ("spec.type", "spec.type", "")],
             short_text: true,
@@ -183,7 +187,7 @@ pub(crate) static KINDS: [ServedKind; 15] = [
             r#","involvedObject":{},"source":{},"firstTimestamp":null,"lastTimestamp":null,"eventTime":null,"#,
             r#""reportingComponent":"","reportingInstance":"""#
         ),
-        selectable: Selectable { namespace: true, fields: EVENT_FIELDS, short_text: true },
+        selectable: SelectableFields { namespace: true, fields: EVENT_FIELDS, short_text: true },
         ..CORE
     },
     ServedKind {
@@ -209,7 +213,7 @@ pub(crate) static KINDS: [ServedKind; 15] = [
         categories: &["all"],
         custom: true,
         generation: true,
-        selectable: Selectable { namespace: true, fields: &[("spec.color", "spec.color", "")], short_text: true },
+        selectable: SelectableFields { namespace: true, fields: &[("spec.color", "spec.color", "")], short_text: true },
         ..CORE
     },
     ServedKind {

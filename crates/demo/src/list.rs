@@ -6,9 +6,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{Stream, stream};
 
-use super::form::Form;
 use super::kinds::ServedKind;
 use super::object::StoredObject;
+use super::response_form::Form;
 use super::selector::ObjectSelector;
 use super::status::DemoStatus;
 use super::store::{ObjectMap, ObjectStore};

@@ -35,12 +35,12 @@ const LISTEN_AGAIN: Duration = Duration::from_millis(2);
 /// A port that no other process can take, even while the upstream does not listen: a second socket is bound to it and
 /// never listens.
 #[derive(Debug)]
-pub(crate) struct Port {
+pub(crate) struct ReservedPort {
     pub(crate) address: SocketAddr,
     _held: TcpSocket,
 }
 
-impl Port {
+impl ReservedPort {
     pub(crate) fn hold(address: SocketAddr) -> io::Result<Self> {
         let held = socket(address)?;
         Ok(Self { address: held.local_addr()?, _held: held })
@@ -73,7 +73,7 @@ pub(crate) async fn follow_orders(shared: Arc<DemoState>) {
 }
 
 /// Accepts connections until the upstream stops. While it is down, the port refuses connections.
-pub(crate) async fn accept(port: Port, mut listener: TcpListener, shared: Arc<DemoState>) {
+pub(crate) async fn accept(port: ReservedPort, mut listener: TcpListener, shared: Arc<DemoState>) {
     let mut listening = shared.listening.subscribe();
     loop {
         loop {
@@ -160,8 +160,8 @@ where
     }
 }
 
-fn builder(shared: &DemoState) -> auto::Builder<Tracked> {
-    let mut builder = auto::Builder::new(Tracked(shared.tasks.clone()));
+fn builder(shared: &DemoState) -> auto::Builder<TrackedExecutor> {
+    let mut builder = auto::Builder::new(TrackedExecutor(shared.tasks.clone()));
     builder.http1().timer(TokioTimer::new());
     builder
         .http2()
@@ -174,9 +174,9 @@ fn builder(shared: &DemoState) -> auto::Builder<Tracked> {
 
 /// An executor for the tasks of HTTP/2 streams. It lets `stop` wait for them.
 #[derive(Clone)]
-struct Tracked(TaskTracker);
+struct TrackedExecutor(TaskTracker);
 
-impl<F> Executor<F> for Tracked
+impl<F> Executor<F> for TrackedExecutor
 where
     F: Future<Output: Send> + Send + 'static,
 {

@@ -10,12 +10,12 @@ use http_body::Frame;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full, StreamBody};
 
-use super::form::Form;
 use super::json;
 use super::kinds::ServedKind;
+use super::response_form::Form;
 use super::status::DemoStatus;
 use super::watch::BrokenWatch;
-use kubeapi::{Offers, Query, RequestInfoError, asks_for, negotiate, pretty};
+use kubeapi::{Query, RequestInfoError, SupportedTypes, asks_for, negotiate, pretty};
 
 pub(crate) type DemoBody = UnsyncBoxBody<Bytes, BrokenWatch>;
 pub(crate) type DemoReply = Response<DemoBody>;
@@ -36,17 +36,17 @@ const PRIORITY: [(HeaderName, HeaderValue); 2] = [
 
 /// The representation of a response: its encoding and indentation.
 #[derive(Clone, Debug)]
-pub(crate) struct Style {
+pub(crate) struct ResponseStyle {
     accept: Option<String>,
     pretty: bool,
     audit_id: HeaderValue,
 }
 
-impl Style {
+impl ResponseStyle {
     pub(crate) fn of(headers: &HeaderMap, query: &Query) -> Self {
         let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
         let accept = text(ACCEPT);
-        let pretty = pretty(query, text(USER_AGENT), accept, Offers::BUILTIN.in_json());
+        let pretty = pretty(query, text(USER_AGENT), accept, SupportedTypes::BUILTIN.in_json());
         let made = || HeaderValue::from_str(&super::uid()).ok();
         let audit_id = headers.get(AUDIT_ID).cloned().or_else(made);
         let audit_id = audit_id.unwrap_or_else(|| HeaderValue::from_static(""));
@@ -70,7 +70,7 @@ impl Style {
     pub(crate) fn status(&self, status: &DemoStatus) -> DemoReply {
         let compact = status.to_json();
         // Errors are not converted: a client that accepts nothing but conversions gets the indented form.
-        let is_taken = negotiate(self.accept.as_deref(), Offers::ERROR.in_json()).media().is_some();
+        let is_taken = negotiate(self.accept.as_deref(), SupportedTypes::ERROR.in_json()).media().is_some();
         let body = if self.pretty || !is_taken {
             json::pretty(compact.as_bytes())
         } else {

@@ -11,7 +11,7 @@ use super::status::DemoStatus;
 
 /// The upstream's responses to reviews.
 #[derive(Debug, Default)]
-pub struct ReviewAnswers {
+pub struct ReviewResponses {
     rules: Mutex<Rules>,
 }
 
@@ -45,7 +45,7 @@ const ACCESSES: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
 const ASKER: &str = "demo";
 const FORBIDDEN: u16 = 403;
 
-impl ReviewAnswers {
+impl ReviewResponses {
     /// Makes the token valid for the user.
     pub fn give(&self, token: &str, user: &str) {
         self.rules.lock().holders.insert(token.to_owned(), user_info(user));

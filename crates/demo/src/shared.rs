@@ -10,9 +10,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::counts::Counter;
-use super::reviews::ReviewAnswers;
+use super::fault_switches::FaultSwitches;
+use super::reviews::ReviewResponses;
 use super::store::ObjectStore;
-use super::switches::Switches;
 use base::now_ns;
 use tokio::sync::watch;
 
@@ -45,8 +45,8 @@ pub(crate) struct DemoState {
     /// The storage, which several servers may share.
     pub(crate) store: Arc<ObjectStore>,
     pub(crate) settings: Settings,
-    pub(crate) faults: Switches,
-    pub(crate) reviews: ReviewAnswers,
+    pub(crate) faults: FaultSwitches,
+    pub(crate) reviews: ReviewResponses,
     pub(crate) counts: Counter,
     pub(crate) tasks: TaskTracker,
     pub(crate) stopping: CancellationToken,
@@ -55,12 +55,12 @@ pub(crate) struct DemoState {
     pub(crate) bound: watch::Sender<bool>,
     /// The generation of connections. When it increases, all open connections reset themselves.
     pub(crate) connections: watch::Sender<u64>,
-    seen: Mutex<Seen>,
+    seen: Mutex<RequestLog>,
 }
 
 /// The most recent requests, and how many preceded them.
 #[derive(Debug, Default)]
-struct Seen {
+struct RequestLog {
     forgotten: usize,
     requests: VecDeque<ReceivedRequest>,
 }
@@ -70,8 +70,8 @@ impl DemoState {
         Self {
             store,
             settings,
-            faults: Switches::new(),
-            reviews: ReviewAnswers::default(),
+            faults: FaultSwitches::new(),
+            reviews: ReviewResponses::default(),
             counts: Counter::default(),
             tasks: TaskTracker::new(),
             stopping: CancellationToken::new(),

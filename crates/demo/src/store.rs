@@ -86,7 +86,7 @@ pub(crate) struct WriteResult {
 }
 
 #[derive(Debug)]
-pub(crate) struct Pulled {
+pub(crate) struct EventBatch {
     pub(crate) events: Vec<Arc<StoreEvent>>,
     /// The position to pull from next.
     pub(crate) next: u64,
@@ -173,12 +173,12 @@ impl ObjectStore {
     }
 
     /// Returns up to `max` events from a ring position on; `None` if the ring no longer holds that position.
-    pub(crate) fn pull(&self, kind: usize, from: u64, max: usize) -> Option<Pulled> {
+    pub(crate) fn pull(&self, kind: usize, from: u64, max: usize) -> Option<EventBatch> {
         let state = self.state.read();
         let table = &state.tables[kind];
         let skip = usize::try_from(from.checked_sub(table.first)?).ok()?;
         let events: Vec<_> = table.ring.iter().skip(skip).take(max).cloned().collect();
-        Some(Pulled { next: from + events.len() as u64, events, revision: state.revision })
+        Some(EventBatch { next: from + events.len() as u64, events, revision: state.revision })
     }
 
     /// Reads, decides and applies in one critical section. If `decide` returns `None`, nothing is written.

@@ -10,13 +10,13 @@ use parking_lot::Mutex;
 use tokio::io::DuplexStream;
 
 use super::changes::StoreChanges;
-use super::churn::{self, Churning, Population};
+use super::churn::{self, Population, RunningChurn};
 use super::counts::RequestCounts;
 use super::faults::Faults;
 use super::kinds::{PODS, known};
-use super::listener::{Port, accept, connect, follow_orders};
+use super::listener::{ReservedPort, accept, connect, follow_orders};
 use super::pods::{NODES, Pod};
-use super::reviews::ReviewAnswers;
+use super::reviews::ReviewResponses;
 use super::seed;
 use super::shared::{DemoState, ReceivedRequest, Settings};
 use super::store::{ObjectStore, WriteDecision};
@@ -136,7 +136,7 @@ impl Upstream {
     /// # Errors
     /// If the address cannot be bound.
     pub async fn try_run(self) -> io::Result<RunningUpstream> {
-        let port = Port::hold(self.address)?;
+        let port = ReservedPort::hold(self.address)?;
         let listener = port.listen()?;
         let running = self.seeded(port.address).await?;
         let shared = &running.shared;
@@ -202,7 +202,7 @@ impl RunningUpstream {
     /// If there is no free port.
     #[must_use]
     pub fn beside(&self) -> Self {
-        let listening = Port::hold(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).and_then(|port| {
+        let listening = ReservedPort::hold(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).and_then(|port| {
             let listener = port.listen()?;
             Ok((port, listener))
         });
@@ -263,7 +263,7 @@ impl RunningUpstream {
     }
 
     /// Returns the responses to reviews, which a test can set: which tokens are valid, and which users may do what.
-    pub fn reviews(&self) -> &ReviewAnswers {
+    pub fn reviews(&self) -> &ReviewResponses {
         &self.shared.reviews
     }
 
@@ -315,8 +315,8 @@ impl RunningUpstream {
     }
 
     /// Starts pod events in the demo's mix, at the configured [`rate`](Upstream::rate).
-    pub fn churning(&self) -> Churning {
-        Churning::start(&self.shared, &self.population, self.rate)
+    pub fn churning(&self) -> RunningChurn {
+        RunningChurn::start(&self.shared, &self.population, self.rate)
     }
 
     /// Creates `n` pod events in the demo's mix, as fast as possible.

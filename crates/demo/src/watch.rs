@@ -11,13 +11,13 @@ use tokio::sync::broadcast;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::counts::OpenWatch;
-use super::form::Form;
+use super::fault_switches::{FaultAction, FaultCommand, Stall};
 use super::kinds::KINDS;
+use super::response_form::Form;
 use super::selector::ObjectSelector;
 use super::shared::DemoState;
 use super::status::DemoStatus;
 use super::store::{ObjectMap, StoreEvent, StoreEventType, frame};
-use super::switches::{Act, FaultOrder, Stall};
 use super::table::IncludeObject;
 
 use frames::seen_as;
@@ -88,7 +88,7 @@ pub(crate) struct Watch {
     next_bookmark: Instant,
     changed: watch::Receiver<u64>,
     hushed: watch::Receiver<bool>,
-    orders: broadcast::Receiver<FaultOrder>,
+    orders: broadcast::Receiver<FaultCommand>,
     _open: OpenWatch,
 }
 
@@ -319,34 +319,34 @@ impl Watch {
         }
     }
 
-    fn obey(&mut self, order: Option<FaultOrder>) -> Option<Bytes> {
+    fn obey(&mut self, order: Option<FaultCommand>) -> Option<Bytes> {
         let Some(order) = order.filter(|order| order.kind.is_none_or(|kind| kind == self.plan.kind)) else {
             return Some(Bytes::new());
         };
         Some(match order.act {
-            Act::Bookmark => self.bookmark(),
-            Act::BookmarkAtLast => match self.last_sent {
+            FaultAction::Bookmark => self.bookmark(),
+            FaultAction::BookmarkAtLast => match self.last_sent {
                 Some(revision) if self.plan.bookmarks => self.bookmark_line(revision, false),
                 _ => Bytes::new(),
             },
-            Act::End => return None,
-            Act::Reset => {
+            FaultAction::End => return None,
+            FaultAction::Reset => {
                 self.phase = Phase::Breaking;
                 Bytes::new()
             }
-            Act::BreakFrame { after_bytes } => {
+            FaultAction::BreakFrame { after_bytes } => {
                 self.phase = Phase::Breaking;
                 let whole = self.made_up_frame();
                 whole.slice(..after_bytes.min(whole.len() - 1))
             }
-            Act::TearFrame { after_bytes } => {
+            FaultAction::TearFrame { after_bytes } => {
                 self.phase = Phase::Over;
                 let whole = self.made_up_frame();
                 whole.slice(..after_bytes.min(whole.len() - 1))
             }
-            Act::Malformed => Bytes::from_static(b"{\"type\":\"ADDED\",\"object\":{\"kind\":\"Pod\",oops}\n"),
-            Act::Duplicate => self.last_frame.clone().unwrap_or_default(),
-            Act::Regress => {
+            FaultAction::Malformed => Bytes::from_static(b"{\"type\":\"ADDED\",\"object\":{\"kind\":\"Pod\",oops}\n"),
+            FaultAction::Duplicate => self.last_frame.clone().unwrap_or_default(),
+            FaultAction::Regress => {
                 self.any_object().map(|object| StoreEventType::Modified.frame(&object.restamped(1))).unwrap_or_default()
             }
         })

@@ -11,7 +11,7 @@ mod verify;
 pub(crate) use bench::BenchArguments;
 pub(crate) use credentials::CredentialArguments;
 pub(crate) use estimate::EstimateArguments;
-pub(crate) use fanout::{AdminArguments, FanoutVerb, OutputForm, ServerArguments, terminal_colours};
+pub(crate) use fanout::{AdminArguments, FanoutVerb, OutputFormat, ServerArguments, terminal_colours};
 pub(crate) use trial::TryArguments;
 pub(crate) use verify::{JudgeCommand, VerifyArguments};
 

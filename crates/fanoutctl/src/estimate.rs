@@ -17,7 +17,7 @@ use tally::LogTally;
 
 /// What the proxies would be.
 #[derive(Debug, Clone)]
-pub struct EstimateOrder {
+pub struct EstimateOptions {
     /// How many there would be: each has streams of its own.
     pub proxies: u64,
     /// Kinds that are not held unless named, such as Secrets.
@@ -62,7 +62,7 @@ const LINE_BYTES_MAX: u64 = 16 << 20;
 ///
 /// # Errors
 /// It cannot be read.
-pub fn estimate(mut log: impl BufRead, order: &EstimateOrder) -> std::io::Result<Estimate> {
+pub fn estimate(mut log: impl BufRead, order: &EstimateOptions) -> std::io::Result<Estimate> {
     let mut tally = LogTally::default();
     let mut line = Vec::new();
     loop {
@@ -97,7 +97,7 @@ mod tests {
     }
 
     fn read(lines: &[String]) -> Estimate {
-        let order = EstimateOrder { proxies: 2, sensitive: BTreeSet::new() };
+        let order = EstimateOptions { proxies: 2, sensitive: BTreeSet::new() };
         estimate(lines.join("\n").as_bytes(), &order).expect("bytes can be read")
     }
 
@@ -175,7 +175,7 @@ mod tests {
     fn sensitive_kind_counts_as_cached_only_if_listed() {
         let log = record(0, "ResponseComplete", "list", "/api/v1/secrets?resourceVersion=0", "a");
         let sensitive = ["secrets".to_owned()].into();
-        let found = estimate(log.as_bytes(), &EstimateOrder { proxies: 1, sensitive }).expect("bytes");
+        let found = estimate(log.as_bytes(), &EstimateOptions { proxies: 1, sensitive }).expect("bytes");
         assert_eq!((found.from_memory, read(&[log]).from_memory), (1, 0));
     }
 

@@ -16,20 +16,20 @@ mod table;
 mod tail;
 mod top;
 
-pub use admin::AskedProxy;
-pub use diff::{DiffOrder, diff};
-pub use explain::{ExplainOrder, explain};
-pub use forwards::{Forward, PodsOrder, forward};
-pub use server::ServerReach;
+pub use admin::ProxyTarget;
+pub use diff::{DiffOptions, diff};
+pub use explain::{ExplainOptions, explain};
+pub use forwards::{Forward, PodSelection, forward};
+pub use server::ServerOptions;
 pub use status::status;
-pub use tail::{TailOrder, tail};
-pub use top::{TopForm, TopOrder, top};
+pub use tail::{TailOptions, tail};
+pub use top::{TopOptions, TopOutput, top};
 
 use serde_json::Value;
 
 /// The result, as text and as JSON.
 #[derive(Debug, Clone)]
-pub struct Findings {
+pub struct InspectReport {
     pub text: String,
     pub json: Value,
     /// Whether all proxies are healthy, or both sides are equal.

@@ -2,29 +2,29 @@
 //! they receive, to find lost events.
 //!
 //! ```text
-//! Writers ─► control plane ─► proxy ─► InformerCrowd ─► Seen ◄── judged by ── WriteLedger ◄─ Writers
+//! Writers ─► control plane ─► proxy ─► InformerFleet ─► Seen ◄── judged by ── WriteLedger ◄─ Writers
 //! ```
 //!
 //! **Invariant:** lost events are found by resourceVersion and by the responses to the writers, never by what the proxy
 //! reports.
 
 mod control_plane;
-mod crowd;
+mod informer_fleet;
+mod informer_store;
 mod keys;
 mod ledger;
 mod process;
 mod proxy;
 mod script;
-mod seen;
 #[cfg(test)]
 mod tests;
 mod wait;
 mod writers;
 
-pub use control_plane::{ControlPlane, FoundTestbed, find_testbed};
-pub use crowd::{CrowdCounts, InformerCrowd};
+pub use control_plane::{ControlPlane, TestbedSource, find_testbed};
+pub use informer_fleet::{InformerFleet, InformerFleetCounts};
 pub use keys::PressedKeys;
-pub use proxy::{ProxyOrder, ProxyProcess};
+pub use proxy::{ProxyOptions, ProxyProcess};
 pub use script::{Script, TrialAction};
 pub use wait::until;
 pub use writers::{PODS_PATH, Writers};

@@ -2,7 +2,7 @@ use std::collections::VecDeque;
 
 use tokio::time::{Duration, Instant};
 
-use super::fault::{Fault, Reason};
+use super::error::{ErrorCode, Http2Error};
 
 /// The budget for frames without use: pings, settings, priorities, empty frames, window updates that no data accounts
 /// for, data of closed streams, and requests that the client cancels before the response.
@@ -43,7 +43,7 @@ impl AbuseBudget {
     }
 
     /// Charges a `WINDOW_UPDATE` frame, unless data was sent that accounts for it.
-    pub(super) fn spend_on_window(&mut self) -> Result<(), Fault> {
+    pub(super) fn spend_on_window(&mut self) -> Result<(), Http2Error> {
         match self.window_updates.checked_sub(1) {
             Some(left) => {
                 self.window_updates = left;
@@ -53,7 +53,7 @@ impl AbuseBudget {
         }
     }
 
-    pub(super) fn spend(&mut self) -> Result<(), Fault> {
+    pub(super) fn spend(&mut self) -> Result<(), Http2Error> {
         self.spent += 1;
         if self.spent <= AT_ONCE_MAX {
             return Ok(());
@@ -64,7 +64,7 @@ impl AbuseBudget {
         let forgotten = passed.saturating_mul(FORGOTTEN_PER_SECOND) / 1_000;
         if forgotten == 0 {
             self.spent = AT_ONCE_MAX;
-            return Err(Fault::Connection(Reason::EnhanceYourCalm, "too many frames without effect"));
+            return Err(Http2Error::Connection(ErrorCode::EnhanceYourCalm, "too many frames without effect"));
         }
         self.spent = self.spent.saturating_sub(u32::try_from(forgotten).unwrap_or(u32::MAX));
         self.since = now;

@@ -12,12 +12,12 @@ use tokio::task::coop::unconstrained;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::abuse_budget::{AbuseBudget, Heartbeat, HeartbeatStep, RecentResets};
+use super::error::{ConnectionError, ErrorCode, Http2Error};
 use super::exchange::{Exchange, Phase, Streams};
-use super::fault::{ConnectionError, Fault, Reason};
 use super::frame::HIGHEST;
 use super::head_budget::ConnectionHeads;
 use super::hpack::Decoder;
-use super::input::{FrameReceiver, Heard, Input};
+use super::input::{FrameReceiver, Input, ReceivedFrame};
 use super::output::Output;
 use super::service::Service;
 use super::wake_set::{WakePart, WakeSet};
@@ -31,7 +31,7 @@ use super::windows::{ReceiveWindow, SendLimits};
 /// The fields that an event needs come first and stay together. With a thousand connections, each one's memory is cold
 /// when its turn comes, and every cache line costs a wait. This order also drops the streams before the socket.
 #[repr(C)]
-pub struct ServerConnection<I, S: Service> {
+pub struct Http2Connection<I, S: Service> {
     pub(super) wake_set: Arc<WakeSet>,
     pub(super) streams: Streams<S::Answer, S::Body>,
     pub(super) output: Output,
@@ -44,7 +44,7 @@ pub struct ServerConnection<I, S: Service> {
     /// The streams that wait again after they have sent something in this turn. They queue after the others.
     pub(super) waiting_again: Vec<usize>,
     /// Set once nothing more is read and no stream is left, with the reason.
-    over: Option<Over>,
+    over: Option<ConnectionEnd>,
     pub(super) goaway: GoAwayState,
     /// Whether the client has sent GOAWAY.
     pub(super) is_client_leaving: bool,
@@ -78,11 +78,11 @@ pub struct ServerConnection<I, S: Service> {
 }
 
 /// The result of a connection.
-type Ended = Result<(), ConnectionError>;
+type ConnectionResult = Result<(), ConnectionError>;
 
 #[derive(Debug)]
-struct Over {
-    how: Ended,
+struct ConnectionEnd {
+    how: ConnectionResult,
     /// Whether everything is sent, and the connection only waits for the client to close.
     is_lingering: bool,
 }
@@ -105,9 +105,9 @@ pub struct Limits {
 /// the last stream that was processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum GoAwayState {
-    Unsaid,
+    NotSent,
     Announced,
-    Said,
+    Sent,
 }
 
 /// The payload of the ping after the first GOAWAY.
@@ -118,7 +118,7 @@ pub(super) const GOODBYE: [u8; 8] = *b"farewell";
 pub(super) const HEADER_BLOCKS: usize = 2;
 
 /// The end of a connection whose unfinished header block has no room beside those of others.
-const UNFINISHED: Fault = Fault::Connection(Reason::EnhanceYourCalm, "too many incomplete header blocks");
+const UNFINISHED: Http2Error = Http2Error::Connection(ErrorCode::EnhanceYourCalm, "too many incomplete header blocks");
 
 /// The most turns of streams and connection before other tasks run.
 const TURNS_MAX: usize = 16;
@@ -151,7 +151,7 @@ thread_local! {
     static WOKEN: Cell<Vec<usize>> = const { Cell::new(Vec::new()) };
 }
 
-impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
+impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
     /// Creates a connection after the preface has been read.
     pub fn new(io: I, limits: Limits, heads: Arc<ConnectionHeads>, service: S) -> Self {
         let wake_set = WakeSet::shared();
@@ -180,7 +180,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
             heads,
             waiting_heads: 0,
             begun: 0,
-            goaway: GoAwayState::Unsaid,
+            goaway: GoAwayState::NotSent,
             is_client_leaving: false,
             reads_paused: false,
             clock: Box::pin(sleep_until(heartbeat.next())),
@@ -211,9 +211,9 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
     /// Asks the client to send no more requests. Running requests continue, and so do those that the client sent before
     /// it learned this.
     pub fn begin_goaway(&mut self) {
-        if self.goaway == GoAwayState::Unsaid {
+        if self.goaway == GoAwayState::NotSent {
             self.goaway = GoAwayState::Announced;
-            self.output.put_goaway(HIGHEST, Reason::No);
+            self.output.put_goaway(HIGHEST, ErrorCode::No);
             self.output.put_ping(GOODBYE);
             // It may wait for its turn.
             self.output.give_spare();
@@ -226,7 +226,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
         &self.wake_set
     }
 
-    fn poll_turns(&mut self) -> Poll<Ended> {
+    fn poll_turns(&mut self) -> Poll<ConnectionResult> {
         self.allowance = SENT_BYTES_MAX;
         for _ in 0..TURNS_MAX {
             self.take_turn();
@@ -274,7 +274,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
     }
 
     /// Writes the output. If the client does not read, the rest is written when it does.
-    fn poll_out(&mut self) -> Poll<Ended> {
+    fn poll_out(&mut self) -> Poll<ConnectionResult> {
         let flushed = self.output.poll_flush(&mut self.io, &mut Context::from_waker(&self.writer))?;
         if !self.output.is_full() {
             self.wake_waiting();
@@ -284,7 +284,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
             self.wake_set.put(WakePart::Reader);
             self.wake_set.put(WakePart::Codec);
         }
-        let has_left = self.goaway == GoAwayState::Said || self.is_client_leaving;
+        let has_left = self.goaway == GoAwayState::Sent || self.is_client_leaving;
         if self.over.is_none() && has_left && self.streams.is_empty() {
             self.end(Ok(()));
         }
@@ -336,7 +336,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
         for key in take(&mut self.waiting) {
             match self.streams.get_mut(key) {
                 // A head needs no window.
-                Some(stream) if is_open || matches!(stream.phase, Phase::Answered { .. }) => {
+                Some(stream) if is_open || matches!(stream.phase, Phase::HeadReady { .. }) => {
                     stream.is_waiting = false;
                     stream.wake();
                 }
@@ -398,7 +398,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
             Ok(()) if !self.heads.hold_unfinished(self.input.unfinished_bytes()) => Err(UNFINISHED),
             heard => heard,
         };
-        if let Err(Fault::Connection(reason, what)) = heard {
+        if let Err(Http2Error::Connection(reason, what)) = heard {
             self.output.put_goaway(self.last_stream, reason);
             self.end(Err(ConnectionError::Rule(what)));
         } else if let Some(since) = self.input.unfinished_since() {
@@ -407,8 +407,8 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
     }
 
     /// Ends the connection once its output is written.
-    fn end(&mut self, how: Ended) {
-        self.over = Some(Over { how, is_lingering: false });
+    fn end(&mut self, how: ConnectionResult) {
+        self.over = Some(ConnectionEnd { how, is_lingering: false });
         self.input = Input::default();
         self.streams.keys().into_iter().for_each(|key| self.remove(key));
     }
@@ -426,7 +426,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
             if let Some(since) = self.input.unfinished_since() {
                 let until = since + self.limits.header_max;
                 if until <= now {
-                    self.output.put_goaway(self.last_stream, Reason::EnhanceYourCalm);
+                    self.output.put_goaway(self.last_stream, ErrorCode::EnhanceYourCalm);
                     return self.end(Err(ConnectionError::Rule("header block not completed in time")));
                 }
                 next = next.min(until);
@@ -451,16 +451,16 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
     }
 }
 
-impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> FrameReceiver for ServerConnection<I, S> {
+impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> FrameReceiver for Http2Connection<I, S> {
     fn may_begin(&self, stream: u32) -> bool {
         (stream <= self.highest_stream || self.takes_requests())
             && self.begun < BEGUN_MAX
             && !self.wake_set.is_turn_over()
     }
 
-    fn receive(&mut self, heard: Result<Heard<'_>, Fault>) -> Result<(), Fault> {
+    fn receive(&mut self, heard: Result<ReceivedFrame<'_>, Http2Error>) -> Result<(), Http2Error> {
         match heard.and_then(|heard| self.receive_frame(heard)) {
-            Err(Fault::Stream(stream, reason)) => self.reset_for(stream, reason),
+            Err(Http2Error::Stream(stream, reason)) => self.reset_for(stream, reason),
             received => received,
         }
     }

@@ -7,10 +7,10 @@ use slab::Slab;
 use tokio::time::Instant;
 
 use super::head_budget::HeadCharge;
-use super::received_body::Inbox;
+use super::received_body::BodyBuffer;
 use super::wake_set::StreamWaker;
 use super::windows::grow;
-use base::Cut;
+use base::AbortSignal;
 
 /// A request and its response. `F` is the future that creates the response, and `B` the response body.
 pub(super) struct Exchange<F, B> {
@@ -26,7 +26,7 @@ pub(super) struct Exchange<F, B> {
     pub(super) upload: Option<Box<Upload>>,
     /// The waker that the stream is polled with.
     pub(super) waker: Arc<StreamWaker>,
-    pub(super) cut: Cut,
+    pub(super) cut: AbortSignal,
     /// The deadline of the stream, if its time is limited.
     pub(super) until: Option<Instant>,
     /// How often it was polled, up to [`LASTING_POLLS`].
@@ -36,19 +36,19 @@ pub(super) struct Exchange<F, B> {
 }
 
 pub(super) enum Phase<F, B> {
-    Asked {
+    Handling {
         answering: F,
         /// The request's head is charged until there is an answer.
         head: HeadCharge,
     },
     /// The head of the answer waits for room in the output.
-    Answered {
+    HeadReady {
         answer: Box<Response<B>>,
         _head: HeadCharge,
     },
     /// Between two others.
-    Changing,
-    Answering(B),
+    Transition,
+    SendingBody(B),
 }
 
 /// The number of polls after which a stream counts as lasting. Other streams may end with the next write, so a write
@@ -57,7 +57,7 @@ const LASTING_POLLS: u8 = 8;
 
 /// An incoming request body.
 pub(super) struct Upload {
-    pub(super) inbox: Arc<Inbox>,
+    pub(super) inbox: Arc<BodyBuffer>,
     /// The bytes that the client may still send.
     pub(super) window: usize,
     /// The bytes that were taken and not yet returned to the client's window.

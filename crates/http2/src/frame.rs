@@ -1,6 +1,6 @@
 //! Encoding of frame headers, and parsing of the client's frames (RFC 9113 §4, RFC 9113 §6).
 
-use super::fault::{Fault, Reason};
+use super::error::{ErrorCode, Http2Error};
 
 pub(super) const HEAD_BYTES: usize = 9;
 /// The largest payload that a client may send: the minimum that every server must accept, which is also announced.
@@ -133,7 +133,7 @@ impl<'a> Frame<'a> {
     ///
     /// # Errors
     /// The frame is invalid regardless of the frames before it.
-    pub(super) fn read(head: FrameHead, payload: &'a [u8]) -> Result<Self, Fault> {
+    pub(super) fn read(head: FrameHead, payload: &'a [u8]) -> Result<Self, Http2Error> {
         let FrameHead { kind, stream, .. } = head;
         let of_connection = match kind {
             FrameKind::Settings | FrameKind::Ping | FrameKind::GoAway => stream != 0,
@@ -141,7 +141,7 @@ impl<'a> Frame<'a> {
             _ => stream == 0,
         };
         if of_connection {
-            return Err(Fault::protocol("frame with an invalid stream identifier"));
+            return Err(Http2Error::protocol("frame with an invalid stream identifier"));
         }
         Ok(match kind {
             FrameKind::Data => {
@@ -156,7 +156,7 @@ impl<'a> Frame<'a> {
             FrameKind::Continuation => Self::Continuation { stream, block: payload, is_whole: head.has(END_HEADERS) },
             FrameKind::Priority => match payload.first_chunk() {
                 Some(dependency) if payload.len() == 5 => independent(stream, *dependency).map(|()| Self::Priority)?,
-                _ => return Err(Fault::Stream(stream, Reason::FrameSize)),
+                _ => return Err(Http2Error::Stream(stream, ErrorCode::FrameSize)),
             },
             FrameKind::Reset => number(payload).map(|_| Self::Reset { stream })?,
             FrameKind::Settings if head.has(ACK) && payload.is_empty() => Self::SettingsAck,
@@ -169,43 +169,45 @@ impl<'a> Frame<'a> {
             FrameKind::GoAway if payload.len() < 8 => return Err(wrong_size()),
             FrameKind::GoAway => Self::GoAway,
             FrameKind::WindowUpdate => match number(payload)? & HIGHEST {
-                0 if stream == 0 => return Err(Fault::protocol("WINDOW_UPDATE with an increment of 0")),
-                0 => return Err(Fault::Stream(stream, Reason::Protocol)),
+                0 if stream == 0 => return Err(Http2Error::protocol("WINDOW_UPDATE with an increment of 0")),
+                0 => return Err(Http2Error::Stream(stream, ErrorCode::Protocol)),
                 increment => Self::WindowUpdate { stream, increment },
             },
-            FrameKind::PushPromise => return Err(Fault::protocol("PUSH_PROMISE from a client")),
+            FrameKind::PushPromise => return Err(Http2Error::protocol("PUSH_PROMISE from a client")),
             FrameKind::Unknown => Self::Unknown,
         })
     }
 }
 
 /// Parses the settings in a frame, and skips those that do not concern the server (RFC 9113 §6.5.2).
-pub(super) fn settings(payload: &[u8]) -> impl Iterator<Item = Result<Setting, Fault>> {
+pub(super) fn settings(payload: &[u8]) -> impl Iterator<Item = Result<Setting, Http2Error>> {
     payload.chunks_exact(6).filter_map(|setting| {
         let (name, value) = setting.split_first_chunk()?;
         let value = u32::from_be_bytes(value.try_into().ok()?);
         Some(match (u16::from_be_bytes(*name), value) {
             (0x1, _) => Ok(Setting::HeaderTable),
-            (0x2, 2..) => Err(Fault::protocol("SETTINGS_ENABLE_PUSH is not 0 or 1")),
+            (0x2, 2..) => Err(Http2Error::protocol("SETTINGS_ENABLE_PUSH is not 0 or 1")),
             (0x4, ..=HIGHEST) => Ok(Setting::InitialWindow(value)),
-            (0x4, _) => Err(Fault::Connection(Reason::FlowControl, "SETTINGS_INITIAL_WINDOW_SIZE above 2^31-1")),
+            (0x4, _) => {
+                Err(Http2Error::Connection(ErrorCode::FlowControl, "SETTINGS_INITIAL_WINDOW_SIZE above 2^31-1"))
+            }
             (0x5, 0x4000..=0xff_ffff) => Ok(Setting::FrameBytesMax(value)),
-            (0x5, _) => Err(Fault::protocol("SETTINGS_MAX_FRAME_SIZE out of range")),
+            (0x5, _) => Err(Http2Error::protocol("SETTINGS_MAX_FRAME_SIZE out of range")),
             _ => return None,
         })
     })
 }
 
-fn without_padding(head: FrameHead, payload: &[u8]) -> Result<&[u8], Fault> {
+fn without_padding(head: FrameHead, payload: &[u8]) -> Result<&[u8], Http2Error> {
     if !head.has(PADDED) {
         return Ok(payload);
     }
     let Some((padding, rest)) = payload.split_first() else { return Err(wrong_size()) };
     let kept = rest.len().checked_sub(usize::from(*padding));
-    kept.map(|kept| &rest[..kept]).ok_or(Fault::protocol("padding exceeds the frame"))
+    kept.map(|kept| &rest[..kept]).ok_or(Http2Error::protocol("padding exceeds the frame"))
 }
 
-fn without_priority(head: FrameHead, payload: &[u8]) -> Result<&[u8], Fault> {
+fn without_priority(head: FrameHead, payload: &[u8]) -> Result<&[u8], Http2Error> {
     if !head.has(PRIORITY) {
         return Ok(payload);
     }
@@ -215,19 +217,19 @@ fn without_priority(head: FrameHead, payload: &[u8]) -> Result<&[u8], Fault> {
 }
 
 /// Refuses a stream that depends on itself (RFC 7540 §5.3.1).
-fn independent(stream: u32, dependency: [u8; 4]) -> Result<(), Fault> {
+fn independent(stream: u32, dependency: [u8; 4]) -> Result<(), Http2Error> {
     if u32::from_be_bytes(dependency) & HIGHEST == stream {
-        return Err(Fault::protocol("stream depends on itself"));
+        return Err(Http2Error::protocol("stream depends on itself"));
     }
     Ok(())
 }
 
-fn number(payload: &[u8]) -> Result<u32, Fault> {
+fn number(payload: &[u8]) -> Result<u32, Http2Error> {
     payload.try_into().map(u32::from_be_bytes).map_err(|_| wrong_size())
 }
 
-fn wrong_size() -> Fault {
-    Fault::Connection(Reason::FrameSize, "invalid frame size")
+fn wrong_size() -> Http2Error {
+    Http2Error::Connection(ErrorCode::FrameSize, "invalid frame size")
 }
 
 #[cfg(test)]
@@ -235,7 +237,7 @@ mod tests {
     use super::*;
 
     /// The result, or the stream reset (0 for the connection) and the reason.
-    type Outcome = Result<(), (u32, Reason)>;
+    type Outcome = Result<(), (u32, ErrorCode)>;
 
     fn head(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> FrameHead {
         FrameHead::new(FrameKind::of(kind), flags, stream, payload.len())
@@ -261,7 +263,7 @@ mod tests {
 
     #[test]
     fn invalid_frame_is_stream_or_connection_error() {
-        use Reason::{FrameSize, Protocol};
+        use ErrorCode::{FrameSize, Protocol};
         let connection = |reason| Err((0, reason));
         let rows: &[(u8, u8, u32, &[u8], Outcome)] = &[
             (0, 0, 1, b"data", Ok(())),
@@ -301,8 +303,8 @@ mod tests {
         for (kind, flags, stream, payload, expected) in rows {
             let read = Frame::read(head(*kind, *flags, *stream, payload), payload);
             let told = read.map(|_| ()).map_err(|fault| match fault {
-                Fault::Connection(reason, _) => (0, reason),
-                Fault::Stream(stream, reason) => (stream, reason),
+                Http2Error::Connection(reason, _) => (0, reason),
+                Http2Error::Stream(stream, reason) => (stream, reason),
             });
             assert_eq!(told, *expected, "{kind} {flags:#x} {stream} {payload:?}");
         }

@@ -30,13 +30,13 @@ pub(super) struct Decoder {
 #[derive(Debug)]
 struct Entry {
     name: Box<[u8]>,
-    value: KeptValue,
+    value: TableValue,
 }
 
 /// The value of a field in the table. It is validated once, when the client sends it, because a later request refers to
 /// it by a single byte.
 #[derive(Debug)]
-pub(super) enum KeptValue {
+pub(super) enum TableValue {
     Header(HeaderValue),
     /// Not valid as a header value.
     Invalid(Bytes),
@@ -47,13 +47,13 @@ pub(super) enum KeptValue {
 pub(super) enum FieldValue<'a> {
     /// A value in the connection's table. All requests that refer to it share its bytes, because a client sends one
     /// byte to refer to 4 KiB.
-    Shared(&'a KeptValue),
+    Shared(&'a TableValue),
     Own(&'a [u8]),
 }
 
 /// Why a block was not read to its end. No later block can be read either.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum UnreadBlock {
+pub(super) enum BlockError {
     Unreadable,
     /// The fields exceed the limit. One byte can refer to 4 KiB in the table.
     TooLarge,
@@ -78,10 +78,10 @@ impl Decoder {
         block: &[u8],
         bytes_max: usize,
         mut field: impl FnMut(&[u8], FieldValue<'_>),
-    ) -> Result<(), UnreadBlock> {
+    ) -> Result<(), BlockError> {
         let mut left = bytes_max;
         let mut field = |name: &[u8], value: FieldValue<'_>| {
-            left = left.checked_sub(name.len() + value.bytes().len() + FIELD_BYTES).ok_or(UnreadBlock::TooLarge)?;
+            left = left.checked_sub(name.len() + value.bytes().len() + FIELD_BYTES).ok_or(BlockError::TooLarge)?;
             field(name, value);
             Ok(())
         };
@@ -92,18 +92,18 @@ impl Decoder {
             if first & 0xe0 == 0x20 && !has_begun {
                 let chosen = rest.number(5)?;
                 if chosen > TABLE_BYTES_MAX {
-                    return Err(UnreadBlock::Unreadable);
+                    return Err(BlockError::Unreadable);
                 }
                 self.chosen_bytes_max = chosen;
                 self.make_room(0);
                 continue;
             }
             if first & 0xe0 == 0x20 {
-                return Err(UnreadBlock::Unreadable);
+                return Err(BlockError::Unreadable);
             }
             has_begun = true;
             if first & 0x80 != 0 {
-                let (name, value) = self.at(rest.number(7)?).ok_or(UnreadBlock::Unreadable)?;
+                let (name, value) = self.at(rest.number(7)?).ok_or(BlockError::Unreadable)?;
                 field(name, value)?;
                 continue;
             }
@@ -111,12 +111,12 @@ impl Decoder {
             name.clear();
             match rest.number(if is_kept { 6 } else { 4 })? {
                 0 => rest.string(&mut name)?,
-                at => name.extend_from_slice(self.at(at).ok_or(UnreadBlock::Unreadable)?.0),
+                at => name.extend_from_slice(self.at(at).ok_or(BlockError::Unreadable)?.0),
             }
             value.clear();
             rest.string(&mut value)?;
             if is_kept {
-                let value = KeptValue::new(&value);
+                let value = TableValue::new(&value);
                 field(&name, FieldValue::Shared(&value))?;
                 self.keep(&name, value);
             } else {
@@ -135,7 +135,7 @@ impl Decoder {
         Some((name, FieldValue::Shared(value)))
     }
 
-    fn keep(&mut self, name: &[u8], value: KeptValue) {
+    fn keep(&mut self, name: &[u8], value: TableValue) {
         let bytes = name.len() + value.bytes().len() + FIELD_BYTES;
         self.make_room(bytes);
         // A field that is larger than the table empties it (RFC 7541 §4.4).
@@ -156,7 +156,7 @@ impl Decoder {
     }
 }
 
-impl KeptValue {
+impl TableValue {
     fn new(value: &[u8]) -> Self {
         let bytes = Bytes::copy_from_slice(value);
         HeaderValue::from_maybe_shared(bytes.clone()).map_or(Self::Invalid(bytes), Self::Header)
@@ -181,8 +181,8 @@ impl FieldValue<'_> {
     /// The value as a header value, if it is valid. A shared one is neither copied nor validated again.
     pub(super) fn to_header(self) -> Option<HeaderValue> {
         match self {
-            Self::Shared(KeptValue::Header(value)) => Some(value.clone()),
-            Self::Shared(KeptValue::Invalid(_)) => None,
+            Self::Shared(TableValue::Header(value)) => Some(value.clone()),
+            Self::Shared(TableValue::Invalid(_)) => None,
             Self::Own(value) => HeaderValue::from_bytes(value).ok(),
         }
     }
@@ -190,7 +190,7 @@ impl FieldValue<'_> {
 
 impl Reader<'_> {
     /// Reads a number whose prefix is the last `bits` of a byte (RFC 7541 §5.1).
-    fn number(&mut self, bits: u32) -> Result<usize, UnreadBlock> {
+    fn number(&mut self, bits: u32) -> Result<usize, BlockError> {
         let prefix = (1_usize << bits) - 1;
         let mut number = usize::from(self.byte()?) & prefix;
         if number < prefix {
@@ -204,23 +204,23 @@ impl Reader<'_> {
                 return Ok(number);
             }
         }
-        Err(UnreadBlock::Unreadable)
+        Err(BlockError::Unreadable)
     }
 
-    fn string(&mut self, into: &mut Vec<u8>) -> Result<(), UnreadBlock> {
+    fn string(&mut self, into: &mut Vec<u8>) -> Result<(), BlockError> {
         let is_coded = self.0.first().is_some_and(|first| first & 0x80 != 0);
         let length = self.number(7)?;
-        let (string, rest) = self.0.split_at_checked(length).ok_or(UnreadBlock::Unreadable)?;
+        let (string, rest) = self.0.split_at_checked(length).ok_or(BlockError::Unreadable)?;
         self.0 = rest;
         if is_coded {
-            return huffman::decode(string, into).ok_or(UnreadBlock::Unreadable);
+            return huffman::decode(string, into).ok_or(BlockError::Unreadable);
         }
         into.extend_from_slice(string);
         Ok(())
     }
 
-    fn byte(&mut self) -> Result<u8, UnreadBlock> {
-        let (byte, rest) = self.0.split_first().ok_or(UnreadBlock::Unreadable)?;
+    fn byte(&mut self) -> Result<u8, BlockError> {
+        let (byte, rest) = self.0.split_first().ok_or(BlockError::Unreadable)?;
         self.0 = rest;
         Ok(*byte)
     }
@@ -307,7 +307,7 @@ fn low(number: usize) -> u8 {
 mod tests {
     use super::*;
 
-    fn read(decoder: &mut Decoder, block: &[u8]) -> Result<Vec<String>, UnreadBlock> {
+    fn read(decoder: &mut Decoder, block: &[u8]) -> Result<Vec<String>, BlockError> {
         let mut fields = Vec::new();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         decoder.read(block, 8_000, |name, value| fields.push(format!("{}: {}", text(name), text(value.bytes()))))?;
@@ -389,7 +389,7 @@ mod tests {
             ("82 20", "a table that changes behind a field"),
             ("00 81 00 00", "a name that is no code"),
         ] {
-            assert_eq!(read(&mut Decoder::new(), &bytes(block)), Err(UnreadBlock::Unreadable), "{what}");
+            assert_eq!(read(&mut Decoder::new(), &bytes(block)), Err(BlockError::Unreadable), "{what}");
         }
     }
 
@@ -401,7 +401,7 @@ mod tests {
         put_string(&mut block, &[b'x'; 4_000]);
         block.push(0);
         assert_eq!(read(&mut decoder, &block).expect("once").len(), 1);
-        assert_eq!(read(&mut decoder, &[0x7e, 0, 0x7e, 0]), Err(UnreadBlock::TooLarge));
+        assert_eq!(read(&mut decoder, &[0x7e, 0, 0x7e, 0]), Err(BlockError::TooLarge));
     }
 
     #[test]

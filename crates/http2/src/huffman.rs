@@ -21,7 +21,7 @@ const BITS_MAX: usize = 30;
 /// The longest codes in the lookup table.
 const SHORT_BITS: usize = 8;
 
-struct Code {
+struct HuffmanTable {
     /// The first code of each length, aligned to the top of 32 bits. Each code is below the first one of the next
     /// length.
     first: [u32; BITS_MAX + 2],
@@ -33,9 +33,9 @@ struct Code {
     short: [(u8, u8); 1 << SHORT_BITS],
 }
 
-static CODE: Code = Code::new();
+static CODE: HuffmanTable = HuffmanTable::new();
 
-impl Code {
+impl HuffmanTable {
     #[expect(clippy::cast_possible_truncation, reason = "no code has more than 30 bits, and there are 257")]
     const fn new() -> Self {
         let mut code = Self {

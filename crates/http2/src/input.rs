@@ -2,7 +2,7 @@ use std::mem::take;
 
 use tokio::time::Instant;
 
-use super::fault::{Fault, Reason};
+use super::error::{ErrorCode, Http2Error};
 use super::frame::{Frame, FrameHead, FrameKind, HEAD_BYTES, PAYLOAD_BYTES_MAX};
 
 /// The client's bytes that do not make a complete frame or header block yet.
@@ -24,12 +24,12 @@ pub(super) trait FrameReceiver {
     fn may_begin(&self, stream: u32) -> bool;
 
     /// Receives the next frame. The receiver handles stream errors itself, and later frames still arrive.
-    fn receive(&mut self, heard: Result<Heard<'_>, Fault>) -> Result<(), Fault>;
+    fn receive(&mut self, heard: Result<ReceivedFrame<'_>, Http2Error>) -> Result<(), Http2Error>;
 }
 
 /// A frame, or a complete header block.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Heard<'a> {
+pub(super) enum ReceivedFrame<'a> {
     /// The header block of a request or of its trailers.
     Fields {
         stream: u32,
@@ -72,7 +72,7 @@ impl Input {
     }
 
     /// Takes received bytes, and passes complete frames and header blocks to the receiver.
-    pub(super) fn hear(&mut self, bytes: &[u8], receiver: &mut impl FrameReceiver) -> Result<(), Fault> {
+    pub(super) fn hear(&mut self, bytes: &[u8], receiver: &mut impl FrameReceiver) -> Result<(), Http2Error> {
         self.waits = false;
         let mut joined = take(&mut self.partial);
         let all = if joined.is_empty() {
@@ -84,7 +84,7 @@ impl Input {
         let mut rest = all;
         while let Some(head) = FrameHead::read(rest) {
             if head.length > PAYLOAD_BYTES_MAX {
-                return Err(Fault::Connection(Reason::FrameSize, "frame too large"));
+                return Err(Http2Error::Connection(ErrorCode::FrameSize, "frame too large"));
             }
             let Some((frame, more)) = rest.split_at_checked(HEAD_BYTES + head.length) else { break };
             if head.kind == FrameKind::Headers && self.block.is_none() && !receiver.may_begin(head.stream) {
@@ -118,27 +118,35 @@ impl Input {
         }
     }
 
-    fn hear_frame(&mut self, frame: Result<Frame<'_>, Fault>, receiver: &mut impl FrameReceiver) -> Result<(), Fault> {
+    fn hear_frame(
+        &mut self,
+        frame: Result<Frame<'_>, Http2Error>,
+        receiver: &mut impl FrameReceiver,
+    ) -> Result<(), Http2Error> {
         match (self.block.take(), frame) {
             (Some(mut block), Ok(Frame::Continuation { stream, block: more, is_whole })) if stream == block.stream => {
                 block.bytes.extend_from_slice(more);
                 block.frames += 1;
                 if is_whole {
                     self.unfinished_since = None;
-                    return receiver.receive(Ok(Heard::Fields { stream, block: &block.bytes, ends: block.ends }));
+                    return receiver.receive(Ok(ReceivedFrame::Fields {
+                        stream,
+                        block: &block.bytes,
+                        ends: block.ends,
+                    }));
                 }
                 self.keep(block)
             }
-            (Some(_), _) => Err(Fault::protocol("frame inside a header block")),
-            (None, Ok(Frame::Continuation { .. })) => Err(Fault::protocol("CONTINUATION without a header block")),
+            (Some(_), _) => Err(Http2Error::protocol("frame inside a header block")),
+            (None, Ok(Frame::Continuation { .. })) => Err(Http2Error::protocol("CONTINUATION without a header block")),
             (None, Ok(Frame::Headers { stream, block, ends, is_whole: true })) => {
                 self.unfinished_since = None;
-                receiver.receive(Ok(Heard::Fields { stream, block, ends }))
+                receiver.receive(Ok(ReceivedFrame::Fields { stream, block, ends }))
             }
             (None, Ok(Frame::Headers { stream, block, ends, is_whole: false })) => {
                 self.keep(Block { stream, bytes: block.to_vec(), ends, frames: 1 })
             }
-            (None, frame) => receiver.receive(frame.map(Heard::Other)),
+            (None, frame) => receiver.receive(frame.map(ReceivedFrame::Other)),
         }
     }
 
@@ -146,9 +154,9 @@ impl Input {
     ///
     /// # Errors
     /// The block is larger than its fields may be, or has too many frames.
-    fn keep(&mut self, block: Block) -> Result<(), Fault> {
+    fn keep(&mut self, block: Block) -> Result<(), Http2Error> {
         if block.bytes.len() > self.block_bytes_max || block.frames > BLOCK_FRAMES_MAX {
-            return Err(Fault::Connection(Reason::EnhanceYourCalm, "header block too large"));
+            return Err(Http2Error::Connection(ErrorCode::EnhanceYourCalm, "header block too large"));
         }
         self.block = Some(block);
         Ok(())
@@ -172,15 +180,15 @@ mod tests {
             self.1 > 0
         }
 
-        fn receive(&mut self, heard: Result<Heard<'_>, Fault>) -> Result<(), Fault> {
-            self.1 -= usize::from(matches!(heard, Ok(Heard::Fields { .. })));
+        fn receive(&mut self, heard: Result<ReceivedFrame<'_>, Http2Error>) -> Result<(), Http2Error> {
+            self.1 -= usize::from(matches!(heard, Ok(ReceivedFrame::Fields { .. })));
             self.0.push(format!("{:?}", heard?));
             Ok(())
         }
     }
 
     /// The frames received when the bytes arrive in pieces of that size.
-    fn heard(bytes: &[u8], piece: usize) -> Result<Vec<String>, Fault> {
+    fn heard(bytes: &[u8], piece: usize) -> Result<Vec<String>, Http2Error> {
         let (mut input, mut notes) = (Input::new(100), Notes(Vec::new(), usize::MAX));
         for piece in bytes.chunks(piece) {
             input.hear(piece, &mut notes)?;
@@ -223,8 +231,8 @@ mod tests {
         .concat();
         let whole = heard(&bytes, bytes.len()).expect("right");
         assert_eq!(whole.len(), 4);
-        assert_eq!(whole[1], format!("{:?}", Heard::Fields { stream: 1, block: b"abcd", ends: true }));
-        assert_eq!(whole[2], format!("{:?}", Heard::Fields { stream: 3, block: b"ef", ends: false }));
+        assert_eq!(whole[1], format!("{:?}", ReceivedFrame::Fields { stream: 1, block: b"abcd", ends: true }));
+        assert_eq!(whole[2], format!("{:?}", ReceivedFrame::Fields { stream: 3, block: b"ef", ends: false }));
         for piece in 1..bytes.len() {
             assert_eq!(heard(&bytes, piece).as_ref(), Ok(&whole), "{piece}");
         }
@@ -242,23 +250,26 @@ mod tests {
         for frame in wrong {
             assert!(matches!(
                 heard(&[&begun[..], &frame].concat(), 1_000),
-                Err(Fault::Connection(Reason::Protocol, _))
+                Err(Http2Error::Connection(ErrorCode::Protocol, _))
             ));
-            assert!(matches!(heard(&[&begun[..], &frame].concat(), 1), Err(Fault::Connection(Reason::Protocol, _))));
+            assert!(matches!(
+                heard(&[&begun[..], &frame].concat(), 1),
+                Err(Http2Error::Connection(ErrorCode::Protocol, _))
+            ));
         }
         let alone = frame(FrameKind::Continuation, END_HEADERS, 1, b"cd");
-        assert!(matches!(heard(&alone, 100), Err(Fault::Connection(Reason::Protocol, _))));
+        assert!(matches!(heard(&alone, 100), Err(Http2Error::Connection(ErrorCode::Protocol, _))));
         let crumbs = frame(FrameKind::Continuation, 0, 1, b"").repeat(BLOCK_FRAMES_MAX);
         let large = frame(FrameKind::Continuation, 0, 1, &[0; 99]);
         for more in [crumbs, large] {
             let told = heard(&[&begun[..], &more].concat(), 1_000);
-            assert!(matches!(told, Err(Fault::Connection(Reason::EnhanceYourCalm, _))));
+            assert!(matches!(told, Err(Http2Error::Connection(ErrorCode::EnhanceYourCalm, _))));
         }
     }
 
     #[test]
     fn oversized_frame_is_refused_from_its_head() {
         let head = FrameHead::new(FrameKind::Data, 0, 1, PAYLOAD_BYTES_MAX + 1).bytes();
-        assert!(matches!(heard(&head, 9), Err(Fault::Connection(Reason::FrameSize, _))));
+        assert!(matches!(heard(&head, 9), Err(Http2Error::Connection(ErrorCode::FrameSize, _))));
     }
 }

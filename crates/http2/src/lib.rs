@@ -6,9 +6,9 @@
 //!          frames   requests   answers    frames  one write a turn
 //! ```
 //!
-//! [`ServerConnection`] runs a connection and all its streams as one task, and passes its requests to a [`Service`]. It
+//! [`Http2Connection`] runs a connection and all its streams as one task, and passes its requests to a [`Service`]. It
 //! opens no sockets, spawns no tasks and knows no callers: the service reports whether the caller is known. The task
-//! that calls [`ServerConnection::poll`] may limit each poll to a slice of time ([`WakeSet::limit_turn`]).
+//! that calls [`Http2Connection::poll`] may limit each poll to a slice of time ([`WakeSet::limit_turn`]).
 //!
 //! # Threat model
 //!
@@ -42,8 +42,8 @@
 mod abuse_budget;
 mod answer;
 mod connection;
+mod error;
 mod exchange;
-mod fault;
 mod frame;
 mod head_budget;
 mod hpack;
@@ -62,13 +62,13 @@ mod tests;
 mod wake_set;
 mod windows;
 
-pub use connection::{Limits, ServerConnection};
-pub use fault::ConnectionError;
+pub use connection::{Limits, Http2Connection};
+pub use error::ConnectionError;
 pub use head_budget::{ConnectionHeads, HeadBudget, HeadCharge};
 pub use parkable_body::ParkableBody;
 pub use received_body::{IncompleteBody, ReceivedBody};
 pub use service::Service;
 pub use wake_set::{WakePart, WakeSet};
 
-/// The client connection preface (RFC 9113 §3.4). It must be read before a [`ServerConnection`] is created.
+/// The client connection preface (RFC 9113 §3.4). It must be read before a [`Http2Connection`] is created.
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";

@@ -6,7 +6,7 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::AsyncWrite;
 
-use super::fault::Reason;
+use super::error::ErrorCode;
 use super::frame::{ACK, END_HEADERS, END_STREAM, FrameHead, FrameKind, HEAD_BYTES, HIGHEST};
 
 /// The output of a connection. The frames of a turn are buffered and go out in a few large writes. Each write to a TLS
@@ -82,11 +82,11 @@ impl Output {
         self.put(kind, flags | END_HEADERS, stream, rest);
     }
 
-    pub(super) fn put_reset(&mut self, stream: u32, reason: Reason) {
+    pub(super) fn put_reset(&mut self, stream: u32, reason: ErrorCode) {
         self.put(FrameKind::Reset, 0, stream, &(reason as u32).to_be_bytes());
     }
 
-    pub(super) fn put_goaway(&mut self, last: u32, reason: Reason) {
+    pub(super) fn put_goaway(&mut self, last: u32, reason: ErrorCode) {
         let [last, reason] = [last, reason as u32].map(u32::to_be_bytes);
         self.put(FrameKind::GoAway, 0, 0, &[last, reason].concat());
     }
@@ -223,7 +223,7 @@ mod tests {
         let (mut near, mut far) = tokio::io::duplex(1 << 20);
         let mut output = Output::default();
         output.put_pong(*b"12345678");
-        output.put_reset(3, Reason::Refused);
+        output.put_reset(3, ErrorCode::Refused);
         assert_eq!(output.put_directly(&mut near, &mut cx(), (END_STREAM, 5, b"data")).expect("open"), 4);
         assert!(output.poll_flush(&mut near, &mut cx()).is_ready() && output.waiting() == 0);
         assert_eq!(output.held.capacity(), 0);

@@ -9,15 +9,15 @@ use http::{HeaderMap, Request};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::answer;
-use super::connection::{GOODBYE, GoAwayState, HEADER_BLOCKS, ServerConnection};
+use super::connection::{GOODBYE, GoAwayState, HEADER_BLOCKS, Http2Connection};
+use super::error::{ErrorCode, Http2Error};
 use super::exchange::{Exchange, Phase, Upload};
-use super::fault::{Fault, Reason};
 use super::frame::Frame;
 use super::head_budget::HeadCharge;
-use super::hpack::UnreadBlock;
-use super::input::Heard;
-use super::received_body::{Inbox, ReceivedBody, WrongLength};
-use super::request_head::{NoRequest, RequestHead};
+use super::hpack::BlockError;
+use super::input::ReceivedFrame;
+use super::received_body::{BodyBuffer, ReceivedBody, WrongLength};
+use super::request_head::{RequestHead, RequestHeadError};
 use super::service::Service;
 use super::wake_set::StreamWaker;
 use super::windows::{UPLOAD_BYTES_MAX, grow};
@@ -25,19 +25,19 @@ use super::windows::{UPLOAD_BYTES_MAX, grow};
 /// The status of the only response that the codec creates itself (RFC 6585 §5).
 const FIELDS_TOO_LARGE: u16 = 431;
 
-const TOO_LARGE: Fault = Fault::Connection(Reason::FlowControl, "flow-control window overflow");
+const TOO_LARGE: Http2Error = Http2Error::Connection(ErrorCode::FlowControl, "flow-control window overflow");
 
-impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
-    pub(super) fn receive_frame(&mut self, heard: Heard<'_>) -> Result<(), Fault> {
+impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
+    pub(super) fn receive_frame(&mut self, heard: ReceivedFrame<'_>) -> Result<(), Http2Error> {
         if !self.has_settings {
-            let Heard::Other(Frame::Settings(_)) = heard else {
-                return Err(Fault::protocol("the first frame is not SETTINGS"));
+            let ReceivedFrame::Other(Frame::Settings(_)) = heard else {
+                return Err(Http2Error::protocol("the first frame is not SETTINGS"));
             };
             self.has_settings = true;
         }
         let frame = match heard {
-            Heard::Fields { stream, block, ends } => return self.receive_fields(stream, block, ends),
-            Heard::Other(frame) => frame,
+            ReceivedFrame::Fields { stream, block, ends } => return self.receive_fields(stream, block, ends),
+            ReceivedFrame::Other(frame) => frame,
         };
         match frame {
             Frame::Data { stream, data, flow, ends } => return self.receive_data(stream, data, flow as usize, ends),
@@ -46,8 +46,8 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
             Frame::Settings(payload) => self.receive_settings(payload)?,
             Frame::Ping(opaque) => self.output.put_pong(opaque),
             Frame::Pong(GOODBYE) if self.goaway == GoAwayState::Announced => {
-                self.goaway = GoAwayState::Said;
-                self.output.put_goaway(self.last_stream, Reason::No);
+                self.goaway = GoAwayState::Sent;
+                self.output.put_goaway(self.last_stream, ErrorCode::No);
             }
             Frame::GoAway => self.is_client_leaving = true,
             Frame::SettingsAck | Frame::Pong(_) | Frame::Priority | Frame::Unknown => {}
@@ -56,30 +56,30 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
         self.abuse_budget.spend()
     }
 
-    fn receive_fields(&mut self, stream: u32, block: &[u8], ends: bool) -> Result<(), Fault> {
+    fn receive_fields(&mut self, stream: u32, block: &[u8], ends: bool) -> Result<(), Http2Error> {
         let mut head = RequestHead::new(self.limits.header_bytes_max);
         let read = self.decoder.read(block, HEADER_BLOCKS * self.limits.header_bytes_max, |name, value| {
             head.take(name, value);
         });
         read.map_err(|unread| match unread {
-            UnreadBlock::Unreadable => Fault::Connection(Reason::Compression, "cannot decode a header block"),
-            UnreadBlock::TooLarge => Fault::Connection(Reason::EnhanceYourCalm, "too many header fields"),
+            BlockError::Unreadable => Http2Error::Connection(ErrorCode::Compression, "cannot decode a header block"),
+            BlockError::TooLarge => Http2Error::Connection(ErrorCode::EnhanceYourCalm, "too many header fields"),
         })?;
         let bytes = head.bytes();
         if let Some(exchange) = self.streams.with_id(stream) {
             return exchange.receive_trailers(head, ends, self.heads.charge(bytes));
         }
         if stream.is_multiple_of(2) {
-            return Err(Fault::protocol("stream identifier reserved for servers"));
+            return Err(Http2Error::protocol("stream identifier reserved for servers"));
         }
         if stream <= self.highest_stream {
             if self.lately_reset.has(stream) {
                 return self.abuse_budget.spend();
             }
-            return Err(Fault::Connection(Reason::StreamClosed, "frame on a closed stream"));
+            return Err(Http2Error::Connection(ErrorCode::StreamClosed, "frame on a closed stream"));
         }
         self.highest_stream = stream;
-        if self.goaway == GoAwayState::Said {
+        if self.goaway == GoAwayState::Sent {
             // The client receives the last processed stream in GOAWAY, and may send the rest of this request before
             // that.
             self.lately_reset.note(stream, body_window(ends));
@@ -87,20 +87,20 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
         }
         self.last_stream = stream;
         if self.streams.len() >= self.limits.streams_max {
-            return self.refuse(stream, Reason::Refused, ends);
+            return self.refuse(stream, ErrorCode::Refused, ends);
         }
         match head.into_request(ends) {
             Ok((request, length)) => match self.heads.charge(bytes) {
                 Some(charge) => self.begin(stream, request, (length, ends), charge),
-                None => return self.refuse(stream, Reason::Refused, ends),
+                None => return self.refuse(stream, ErrorCode::Refused, ends),
             },
-            Err(NoRequest::Malformed) => return self.refuse(stream, Reason::Protocol, ends),
-            Err(NoRequest::TooLarge) => {
+            Err(RequestHeadError::Malformed) => return self.refuse(stream, ErrorCode::Protocol, ends),
+            Err(RequestHeadError::TooLarge) => {
                 let mut block = self.begun_block();
                 answer::put(&mut block, FIELDS_TOO_LARGE, &mut HeaderMap::new(), Some(0));
                 self.output.put_block(stream, &block, true, self.send.frame_bytes_max);
                 if !ends {
-                    self.output.put_reset(stream, Reason::No);
+                    self.output.put_reset(stream, ErrorCode::No);
                     self.lately_reset.note(stream, body_window(ends));
                 }
                 return self.abuse_budget.spend();
@@ -110,7 +110,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
     }
 
     /// Resets a stream that does not begin. The rest of its body is discarded.
-    fn refuse(&mut self, id: u32, reason: Reason, ends: bool) -> Result<(), Fault> {
+    fn refuse(&mut self, id: u32, reason: ErrorCode, ends: bool) -> Result<(), Http2Error> {
         self.output.put_reset(id, reason);
         self.lately_reset.note(id, body_window(ends));
         self.abuse_budget.spend()
@@ -123,12 +123,12 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
         let (upload, body) = if ends {
             (None, ReceivedBody::empty())
         } else {
-            let (inbox, body) = Inbox::new(length, task::waker(waker.clone()));
+            let (inbox, body) = BodyBuffer::new(length, task::waker(waker.clone()));
             let upload = Upload { inbox, window: UPLOAD_BYTES_MAX, untold: 0, has_ended: false, trailers: None };
             (Some(Box::new(upload)), body)
         };
         let Some((future, cut)) = self.service.call(request.map(|()| body)) else {
-            self.output.put_reset(id, Reason::Refused);
+            self.output.put_reset(id, ErrorCode::Refused);
             self.lately_reset.note(id, body_window(ends));
             return;
         };
@@ -136,7 +136,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
         let _ = cut.poll_cut(&Context::from_waker(&waker_ref(&waker)));
         let stream = Exchange {
             id,
-            phase: Phase::Asked { answering: future, head: charge },
+            phase: Phase::Handling { answering: future, head: charge },
             chunk: Bytes::new(),
             is_last: false,
             window: self.send.first_window,
@@ -151,7 +151,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
         self.streams.put(stream);
     }
 
-    fn receive_data(&mut self, id: u32, data: &[u8], flow: usize, ends: bool) -> Result<(), Fault> {
+    fn receive_data(&mut self, id: u32, data: &[u8], flow: usize, ends: bool) -> Result<(), Http2Error> {
         self.receive.take(flow)?;
         let Some(stream) = self.streams.with_id(id) else {
             self.receive.give_back(flow, &mut self.output);
@@ -159,16 +159,16 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
             return match self.lately_reset.take(id, flow, ends) {
                 Some(true) => Ok(()),
                 Some(false) => self.abuse_budget.spend(),
-                None => Err(Fault::Stream(id, Reason::StreamClosed)),
+                None => Err(Http2Error::Stream(id, ErrorCode::StreamClosed)),
             };
         };
         let Some(upload) = stream.upload.as_mut().filter(|upload| !upload.has_ended) else {
             self.receive.give_back(flow, &mut self.output);
-            return Err(Fault::Stream(id, Reason::StreamClosed));
+            return Err(Http2Error::Stream(id, ErrorCode::StreamClosed));
         };
         let Some(left) = upload.window.checked_sub(flow) else {
             self.receive.give_back(flow, &mut self.output);
-            return Err(Fault::Stream(id, Reason::FlowControl));
+            return Err(Http2Error::Stream(id, ErrorCode::FlowControl));
         };
         upload.window = left;
         // Padding is not delivered, so its window is returned at once.
@@ -176,16 +176,16 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
         self.receive.give_back(flow - data.len(), &mut self.output);
         if upload.inbox.put(data).is_err() {
             self.receive.give_back(data.len(), &mut self.output);
-            return Err(Fault::Stream(id, Reason::Protocol));
+            return Err(Http2Error::Stream(id, ErrorCode::Protocol));
         }
         if ends {
             upload.has_ended = true;
-            return upload.inbox.end(None).map_err(|WrongLength| Fault::Stream(id, Reason::Protocol));
+            return upload.inbox.end(None).map_err(|WrongLength| Http2Error::Stream(id, ErrorCode::Protocol));
         }
         if data.is_empty() { self.abuse_budget.spend() } else { Ok(()) }
     }
 
-    fn receive_window(&mut self, id: u32, increment: i64) -> Result<(), Fault> {
+    fn receive_window(&mut self, id: u32, increment: i64) -> Result<(), Http2Error> {
         self.abuse_budget.spend_on_window()?;
         if id == 0 {
             let grown = grow(&mut self.send.window, increment);
@@ -196,31 +196,31 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
             // Clients return the window for data they have read, long after the response has ended.
             return self.has_begun(id);
         };
-        stream.widen(increment).ok_or(Fault::Stream(id, Reason::FlowControl))
+        stream.widen(increment).ok_or(Http2Error::Stream(id, ErrorCode::FlowControl))
     }
 
-    fn receive_reset(&mut self, id: u32) -> Result<(), Fault> {
+    fn receive_reset(&mut self, id: u32) -> Result<(), Http2Error> {
         let Some(key) = self.streams.key(id) else {
             self.has_begun(id)?;
             // The client has received the reset, so no more can arrive on the stream.
             self.lately_reset.forget(id);
             return self.abuse_budget.spend();
         };
-        let is_answered = self.streams.get(key).is_some_and(|stream| !matches!(stream.phase, Phase::Asked { .. }));
+        let is_answered = self.streams.get(key).is_some_and(|stream| !matches!(stream.phase, Phase::Handling { .. }));
         self.remove(key);
         // Cancelling a request without a response costs the client nothing, so it is charged.
         if is_answered { Ok(()) } else { self.abuse_budget.spend() }
     }
 
     /// Refuses frame on an idle stream: one that is over has none any more.
-    fn has_begun(&self, id: u32) -> Result<(), Fault> {
+    fn has_begun(&self, id: u32) -> Result<(), Http2Error> {
         if id > self.highest_stream || id.is_multiple_of(2) {
-            return Err(Fault::protocol("frame on an idle stream"));
+            return Err(Http2Error::protocol("frame on an idle stream"));
         }
         Ok(())
     }
 
-    fn receive_settings(&mut self, payload: &[u8]) -> Result<(), Fault> {
+    fn receive_settings(&mut self, payload: &[u8]) -> Result<(), Http2Error> {
         let by = self.send.take(payload)?;
         if by != 0 && !self.streams.all().all(|stream| stream.widen(by).is_some()) {
             return Err(TOO_LARGE);
@@ -236,14 +236,19 @@ fn body_window(ends: bool) -> usize {
 }
 
 impl<F, B> Exchange<F, B> {
-    fn receive_trailers(&mut self, head: RequestHead, ends: bool, charge: Option<HeadCharge>) -> Result<(), Fault> {
+    fn receive_trailers(
+        &mut self,
+        head: RequestHead,
+        ends: bool,
+        charge: Option<HeadCharge>,
+    ) -> Result<(), Http2Error> {
         let id = self.id;
         let Some(upload) = self.upload.as_mut().filter(|upload| !upload.has_ended) else {
-            return Err(Fault::Stream(id, Reason::StreamClosed));
+            return Err(Http2Error::Stream(id, ErrorCode::StreamClosed));
         };
-        let trailers = head.into_trailers().ok().filter(|_| ends).ok_or(Fault::Stream(id, Reason::Protocol))?;
-        upload.trailers = Some(charge.ok_or(Fault::Stream(id, Reason::EnhanceYourCalm))?);
+        let trailers = head.into_trailers().ok().filter(|_| ends).ok_or(Http2Error::Stream(id, ErrorCode::Protocol))?;
+        upload.trailers = Some(charge.ok_or(Http2Error::Stream(id, ErrorCode::EnhanceYourCalm))?);
         upload.has_ended = true;
-        upload.inbox.end(Some(trailers)).map_err(|WrongLength| Fault::Stream(id, Reason::Protocol))
+        upload.inbox.end(Some(trailers)).map_err(|WrongLength| Http2Error::Stream(id, ErrorCode::Protocol))
     }
 }

@@ -14,11 +14,11 @@ pub struct ReceivedBody(Option<InboxReader>);
 
 /// The reader's end of an inbox.
 #[derive(Debug)]
-struct InboxReader(Arc<Inbox>);
+struct InboxReader(Arc<BodyBuffer>);
 
 /// The received part of a body, shared by the connection that adds data and the reader of the body.
 #[derive(Debug)]
-pub(super) struct Inbox {
+pub(super) struct BodyBuffer {
     arrived: Mutex<Arrived>,
     /// Wakes the stream's own task.
     stream: Waker,
@@ -54,7 +54,7 @@ pub struct IncompleteBody;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct WrongLength;
 
-impl Inbox {
+impl BodyBuffer {
     /// Creates an inbox for a body of that length, if declared, and the body.
     pub(super) fn new(length: Option<u64>, stream: Waker) -> (Arc<Self>, ReceivedBody) {
         let arrived = Mutex::new(Arrived { left: length, ..Arrived::default() });
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn a_body_is_taken_as_it_arrives_and_says_so() {
-        let (inbox, mut body) = Inbox::new(None, Waker::noop().clone());
+        let (inbox, mut body) = BodyBuffer::new(None, Waker::noop().clone());
         assert_eq!(next(&mut body), Poll::Pending);
         inbox.put(b"one").expect("no length was said");
         inbox.put(b"").expect("no length was said");
@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_length_is_kept() {
-        let (inbox, body) = Inbox::new(Some(3), Waker::noop().clone());
+        let (inbox, body) = BodyBuffer::new(Some(3), Waker::noop().clone());
         inbox.put(b"ab").expect("less than was said");
         assert_eq!(body.size_hint().exact(), Some(3));
         assert_eq!(inbox.end(None), Err(WrongLength));
@@ -244,13 +244,13 @@ mod tests {
 
     #[test]
     fn what_is_broken_off_is_never_taken_for_whole() {
-        let (inbox, mut body) = Inbox::new(None, Waker::noop().clone());
+        let (inbox, mut body) = BodyBuffer::new(None, Waker::noop().clone());
         inbox.put(b"one").expect("no length was said");
         inbox.break_off();
         assert_eq!(next(&mut body), Poll::Ready(Some(Err(()))));
         assert!(!body.is_end_stream());
         inbox.break_off();
-        let (inbox, mut body) = Inbox::new(None, Waker::noop().clone());
+        let (inbox, mut body) = BodyBuffer::new(None, Waker::noop().clone());
         inbox.end(None).expect("no length was said");
         inbox.break_off();
         assert_eq!(next(&mut body), Poll::Ready(None), "it was whole before");
@@ -259,7 +259,7 @@ mod tests {
     #[test]
     fn what_nobody_takes_is_given_back() {
         let woken = Arc::new(AtomicUsize::new(0));
-        let (inbox, body) = Inbox::new(None, Waker::from(Arc::new(Count(woken.clone()))));
+        let (inbox, body) = BodyBuffer::new(None, Waker::from(Arc::new(Count(woken.clone()))));
         inbox.put(b"one").expect("no length was said");
         drop(body);
         assert_eq!((inbox.take_taken(), woken.load(Ordering::SeqCst)), ((3, true), 1));

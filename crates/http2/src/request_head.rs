@@ -22,7 +22,7 @@ pub(super) struct RequestHead {
 
 /// Why a head makes no request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum NoRequest {
+pub(super) enum RequestHeadError {
     /// The request is malformed (RFC 9113 §8.1.1).
     Malformed,
     /// The fields exceed the limit.
@@ -88,19 +88,19 @@ impl RequestHead {
     }
 
     /// Builds the request, and returns the length of its body if declared. If `ends`, there is no body.
-    pub(super) fn into_request(mut self, ends: bool) -> Result<(Request<()>, Option<u64>), NoRequest> {
+    pub(super) fn into_request(mut self, ends: bool) -> Result<(Request<()>, Option<u64>), RequestHeadError> {
         if self.bytes > self.bytes_max {
-            return Err(NoRequest::TooLarge);
+            return Err(RequestHeadError::TooLarge);
         }
         let length = self.content_length()?;
         if self.is_malformed || (ends && length.is_some_and(|length| length > 0)) {
-            return Err(NoRequest::Malformed);
+            return Err(RequestHeadError::Malformed);
         }
         self.join_cookies();
         let fields = std::mem::take(&mut self.fields);
-        let method = self.method.take().ok_or(NoRequest::Malformed)?;
+        let method = self.method.take().ok_or(RequestHeadError::Malformed)?;
         let mut request = Request::new(());
-        *request.uri_mut() = self.uri(&method).ok_or(NoRequest::Malformed)?;
+        *request.uri_mut() = self.uri(&method).ok_or(RequestHeadError::Malformed)?;
         *request.method_mut() = method;
         *request.version_mut() = Version::HTTP_2;
         *request.headers_mut() = fields;
@@ -108,12 +108,12 @@ impl RequestHead {
     }
 
     /// The fields as trailers.
-    pub(super) fn into_trailers(self) -> Result<HeaderMap, NoRequest> {
+    pub(super) fn into_trailers(self) -> Result<HeaderMap, RequestHeadError> {
         if self.bytes > self.bytes_max {
-            return Err(NoRequest::TooLarge);
+            return Err(RequestHeadError::TooLarge);
         }
         let is_head = self.method.is_some() || self.scheme.is_some() || self.authority.is_some() || self.path.is_some();
-        if self.is_malformed || is_head { Err(NoRequest::Malformed) } else { Ok(self.fields) }
+        if self.is_malformed || is_head { Err(RequestHeadError::Malformed) } else { Ok(self.fields) }
     }
 
     fn uri(&mut self, method: &Method) -> Option<Uri> {
@@ -137,13 +137,13 @@ impl RequestHead {
     }
 
     /// The length that all fields of that name agree on; `None` if there are none.
-    fn content_length(&self) -> Result<Option<u64>, NoRequest> {
+    fn content_length(&self) -> Result<Option<u64>, RequestHeadError> {
         let mut length = None;
         for value in self.fields.get_all(CONTENT_LENGTH) {
             let digits = value.to_str().ok().filter(|digits| digits.bytes().all(|digit| digit.is_ascii_digit()));
-            let said = digits.and_then(|digits| digits.parse().ok()).ok_or(NoRequest::Malformed)?;
+            let said = digits.and_then(|digits| digits.parse().ok()).ok_or(RequestHeadError::Malformed)?;
             if length.is_some_and(|length| length != said) {
-                return Err(NoRequest::Malformed);
+                return Err(RequestHeadError::Malformed);
             }
             length = Some(said);
         }
@@ -181,7 +181,7 @@ mod tests {
         head
     }
 
-    fn with(fields: &[(&str, &str)]) -> Result<(Request<()>, Option<u64>), NoRequest> {
+    fn with(fields: &[(&str, &str)]) -> Result<(Request<()>, Option<u64>), RequestHeadError> {
         head(&[&GET, fields].concat()).into_request(false)
     }
 
@@ -240,27 +240,27 @@ mod tests {
             &[GET[0], GET[1], (":authority", "a b"), GET[3]],
         ];
         for fields in rows {
-            assert_eq!(head(fields).into_request(false).map(|_| ()), Err(NoRequest::Malformed), "{fields:?}");
+            assert_eq!(head(fields).into_request(false).map(|_| ()), Err(RequestHeadError::Malformed), "{fields:?}");
         }
         assert!(with(&[("te", "trailers")]).is_ok());
         let ends = head(&[&GET[..], &[("content-length", "1")]].concat()).into_request(true);
-        assert_eq!(ends.map(|_| ()), Err(NoRequest::Malformed), "a body was promised");
+        assert_eq!(ends.map(|_| ()), Err(RequestHeadError::Malformed), "a body was promised");
     }
 
     #[test]
     fn request_head_and_trailers_size_is_limited() {
         let long = "x".repeat(1_000);
-        assert_eq!(with(&[("a", &long)]).map(|_| ()), Err(NoRequest::TooLarge));
+        assert_eq!(with(&[("a", &long)]).map(|_| ()), Err(RequestHeadError::TooLarge));
         let many = vec![("a", ""); 30];
-        assert_eq!(with(&many).map(|_| ()), Err(NoRequest::TooLarge));
+        assert_eq!(with(&many).map(|_| ()), Err(RequestHeadError::TooLarge));
         assert_eq!(head(&many).into_trailers(), Ok(head(&many).fields));
-        assert_eq!(head(&vec![("a", ""); 31]).into_trailers(), Err(NoRequest::TooLarge));
+        assert_eq!(head(&vec![("a", ""); 31]).into_trailers(), Err(RequestHeadError::TooLarge));
     }
 
     #[test]
     fn trailers_reject_pseudo_headers_and_upper_case_names() {
         assert_eq!(head(&[("a", "1")]).into_trailers().expect("right")["a"], "1");
-        assert_eq!(head(&[(":path", "/")]).into_trailers(), Err(NoRequest::Malformed));
-        assert_eq!(head(&[("A", "1")]).into_trailers(), Err(NoRequest::Malformed));
+        assert_eq!(head(&[(":path", "/")]).into_trailers(), Err(RequestHeadError::Malformed));
+        assert_eq!(head(&[("A", "1")]).into_trailers(), Err(RequestHeadError::Malformed));
     }
 }

@@ -12,9 +12,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 
 use super::answer;
-use super::connection::ServerConnection;
+use super::connection::Http2Connection;
+use super::error::{ErrorCode, Http2Error};
 use super::exchange::{Exchange, Phase};
-use super::fault::{Fault, Reason};
 use super::frame::{END_STREAM, FrameKind};
 use super::hpack;
 use super::output::{DIRECT_BYTES_MAX, LIGHT_BYTES_MAX};
@@ -26,14 +26,14 @@ use super::windows::UPLOAD_BYTES_MAX;
 const TURN_BYTES: usize = DIRECT_BYTES_MAX;
 
 /// The next part of a body.
-enum Piece {
+enum BodyPart {
     Data,
     /// The end, with or without trailers.
     End(Option<HeaderMap>),
     ConnectionError,
 }
 
-impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
+impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
     /// Polls a woken stream. If `is_alone`, nothing else goes out in this turn.
     pub(super) fn poll_stream(&mut self, key: usize, is_alone: bool) {
         // The wake-up may be for a closed stream. If another one has its key, that one is polled without need.
@@ -41,15 +41,15 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
         stream.waker.unmark();
         stream.note_poll();
         if stream.cut.is_cut() {
-            return self.reset(key, Reason::Cancel);
+            return self.reset(key, ErrorCode::Cancel);
         }
-        if let Phase::Asked { answering, .. } = &mut stream.phase {
+        if let Phase::Handling { answering, .. } = &mut stream.phase {
             match Pin::new(answering).poll(&mut Context::from_waker(&waker_ref(&stream.waker))) {
                 Poll::Pending => {}
                 Poll::Ready(answer) if self.has_room() => self.begin_answer(key, answer),
                 Poll::Ready(answer) => self.delay_answer(key, answer),
             }
-        } else if matches!(stream.phase, Phase::Answered { .. }) {
+        } else if matches!(stream.phase, Phase::HeadReady { .. }) {
             self.resume_answer(key);
         }
         self.tell_what_was_taken(key);
@@ -61,11 +61,11 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
     /// reset.
     fn delay_answer(&mut self, key: usize, answer: Response<S::Body>) {
         let Some(stream) = self.streams.get_mut(key) else { return };
-        let Phase::Asked { head, .. } = replace(&mut stream.phase, Phase::Changing) else { return };
+        let Phase::Handling { head, .. } = replace(&mut stream.phase, Phase::Transition) else { return };
         let Some(head) = head.replace_with(head_bytes(&answer)) else {
-            return self.reset(key, Reason::EnhanceYourCalm);
+            return self.reset(key, ErrorCode::EnhanceYourCalm);
         };
-        stream.phase = Phase::Answered { answer: Box::new(answer), _head: head };
+        stream.phase = Phase::HeadReady { answer: Box::new(answer), _head: head };
         self.waiting_heads += 1;
         self.wait(key, false);
     }
@@ -75,7 +75,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
             return self.wait(key, false);
         }
         let Some(stream) = self.streams.get_mut(key) else { return };
-        let Phase::Answered { answer, .. } = replace(&mut stream.phase, Phase::Changing) else { return };
+        let Phase::HeadReady { answer, .. } = replace(&mut stream.phase, Phase::Transition) else { return };
         self.waiting_heads -= 1;
         self.begin_answer(key, *answer);
     }
@@ -87,7 +87,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
         let length = body.size_hint().exact().filter(|_| !ends);
         answer::put(&mut block, head.status.as_u16(), &mut head.headers, length);
         let Some(stream) = self.streams.get_mut(key) else { return };
-        stream.phase = Phase::Answering(body);
+        stream.phase = Phase::SendingBody(body);
         self.output.put_block(stream.id, &block, ends, self.send.frame_bytes_max);
         if ends {
             self.finish(key);
@@ -108,7 +108,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
         let mut left = TURN_BYTES;
         let mut is_parked = false;
         while let Some(stream) = self.streams.get_mut(key) {
-            let Phase::Answering(_) = stream.phase else { return };
+            let Phase::SendingBody(_) = stream.phase else { return };
             let (is_between, is_last) = (stream.chunk.is_empty(), stream.is_last);
             if !(is_between && is_last) {
                 if stream.window <= 0 {
@@ -125,16 +125,16 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
                     return;
                 }
                 let Some(stream) = self.streams.get_mut(key) else { return };
-                let Phase::Answering(body) = &mut stream.phase else { return };
+                let Phase::SendingBody(body) = &mut stream.phase else { return };
                 match next(body, &mut Context::from_waker(&waker_ref(&stream.waker)), &mut stream.chunk) {
                     Poll::Pending => return,
-                    Poll::Ready(Piece::Data) => {
+                    Poll::Ready(BodyPart::Data) => {
                         (stream.is_last, is_parked) = (body.is_end_stream(), body.is_parked());
                         continue;
                     }
-                    Poll::Ready(Piece::End(None)) => stream.is_last = true,
-                    Poll::Ready(Piece::End(Some(trailers))) => return self.send_trailers(key, &trailers),
-                    Poll::Ready(Piece::ConnectionError) => return self.reset(key, Reason::Internal),
+                    Poll::Ready(BodyPart::End(None)) => stream.is_last = true,
+                    Poll::Ready(BodyPart::End(Some(trailers))) => return self.send_trailers(key, &trailers),
+                    Poll::Ready(BodyPart::ConnectionError) => return self.reset(key, ErrorCode::Internal),
                 }
             }
             if left == 0 {
@@ -239,13 +239,13 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
     /// Ends a stream whose response is complete. The rest of the request is not awaited (RFC 9113 §8.1).
     fn finish(&mut self, key: usize) {
         if self.streams.get(key).is_some_and(Exchange::is_open_for_more) {
-            self.reset(key, Reason::No);
+            self.reset(key, ErrorCode::No);
         } else {
             self.remove(key);
         }
     }
 
-    fn reset(&mut self, key: usize, reason: Reason) {
+    fn reset(&mut self, key: usize, reason: ErrorCode) {
         if let Some(stream) = self.streams.get(key) {
             self.lately_reset.note(stream.id, stream.upload_window());
             self.output.put_reset(stream.id, reason);
@@ -254,10 +254,10 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
     }
 
     /// Resets the stream with that identifier because of a client error.
-    pub(super) fn reset_for(&mut self, id: u32, reason: Reason) -> Result<(), Fault> {
+    pub(super) fn reset_for(&mut self, id: u32, reason: ErrorCode) -> Result<(), Http2Error> {
         match self.streams.key(id) {
             Some(key) => self.reset(key, reason),
-            None if id > self.highest_stream => return Err(Fault::Connection(reason, "frame on an idle stream")),
+            None if id > self.highest_stream => return Err(Http2Error::Connection(reason, "frame on an idle stream")),
             None => {
                 self.output.put_reset(id, reason);
                 self.lately_reset.note(id, 0);
@@ -270,7 +270,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ServerConnection<I, S> {
     /// end.
     pub(super) fn remove(&mut self, key: usize) {
         let Some(stream) = self.streams.remove(key) else { return };
-        if matches!(stream.phase, Phase::Answered { .. }) {
+        if matches!(stream.phase, Phase::HeadReady { .. }) {
             self.waiting_heads -= 1;
         }
         if let Some(upload) = &stream.upload {
@@ -289,14 +289,14 @@ fn head_bytes<B>(answer: &Response<B>) -> usize {
 }
 
 /// Takes the next piece of a body.
-fn next<B: Body<Data = Bytes> + Unpin>(body: &mut B, cx: &mut Context<'_>, chunk: &mut Bytes) -> Poll<Piece> {
+fn next<B: Body<Data = Bytes> + Unpin>(body: &mut B, cx: &mut Context<'_>, chunk: &mut Bytes) -> Poll<BodyPart> {
     Pin::new(body).poll_frame(cx).map(|frame| match frame.map(|frame| frame.map(Frame::into_data)) {
-        None => Piece::End(None),
-        Some(Err(_)) => Piece::ConnectionError,
+        None => BodyPart::End(None),
+        Some(Err(_)) => BodyPart::ConnectionError,
         Some(Ok(Ok(data))) => {
             *chunk = data;
-            Piece::Data
+            BodyPart::Data
         }
-        Some(Ok(Err(frame))) => Piece::End(frame.into_trailers().ok()),
+        Some(Ok(Err(frame))) => BodyPart::End(frame.into_trailers().ok()),
     })
 }

@@ -17,15 +17,15 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 use tokio::sync::mpsc;
 use tokio::time::{Duration, Instant, timeout};
 
-use super::connection::{Limits, SENT_BYTES_MAX, ServerConnection};
-use super::fault::Reason;
+use super::connection::{Limits, SENT_BYTES_MAX, Http2Connection};
+use super::error::ErrorCode;
 use super::frame::{ACK, END_HEADERS, END_STREAM, FrameHead, FrameKind, HEAD_BYTES, HIGHEST};
 use super::head_budget::HeadBudget;
 use super::output::DIRECT_BYTES_MAX;
 use super::parkable_body::ParkableBody;
 use super::received_body::ReceivedBody;
 use super::service::Service;
-use base::Cut;
+use base::AbortSignal;
 
 type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 
@@ -34,21 +34,21 @@ type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 #[derive(Clone, Default)]
 struct Server(Arc<Mutex<Vec<Asked>>>, Arc<AtomicUsize>);
 
-type Asked = (Request<ReceivedBody>, mpsc::UnboundedSender<Bytes>, Cut);
+type Asked = (Request<ReceivedBody>, mpsc::UnboundedSender<Bytes>, AbortSignal);
 
 /// A service that is a closure, and whether its caller is known.
 pub(crate) struct Answering<A>(A, Arc<AtomicBool>);
 
 impl<A, F, B> Service for Answering<A>
 where
-    A: FnMut(Request<ReceivedBody>) -> Option<(F, Cut)>,
+    A: FnMut(Request<ReceivedBody>) -> Option<(F, AbortSignal)>,
     F: Future<Output = Response<B>> + Unpin,
     B: ParkableBody + Unpin,
 {
     type Body = B;
     type Answer = F;
 
-    fn call(&mut self, request: Request<ReceivedBody>) -> Option<(F, Cut)> {
+    fn call(&mut self, request: Request<ReceivedBody>) -> Option<(F, AbortSignal)> {
         (self.0)(request)
     }
 
@@ -63,8 +63,8 @@ pub(crate) fn known<A>(answering: A) -> Answering<A> {
 }
 
 impl Server {
-    fn answer(&self, request: Request<ReceivedBody>) -> (BoxFuture<'static, Response<Body>>, Cut) {
-        let ((pieces, mut taken), cut) = (mpsc::unbounded_channel(), Cut::default());
+    fn answer(&self, request: Request<ReceivedBody>) -> (BoxFuture<'static, Response<Body>>, AbortSignal) {
+        let ((pieces, mut taken), cut) = (mpsc::unbounded_channel(), AbortSignal::default());
         self.0.lock().push((request, pieces, cut.clone()));
         let body = async_stream(move |cx| taken.poll_recv(cx));
         let mut answer = Response::new(body);
@@ -128,7 +128,7 @@ impl Client {
         let (leave, left) = tokio::sync::oneshot::channel::<()>();
         let ended = tokio::spawn(async move {
             let service = Answering(move |request| Some(answering.answer(request)), known);
-            let mut connection = ServerConnection::new(far, limits, heads, service);
+            let mut connection = Http2Connection::new(far, limits, heads, service);
             let ended = tokio::select! {
                 biased;
                 ended = poll_fn(|cx| connection.poll(cx)) => Some(ended),
@@ -181,7 +181,7 @@ impl Client {
     }
 }
 
-fn reset(stream: u32, reason: Reason) -> (FrameKind, u32, Vec<u32>) {
+fn reset(stream: u32, reason: ErrorCode) -> (FrameKind, u32, Vec<u32>) {
     (FrameKind::Reset, stream, vec![reason as u32])
 }
 
@@ -329,7 +329,7 @@ async fn reset_stream_does_not_affect_other_streams() {
         client.next().await;
     }
     client.server.0.lock()[0].2.cut("test");
-    assert_eq!(client.numbers().await, reset(1, Reason::Cancel));
+    assert_eq!(client.numbers().await, reset(1, ErrorCode::Cancel));
     client.put(FrameKind::Reset, 0, 3, &8_u32.to_be_bytes()).await;
     client.put(FrameKind::Ping, 0, 0, b"12345678").await;
     assert_eq!(client.next().await.1, b"12345678");
@@ -346,7 +346,7 @@ async fn streams_above_limit_are_refused_until_one_ends() {
         client.next().await;
     }
     client.ask(9, GET, true).await;
-    assert_eq!(client.numbers().await, reset(9, Reason::Refused));
+    assert_eq!(client.numbers().await, reset(9, ErrorCode::Refused));
     client.put(FrameKind::Reset, 0, 1, &8_u32.to_be_bytes()).await;
     client.ask(11, GET, true).await;
     assert_eq!(client.next().await.0.stream, 11);
@@ -502,6 +502,6 @@ async fn stream_past_its_deadline_is_reset() {
         client.next().await;
     }
     for (stream, seconds) in [(3, 10), (1, 20)] {
-        assert_eq!((client.numbers().await, begun.elapsed().as_secs()), (reset(stream, Reason::Cancel), seconds));
+        assert_eq!((client.numbers().await, begun.elapsed().as_secs()), (reset(stream, ErrorCode::Cancel), seconds));
     }
 }

@@ -1,6 +1,6 @@
 //! Flow control in both directions (RFC 9113 §5.2).
 
-use super::fault::{Fault, Reason};
+use super::error::{ErrorCode, Http2Error};
 use super::frame::{FrameKind, HIGHEST, Setting, settings};
 use super::output::{GATHERED_BYTES_MAX, Output};
 
@@ -30,7 +30,7 @@ impl SendLimits {
     }
 
     /// Applies settings. Returns the change of the streams' windows.
-    pub(super) fn take(&mut self, payload: &[u8]) -> Result<i64, Fault> {
+    pub(super) fn take(&mut self, payload: &[u8]) -> Result<i64, Http2Error> {
         let before = self.first_window;
         for setting in settings(payload) {
             match setting? {
@@ -71,10 +71,12 @@ impl ReceiveWindow {
         Self { left: CONNECTION_BYTES_MAX, untold: 0 }
     }
 
-    pub(super) fn take(&mut self, bytes: usize) -> Result<(), Fault> {
+    pub(super) fn take(&mut self, bytes: usize) -> Result<(), Http2Error> {
         let left = self.left.checked_sub(bytes);
-        self.left =
-            left.ok_or(Fault::Connection(Reason::FlowControl, "data exceeds the connection's flow-control window"))?;
+        self.left = left.ok_or(Http2Error::Connection(
+            ErrorCode::FlowControl,
+            "data exceeds the connection's flow-control window",
+        ))?;
         Ok(())
     }
 
@@ -117,7 +119,7 @@ mod tests {
         let mut output = Output::default();
         let mut window = ReceiveWindow::announced(&mut output, 250, 65_536);
         assert_eq!(window.take(CONNECTION_BYTES_MAX), Ok(()));
-        assert!(matches!(window.take(1), Err(Fault::Connection(Reason::FlowControl, _))));
+        assert!(matches!(window.take(1), Err(Http2Error::Connection(ErrorCode::FlowControl, _))));
         window.give_back(CONNECTION_BYTES_MAX / 2 - 1, &mut output);
         assert!(window.take(1).is_err());
         window.give_back(CONNECTION_BYTES_MAX / 2 + 1, &mut output);

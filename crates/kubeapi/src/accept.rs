@@ -78,7 +78,7 @@ impl MetaVersion {
 
 /// The media types that an endpoint supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Offers {
+pub struct SupportedTypes {
     /// Whether protobuf is available without a conversion. Custom resources do not have it.
     protobuf: bool,
     /// Whether `as=`, `g=` and `v=` are allowed. Errors cannot be converted.
@@ -88,7 +88,7 @@ pub struct Offers {
     watch: bool,
 }
 
-impl Offers {
+impl SupportedTypes {
     /// Reads of a resource that the apiserver itself defines.
     pub const BUILTIN: Self = Self { protobuf: true, conversions: true, media: &MediaType::ALL, watch: false };
     /// Reads of a custom resource.
@@ -112,7 +112,7 @@ impl Offers {
 
 /// The media type and representation that the apiserver would choose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Choice {
+pub enum NegotiatedType {
     /// The object itself.
     Plain(MediaType),
     /// Another kind to which the object is converted.
@@ -123,7 +123,7 @@ pub enum Choice {
     NotStreamable,
 }
 
-impl Choice {
+impl NegotiatedType {
     /// The encoding; `None` if the request is refused.
     pub fn media(self) -> Option<MediaType> {
         match self {
@@ -148,19 +148,21 @@ pub fn check_accept_length(accept: &str) -> Result<(), Status> {
 
 /// Layer (b) of the apiserver's negotiation, inside the handler. `accept` is the value of the first Accept header;
 /// `None` and an empty value mean JSON.
-pub fn negotiate(accept: Option<&str>, offers: Offers) -> Choice {
+pub fn negotiate(accept: Option<&str>, offers: SupportedTypes) -> NegotiatedType {
     match chosen(accept, offers) {
-        None => Choice::NotAcceptable,
-        Some(Chosen { media, .. }) if offers.watch && !media.streams() => Choice::NotStreamable,
-        Some(Chosen { media, conversion: None, .. }) => Choice::Plain(media),
-        Some(Chosen { media, conversion: Some((target, version)), .. }) => Choice::Converted { media, target, version },
+        None => NegotiatedType::NotAcceptable,
+        Some(ClauseMatch { media, .. }) if offers.watch && !media.streams() => NegotiatedType::NotStreamable,
+        Some(ClauseMatch { media, conversion: None, .. }) => NegotiatedType::Plain(media),
+        Some(ClauseMatch { media, conversion: Some((target, version)), .. }) => {
+            NegotiatedType::Converted { media, target, version }
+        }
     }
 }
 
 /// Layer (a), the router of built-in resources: the bare media type of some clause must be a supported one or `*/*`. It
 /// is stricter than [`negotiate`] about wildcards, since `application/*` does not match, and ignores parameters. Custom
 /// resources have no such layer.
-pub fn router_accepts(accept: Option<&str>, offers: Offers) -> bool {
+pub fn router_accepts(accept: Option<&str>, offers: SupportedTypes) -> bool {
     let accept = accept.filter(|accept| !accept.is_empty()).unwrap_or("*/*");
     // A trailing comma opens no further clause, which makes no difference: the empty type is not supported.
     accept.split(',').any(|clause| {
@@ -173,7 +175,7 @@ const CBOR: &str = "application/cbor";
 
 /// Whether a server that supports CBOR, which is optional, would choose it: a clause that names it precedes those that
 /// fit any other encoding. For a wildcard, other encodings have precedence.
-pub fn prefers_cbor(accept: Option<&str>, offers: Offers) -> bool {
+pub fn prefers_cbor(accept: Option<&str>, offers: SupportedTypes) -> bool {
     let Some(accept) = accept.filter(|accept| accept.contains(CBOR)) else { return false };
     let fits = |clause: &Clause<'_>| offers.media.iter().any(|media| is_fitting(clause, *media, offers));
     clauses(accept).iter().find(|clause| clause.names(CBOR) || fits(clause)).is_some_and(|first| first.names(CBOR))
@@ -191,7 +193,7 @@ const PEOPLES_AGENTS: [&str; 3] = ["curl", "Wget", "Mozilla/5.0"];
 
 /// Whether JSON is indented (R-JSON-2). It is if the chosen clause has `pretty=1`; otherwise the `pretty` parameter
 /// decides, and without it the user agent, if it looks interactive. Applies only to JSON, never to a watch.
-pub fn pretty(query: &Query, user_agent: Option<&str>, accept: Option<&str>, offers: Offers) -> bool {
+pub fn pretty(query: &Query, user_agent: Option<&str>, accept: Option<&str>, offers: SupportedTypes) -> bool {
     if offers.watch {
         return false;
     }
@@ -206,16 +208,16 @@ pub fn pretty(query: &Query, user_agent: Option<&str>, accept: Option<&str>, off
 }
 
 /// A clause that fits an encoding.
-struct Chosen {
+struct ClauseMatch {
     media: MediaType,
     conversion: Option<(Conversion, MetaVersion)>,
     pretty: bool,
 }
 
 /// The first pair of clause and encoding that fits, ordered by clause and then by encoding.
-fn chosen(accept: Option<&str>, offers: Offers) -> Option<Chosen> {
+fn chosen(accept: Option<&str>, offers: SupportedTypes) -> Option<ClauseMatch> {
     let Some(accept) = accept.filter(|accept| !accept.is_empty()) else {
-        return Some(Chosen { media: MediaType::Json, conversion: None, pretty: false });
+        return Some(ClauseMatch { media: MediaType::Json, conversion: None, pretty: false });
     };
     clauses(accept).iter().find_map(|clause| {
         let mut fitting = offers.media.iter().copied().filter(|media| clause.covers(media.as_str()));
@@ -223,12 +225,12 @@ fn chosen(accept: Option<&str>, offers: Offers) -> Option<Chosen> {
     })
 }
 
-fn is_fitting(clause: &Clause<'_>, media: MediaType, offers: Offers) -> bool {
+fn is_fitting(clause: &Clause<'_>, media: MediaType, offers: SupportedTypes) -> bool {
     clause.covers(media.as_str()) && fit(clause, media, offers).is_some()
 }
 
 /// Matches the clause's parameters with one encoding; `None` if one of them is not acceptable, which skips the pair.
-fn fit(clause: &Clause<'_>, media: MediaType, offers: Offers) -> Option<Chosen> {
+fn fit(clause: &Clause<'_>, media: MediaType, offers: SupportedTypes) -> Option<ClauseMatch> {
     let given = |name| clause.parameter(name).filter(|value| !value.is_empty());
     if given("stream").is_some_and(|stream| stream != "watch" || !media.streams()) {
         return None;
@@ -244,7 +246,7 @@ fn fit(clause: &Clause<'_>, media: MediaType, offers: Offers) -> Option<Chosen> 
         _ if !offers.conversions => return None,
         [kind, group, version] => Some(conversion(kind?, group?, version?, media)?),
     };
-    Some(Chosen { media, conversion, pretty: clause.parameter("pretty") == Some("1") })
+    Some(ClauseMatch { media, conversion, pretty: clause.parameter("pretty") == Some("1") })
 }
 
 fn conversion(kind: &str, group: &str, version: &str, media: MediaType) -> Option<(Conversion, MetaVersion)> {

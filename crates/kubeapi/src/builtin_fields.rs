@@ -9,14 +9,14 @@
 use super::{FieldKind, FieldRule, FieldTable, Gvr};
 
 /// One path of a value: the dotted JSON path, and the protobuf field numbers along it.
-type Place = (&'static str, &'static [u32]);
+type FieldPath = (&'static str, &'static [u32]);
 
 /// A selector key, the conversion of its value to text, and the paths of the value, in order of preference.
-type Row = (&'static str, FieldKind, &'static [Place]);
+type FieldRow = (&'static str, FieldKind, &'static [FieldPath]);
 
 use FieldKind::{Bool, Integer, Text};
 
-const POD: &[Row] = &[
+const POD: &[FieldRow] = &[
     ("spec.nodeName", Text, &[("spec.nodeName", &[2, 10])]),
     ("spec.restartPolicy", Text, &[("spec.restartPolicy", &[2, 3])]),
     ("spec.schedulerName", Text, &[("spec.schedulerName", &[2, 19])]),
@@ -26,14 +26,14 @@ const POD: &[Row] = &[
     ("status.podIP", Text, &[("status.podIPs.0.ip", &[3, 12, 1]), ("status.podIP", &[3, 6])]),
     ("status.nominatedNodeName", Text, &[("status.nominatedNodeName", &[3, 11])]),
 ];
-const NODE: &[Row] = &[("spec.unschedulable", Bool, &[("spec.unschedulable", &[2, 4])])];
-const NAMESPACE: &[Row] = &[("status.phase", Text, &[("status.phase", &[3, 1])])];
-const SECRET: &[Row] = &[("type", Text, &[("type", &[3])])];
-const SERVICE: &[Row] =
+const NODE: &[FieldRow] = &[("spec.unschedulable", Bool, &[("spec.unschedulable", &[2, 4])])];
+const NAMESPACE: &[FieldRow] = &[("status.phase", Text, &[("status.phase", &[3, 1])])];
+const SECRET: &[FieldRow] = &[("type", Text, &[("type", &[3])])];
+const SERVICE: &[FieldRow] =
     &[("spec.clusterIP", Text, &[("spec.clusterIP", &[2, 3])]), ("spec.type", Text, &[("spec.type", &[2, 4])])];
-const REPLICATION_CONTROLLER: &[Row] = &[("status.replicas", Integer, &[("status.replicas", &[3, 1])])];
-const JOB: &[Row] = &[("status.successful", Integer, &[("status.succeeded", &[3, 5])])];
-const CORE_EVENT: &[Row] = &[
+const REPLICATION_CONTROLLER: &[FieldRow] = &[("status.replicas", Integer, &[("status.replicas", &[3, 1])])];
+const JOB: &[FieldRow] = &[("status.successful", Integer, &[("status.succeeded", &[3, 5])])];
+const CORE_EVENT: &[FieldRow] = &[
     ("involvedObject.kind", Text, &[("involvedObject.kind", &[2, 1])]),
     ("involvedObject.namespace", Text, &[("involvedObject.namespace", &[2, 2])]),
     ("involvedObject.name", Text, &[("involvedObject.name", &[2, 3])]),
@@ -47,7 +47,7 @@ const CORE_EVENT: &[Row] = &[
     ("type", Text, &[("type", &[9])]),
 ];
 /// The server maps these keys to the core ones; the values are the same, under this version's own names.
-const EVENT: &[Row] = &[
+const EVENT: &[FieldRow] = &[
     ("regarding.kind", Text, &[("regarding.kind", &[8, 1])]),
     ("regarding.namespace", Text, &[("regarding.namespace", &[8, 2])]),
     ("regarding.name", Text, &[("regarding.name", &[8, 3])]),
@@ -59,14 +59,14 @@ const EVENT: &[Row] = &[
     ("reportingController", Text, &[("reportingController", &[4])]),
     ("type", Text, &[("type", &[11])]),
 ];
-const CERTIFICATE_SIGNING_REQUEST: &[Row] = &[("spec.signerName", Text, &[("spec.signerName", &[2, 7])])];
-const CLUSTER_TRUST_BUNDLE: &[Row] = &[("spec.signerName", Text, &[("spec.signerName", &[2, 1])])];
-const POD_CERTIFICATE_REQUEST: &[Row] = &[
+const CERTIFICATE_SIGNING_REQUEST: &[FieldRow] = &[("spec.signerName", Text, &[("spec.signerName", &[2, 7])])];
+const CLUSTER_TRUST_BUNDLE: &[FieldRow] = &[("spec.signerName", Text, &[("spec.signerName", &[2, 1])])];
+const POD_CERTIFICATE_REQUEST: &[FieldRow] = &[
     ("spec.signerName", Text, &[("spec.signerName", &[2, 1])]),
     ("spec.podName", Text, &[("spec.podName", &[2, 2])]),
     ("spec.nodeName", Text, &[("spec.nodeName", &[2, 6])]),
 ];
-const RESOURCE_SLICE: &[Row] =
+const RESOURCE_SLICE: &[FieldRow] =
     &[("spec.nodeName", Text, &[("spec.nodeName", &[2, 3])]), ("spec.driver", Text, &[("spec.driver", &[2, 1])])];
 
 impl FieldTable {
@@ -91,7 +91,7 @@ impl FieldTable {
             ("certificates.k8s.io", "clustertrustbundles") => (CLUSTER_TRUST_BUNDLE, false),
             ("certificates.k8s.io", "podcertificaterequests") => (POD_CERTIFICATE_REQUEST, false),
             ("resource.k8s.io", "resourceslices") => (RESOURCE_SLICE, false),
-            _ => (&[] as &[Row], true),
+            _ => (&[] as &[FieldRow], true),
         };
         let mut table =
             Self { fields: rows.iter().map(field).collect(), aliases: Vec::new(), absent: Vec::new(), namespace_key };
@@ -116,7 +116,7 @@ impl FieldTable {
     }
 }
 
-fn field((key, kind, places): &Row) -> FieldRule {
+fn field((key, kind, places): &FieldRow) -> FieldRule {
     FieldRule {
         key: (*key).to_owned(),
         json: places.iter().map(|(json, _)| steps(json)).collect(),

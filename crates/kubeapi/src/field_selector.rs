@@ -1,12 +1,12 @@
+mod merged_terms;
 #[cfg(test)]
 mod tests;
-mod wants;
 
 use std::collections::HashSet;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use self::wants::FieldWants;
+use self::merged_terms::MergedFieldTerms;
 use super::{Attributes, FieldTable, ObjectKey, SelectorError};
 
 /// The key whose value is the object's name, for every resource.
@@ -83,7 +83,7 @@ impl FieldSelector {
 pub struct FieldMatcher {
     conditions: Arc<[Condition]>,
     /// The conditions in the form that is matched.
-    wants: FieldWants,
+    wants: MergedFieldTerms,
     /// The positions of the first conditions that require a name and a namespace.
     name: Option<usize>,
     namespace: Option<usize>,
@@ -128,7 +128,7 @@ impl FieldMatcher {
         conditions.retain(|_| first.next().unwrap_or_default());
         let place = |key: &str| conditions.iter().position(|condition| !condition.negated && &*condition.key == key);
         let (name, namespace) = (place(NAME_KEY), place(NAMESPACE_KEY));
-        Self { wants: FieldWants::of(&conditions), conditions: conditions.into(), name, namespace }
+        Self { wants: MergedFieldTerms::of(&conditions), conditions: conditions.into(), name, namespace }
     }
 
     /// Whether an object matches. `attributes` must come from the same [`FieldTable`] as the matcher; a field beyond

@@ -10,10 +10,10 @@ use super::User;
 /// Limits apply per flow distinguisher and not per credential, because one account can obtain any number of tokens, and
 /// one token has several spellings.
 #[derive(Clone)]
-pub struct FlowDistinguisher(Arc<Account>);
+pub struct FlowDistinguisher(Arc<FlowIdentity>);
 
 #[derive(PartialEq, Eq, Hash)]
-struct Account {
+struct FlowIdentity {
     number: u64,
     name: String,
     uid: String,
@@ -28,7 +28,7 @@ const SERVICE_ACCOUNTS: &str = "system:serviceaccount:";
 
 impl FlowDistinguisher {
     pub fn of(user: &User) -> Self {
-        Self(Arc::new(Account::of(user, None)))
+        Self(Arc::new(FlowIdentity::of(user, None)))
     }
 
     /// Like [`of`](Self::of), but distinguishes the pods of a service account by node. The agents of a daemon set are
@@ -36,7 +36,7 @@ impl FlowDistinguisher {
     pub fn on_its_node(user: &User) -> Self {
         let said = |key: &str| user.extra.get(key).and_then(|values| values.first());
         let node = said(NODE_NAME).filter(|_| user.name.starts_with(SERVICE_ACCOUNTS) && said(POD_NAME).is_some());
-        Self(Arc::new(Account::of(user, node.cloned())))
+        Self(Arc::new(FlowIdentity::of(user, node.cloned())))
     }
 
     /// A number that is almost certainly unique in this process.
@@ -50,7 +50,7 @@ impl FlowDistinguisher {
     }
 }
 
-impl Account {
+impl FlowIdentity {
     fn of(user: &User, node: Option<String>) -> Self {
         static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
         let (name, uid) = (user.name.clone(), user.uid.clone());

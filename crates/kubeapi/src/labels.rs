@@ -1,10 +1,10 @@
+mod merged_requirements;
 mod parse;
 #[cfg(test)]
 mod tests;
 mod validate;
-mod wants;
 
-use self::wants::LabelWants;
+use self::merged_requirements::MergedRequirements;
 use super::{Attributes, SelectorError};
 use std::collections::HashSet;
 use std::fmt;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 pub struct LabelSelector {
     requirements: Arc<[Requirement]>,
     /// The requirements in the form that is matched.
-    wants: LabelWants,
+    wants: MergedRequirements,
 }
 
 impl LabelSelector {
@@ -33,7 +33,7 @@ impl LabelSelector {
         let mut requirements = parse::requirements(text).map_err(SelectorError::Invalid)?;
         requirements.sort_by(|a, b| a.key.cmp(&b.key));
         let requirements = once_each(requirements);
-        Ok(Self { wants: LabelWants::of(&requirements), requirements: requirements.into() })
+        Ok(Self { wants: MergedRequirements::of(&requirements), requirements: requirements.into() })
     }
 
     pub fn matches(&self, attributes: &Attributes) -> bool {

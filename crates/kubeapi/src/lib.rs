@@ -1,6 +1,6 @@
 //! The concepts of the Kubernetes API as types, without I/O.
 //!
-//! They express the meaning of a request ([`RequestInfo`], [`ListOptions`], [`Choice`]), the objects that it selects
+//! They express the meaning of a request ([`RequestInfo`], [`ListOptions`], [`NegotiatedType`]), the objects that it selects
 //! ([`Selector`]), and the form of a refusal ([`Status`]). All of it is derived from the request alone, by rules that
 //! match the apiserver's byte for byte; docs/dev/rules/README.md lists them.
 //!
@@ -39,8 +39,8 @@ mod version;
 mod written_at;
 
 pub use accept::{
-    Choice, Conversion, MediaType, MetaVersion, Offers, asks_for, check_accept_length, discovery_accept, negotiate,
-    prefers_cbor, pretty, router_accepts,
+    Conversion, MediaType, MetaVersion, NegotiatedType, SupportedTypes, asks_for, check_accept_length,
+    discovery_accept, negotiate, prefers_cbor, pretty, router_accepts,
 };
 pub use access::{Access, AccessTarget, ResourceTarget};
 pub use attributes::Attributes;
@@ -59,8 +59,8 @@ pub use query::{QUERY_PAIRS_MAX, Query};
 pub use request_info::{RequestInfo, RequestInfoError, Verb, reaches_inside};
 pub use selector::Selector;
 pub use selector_error::{SELECTOR_BYTES_MAX, SelectorError};
-pub use status::{NotAStatus, Status, StatusCause, StatusDetails, StatusMetadata};
+pub use status::{Status, StatusCause, StatusDecodeError, StatusDetails, StatusMetadata};
 pub use timeout::check_timeout;
 pub use user::User;
-pub use version::{NotAVersion, ResourceVersion};
+pub use version::{ResourceVersion, ResourceVersionError};
 pub use written_at::WRITTEN_AT;

@@ -84,7 +84,7 @@ pub struct StatusCause {
 
 /// Why bytes are not a [`Status`].
 #[derive(Debug, thiserror::Error)]
-pub enum NotAStatus {
+pub enum StatusDecodeError {
     #[error("not a Status in JSON: {0}")]
     Json(#[from] serde_json::Error),
     #[error("not a Status in protobuf: {0}")]
@@ -121,7 +121,7 @@ impl Status {
     ///
     /// # Errors
     /// The text is not JSON, or an object of another kind.
-    pub fn from_json(json: &[u8]) -> Result<Self, NotAStatus> {
+    pub fn from_json(json: &[u8]) -> Result<Self, StatusDecodeError> {
         serde_json::from_slice::<Self>(json)?.checked_kind()
     }
 
@@ -129,8 +129,8 @@ impl Status {
     ///
     /// # Errors
     /// The bytes are not a valid `k8s\0` document, or an object of another kind.
-    pub fn from_protobuf(document: &[u8]) -> Result<Self, NotAStatus> {
-        protobuf::decode(document).map_err(NotAStatus::Protobuf)?.checked_kind()
+    pub fn from_protobuf(document: &[u8]) -> Result<Self, StatusDecodeError> {
+        protobuf::decode(document).map_err(StatusDecodeError::Protobuf)?.checked_kind()
     }
 
     /// The code for the response's status line; 500 if the Status has no valid one.
@@ -158,8 +158,12 @@ impl Status {
             || self.code == 504 && self.message.contains("Too large resource version")
     }
 
-    fn checked_kind(self) -> Result<Self, NotAStatus> {
-        if matches!(self.kind.as_str(), "" | "Status") { Ok(self) } else { Err(NotAStatus::OtherKind(self.kind)) }
+    fn checked_kind(self) -> Result<Self, StatusDecodeError> {
+        if matches!(self.kind.as_str(), "" | "Status") {
+            Ok(self)
+        } else {
+            Err(StatusDecodeError::OtherKind(self.kind))
+        }
     }
 }
 

@@ -10,16 +10,16 @@ pub struct ResourceVersion(pub u64);
 /// The error for a text that is not a decimal `u64` without sign or leading zero.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("resourceVersion {0:?} is not a decimal number")]
-pub struct NotAVersion(String);
+pub struct ResourceVersionError(String);
 
 impl FromStr for ResourceVersion {
-    type Err = NotAVersion;
+    type Err = ResourceVersionError;
 
-    fn from_str(text: &str) -> Result<Self, NotAVersion> {
+    fn from_str(text: &str) -> Result<Self, ResourceVersionError> {
         let canonical = text.bytes().all(|b| b.is_ascii_digit()) && (text.len() == 1 || !text.starts_with('0'));
         match text.parse() {
             Ok(number) if canonical => Ok(Self(number)),
-            _ => Err(NotAVersion(text.to_owned())),
+            _ => Err(ResourceVersionError(text.to_owned())),
         }
     }
 }

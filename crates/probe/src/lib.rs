@@ -9,19 +9,19 @@
     warn(clippy::disallowed_macros, clippy::disallowed_methods, clippy::disallowed_types, unreachable_pub)
 )]
 
-mod caller;
 mod frames;
 mod link;
 mod progress;
 mod protocol;
 mod target;
+mod unary_client;
 
-pub use caller::{ShortClient, ShortReply};
 pub use frames::{FrameTooLong, Frames, Framing};
 pub use link::{
-    AnswerBody, Driver, H1Sender, H2Sender, LinkError, OpenedLink, PendingAnswer, Sender, WebSocketMessages,
-    WebSocketSender, Windows, open,
+    Driver, EstablishedConnection, H1Sender, H2Sender, LinkError, PendingResponse, ResponseStream, Sender,
+    WebSocketMessages, WebSocketSender, Windows, open,
 };
 pub use progress::ProgressLine;
 pub use protocol::WatchProtocol;
-pub use target::{Ask, MemoryConnect, Target, TargetCredentials, TargetError};
+pub use target::{InMemoryConnect, RequestSpec, Target, TargetCredentials, TargetError};
+pub use unary_client::{UnaryClient, UnaryResponse};

@@ -22,7 +22,7 @@ pub use self::h1::H1Sender;
 pub use self::h2::H2Sender;
 pub use self::ws::{WebSocketMessages, WebSocketSender};
 use super::protocol::WatchProtocol;
-use super::target::{Ask, Target};
+use super::target::{RequestSpec, Target};
 
 /// The timeout of a connection attempt. It is long because a server is slow while it does thousands of handshakes.
 const CONNECT: Duration = Duration::from_secs(60);
@@ -63,7 +63,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Socket for T {}
 type Io = Box<dyn Socket>;
 
 /// An open connection. It makes progress only while its driver is polled.
-pub struct OpenedLink {
+pub struct EstablishedConnection {
     pub sender: Sender,
     pub driver: Driver,
     /// The cipher suite, if the connection uses TLS.
@@ -82,13 +82,13 @@ pub enum Sender {
 }
 
 /// A response whose body has not been read.
-pub struct PendingAnswer {
+pub struct PendingResponse {
     pub status: StatusCode,
     pub headers: HeaderMap,
-    pub body: AnswerBody,
+    pub body: ResponseStream,
 }
 
-pub enum AnswerBody {
+pub enum ResponseStream {
     H1(hyper::body::Incoming),
     H2(::h2::RecvStream),
     Ws(Box<WebSocketMessages>),
@@ -97,7 +97,11 @@ pub enum AnswerBody {
 }
 
 /// Connects and completes the TLS handshake.
-pub async fn open(target: &Target, protocol: WatchProtocol, windows: Windows) -> Result<OpenedLink, LinkError> {
+pub async fn open(
+    target: &Target,
+    protocol: WatchProtocol,
+    windows: Windows,
+) -> Result<EstablishedConnection, LinkError> {
     let opening = async {
         let alpn: &[u8] = if protocol == WatchProtocol::H2 { b"h2" } else { b"http/1.1" };
         let (io, cipher) = dial(target, alpn, windows).await?;
@@ -106,7 +110,7 @@ pub async fn open(target: &Target, protocol: WatchProtocol, windows: Windows) ->
             WatchProtocol::H2 => h2::open(io, windows).await?,
             WatchProtocol::Ws => ws::open(io, target),
         };
-        Ok(OpenedLink { sender, driver, cipher })
+        Ok(EstablishedConnection { sender, driver, cipher })
     };
     timeout(CONNECT, opening).await.map_err(|_| LinkError::Late(CONNECT))?
 }
@@ -137,7 +141,12 @@ async fn dial(target: &Target, alpn: &[u8], windows: Windows) -> Result<(Io, Opt
 
 impl Sender {
     /// Sends a request with a body; returns once the response head has arrived. The driver must be polled concurrently.
-    pub async fn send(&self, target: &Target, ask: &Ask<'_>, body: Bytes) -> Result<PendingAnswer, LinkError> {
+    pub async fn send(
+        &self,
+        target: &Target,
+        ask: &RequestSpec<'_>,
+        body: Bytes,
+    ) -> Result<PendingResponse, LinkError> {
         let answered = async {
             match self {
                 Self::H1(sender) => sender.send(target.request(ask, false)?, body).await,
@@ -149,7 +158,7 @@ impl Sender {
     }
 
     /// Sends a request without a body.
-    pub async fn get(&self, target: &Target, ask: &Ask<'_>) -> Result<PendingAnswer, LinkError> {
+    pub async fn get(&self, target: &Target, ask: &RequestSpec<'_>) -> Result<PendingResponse, LinkError> {
         self.send(target, ask, Bytes::new()).await
     }
 
@@ -164,7 +173,7 @@ impl Sender {
     }
 }
 
-impl AnswerBody {
+impl ResponseStream {
     /// Returns the next bytes of the body; `None` at its end.
     pub async fn chunk(&mut self) -> Option<Result<Bytes, LinkError>> {
         match self {

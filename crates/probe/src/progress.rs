@@ -18,7 +18,7 @@ pub struct ProgressLine {
 
 #[derive(Debug)]
 enum Output {
-    Nobody,
+    Hidden,
     Lines,
     Terminal(ProgressBar),
 }
@@ -41,7 +41,7 @@ impl ProgressLine {
 
     /// Returns a display that prints nothing.
     pub fn silent() -> Self {
-        Self::to(Output::Nobody)
+        Self::to(Output::Hidden)
     }
 
     fn to(output: Output) -> Self {
@@ -81,7 +81,7 @@ impl ProgressLine {
 
     fn show(&self, text: &str) {
         match &self.output {
-            Output::Nobody => {}
+            Output::Hidden => {}
             // A closed stderr is no reason to stop.
             Output::Lines => drop(writeln!(stderr(), "{text}")),
             Output::Terminal(bar) => {

@@ -47,11 +47,11 @@ pub struct Target {
     authorization: Option<HeaderValue>,
     agent: HeaderValue,
     /// The in-memory connector that replaces TCP, if there is one.
-    memory: Option<MemoryConnect>,
+    memory: Option<InMemoryConnect>,
 }
 
 /// Opens a connection within this process; returns `None` while nothing listens there.
-pub type MemoryConnect = Arc<dyn Fn() -> Option<DuplexStream> + Send + Sync>;
+pub type InMemoryConnect = Arc<dyn Fn() -> Option<DuplexStream> + Send + Sync>;
 
 const AGENT: &str = "kube-fanout-bench";
 
@@ -161,7 +161,7 @@ impl Target {
     }
 
     /// Returns a server within this process. It has no TLS and no credentials.
-    pub fn in_memory(authority: &str, connect: MemoryConnect) -> Self {
+    pub fn in_memory(authority: &str, connect: InMemoryConnect) -> Self {
         Self {
             url: format!("http://{authority}"),
             authority: authority.to_owned(),
@@ -173,7 +173,7 @@ impl Target {
     }
 
     /// Returns the connector to use instead of TCP, if there is one.
-    pub fn memory(&self) -> Option<&MemoryConnect> {
+    pub fn memory(&self) -> Option<&InMemoryConnect> {
         self.memory.as_ref()
     }
 
@@ -203,7 +203,7 @@ impl Target {
 
     /// Builds a request without its body. `absolute` selects the HTTP/2 form (absolute URI); otherwise the HTTP/1.1
     /// form with a `Host` header.
-    pub fn request(&self, ask: &Ask<'_>, absolute: bool) -> Result<Request<()>, http::Error> {
+    pub fn request(&self, ask: &RequestSpec<'_>, absolute: bool) -> Result<Request<()>, http::Error> {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let uri = if absolute { format!("{scheme}://{}{}", self.authority, ask.path) } else { ask.path.to_owned() };
         let mut request = Request::builder().method(ask.method.clone()).uri(uri).header(USER_AGENT, &self.agent);
@@ -232,7 +232,7 @@ impl std::fmt::Debug for Target {
 
 /// The parts of a request that differ between requests.
 #[derive(Clone, Debug)]
-pub struct Ask<'a> {
+pub struct RequestSpec<'a> {
     pub method: Method,
     /// The path with its query.
     pub path: &'a str,
@@ -240,7 +240,7 @@ pub struct Ask<'a> {
     pub content_type: &'a str,
 }
 
-impl<'a> Ask<'a> {
+impl<'a> RequestSpec<'a> {
     pub fn get(path: &'a str, accept: &'a str) -> Self {
         Self { method: Method::GET, path, accept, content_type: "" }
     }

@@ -2,17 +2,17 @@
 //!
 //! ```text
 //! Behaviour ─► Following (list, watch, resume) ─┐
-//!              Asking (lists, gets, odd watches) ┴─► ClientReads ─► ClientConnection ─► server
+//!              Asking (lists, gets, odd watches) ┴─► RecordingClient ─► ClientConnection ─► server
 //!                                                        └─► decode ─► Recorder
 //! ```
 //!
 //! Clients check nothing and trust the server's responses, as real clients do.
 
-mod asking;
 mod behaviour;
 mod connection;
-mod following;
+mod informer_loop;
 mod query;
+mod read_loop;
 mod reading;
 
 use std::sync::Arc;
@@ -22,9 +22,9 @@ pub(super) use behaviour::Behaviour;
 use behaviour::Role;
 pub(super) use connection::ClientConnection;
 pub(super) use query::QueryText;
-use reading::ClientReads;
+use reading::RecordingClient;
 
-use super::scene::{Draws, Scene, between};
+use super::run_context::{RngStream, RunContext, between};
 
 /// The period within which clients start, so that they do not start at once.
 const BEGIN_WITHIN: Duration = Duration::from_millis(500);
@@ -34,28 +34,28 @@ const BEGIN_EACH: Duration = Duration::from_millis(3);
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
 /// Runs one client until it must leave.
-pub(super) async fn run(scene: Arc<Scene>, client: u32) {
-    let mut rng = scene.rng(Draws::Client(client));
+pub(super) async fn run(scene: Arc<RunContext>, client: u32) {
+    let mut rng = scene.rng(RngStream::Client(client));
     let behaviour = Behaviour::draw(client, &scene, &mut rng);
     follow(&scene, client, behaviour, rng).await;
 }
 
 /// Runs one client that follows the apiserver directly.
-pub(super) async fn run_twin(scene: Arc<Scene>, client: u32, encoding: super::record::RecordedEncoding) {
-    let rng = scene.rng(Draws::Client(client));
+pub(super) async fn run_twin(scene: Arc<RunContext>, client: u32, encoding: super::record::RecordedEncoding) {
+    let rng = scene.rng(RngStream::Client(client));
     follow(&scene, client, Behaviour::twin(encoding), rng).await;
 }
 
-async fn follow(scene: &Scene, client: u32, behaviour: Behaviour, mut rng: fastrand::Rng) {
+async fn follow(scene: &RunContext, client: u32, behaviour: Behaviour, mut rng: fastrand::Rng) {
     let within = BEGIN_WITHIN.max(BEGIN_EACH * client);
     if !scene.pause(between(&mut rng, Duration::ZERO, within)).await {
         return;
     }
     let role = behaviour.role;
-    let reads = ClientReads::new(scene, client, behaviour);
+    let reads = RecordingClient::new(scene, client, behaviour);
     match role {
-        Role::Informer | Role::Streamer | Role::Legacy => following::run(reads, rng).await,
-        Role::Lister | Role::Reader | Role::Prober => asking::run(reads, rng).await,
+        Role::Informer | Role::Streamer | Role::Legacy => informer_loop::run(reads, rng).await,
+        Role::Lister | Role::Reader | Role::Prober => read_loop::run(reads, rng).await,
     }
 }
 

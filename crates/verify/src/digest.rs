@@ -25,14 +25,14 @@ impl Digest {
     /// and `kind`, which lists omit, and the version, which is compared separately.
     pub fn of_object(object: &Value) -> Self {
         let mut text = Vec::new();
-        write(object, Place::Object, &mut text);
+        write(object, MemberPosition::Object, &mut text);
         Self::of_bytes(&text)
     }
 
     /// Returns a digest of an object's content as `PartialObjectMetadata`.
     pub fn of_metadata(object: &Value) -> Self {
         let mut text = b"{\"metadata\":".to_vec();
-        write(object.get("metadata").unwrap_or(&Value::Null), Place::Metadata, &mut text);
+        write(object.get("metadata").unwrap_or(&Value::Null), MemberPosition::Metadata, &mut text);
         text.push(b'}');
         Self::of_bytes(&text)
     }
@@ -40,20 +40,20 @@ impl Digest {
 
 /// The position of a value in an object, where a member may be omitted.
 #[derive(Clone, Copy, PartialEq)]
-enum Place {
+enum MemberPosition {
     Object,
     Metadata,
     Deeper,
 }
 
 /// Writes JSON without spaces, with members in the order of their names.
-fn write(value: &Value, place: Place, to: &mut Vec<u8>) {
+fn write(value: &Value, place: MemberPosition, to: &mut Vec<u8>) {
     match value {
         Value::Object(members) => {
             let left_out = |name: &str| match place {
-                Place::Object => name == "apiVersion" || name == "kind",
-                Place::Metadata => name == "resourceVersion",
-                Place::Deeper => false,
+                MemberPosition::Object => name == "apiVersion" || name == "kind",
+                MemberPosition::Metadata => name == "resourceVersion",
+                MemberPosition::Deeper => false,
             };
             let mut members: Vec<_> = members.iter().filter(|(name, _)| !left_out(name)).collect();
             members.sort_unstable_by_key(|(name, _)| *name);
@@ -64,8 +64,8 @@ fn write(value: &Value, place: Place, to: &mut Vec<u8>) {
                 }
                 to.extend_from_slice(Value::from(name.as_str()).to_string().as_bytes());
                 to.push(b':');
-                let metadata = place == Place::Object && name == "metadata";
-                write(value, if metadata { Place::Metadata } else { Place::Deeper }, to);
+                let metadata = place == MemberPosition::Object && name == "metadata";
+                write(value, if metadata { MemberPosition::Metadata } else { MemberPosition::Deeper }, to);
             }
             to.push(b'}');
         }
@@ -75,7 +75,7 @@ fn write(value: &Value, place: Place, to: &mut Vec<u8>) {
                 if at > 0 {
                     to.push(b',');
                 }
-                write(value, Place::Deeper, to);
+                write(value, MemberPosition::Deeper, to);
             }
             to.push(b']');
         }

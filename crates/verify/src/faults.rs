@@ -11,9 +11,9 @@ use tokio::process::Command;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::learning::{Learnt, forgets};
 use super::record::{FaultRecord, Record};
-use super::scene::{Draws, Scene, between};
+use super::run_context::{RngStream, RunContext, between};
+use super::truth_recorder::{TruthRecorder, forgets};
 use base::now_ns;
 
 /// The timeout of a command. Promises that a fault waives cannot be judged until the fault ends.
@@ -36,8 +36,8 @@ pub(super) struct FaultPlan {
 }
 
 /// Runs the commands one after another, each at a drawn moment, until `calm`.
-pub(super) async fn run(scene: Arc<Scene>, learnt: Arc<Learnt>, plan: FaultPlan, calm: CancellationToken) {
-    let mut rng = scene.rng(Draws::Faults);
+pub(super) async fn run(scene: Arc<RunContext>, learnt: Arc<TruthRecorder>, plan: FaultPlan, calm: CancellationToken) {
+    let mut rng = scene.rng(RngStream::Faults);
     let commands = plan.commands.iter().cycle();
     for (nth, command) in commands.enumerate() {
         let drawn = between(&mut rng, plan.least, plan.most);

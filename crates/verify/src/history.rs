@@ -3,21 +3,21 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::names::{KeyNumber, Keys, Numbered};
-use super::operation::{Operation, Told};
-use super::promise::Promise;
+use super::guarantee::Guarantee;
+use super::interner::{Interner, KeyId, Keys};
+use super::operation::{Operation, ReceivedItem};
 use super::record::{
-    AskedRecord, AskedServer, CompactedRecord, FaultRecord, Op, ReadVerb, RunRecord, WindowRecord, WriteVerb,
-    WrittenRecord,
+    CompactedRecord, FaultRecord, Op, ReadVerb, RequestTarget, RunRecord, UpstreamRequestRecord, WindowRecord,
+    WriteRecord, WriteVerb,
 };
 use super::selection::{LabelsAndFields, Selection};
-use super::timeline::Witnessed;
+use super::timeline::VersionTimeline;
 use super::truth::ResourceTruth;
 use super::view::SelectionView;
 
 /// A record with its line number.
 #[derive(Clone, Debug)]
-pub(super) struct AtLine<T> {
+pub(super) struct NumberedRecord<T> {
     pub(super) line: u32,
     pub(super) record: T,
 }
@@ -41,15 +41,15 @@ pub struct History {
     /// The operations in the order of their records.
     pub(super) operations: Vec<Operation>,
     pub(super) by_op: HashMap<Op, usize>,
-    pub(super) written: Vec<AtLine<WrittenRecord>>,
-    pub(super) compacted: Vec<AtLine<CompactedRecord>>,
-    pub(super) windows: Vec<AtLine<WindowRecord>>,
-    pub(super) faults: Vec<AtLine<FaultRecord>>,
-    pub(super) asked: Vec<AtLine<AskedRecord>>,
+    pub(super) written: Vec<NumberedRecord<WriteRecord>>,
+    pub(super) compacted: Vec<NumberedRecord<CompactedRecord>>,
+    pub(super) windows: Vec<NumberedRecord<WindowRecord>>,
+    pub(super) faults: Vec<NumberedRecord<FaultRecord>>,
+    pub(super) asked: Vec<NumberedRecord<UpstreamRequestRecord>>,
     /// For each truth, the newest version that any participant had seen by each moment.
-    pub(super) witnessed: Vec<Witnessed>,
+    pub(super) witnessed: Vec<VersionTimeline>,
     /// The servers that mark responses from their cache.
-    pub(super) tell_memory: HashSet<AskedServer>,
+    pub(super) tell_memory: HashSet<RequestTarget>,
     /// The last time in the records.
     pub(super) end_ns: u64,
 }
@@ -61,20 +61,20 @@ impl History {
     }
 
     /// The watches by which a promise is judged: accepted ones of the judged servers.
-    pub(super) fn watches(&self, promise: Promise) -> impl Iterator<Item = &Operation> {
+    pub(super) fn watches(&self, promise: Guarantee) -> impl Iterator<Item = &Operation> {
         self.judged(promise).filter(|op| op.verb == ReadVerb::Watch && op.answered(200).is_some())
     }
 
     /// The operations by which a promise is judged: those of the judged servers that are understood, and during which
     /// no fault waives the promise.
-    pub(super) fn judged(&self, promise: Promise) -> impl Iterator<Item = &Operation> {
+    pub(super) fn judged(&self, promise: Guarantee) -> impl Iterator<Item = &Operation> {
         self.operations.iter().filter(move |op| {
             let last = op.last_ns().unwrap_or(self.end_ns);
             op.server.is_judged() && op.ask.is_some() && !self.is_waived(promise, op.at_ns, last)
         })
     }
 
-    pub(super) fn is_waived(&self, promise: Promise, from_ns: u64, to_ns: u64) -> bool {
+    pub(super) fn is_waived(&self, promise: Guarantee, from_ns: u64, to_ns: u64) -> bool {
         let mut waivers = self.faults.iter().filter(|fault| fault.record.waives.contains(&promise));
         waivers.any(|fault| fault.record.from_ns <= to_ns && from_ns <= fault.record.to_ns)
     }
@@ -114,7 +114,7 @@ impl History {
         records.filter(|compacted| compacted.at_ns <= at_ns).map(|compacted| compacted.version).max().unwrap_or(0)
     }
 
-    pub(super) fn key(&self, key: KeyNumber) -> &str {
+    pub(super) fn key(&self, key: KeyId) -> &str {
         self.keys.text(key)
     }
 }
@@ -122,9 +122,9 @@ impl History {
 /// Linking, after the last record.
 impl History {
     /// Sorts the keys, and links events and items with the truth.
-    pub(super) fn settle(mut self, attributes: Numbered<LabelsAndFields>) -> Result<Self, ReadError> {
+    pub(super) fn settle(mut self, attributes: Interner<LabelsAndFields>) -> Result<Self, ReadError> {
         let moved = self.keys.sort();
-        let place = |key: KeyNumber| moved.get(key.0 as usize).copied().unwrap_or_default();
+        let place = |key: KeyId| moved.get(key.0 as usize).copied().unwrap_or_default();
         for truth in &mut self.truths {
             truth.changes.iter_mut().for_each(|change| change.key = place(change.key));
             truth.link().map_err(|(line, what)| ReadError { line, what: format!("the true history has {what}") })?;
@@ -187,7 +187,7 @@ impl History {
 
     /// Collects which version of a resource any participant had seen by when: from the truth, from completed writes,
     /// and from the versions of responses and bookmarks.
-    fn witness(&self, at: usize) -> Witnessed {
+    fn witness(&self, at: usize) -> VersionTimeline {
         let truth = &self.truths[at];
         let mut points: Vec<_> = truth.changes.iter().map(|change| (change.learnt_ns, change.version)).collect();
         points.extend(&truth.reached);
@@ -195,9 +195,9 @@ impl History {
             let answer = op.answer.as_ref().filter(|answer| answer.code == 200);
             points.extend(answer.and_then(|answer| Some((answer.at_ns, answer.version?))));
             let bookmarks = op.events.iter().filter(|told| told.is_bookmark());
-            points.extend(bookmarks.map(|told: &Told| (told.at_ns, told.version)));
+            points.extend(bookmarks.map(|told: &ReceivedItem| (told.at_ns, told.version)));
         }
-        for AtLine { record: write, .. } in &self.written {
+        for NumberedRecord { record: write, .. } in &self.written {
             let done = (200..300).contains(&write.code) && write.resource == truth.resource;
             let Some(version) = write.version.filter(|_| done) else { continue };
             // A delete's version is that of the deleted object. The key's next change is the deletion, which had
@@ -209,6 +209,6 @@ impl History {
             };
             points.extend(version.map(|version| (write.return_ns, version)));
         }
-        Witnessed::new(points)
+        VersionTimeline::new(points)
     }
 }

@@ -1,6 +1,5 @@
 //! The judges: one for each promise, each a pure function of a history.
 
-mod beginnings;
 mod bookmarks;
 mod bytes;
 mod continuity;
@@ -8,6 +7,7 @@ mod delivery;
 mod difference;
 mod events;
 mod freshness;
+mod initial_delivery;
 mod initial_events;
 mod lengths;
 mod lists;
@@ -20,15 +20,15 @@ mod versions;
 #[cfg(test)]
 mod tests;
 
+use super::guarantee::Guarantee;
 use super::history::History;
-use super::promise::Promise;
-use super::violation::Judged;
+use super::violation::GuaranteeVerdict;
 
 /// The number of nanoseconds, the unit of recorded times, in a second.
 const SECOND_NS: u64 = 1_000_000_000;
 
-impl Promise {
-    fn judge(self, history: &History) -> Judged {
+impl Guarantee {
+    fn judge(self, history: &History) -> GuaranteeVerdict {
         match self {
             Self::Ordered => order::ordered(history),
             Self::Unique => order::unique(history),
@@ -48,7 +48,7 @@ impl Promise {
             Self::Monotone => freshness::monotone(history),
             Self::TypedBytes => bytes::typed_bytes(history),
             Self::OneRelist => relists::one_relist(history),
-            Self::BeginsOnce => beginnings::begins_once(history),
+            Self::BeginsOnce => initial_delivery::begins_once(history),
             Self::Timed => lengths::timed(history),
             Self::Steady => silence::steady(history),
         }
@@ -57,12 +57,12 @@ impl Promise {
 
 impl History {
     /// Judges one promise.
-    pub fn judge(&self, promise: Promise) -> Judged {
+    pub fn judge(&self, promise: Guarantee) -> GuaranteeVerdict {
         promise.judge(self).sorted()
     }
 
     /// Judges every promise.
-    pub fn judge_all(&self) -> Vec<Judged> {
-        Promise::ALL.map(|promise| self.judge(promise)).into()
+    pub fn judge_all(&self) -> Vec<GuaranteeVerdict> {
+        Guarantee::ALL.map(|promise| self.judge(promise)).into()
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! client, writing (by seed)  ─► Record, 1 per line ─► History (received data ─► a judge ─► RunVerdict ─► page
-//! learning (etcd, apiserver) ─►                        with the truth)          per Promise
+//! learning (etcd, apiserver) ─►                        with the truth)          per Guarantee
 //! faults (commands)          ─►
 //! ```
 //!
@@ -17,25 +17,25 @@
     warn(clippy::disallowed_macros, clippy::disallowed_methods, clippy::disallowed_types, unreachable_pub)
 )]
 
-mod ask;
 mod client;
-mod clientele;
+mod client_fleet;
 mod decode;
 mod digest;
+mod event_match;
+mod event_text;
 mod faults;
-mod follow;
-mod frames_once;
+mod frame_decode_cache;
+mod guarantee;
 mod history;
-mod hops;
 mod html;
+mod interner;
 mod judges;
-mod learning;
 mod links;
-mod names;
+mod object_set;
 mod operation;
 mod order;
-mod preparing;
-mod promise;
+mod parsed_request;
+mod preparation;
 mod protobuf;
 mod rates;
 mod reading;
@@ -43,18 +43,18 @@ mod record;
 mod recorder;
 mod refused_requests;
 mod report;
-mod say;
-mod scene;
+mod run_context;
 mod selection;
+mod server_switches;
 mod session;
 mod timeline;
 mod timeline_page;
 mod truth;
+mod truth_recorder;
 mod verdict;
 mod view;
 mod violation;
-mod world;
-mod writing;
+mod writer;
 
 #[cfg(test)]
 mod tests;
@@ -62,26 +62,26 @@ mod tests;
 use std::io;
 use std::path::PathBuf;
 
-pub use clientele::{Clientele, ClienteleOrder};
+pub use client_fleet::{ClientFleet, ClientFleetOptions};
 pub use digest::Digest;
+pub use guarantee::Guarantee;
 pub use history::{History, ReadError};
-pub use hops::Hops;
-pub use learning::LearnError;
-pub use order::{AlsoOrder, EtcdOrder, VerifyOrder};
-pub use promise::Promise;
+pub use object_set::VerifiedResource;
+pub use order::{AdditionalServer, EtcdOptions, VerifyOptions};
 pub use rates::Counts;
 pub use record::{
-    AskedRecord, AskedServer, CallRecord, CompactedRecord, EndRecord, Ending, EventKind, EventRecord, FaultRecord,
-    KnownRecord, Op, ReadVerb, Record, RecordedEncoding, RecordedItem, RecordedStatus, ReturnRecord, RunRecord,
-    Transport, TruthRecord, TruthSource, WindowRecord, WriteVerb, WrittenRecord,
+    CallRecord, CompactedRecord, EndRecord, Ending, EventKind, EventRecord, FaultRecord, Op, ReadVerb, Record,
+    RecordedEncoding, RecordedItem, RecordedStatus, RequestTarget, ReturnRecord, RunRecord, Transport,
+    TruthRangeRecord, TruthRecord, TruthSource, UpstreamRequestRecord, WindowRecord, WriteRecord, WriteVerb,
 };
 pub use recorder::RecordCounts;
 pub use refused_requests::RefusedRequests;
 pub use report::page;
-pub use session::{Recorded, run};
+pub use server_switches::ServerSwitches;
+pub use session::{RecordedRun, run};
+pub use truth_recorder::TruthError;
 pub use verdict::{Outcome, Requirements, RunVerdict, excerpt};
-pub use violation::{Judged, Violation};
-pub use world::VerifiedResource;
+pub use violation::{GuaranteeVerdict, Violation};
 
 use probe::TargetError;
 
@@ -93,7 +93,7 @@ pub enum VerifyError {
     #[error("{0}")]
     Prepare(String),
     #[error("cannot follow the true history: {0}")]
-    Truth(#[from] LearnError),
+    Truth(#[from] TruthError),
     #[error("{path}: {source}")]
     Write { path: PathBuf, source: io::Error },
 }

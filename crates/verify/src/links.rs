@@ -4,23 +4,23 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::Mutex as AsyncMutex;
 
-use crate::record::AskedServer;
+use crate::record::RequestTarget;
 use probe::{LinkError, Sender};
 
 /// HTTP/2 connections that several clients share. Clients with adjacent numbers share one connection to each server.
 pub(crate) struct SharedLinks {
     /// How many clients share a connection.
     clients: u32,
-    links: Mutex<HashMap<(AskedServer, u32), Arc<SharedLink>>>,
+    links: Mutex<HashMap<(RequestTarget, u32), Arc<SharedLink>>>,
 }
 
 /// A shared connection. If it is lost, the first client to notice reopens it while the others wait.
 #[derive(Default)]
-pub(crate) struct SharedLink(AsyncMutex<Dialled>);
+pub(crate) struct SharedLink(AsyncMutex<LinkState>);
 
 /// How often the connection was opened, and the current sender.
 #[derive(Default)]
-struct Dialled {
+struct LinkState {
     times: u64,
     sender: Option<Sender>,
 }
@@ -31,7 +31,7 @@ impl SharedLinks {
     }
 
     /// Returns a client's shared connection to a server; `None` if each client has its own.
-    pub(crate) fn of(&self, server: AskedServer, client: u32) -> Option<Arc<SharedLink>> {
+    pub(crate) fn of(&self, server: RequestTarget, client: u32) -> Option<Arc<SharedLink>> {
         let group = client.checked_div(self.clients).filter(|_| self.clients > 1)?;
         Some(self.links.lock().entry((server, group)).or_default().clone())
     }

@@ -1,19 +1,19 @@
 //! One request with its results.
 
-use super::ask::{ParsedCall, ReadPlan};
 use super::digest::Digest;
-use super::names::KeyNumber;
-use super::record::{AskedServer, Ending, EventKind, Op, ReadVerb, RecordedEncoding, RecordedStatus};
-use super::view::{SelectionView, Sum};
+use super::interner::KeyId;
+use super::parsed_request::{ParsedRequest, ReadPlan};
+use super::record::{Ending, EventKind, Op, ReadVerb, RecordedEncoding, RecordedStatus, RequestTarget};
+use super::view::{SelectionView, StateFingerprint};
 
 /// An object of an event or an item, a bookmark, or an error.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Told {
+pub(super) struct ReceivedItem {
     pub(super) at_ns: u64,
     pub(super) version: u64,
     pub(super) digest: Option<Digest>,
     pub(super) bytes: Option<Digest>,
-    pub(super) key: KeyNumber,
+    pub(super) key: KeyId,
     /// The index of its change; [`u32::MAX`] if the truth has none with that key and version.
     change: u32,
     pub(super) line: u32,
@@ -22,8 +22,8 @@ pub(super) struct Told {
     pub(super) initial_end: bool,
 }
 
-impl Told {
-    pub(super) fn new(at_ns: u64, line: u32, kind: EventKind, key: KeyNumber, version: u64) -> Self {
+impl ReceivedItem {
+    pub(super) fn new(at_ns: u64, line: u32, kind: EventKind, key: KeyId, version: u64) -> Self {
         let (digest, bytes, change, initial_end) = (None, None, u32::MAX, false);
         Self { at_ns, version, digest, bytes, key, change, line, kind, initial_end }
     }
@@ -48,7 +48,7 @@ impl Told {
 
 /// The head of a response and, unless it is a watch, its content.
 #[derive(Clone, Debug)]
-pub(super) struct Answer {
+pub(super) struct ReceivedResponse {
     pub(super) at_ns: u64,
     pub(super) line: u32,
     pub(super) code: u16,
@@ -56,7 +56,7 @@ pub(super) struct Answer {
     pub(super) encoding: Option<RecordedEncoding>,
     /// Whether the server marked it as a response from its cache.
     pub(super) from_memory: bool,
-    pub(super) items: Vec<Told>,
+    pub(super) items: Vec<ReceivedItem>,
     pub(super) more: bool,
     pub(super) remaining: Option<u64>,
     pub(super) status: RecordedStatus,
@@ -64,7 +64,7 @@ pub(super) struct Answer {
 
 /// How and when a watch ended.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Over {
+pub(super) struct RecordedEnd {
     pub(super) at_ns: u64,
     pub(super) how: Ending,
     pub(super) line: u32,
@@ -78,16 +78,16 @@ pub(super) struct Operation {
     pub(super) at_ns: u64,
     pub(super) line: u32,
     pub(super) verb: ReadVerb,
-    pub(super) server: AskedServer,
+    pub(super) server: RequestTarget,
     pub(super) encoding: RecordedEncoding,
     pub(super) resumes: Option<Op>,
     /// The parsed request. `None` if it is not understood, and so not judged.
-    pub(super) ask: Option<ParsedCall>,
-    pub(super) answer: Option<Answer>,
-    pub(super) events: Vec<Told>,
+    pub(super) ask: Option<ParsedRequest>,
+    pub(super) answer: Option<ReceivedResponse>,
+    pub(super) events: Vec<ReceivedItem>,
     /// The Statuses of the error events, in order.
     pub(super) errors: Vec<RecordedStatus>,
-    pub(super) over: Option<Over>,
+    pub(super) over: Option<RecordedEnd>,
     /// The index of the truth about its resource, if there is one.
     pub(super) truth: Option<usize>,
     /// The index of the view of its selection, for a list or a watch.
@@ -111,19 +111,19 @@ impl Operation {
     }
 
     /// Returns the events after the initial ones and their bookmark.
-    pub(super) fn live(&self) -> &[Told] {
+    pub(super) fn live(&self) -> &[ReceivedItem] {
         &self.events[self.live_from..]
     }
 
     /// Returns the initial events, without the bookmark that ends them.
-    pub(super) fn initial(&self) -> &[Told] {
+    pub(super) fn initial(&self) -> &[ReceivedItem] {
         match self.events[..self.live_from].split_last() {
             Some((end, initial)) if end.initial_end => initial,
             _ => &self.events[..self.live_from],
         }
     }
 
-    pub(super) fn answered(&self, code: u16) -> Option<&Answer> {
+    pub(super) fn answered(&self, code: u16) -> Option<&ReceivedResponse> {
         self.answer.as_ref().filter(|answer| answer.code == code)
     }
 
@@ -147,7 +147,7 @@ impl Operation {
             return;
         }
         // Initial events are in the order of keys, and are ADDED.
-        let ordered = |pair: &[Told]| pair[1].kind == EventKind::Added && pair[0].key < pair[1].key;
+        let ordered = |pair: &[ReceivedItem]| pair[1].kind == EventKind::Added && pair[0].key < pair[1].key;
         let first = self.events.first().is_some_and(|event| event.kind == EventKind::Added);
         let longest = if first { 1 + self.events.windows(2).take_while(|pair| ordered(pair)).count() } else { 0 };
         self.live_from = longest;
@@ -155,7 +155,7 @@ impl Operation {
             return;
         }
         let (Some(view), false) = (view, ask.bookmarks && ask.explicit) else { return };
-        let mut sums = vec![Sum::default()];
+        let mut sums = vec![StateFingerprint::default()];
         for event in &self.events[..longest] {
             let mut sum = sums[sums.len() - 1];
             sum.add(event.key, event.version);

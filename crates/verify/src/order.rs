@@ -1,24 +1,24 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::object_set::ObjectSet;
 use super::record::{RecordedEncoding, Transport};
-use super::world::World;
 use probe::TargetCredentials;
 
 /// The options of a verification: its target, duration and load.
 #[derive(Clone, Debug)]
-pub struct VerifyOrder {
+pub struct VerifyOptions {
     /// The judged server.
     pub url: String,
     /// Additional servers of the same cluster, which clients also use. They are judged in the same way.
-    pub also: Vec<AlsoOrder>,
+    pub also: Vec<AdditionalServer>,
     /// Makes all clients informers that resume for as long as any server permits it, and never relist on their own.
     pub informers: bool,
     /// How many clients share an HTTP/2 connection.
     pub share: u32,
     pub credentials: TargetCredentials,
     /// The apiserver's etcd.
-    pub etcd: Option<EtcdOrder>,
+    pub etcd: Option<EtcdOptions>,
     /// The apiserver itself. It is the source of truth without etcd, and bytes are compared with it.
     pub direct: Option<String>,
     /// `configmaps`, or `PLURAL.GROUP`.
@@ -55,12 +55,12 @@ pub struct VerifyOrder {
 
 /// An additional server, with its CA if it differs from the first server's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct AlsoOrder {
+pub struct AdditionalServer {
     pub url: String,
     pub ca: Option<PathBuf>,
 }
 
-impl AlsoOrder {
+impl AdditionalServer {
     /// Parses `URL[,CA]`.
     ///
     /// # Errors
@@ -79,7 +79,7 @@ impl AlsoOrder {
 
 /// The address of etcd, with the credentials for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct EtcdOrder {
+pub struct EtcdOptions {
     pub url: String,
     pub ca: Option<PathBuf>,
     pub certificate: Option<PathBuf>,
@@ -88,7 +88,7 @@ pub struct EtcdOrder {
     pub prefix: Option<String>,
 }
 
-impl EtcdOrder {
+impl EtcdOptions {
     /// Parses `URL[,CA[,CERTIFICATE,KEY]]`.
     ///
     /// # Errors
@@ -115,7 +115,7 @@ const RATE_MAX: f64 = 10_000.0;
 const DURATION_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 const RECORD_BYTES_MAX: u64 = 8 << 30;
 
-impl VerifyOrder {
+impl VerifyOptions {
     /// Checks that the options can be carried out.
     ///
     /// # Errors
@@ -132,7 +132,7 @@ impl VerifyOrder {
         within("servers in also", self.also.len() as f64, 0.0, ALSO_MAX as f64);
         within("writers", f64::from(self.writers), 1.0, f64::from(WRITERS_MAX));
         within("objects", self.objects as f64, 1.0, OBJECTS_MAX as f64);
-        within("namespaces", self.namespaces as f64, 1.0, World::NAMESPACES_MAX as f64);
+        within("namespaces", self.namespaces as f64, 1.0, ObjectSet::NAMESPACES_MAX as f64);
         within("rate", self.rate, 0.1, RATE_MAX);
         within("duration, in seconds,", self.duration.as_secs_f64(), 1.0, DURATION_MAX.as_secs_f64());
         within("record-mebibytes", (self.record_bytes_max >> 20) as f64, 1.0, (RECORD_BYTES_MAX >> 20) as f64);
@@ -155,23 +155,23 @@ mod tests {
 
     #[test]
     fn additional_server_argument_accepts_its_own_ca() {
-        let of = |url: &str, ca: Option<&str>| AlsoOrder { url: url.to_owned(), ca: ca.map(PathBuf::from) };
-        assert_eq!(AlsoOrder::parse("https://zone:1"), Ok(of("https://zone:1", None)));
-        assert_eq!(AlsoOrder::parse("https://zone:1,zone.crt"), Ok(of("https://zone:1", Some("zone.crt"))));
+        let of = |url: &str, ca: Option<&str>| AdditionalServer { url: url.to_owned(), ca: ca.map(PathBuf::from) };
+        assert_eq!(AdditionalServer::parse("https://zone:1"), Ok(of("https://zone:1", None)));
+        assert_eq!(AdditionalServer::parse("https://zone:1,zone.crt"), Ok(of("https://zone:1", Some("zone.crt"))));
         for wrong in ["", ",zone.crt", "https://zone,", "https://zone,a,b"] {
-            assert!(AlsoOrder::parse(wrong).is_err(), "{wrong}");
+            assert!(AdditionalServer::parse(wrong).is_err(), "{wrong}");
         }
     }
 
     #[test]
     fn etcd_argument_parses_with_or_without_tls_files() {
-        let bare = EtcdOrder::parse("http://127.0.0.1:2379").expect("a URL");
-        assert_eq!(bare, EtcdOrder { url: "http://127.0.0.1:2379".to_owned(), ..EtcdOrder::default() });
-        let full = EtcdOrder::parse("https://e:2379,ca.crt,c.crt,c.key").expect("all of it");
+        let bare = EtcdOptions::parse("http://127.0.0.1:2379").expect("a URL");
+        assert_eq!(bare, EtcdOptions { url: "http://127.0.0.1:2379".to_owned(), ..EtcdOptions::default() });
+        let full = EtcdOptions::parse("https://e:2379,ca.crt,c.crt,c.key").expect("all of it");
         assert_eq!(full.key, Some(PathBuf::from("c.key")));
-        assert_eq!(EtcdOrder::parse("https://e,ca.crt").expect("a CA").ca, Some(PathBuf::from("ca.crt")));
+        assert_eq!(EtcdOptions::parse("https://e,ca.crt").expect("a CA").ca, Some(PathBuf::from("ca.crt")));
         for wrong in ["", "https://e,ca,cert", "https://e,a,b,c,d"] {
-            assert!(EtcdOrder::parse(wrong).is_err(), "{wrong}");
+            assert!(EtcdOptions::parse(wrong).is_err(), "{wrong}");
         }
     }
 }

@@ -2,12 +2,12 @@
 
 use std::io::BufRead;
 
-use super::ask::ParsedCall;
-use super::history::{AtLine, History, ReadError};
-use super::names::Numbered;
-use super::operation::{Answer, Operation, Over, Told};
+use super::history::{History, NumberedRecord, ReadError};
+use super::interner::Interner;
+use super::operation::{Operation, ReceivedItem, ReceivedResponse, RecordedEnd};
+use super::parsed_request::ParsedRequest;
 use super::record::{
-    CallRecord, EndRecord, EventKind, EventRecord, KnownRecord, Op, Record, ReturnRecord, TruthRecord,
+    CallRecord, EndRecord, EventKind, EventRecord, Op, Record, ReturnRecord, TruthRangeRecord, TruthRecord,
 };
 use super::selection::LabelsAndFields;
 use super::truth::{ResourceTruth, TrueChange};
@@ -51,7 +51,7 @@ impl History {
 #[derive(Debug, Default)]
 pub(super) struct HistoryReader {
     history: History,
-    attributes: Numbered<LabelsAndFields>,
+    attributes: Interner<LabelsAndFields>,
 }
 
 impl HistoryReader {
@@ -72,26 +72,26 @@ impl HistoryReader {
             Record::End(end) => self.end(&end, line)?,
             Record::Written(record) => {
                 let at_ns = record.return_ns;
-                history.written.push(AtLine { line, record });
+                history.written.push(NumberedRecord { line, record });
                 at_ns
             }
             Record::Truth(change) => self.change(change, line),
             Record::Known(known) => self.known(&known)?,
             Record::Compacted(record) => {
-                history.compacted.push(AtLine { line, record });
+                history.compacted.push(NumberedRecord { line, record });
                 0
             }
             Record::Window(record) => {
-                history.windows.push(AtLine { line, record });
+                history.windows.push(NumberedRecord { line, record });
                 0
             }
             Record::Fault(record) => {
-                history.faults.push(AtLine { line, record });
+                history.faults.push(NumberedRecord { line, record });
                 0
             }
             Record::Asked(record) => {
                 let at_ns = record.at_ns;
-                history.asked.push(AtLine { line, record });
+                history.asked.push(NumberedRecord { line, record });
                 at_ns
             }
         };
@@ -121,7 +121,7 @@ impl HistoryReader {
             server: call.server,
             encoding: call.encoding,
             resumes: call.resumes,
-            ask: ParsedCall::parse(call),
+            ask: ParsedRequest::parse(call),
             answer: None,
             events: Vec::new(),
             errors: Vec::new(),
@@ -143,7 +143,7 @@ impl HistoryReader {
     fn answer(&mut self, answer: ReturnRecord, line: u32) -> Result<u64, String> {
         let item = |item: super::record::RecordedItem| {
             let key = self.history.keys.number(&item.key);
-            let mut told = Told::new(answer.at_ns, line, EventKind::Added, key, item.version);
+            let mut told = ReceivedItem::new(answer.at_ns, line, EventKind::Added, key, item.version);
             (told.digest, told.bytes) = (item.digest, item.bytes);
             told
         };
@@ -152,7 +152,7 @@ impl HistoryReader {
         if op.answer.is_some() {
             return Err(format!("a second answer to operation {}", answer.op));
         }
-        op.answer = Some(Answer {
+        op.answer = Some(ReceivedResponse {
             at_ns: answer.at_ns,
             line,
             code: answer.code,
@@ -172,16 +172,13 @@ impl HistoryReader {
     }
 
     fn event(&mut self, event: EventRecord, line: u32) -> Result<u64, String> {
-        let key = if event.key.is_empty() {
-            super::names::KeyNumber::default()
-        } else {
-            self.history.keys.number(&event.key)
-        };
+        let key =
+            if event.key.is_empty() { super::interner::KeyId::default() } else { self.history.keys.number(&event.key) };
         let op = self.operation(event.op)?;
         if op.over.is_some() {
             return Err(format!("an event of operation {}, which is over", event.op));
         }
-        let mut told = Told::new(event.at_ns, line, event.kind, key, event.version);
+        let mut told = ReceivedItem::new(event.at_ns, line, event.kind, key, event.version);
         (told.digest, told.bytes, told.initial_end) = (event.digest, event.bytes, event.initial_end);
         op.events.push(told);
         if event.kind == EventKind::Error {
@@ -192,7 +189,7 @@ impl HistoryReader {
 
     fn end(&mut self, end: &EndRecord, line: u32) -> Result<u64, String> {
         let op = self.operation(end.op)?;
-        if op.over.replace(Over { at_ns: end.at_ns, how: end.how, line }).is_some() {
+        if op.over.replace(RecordedEnd { at_ns: end.at_ns, how: end.how, line }).is_some() {
             return Err(format!("a second end of operation {}", end.op));
         }
         Ok(end.at_ns)
@@ -225,7 +222,7 @@ impl HistoryReader {
         change.at_ns
     }
 
-    fn known(&mut self, known: &KnownRecord) -> Result<u64, String> {
+    fn known(&mut self, known: &TruthRangeRecord) -> Result<u64, String> {
         let truth = self.truth(&known.resource);
         if truth.to > 0 && truth.from != known.from {
             return Err(format!("the true history of {} begins twice", known.resource));

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Digest, Promise};
+use super::{Digest, Guarantee};
 
 /// The number of an operation: one request and its results.
 pub type Op = u64;
@@ -31,11 +31,11 @@ pub enum Record {
     /// A watch has ended.
     End(EndRecord),
     /// A write, with its request and result in one line.
-    Written(WrittenRecord),
+    Written(WriteRecord),
     /// A change that happened, or an object of the truth's initial state.
     Truth(TruthRecord),
     /// The range of versions for which the truth is complete.
-    Known(KnownRecord),
+    Known(TruthRangeRecord),
     /// The store may have forgotten history.
     Compacted(CompactedRecord),
     /// The server may have forgotten history.
@@ -43,7 +43,7 @@ pub enum Record {
     /// A fault was active for a time.
     Fault(FaultRecord),
     /// A request that the server sent to its own upstream.
-    Asked(AskedRecord),
+    Asked(UpstreamRequestRecord),
 }
 
 /// The parameters of a run.
@@ -107,7 +107,7 @@ pub struct CallRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resumes: Option<Op>,
     #[serde(default, skip_serializing_if = "is_default")]
-    pub server: AskedServer,
+    pub server: RequestTarget,
 }
 
 /// The kind of a read.
@@ -147,7 +147,7 @@ pub enum Transport {
 /// The server that a request is sent to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum AskedServer {
+pub enum RequestTarget {
     /// The judged server.
     #[default]
     Subject,
@@ -157,7 +157,7 @@ pub enum AskedServer {
     Direct,
 }
 
-impl AskedServer {
+impl RequestTarget {
     pub(super) fn is_judged(self) -> bool {
         self != Self::Direct
     }
@@ -302,7 +302,7 @@ pub enum Ending {
 /// A write.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct WrittenRecord {
+pub struct WriteRecord {
     pub call_ns: u64,
     pub return_ns: u64,
     pub verb: WriteVerb,
@@ -358,7 +358,7 @@ pub struct TruthRecord {
 /// replace earlier ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct KnownRecord {
+pub struct TruthRangeRecord {
     pub resource: String,
     pub from: u64,
     pub to: u64,
@@ -386,7 +386,7 @@ pub struct WindowRecord {
     pub at_ns: u64,
     /// The server that this concerns; `None` means all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub server: Option<AskedServer>,
+    pub server: Option<RequestTarget>,
 }
 
 /// A fault that was active for a time.
@@ -400,13 +400,13 @@ pub struct FaultRecord {
     pub hits: u64,
     /// Promises that do not hold during the fault. Promises that compare two moments do not hold across it either.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub waives: Vec<Promise>,
+    pub waives: Vec<Guarantee>,
 }
 
 /// A request that the server sent to its own upstream, as recorded by a relay between them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct AskedRecord {
+pub struct UpstreamRequestRecord {
     pub at_ns: u64,
     pub verb: ReadVerb,
     pub path: String,
@@ -440,8 +440,9 @@ mod tests {
     #[test]
     fn record_omits_server_only_for_the_tested_one() {
         let call = |server| serde_json::to_string(&CallRecord { server, ..CallRecord::default() }).unwrap();
-        assert!(!call(AskedServer::Subject).contains("server"));
-        for (server, text) in [(AskedServer::Also(1), r#""server":{"also":1}"#), (AskedServer::Direct, r#":"direct""#)]
+        assert!(!call(RequestTarget::Subject).contains("server"));
+        for (server, text) in
+            [(RequestTarget::Also(1), r#""server":{"also":1}"#), (RequestTarget::Direct, r#":"direct""#)]
         {
             assert!(call(server).contains(text), "{}", call(server));
             assert_eq!(serde_json::from_str::<CallRecord>(&call(server)).unwrap().server, server);

@@ -13,7 +13,7 @@ const BUFFER_BYTES: usize = 1 << 20;
 
 /// A writer of records, one per line, up to a maximum size.
 pub(super) struct Recorder {
-    lines: Mutex<Lines>,
+    lines: Mutex<LineSink>,
     bytes: AtomicU64,
     bytes_max: u64,
     /// Cancelled when nothing more can be written.
@@ -24,7 +24,7 @@ pub(super) struct Recorder {
 }
 
 /// The destination of lines.
-enum Lines {
+enum LineSink {
     File(PathBuf, BufWriter<File>),
     Memory(Vec<u8>),
 }
@@ -60,15 +60,15 @@ impl RecordCounts {
 impl Recorder {
     pub(super) fn create(path: &Path, bytes_max: u64) -> io::Result<Self> {
         let file = BufWriter::with_capacity(BUFFER_BYTES, File::create(path)?);
-        Ok(Self::to(Lines::File(path.to_owned(), file), bytes_max))
+        Ok(Self::to(LineSink::File(path.to_owned(), file), bytes_max))
     }
 
     /// Returns a recorder whose records stay in memory, for [`take`](Self::take).
     pub(super) fn in_memory(bytes_max: u64) -> Self {
-        Self::to(Lines::Memory(Vec::new()), bytes_max)
+        Self::to(LineSink::Memory(Vec::new()), bytes_max)
     }
 
-    fn to(lines: Lines, bytes_max: u64) -> Self {
+    fn to(lines: LineSink, bytes_max: u64) -> Self {
         Self {
             lines: Mutex::new(lines),
             bytes: AtomicU64::new(0),
@@ -95,8 +95,8 @@ impl Recorder {
         }
         self.counts.lock().add(record);
         let written = match &mut *self.lines.lock() {
-            Lines::File(_, file) => file.write_all(&line),
-            Lines::Memory(bytes) => bytes.write_all(&line),
+            LineSink::File(_, file) => file.write_all(&line),
+            LineSink::Memory(bytes) => bytes.write_all(&line),
         };
         if let Err(error) = written {
             self.failure.lock().get_or_insert(error);
@@ -116,8 +116,8 @@ impl Recorder {
     /// Writes the buffered lines and returns the file's path; the path is empty for a record in memory.
     pub(super) fn close(&self) -> io::Result<PathBuf> {
         let path = match &mut *self.lines.lock() {
-            Lines::File(path, file) => file.flush().map(|()| path.clone())?,
-            Lines::Memory(_) => PathBuf::new(),
+            LineSink::File(path, file) => file.flush().map(|()| path.clone())?,
+            LineSink::Memory(_) => PathBuf::new(),
         };
         match self.failure.lock().take() {
             Some(error) => Err(error),
@@ -128,8 +128,8 @@ impl Recorder {
     /// Returns the lines in memory. Later ones are not kept with them.
     pub(super) fn take(&self) -> Vec<u8> {
         match &mut *self.lines.lock() {
-            Lines::File(..) => Vec::new(),
-            Lines::Memory(bytes) => std::mem::take(bytes),
+            LineSink::File(..) => Vec::new(),
+            LineSink::Memory(bytes) => std::mem::take(bytes),
         }
     }
 }

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use super::history::History;
 use super::operation::Operation;
-use super::record::{AskedServer, EventKind, ReadVerb, RecordedStatus};
+use super::record::{EventKind, ReadVerb, RecordedStatus, RequestTarget};
 
 /// Requests of one kind that the judged server refused, without a promise about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ impl RefusedRequests {
     /// this, because promises are judged by successful responses only.
     pub fn of(history: &History) -> Vec<Self> {
         let mut refused: BTreeMap<(&str, u16), Self> = BTreeMap::new();
-        for op in history.operations.iter().filter(|op| op.server == AskedServer::Subject) {
+        for op in history.operations.iter().filter(|op| op.server == RequestTarget::Subject) {
             let Some((code, message)) = refusal(op) else { continue };
             let (verb, message) = (op.verb, message.to_owned());
             refused.entry((name(verb), code)).or_insert(Self { verb, code, count: 0, message }).count += 1;

@@ -4,7 +4,7 @@ use std::path::Path;
 use super::html::{escaped, put};
 use super::record::TruthSource;
 use super::timeline_page::timeline;
-use super::{Judged, Outcome, RunVerdict, Violation};
+use super::{GuaranteeVerdict, Outcome, RunVerdict, Violation};
 
 const TEMPLATE: &str = include_str!("report.html");
 /// Maximum number of violations of a guarantee in the report.
@@ -58,10 +58,10 @@ fn about(verdict: &RunVerdict) -> String {
 /// Returns the verdict in words, and the CSS class of its colour.
 fn word(verdict: &RunVerdict) -> (String, &'static str) {
     match (verdict.outcome(), verdict.first()) {
-        (Outcome::Broken, Some(first)) => (format!("Violated: {}", first.promise), "violated"),
-        (Outcome::Broken, None) => ("Violated".to_owned(), "violated"),
-        (Outcome::Kept, _) => ("Passed: all guarantees that could be checked hold".to_owned(), "held"),
-        (Outcome::Void, _) => (format!("Inconclusive: {}", verdict.lacks.join("; ")), "void"),
+        (Outcome::Violated, Some(first)) => (format!("Violated: {}", first.promise), "violated"),
+        (Outcome::Violated, None) => ("Violated".to_owned(), "violated"),
+        (Outcome::Passed, _) => ("Passed: all guarantees that could be checked hold".to_owned(), "held"),
+        (Outcome::Inconclusive, _) => (format!("Inconclusive: {}", verdict.lacks.join("; ")), "void"),
     }
 }
 
@@ -72,9 +72,9 @@ fn told(violation: &Violation) -> String {
     format!("{promise}{of} (lines {})\n  expected {expected}\n  got      {got}\n", lines.join(", "))
 }
 
-fn table(judged: &[Judged]) -> String {
+fn table(judged: &[GuaranteeVerdict]) -> String {
     let mut out = "<table><tr><th>guarantee</th><th>checks</th><th>violations</th></tr>\n".to_owned();
-    for Judged { promise, instances, broken, .. } in judged {
+    for GuaranteeVerdict { promise, instances, broken, .. } in judged {
         let class = match (instances, broken) {
             (0, 0) => "dim",
             (_, 0) => "held",
@@ -87,7 +87,7 @@ fn table(judged: &[Judged]) -> String {
     out
 }
 
-fn violations(judged: &[Judged]) -> String {
+fn violations(judged: &[GuaranteeVerdict]) -> String {
     let all = judged.iter().flat_map(|judged| judged.violations.iter().take(TOLD_MAX));
     all.fold(String::new(), |mut out, violation| {
         put(&mut out, format_args!("<pre>{}</pre>\n", escaped(&told(violation))));

@@ -14,13 +14,13 @@ pub(super) struct LabelsAndFields {
 pub(super) struct Selection {
     /// Empty for all namespaces and for cluster-wide resources.
     pub(super) namespace: String,
-    labels: Vec<(String, Test)>,
-    fields: Vec<Term>,
+    labels: Vec<(String, LabelRequirement)>,
+    fields: Vec<FieldRequirement>,
 }
 
 /// A requirement for a label.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Test {
+enum LabelRequirement {
     Present,
     Absent,
     OneOf(Vec<String>),
@@ -32,7 +32,7 @@ enum Test {
 
 /// A requirement for a field.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Term {
+struct FieldRequirement {
     field: String,
     value: String,
     equal: bool,
@@ -60,7 +60,7 @@ impl Selection {
     /// Whether an object's key matches the namespace and name.
     pub(super) fn covers(&self, key: &str) -> bool {
         let (namespace, name) = key.split_once('/').unwrap_or(("", key));
-        let fits = |term: &Term| match term.field.as_str() {
+        let fits = |term: &FieldRequirement| match term.field.as_str() {
             "metadata.name" => (term.value == name) == term.equal,
             "metadata.namespace" => (term.value == namespace) == term.equal,
             _ => true,
@@ -70,7 +70,7 @@ impl Selection {
 
     /// Whether labels and fields match, except name and namespace.
     pub(super) fn admits(&self, object: &LabelsAndFields) -> bool {
-        let fits = |term: &Term| {
+        let fits = |term: &FieldRequirement| {
             let found = object.fields.get(&term.field).map_or("", String::as_str);
             term.is_of_key() || (found == term.value) == term.equal
         };
@@ -78,13 +78,13 @@ impl Selection {
     }
 }
 
-impl Term {
+impl FieldRequirement {
     fn is_of_key(&self) -> bool {
         matches!(self.field.as_str(), "metadata.name" | "metadata.namespace")
     }
 }
 
-impl Test {
+impl LabelRequirement {
     fn holds(&self, value: Option<&String>) -> bool {
         let number = || value.and_then(|value| value.parse::<i64>().ok());
         match self {
@@ -118,7 +118,7 @@ fn pieces(text: &str, parentheses: bool) -> Vec<&str> {
     found.into_iter().map(str::trim).filter(|piece| !piece.is_empty()).collect()
 }
 
-fn label(piece: &str) -> Option<(String, Test)> {
+fn label(piece: &str) -> Option<(String, LabelRequirement)> {
     let named = |key: &str, test| {
         let key = key.trim();
         let odd = |letter: char| letter.is_whitespace() || "=!<>()".contains(letter);
@@ -126,33 +126,33 @@ fn label(piece: &str) -> Option<(String, Test)> {
     };
     let one = |value: &str| vec![value.trim().to_owned()];
     if let Some(key) = piece.strip_prefix('!') {
-        return named(key, Test::Absent);
+        return named(key, LabelRequirement::Absent);
     }
     if let Some((before, values)) = piece.strip_suffix(')').and_then(|piece| piece.split_once('(')) {
         let values = values.split(',').map(|value| value.trim().to_owned()).collect();
         let before = before.trim();
         return match before.rsplit_once(char::is_whitespace)? {
-            (key, "in") => named(key, Test::OneOf(values)),
-            (key, "notin") => named(key, Test::NoneOf(values)),
+            (key, "in") => named(key, LabelRequirement::OneOf(values)),
+            (key, "notin") => named(key, LabelRequirement::NoneOf(values)),
             _ => None,
         };
     }
     if let Some((key, value)) = piece.split_once("!=") {
-        return named(key, Test::NoneOf(one(value)));
+        return named(key, LabelRequirement::NoneOf(one(value)));
     }
     if let Some((key, value)) = piece.split_once('=') {
-        return named(key, Test::OneOf(one(value.strip_prefix('=').unwrap_or(value))));
+        return named(key, LabelRequirement::OneOf(one(value.strip_prefix('=').unwrap_or(value))));
     }
     if let Some((key, bound)) = piece.split_once('>') {
-        return named(key, Test::Above(bound.trim().parse().ok()?));
+        return named(key, LabelRequirement::Above(bound.trim().parse().ok()?));
     }
     if let Some((key, bound)) = piece.split_once('<') {
-        return named(key, Test::Below(bound.trim().parse().ok()?));
+        return named(key, LabelRequirement::Below(bound.trim().parse().ok()?));
     }
-    named(piece, Test::Present)
+    named(piece, LabelRequirement::Present)
 }
 
-fn field(piece: &str) -> Option<Term> {
+fn field(piece: &str) -> Option<FieldRequirement> {
     let at = piece.find('=')?;
     let (field, equal) = match piece[..at].strip_suffix('!') {
         Some(field) => (field, false),
@@ -165,7 +165,7 @@ fn field(piece: &str) -> Option<Term> {
     while let Some(letter) = letters.next() {
         plain.push(if letter == '\\' { letters.next()? } else { letter });
     }
-    Some(Term { field: field.to_owned(), value: plain, equal })
+    Some(FieldRequirement { field: field.to_owned(), value: plain, equal })
 }
 
 #[cfg(test)]

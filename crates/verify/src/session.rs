@@ -9,18 +9,18 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::faults::{self, FaultPlan};
-use super::frames_once::FramesOnce;
-use super::learning::{Direct, Etcd, LearnError, Learnt, keep_windows};
+use super::frame_decode_cache::FrameDecodeCache;
 use super::links::SharedLinks;
-use super::order::{EtcdOrder, VerifyOrder};
-use super::record::{AskedServer, Record, RunRecord, TruthSource};
+use super::object_set::ObjectSet;
+use super::order::{EtcdOptions, VerifyOptions};
+use super::record::{Record, RequestTarget, RunRecord, TruthSource};
 use super::recorder::{RecordCounts, Recorder};
-use super::scene::{Notes, Scene};
-use super::world::World;
-use super::writing::{self, WriterPlan};
-use super::{VerifyError, client, preparing};
+use super::run_context::{Notes, RunContext};
+use super::truth_recorder::{Direct, Etcd, TruthError, TruthRecorder, keep_windows};
+use super::writer::{self, WriterPlan};
+use super::{VerifyError, client, preparation};
 use base::Tasks;
-use probe::{ProgressLine, ShortClient, Target, TargetCredentials, WatchProtocol};
+use probe::{ProgressLine, Target, TargetCredentials, UnaryClient, WatchProtocol};
 
 const AGENT: &str = "kube-fanout-verify";
 /// The time after the end within which the truth must be learnt up to the last version that clients saw.
@@ -33,7 +33,7 @@ const BEYOND_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The record of a run, with the problems that are not violations.
 #[derive(Clone, Debug)]
-pub struct Recorded {
+pub struct RecordedRun {
     pub record: PathBuf,
     pub counts: RecordCounts,
     /// Problems that are not violations.
@@ -45,10 +45,10 @@ pub struct Recorded {
 /// # Errors
 /// If the run could not start, or cannot be judged.
 pub async fn run(
-    order: &VerifyOrder,
+    order: &VerifyOptions,
     progress: &ProgressLine,
     stop: &CancellationToken,
-) -> Result<Recorded, VerifyError> {
+) -> Result<RecordedRun, VerifyError> {
     let tasks = Tasks::new();
     let recorded = prepare_and_run(order, progress, stop, &tasks).await;
     tasks.join().await;
@@ -57,11 +57,11 @@ pub async fn run(
 }
 
 async fn prepare_and_run(
-    order: &VerifyOrder,
+    order: &VerifyOptions,
     progress: &ProgressLine,
     stop: &CancellationToken,
     tasks: &Tasks,
-) -> Result<Recorded, VerifyError> {
+) -> Result<RecordedRun, VerifyError> {
     let mut subjects = vec![order.credentials.target(&order.url).await?.by(AGENT)];
     for also in &order.also {
         let ca = also.ca.clone().or_else(|| order.credentials.ca.clone());
@@ -74,24 +74,24 @@ async fn prepare_and_run(
     };
     progress.phase(format!("preparing {} at {}", order.resource, order.url));
     // Definitions and namespaces are created at the source of truth, if it is known.
-    let short = ShortClient::new(direct.as_ref().unwrap_or(&subjects[0]), WatchProtocol::H1, tasks);
-    let resource = preparing::resource(&short, &order.resource).await?;
+    let short = UnaryClient::new(direct.as_ref().unwrap_or(&subjects[0]), WatchProtocol::H1, tasks);
+    let resource = preparation::resource(&short, &order.resource).await?;
     let (notes, mut encodings) = (Notes::default(), order.encodings.clone());
     for subject in &subjects {
-        preparing::rehearse(subject, &resource, &order.transports, &mut encodings, tasks, &notes).await?;
+        preparation::rehearse(subject, &resource, &order.transports, &mut encodings, tasks, &notes).await?;
     }
-    let world = World::new(resource, order.namespaces, order.objects);
-    preparing::namespaces(&short, &world).await?;
+    let world = ObjectSet::new(resource, order.namespaces, order.objects);
+    preparation::namespaces(&short, &world).await?;
     let failed = |error| VerifyError::Write { path: order.out.clone(), source: error };
     std::fs::create_dir_all(&order.out).map_err(failed)?;
     let recorder = Recorder::create(&order.out.join(RECORD_FILE), order.record_bytes_max).map_err(failed)?;
-    let scene = Arc::new(Scene {
+    let scene = Arc::new(RunContext {
         recorder,
         world,
         subjects,
         informers: order.informers,
         links: SharedLinks::new(order.share),
-        frames: FramesOnce::default(),
+        frames: FrameDecodeCache::default(),
         direct,
         seed: order.seed,
         encodings,
@@ -108,12 +108,12 @@ async fn prepare_and_run(
     let ran = session.run().await;
     let record = scene.recorder.close().map_err(failed)?;
     if !order.keep
-        && let Err(error) = preparing::clean_up(&short, &scene.world).await
+        && let Err(error) = preparation::clean_up(&short, &scene.world).await
     {
         scene.notes.add(format!("cannot delete all objects: {error}"));
     }
     ran?;
-    Ok(Recorded { record, counts: scene.recorder.counts(), notes: scene.notes.take() })
+    Ok(RecordedRun { record, counts: scene.recorder.counts(), notes: scene.notes.take() })
 }
 
 /// The record's file name in a run's directory.
@@ -121,7 +121,7 @@ const RECORD_FILE: &str = "records.jsonl";
 /// The file name of the faults' output.
 const FAULTS_FILE: &str = "faults.log";
 
-fn about(order: &VerifyOrder) -> RunRecord {
+fn about(order: &VerifyOptions) -> RunRecord {
     RunRecord {
         seed: order.seed,
         url: order.url.clone(),
@@ -135,10 +135,10 @@ fn about(order: &VerifyOrder) -> RunRecord {
 }
 
 struct Session<'a> {
-    order: &'a VerifyOrder,
+    order: &'a VerifyOptions,
     progress: &'a ProgressLine,
     stop: &'a CancellationToken,
-    scene: &'a Arc<Scene>,
+    scene: &'a Arc<RunContext>,
 }
 
 impl Session<'_> {
@@ -166,13 +166,13 @@ impl Session<'_> {
     }
 
     /// Starts to learn the truth; returns once its initial state is known.
-    async fn learn(&self) -> Result<Arc<Learnt>, VerifyError> {
+    async fn learn(&self) -> Result<Arc<TruthRecorder>, VerifyError> {
         let Self { order, scene, .. } = self;
         let tasks = &scene.tasks;
         self.progress.phase("reading the initial state");
         let learnt = match &order.etcd {
             Some(etcd) => {
-                let learnt = Learnt::new(scene, TruthSource::Etcd);
+                let learnt = TruthRecorder::new(scene, TruthSource::Etcd);
                 let prefix = etcd.prefix.clone().unwrap_or_else(|| scene.world.resource.etcd_prefix());
                 let etcd = Etcd::new(&etcd_target(etcd, &order.credentials).await?, &prefix, tasks);
                 tasks.spawn("verify compactions", etcd.clone().keep_compactions(learnt.clone()));
@@ -180,9 +180,9 @@ impl Session<'_> {
                 learnt
             }
             None => {
-                let learnt = Learnt::new(scene, TruthSource::Direct);
+                let learnt = TruthRecorder::new(scene, TruthSource::Direct);
                 let path = scene.world.resource.collection(None);
-                let direct = Direct::new(scene.target(AskedServer::Direct), &path, tasks);
+                let direct = Direct::new(scene.target(RequestTarget::Direct), &path, tasks);
                 tasks.spawn("verify truth", direct.learn(learnt.clone()));
                 learnt
             }
@@ -195,7 +195,7 @@ impl Session<'_> {
         };
         match timeout(STATE_WITHIN, begun).await {
             Ok(begun) => begun?,
-            Err(_) => return Err(LearnError::Gap("the beginning".to_owned()).into()),
+            Err(_) => return Err(TruthError::Gap("the beginning".to_owned()).into()),
         }
         tasks.spawn("verify windows", keep_windows(learnt.clone(), order.window));
         Ok(learnt)
@@ -223,12 +223,12 @@ impl Session<'_> {
         let writer = |number: u32| {
             let past = scene.direct.as_ref().filter(|_| number % 2 == 1);
             let target = past.unwrap_or_else(|| scene.subject()).clone();
-            writing::run((*scene).clone(), number, plan, target, calm.clone())
+            writer::run((*scene).clone(), number, plan, target, calm.clone())
         };
         join_all((0..order.writers).map(writer)).await;
     }
 
-    async fn break_things(&self, learnt: &Arc<Learnt>, calm: &CancellationToken) {
+    async fn break_things(&self, learnt: &Arc<TruthRecorder>, calm: &CancellationToken) {
         let (least, most) = self.order.fault_every;
         let (commands, log) = (self.order.faults.clone(), self.order.out.join(FAULTS_FILE));
         let plan = FaultPlan { commands, least, most, first_within: self.order.duration / 2, log };
@@ -236,7 +236,7 @@ impl Session<'_> {
     }
 
     /// Waits for the end of the run; returns the reason if it ends early.
-    async fn until_over(&self, learnt: &Learnt, began: Instant) -> Option<String> {
+    async fn until_over(&self, learnt: &TruthRecorder, began: Instant) -> Option<String> {
         let scene = self.scene;
         let over = sleep(self.order.duration);
         tokio::pin!(over);
@@ -257,7 +257,7 @@ impl Session<'_> {
     }
 
     /// Waits for the delivery of the last changes.
-    async fn settle(&self, learnt: &Learnt) {
+    async fn settle(&self, learnt: &TruthRecorder) {
         tokio::select! {
             () = sleep(self.order.patience + BEYOND_PATIENCE) => {}
             () = self.stop.cancelled() => {}
@@ -266,10 +266,10 @@ impl Session<'_> {
     }
 
     /// Learns the truth up to the last version that any participant has seen.
-    async fn close(&self, learnt: &Learnt) -> Result<(), VerifyError> {
+    async fn close(&self, learnt: &TruthRecorder) -> Result<(), VerifyError> {
         let scene = self.scene;
-        let target = scene.target(AskedServer::Direct);
-        let Some(version) = writing::fence(scene, target).await else {
+        let target = scene.target(RequestTarget::Direct);
+        let Some(version) = writer::fence(scene, target).await else {
             learnt.tell();
             scene.notes.add("the last write failed: the end of the run was not checked");
             return Ok(());
@@ -292,8 +292,8 @@ impl Session<'_> {
 }
 
 /// Returns etcd as a target, with its own certificates.
-async fn etcd_target(etcd: &EtcdOrder, credentials: &TargetCredentials) -> Result<Target, VerifyError> {
-    let EtcdOrder { url, ca, certificate, key, .. } = etcd;
+async fn etcd_target(etcd: &EtcdOptions, credentials: &TargetCredentials) -> Result<Target, VerifyError> {
+    let EtcdOptions { url, ca, certificate, key, .. } = etcd;
     let own = TargetCredentials {
         ca: ca.clone(),
         client_certificate: certificate.clone(),

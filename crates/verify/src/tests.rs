@@ -10,8 +10,8 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;
 
+use super::guarantee::Guarantee;
 use super::history::History;
-use super::promise::Promise;
 use super::record::Record;
 use super::violation::Violation;
 
@@ -46,13 +46,13 @@ fn runs(count: usize) -> impl Iterator<Item = model::Model> {
 
 #[test]
 fn model_runs_check_every_guarantee() {
-    let mut instances = [0; Promise::ALL.len()];
+    let mut instances = [0; Guarantee::ALL.len()];
     for model in runs(60) {
         let history = History::of(model.records).unwrap();
         let judged = history.judge_all();
         instances.iter_mut().zip(judged).for_each(|(sum, judged)| *sum += judged.instances);
     }
-    let rare: Vec<_> = Promise::ALL.iter().zip(instances).filter(|(_, instances)| *instances < 60).collect();
+    let rare: Vec<_> = Guarantee::ALL.iter().zip(instances).filter(|(_, instances)| *instances < 60).collect();
     assert!(rare.is_empty(), "{rare:?}");
 }
 

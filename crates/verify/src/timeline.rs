@@ -2,12 +2,12 @@
 
 /// The highest version seen by each moment.
 #[derive(Debug, Default)]
-pub(super) struct Witnessed {
+pub(super) struct VersionTimeline {
     /// Moments with the highest version by then. Both increase.
     points: Vec<(u64, u64)>,
 }
 
-impl Witnessed {
+impl VersionTimeline {
     /// Builds it from moments and versions in any order.
     pub(super) fn new(mut points: Vec<(u64, u64)>) -> Self {
         points.sort_unstable();
@@ -34,7 +34,7 @@ mod tests {
 
     #[test]
     fn seen_version_counts_as_known_from_then_on() {
-        let seen = Witnessed::new(vec![(30, 5), (10, 3), (20, 9), (20, 4), (40, 11)]);
+        let seen = VersionTimeline::new(vec![(30, 5), (10, 3), (20, 9), (20, 4), (40, 11)]);
         let at = [10, 11, 20, 21, 31, 41].map(|at| seen.before(at));
         assert_eq!(at, [0, 3, 3, 9, 9, 11]);
     }

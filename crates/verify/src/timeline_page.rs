@@ -23,7 +23,7 @@ const TOP: f64 = 24.0;
 
 /// The rows, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Who {
+enum TimelineRow {
     Truth,
     Writers,
     /// The client whose operation shows the violation.
@@ -33,8 +33,8 @@ enum Who {
 
 /// A drawn element.
 #[derive(Debug)]
-struct Mark {
-    who: Who,
+struct TimelineMark {
+    who: TimelineRow,
     from_ns: u64,
     to_ns: u64,
     class: &'static str,
@@ -63,7 +63,7 @@ pub(super) fn timeline(record: &Path, lines: &[u32], op: Option<Op>) -> io::Resu
     let answers = shown.iter().filter(|(_, text, _)| !text.starts_with(CALL)).filter_map(|(.., at)| *at);
     let span = Span::around(answers).or_else(|| Span::around(shown.iter().filter_map(|(.., at)| *at)));
     let Some(span) = span else { return Ok(String::new()) };
-    let mut drawing = Drawing { span, lines, op, calls: HashMap::new(), marks: Vec::new(), faults: Vec::new() };
+    let mut drawing = TimelineDrawing { span, lines, op, calls: HashMap::new(), marks: Vec::new(), faults: Vec::new() };
     each(record, |number, text, record| drawing.take(number, text, record))?;
     let mut out = "<h2>Timeline of the first violation</h2>\n<div class=\"wide\">".to_owned();
     out.push_str(&drawing.svg());
@@ -121,17 +121,17 @@ impl Span {
     }
 }
 
-struct Drawing<'a> {
+struct TimelineDrawing<'a> {
     span: Span,
     lines: &'a [u32],
     op: Option<Op>,
     /// Operations in progress, with their lines.
     calls: HashMap<Op, (u32, CallRecord)>,
-    marks: Vec<Mark>,
+    marks: Vec<TimelineMark>,
     faults: Vec<(u64, u64, String)>,
 }
 
-impl Drawing<'_> {
+impl TimelineDrawing<'_> {
     fn take(&mut self, line: u32, text: &str, record: &Record) {
         let is_wrong = self.lines.contains(&line);
         match record {
@@ -143,15 +143,20 @@ impl Drawing<'_> {
             Record::End(end) => self.over(end.op, end.at_ns, is_wrong, &format!("ended: {:?}", end.how)),
             Record::Event(event) => {
                 let Some(who) = self.who(event.op) else { return };
-                self.mark(Mark { who, class: event.kind.as_str(), is_wrong, ..Mark::at(event.at_ns, text) });
+                self.mark(TimelineMark {
+                    who,
+                    class: event.kind.as_str(),
+                    is_wrong,
+                    ..TimelineMark::at(event.at_ns, text)
+                });
             }
             Record::Truth(change) => {
-                let (who, class) = (Who::Truth, change.kind.as_str());
-                self.mark(Mark { who, class, is_wrong, ..Mark::at(change.at_ns, text) });
+                let (who, class) = (TimelineRow::Truth, change.kind.as_str());
+                self.mark(TimelineMark { who, class, is_wrong, ..TimelineMark::at(change.at_ns, text) });
             }
             Record::Written(write) => {
                 let (from_ns, to_ns, about) = (write.call_ns, write.return_ns, text.to_owned());
-                self.mark(Mark { who: Who::Writers, from_ns, to_ns, class: "bar", is_wrong, about });
+                self.mark(TimelineMark { who: TimelineRow::Writers, from_ns, to_ns, class: "bar", is_wrong, about });
             }
             Record::Fault(fault) if self.span.has(fault.from_ns, fault.to_ns) => {
                 self.faults.push((fault.from_ns, fault.to_ns, fault.name.clone()));
@@ -160,10 +165,14 @@ impl Drawing<'_> {
         }
     }
 
-    fn who(&self, op: Op) -> Option<Who> {
+    fn who(&self, op: Op) -> Option<TimelineRow> {
         let (_, call) = self.calls.get(&op)?;
         let culprit = self.op.and_then(|op| self.calls.get(&op)).map(|(_, call)| call.client);
-        Some(if culprit == Some(call.client) { Who::Culprit(call.client) } else { Who::Client(call.client) })
+        Some(if culprit == Some(call.client) {
+            TimelineRow::Culprit(call.client)
+        } else {
+            TimelineRow::Client(call.client)
+        })
     }
 
     /// Ends an operation and draws its bar.
@@ -176,10 +185,10 @@ impl Drawing<'_> {
         if self.op != Some(op) {
             self.calls.remove(&op);
         }
-        self.mark(Mark { who, from_ns, to_ns, class: "bar", is_wrong, about });
+        self.mark(TimelineMark { who, from_ns, to_ns, class: "bar", is_wrong, about });
     }
 
-    fn mark(&mut self, mark: Mark) {
+    fn mark(&mut self, mark: TimelineMark) {
         if self.span.has(mark.from_ns, mark.to_ns) && (self.marks.len() < MARKS_MAX || mark.is_wrong) {
             self.marks.push(mark);
         }
@@ -191,7 +200,7 @@ impl Drawing<'_> {
         let end = self.span.to_ns;
         open.into_iter().for_each(|op| self.over(op, end, false, "still open"));
         let who: BTreeSet<_> = self.marks.iter().map(|mark| mark.who).collect();
-        let culprits = |who: &&Who| matches!(who, Who::Client(_));
+        let culprits = |who: &&TimelineRow| matches!(who, TimelineRow::Client(_));
         let spare = ROWS_MAX.saturating_sub(who.iter().filter(|who| !culprits(who)).count());
         let fixed = who.iter().filter(|who| !culprits(who)).copied();
         let rows: Vec<_> = fixed.chain(who.iter().filter(culprits).take(spare).copied()).collect();
@@ -231,11 +240,11 @@ impl Drawing<'_> {
     }
 }
 
-impl Mark {
+impl TimelineMark {
     /// Returns a mark without a length.
     fn at(at_ns: u64, about: &str) -> Self {
         let about = about.to_owned();
-        Self { who: Who::Truth, from_ns: at_ns, to_ns: at_ns, class: "mark", is_wrong: false, about }
+        Self { who: TimelineRow::Truth, from_ns: at_ns, to_ns: at_ns, class: "mark", is_wrong: false, about }
     }
 }
 
@@ -245,16 +254,16 @@ fn about(call: &CallRecord, how: &str) -> String {
     format!("operation {op}: {verb:?} {path}{query} ({encoding:?}, {transport:?}), {how}")
 }
 
-fn name(who: Who) -> String {
+fn name(who: TimelineRow) -> String {
     match who {
-        Who::Truth => "true history".to_owned(),
-        Who::Writers => "writers".to_owned(),
-        Who::Culprit(client) => format!("client {client} (violation)"),
-        Who::Client(client) => format!("client {client}"),
+        TimelineRow::Truth => "true history".to_owned(),
+        TimelineRow::Writers => "writers".to_owned(),
+        TimelineRow::Culprit(client) => format!("client {client} (violation)"),
+        TimelineRow::Client(client) => format!("client {client}"),
     }
 }
 
-fn draw(out: &mut String, span: &Span, mark: &Mark, y: f64) {
+fn draw(out: &mut String, span: &Span, mark: &TimelineMark, y: f64) {
     let (x, to) = (span.x(mark.from_ns), span.x(mark.to_ns));
     let class = if mark.is_wrong { format!("{} wrong", mark.class) } else { mark.class.to_owned() };
     if mark.class == "bar" {

@@ -1,14 +1,14 @@
 //! The truth about one resource: its objects at every version.
 
 use super::digest::Digest;
-use super::names::KeyNumber;
+use super::interner::KeyId;
 use super::record::{EventKind, RecordedEncoding};
 
 /// A change that happened, or an object of the truth's initial state.
 #[derive(Clone, Debug)]
 pub(super) struct TrueChange {
     pub(super) version: u64,
-    pub(super) key: KeyNumber,
+    pub(super) key: KeyId,
     /// ADDED, MODIFIED or DELETED.
     pub(super) kind: EventKind,
     pub(super) digest: Option<Digest>,
@@ -50,7 +50,7 @@ pub(super) struct ResourceTruth {
     /// Sorted by version, then by key.
     pub(super) changes: Vec<TrueChange>,
     /// Changes by key, then by version.
-    by_key: Vec<(KeyNumber, u32)>,
+    by_key: Vec<(KeyId, u32)>,
 }
 
 impl ResourceTruth {
@@ -104,14 +104,14 @@ impl ResourceTruth {
     }
 
     /// Returns the index of a key's change at a version.
-    pub(super) fn change_at(&self, key: KeyNumber, version: u64) -> Option<u32> {
+    pub(super) fn change_at(&self, key: KeyId, version: u64) -> Option<u32> {
         let at = self.changes.binary_search_by_key(&(version, key), |change| (change.version, change.key)).ok()?;
         u32::try_from(at).ok()
     }
 
     /// Returns the last change of a key up to and including a version. The key exists there unless the change is a
     /// deletion.
-    pub(super) fn state_of(&self, key: KeyNumber, version: u64) -> Option<&TrueChange> {
+    pub(super) fn state_of(&self, key: KeyId, version: u64) -> Option<&TrueChange> {
         let of_key = self.of_key(key);
         let behind = of_key.partition_point(|(_, at)| self.changes[*at as usize].version <= version);
         behind.checked_sub(1).map(|at| &self.changes[of_key[at].1 as usize])
@@ -120,7 +120,7 @@ impl ResourceTruth {
     /// Returns the first change of a key after a version that satisfies the condition.
     pub(super) fn next_of(
         &self,
-        key: KeyNumber,
+        key: KeyId,
         version: u64,
         wanted: impl Fn(&TrueChange) -> bool,
     ) -> Option<&TrueChange> {
@@ -140,7 +140,7 @@ impl ResourceTruth {
         self.changes.partition_point(|change| change.version <= version)
     }
 
-    fn of_key(&self, key: KeyNumber) -> &[(KeyNumber, u32)] {
+    fn of_key(&self, key: KeyId) -> &[(KeyId, u32)] {
         let start = self.by_key.partition_point(|(other, _)| *other < key);
         let end = self.by_key.partition_point(|(other, _)| *other <= key);
         &self.by_key[start..end]
@@ -154,7 +154,7 @@ mod tests {
     fn change(version: u64, key: u32, kind: EventKind) -> TrueChange {
         TrueChange {
             version,
-            key: KeyNumber(key),
+            key: KeyId(key),
             kind,
             digest: None,
             metadata: None,
@@ -176,14 +176,14 @@ mod tests {
     fn object_state_at_a_version_is_that_of_its_last_change() {
         use EventKind::{Added, Deleted, Modified};
         let truth = truth(&[(5, 1, Deleted), (1, 1, Added), (3, 1, Modified), (5, 0, Added), (7, 1, Added)]).unwrap();
-        let at = |version| truth.state_of(KeyNumber(1), version).map(|change| (change.version, change.is_deletion()));
+        let at = |version| truth.state_of(KeyId(1), version).map(|change| (change.version, change.is_deletion()));
         let all: Vec<_> = (0..8).map(at).collect();
         let [one, three, five] = [Some((1, false)), Some((3, false)), Some((5, true))];
         assert_eq!(all, [None, one, one, three, three, five, five, Some((7, false))]);
         assert_eq!(truth.changes.iter().map(|change| change.key.0).collect::<Vec<_>>(), [1, 1, 0, 1, 1]);
-        let deletion = &truth.changes[truth.change_at(KeyNumber(1), 5).unwrap() as usize];
+        let deletion = &truth.changes[truth.change_at(KeyId(1), 5).unwrap() as usize];
         assert_eq!((deletion.before, deletion.after), (Some(1), Some(4)));
-        assert_eq!(truth.next_of(KeyNumber(1), 3, |change| !change.is_deletion()).unwrap().version, 7);
+        assert_eq!(truth.next_of(KeyId(1), 3, |change| !change.is_deletion()).unwrap().version, 7);
         let differs = |from, to| truth.difference(from, to).map(|change| change.version);
         // Object 1 does not exist before 1 and at 6; in between it was created and deleted.
         assert_eq!([differs(0, 6), differs(0, 3), differs(1, 3), differs(5, 6)], [Some(5), Some(1), Some(3), None]);

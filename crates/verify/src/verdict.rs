@@ -4,31 +4,31 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::io::BufRead;
 
+use super::guarantee::Guarantee;
 use super::history::History;
-use super::hops::Hops;
-use super::promise::Promise;
 use super::rates::Counts;
 use super::record::{RunRecord, TruthSource};
 use super::refused_requests::RefusedRequests;
-use super::violation::{Judged, Violation};
+use super::server_switches::ServerSwitches;
+use super::violation::{GuaranteeVerdict, Violation};
 
 /// What a conclusive run requires.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Requirements {
     pub least: Counts,
     /// Guarantees that must have been checked at least once.
-    pub judged: BTreeSet<Promise>,
+    pub judged: BTreeSet<Guarantee>,
 }
 
 /// The outcome of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// No violation was found.
-    Kept,
+    Passed,
     /// A guarantee was violated.
-    Broken,
+    Violated,
     /// No violation was found, but too little happened: inconclusive.
-    Void,
+    Inconclusive,
 }
 
 /// The verdict on each guarantee in a run.
@@ -36,9 +36,9 @@ pub enum Outcome {
 pub struct RunVerdict {
     pub run: RunRecord,
     pub counts: Counts,
-    pub hops: Hops,
-    /// In the order of [`Promise::ALL`].
-    pub judged: Vec<Judged>,
+    pub hops: ServerSwitches,
+    /// In the order of [`Guarantee::ALL`].
+    pub judged: Vec<GuaranteeVerdict>,
     /// Refused requests that no guarantee covers.
     pub refused: Vec<RefusedRequests>,
     /// What was missing for a conclusive run.
@@ -54,14 +54,14 @@ impl RunVerdict {
         let idle = idle.filter(|judged| requirements.judged.contains(&judged.promise));
         lacks.extend(idle.map(|judged| format!("no check of {}", judged.promise)));
         let refused = RefusedRequests::of(history);
-        Self { run: history.run().clone(), counts, hops: Hops::of(history), judged, refused, lacks }
+        Self { run: history.run().clone(), counts, hops: ServerSwitches::of(history), judged, refused, lacks }
     }
 
     pub fn outcome(&self) -> Outcome {
         match (self.first(), self.lacks.is_empty()) {
-            (Some(_), _) => Outcome::Broken,
-            (None, true) => Outcome::Kept,
-            (None, false) => Outcome::Void,
+            (Some(_), _) => Outcome::Violated,
+            (None, true) => Outcome::Passed,
+            (None, false) => Outcome::Inconclusive,
         }
     }
 
@@ -110,7 +110,7 @@ impl RunVerdict {
     }
 }
 
-fn words(judged: &Judged) -> String {
+fn words(judged: &GuaranteeVerdict) -> String {
     match (judged.instances, judged.broken) {
         (0, 0) => "not checked".to_owned(),
         (instances, 0) => format!("ok in {instances} checks"),
@@ -122,9 +122,9 @@ impl Outcome {
     /// The exit code.
     pub fn code(self) -> u8 {
         match self {
-            Self::Kept => 0,
-            Self::Broken => 1,
-            Self::Void => 2,
+            Self::Passed => 0,
+            Self::Violated => 1,
+            Self::Inconclusive => 2,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! A resource seen through one selection: the events that a watch of it must get, and its state at every version.
 
-use super::names::{KeyNumber, Keys};
+use super::interner::{KeyId, Keys};
 use super::record::EventKind;
 use super::selection::{LabelsAndFields, Selection};
 use super::truth::{ResourceTruth, TrueChange};
@@ -9,36 +9,36 @@ use std::sync::Arc;
 
 /// An event that each watch of the selection must get.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Expected {
+pub(super) struct ExpectedEvent {
     pub(super) version: u64,
     /// The index of its change in the truth.
     pub(super) change: u32,
     /// The event type for this selection.
     pub(super) kind: EventKind,
-    sum: Sum,
+    sum: StateFingerprint,
 }
 
 /// A fingerprint of a state: two states with the same count and mix are the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Sum {
+pub(super) struct StateFingerprint {
     pub(super) count: u32,
     mix: u64,
 }
 
-impl Sum {
-    pub(super) fn add(&mut self, key: KeyNumber, version: u64) {
+impl StateFingerprint {
+    pub(super) fn add(&mut self, key: KeyId, version: u64) {
         self.count = self.count.wrapping_add(1);
         self.mix ^= mixed(key, version);
     }
 
-    pub(super) fn take(&mut self, key: KeyNumber, version: u64) {
+    pub(super) fn take(&mut self, key: KeyId, version: u64) {
         self.count = self.count.wrapping_sub(1);
         self.mix ^= mixed(key, version);
     }
 }
 
 /// Hashes a key and a version to 64 bits, as splitmix64 does.
-fn mixed(key: KeyNumber, version: u64) -> u64 {
+fn mixed(key: KeyId, version: u64) -> u64 {
     let mut mix = version.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(key.0).wrapping_mul(0xd1b5_4a32_d192_ed03);
     for (shift, factor) in [(30, 0xbf58_476d_1ce4_e5b9), (27, 0x94d0_49bb_1331_11eb)] {
         mix = (mix ^ mix >> shift).wrapping_mul(factor);
@@ -54,9 +54,9 @@ pub(super) struct SelectionView {
     pub(super) selection: Selection,
     /// The matching objects at the beginning of the truth, by change.
     initial: Vec<u32>,
-    initial_sum: Sum,
+    initial_sum: StateFingerprint,
     /// In the order of the truth.
-    pub(super) events: Vec<Expected>,
+    pub(super) events: Vec<ExpectedEvent>,
 }
 
 impl SelectionView {
@@ -73,7 +73,7 @@ impl SelectionView {
                 && admitted.get(change.attributes as usize) == Some(&true)
                 && selection.covers(keys.text(change.key))
         };
-        let mut sum = Sum::default();
+        let mut sum = StateFingerprint::default();
         let mut initial = Vec::new();
         let mut events = Vec::new();
         let mut initial_sum = sum;
@@ -100,7 +100,7 @@ impl SelectionView {
                 (true, false) => EventKind::Deleted,
                 (false, false) => continue,
             };
-            events.push(Expected { version: change.version, change: number, kind, sum });
+            events.push(ExpectedEvent { version: change.version, change: number, kind, sum });
         }
         Self { truth: at, selection, initial, initial_sum, events }
     }
@@ -121,7 +121,7 @@ impl SelectionView {
     }
 
     /// Returns the state at a version that the truth knows.
-    pub(super) fn sum_at(&self, version: u64) -> Sum {
+    pub(super) fn sum_at(&self, version: u64) -> StateFingerprint {
         self.index_behind(version).checked_sub(1).map_or(self.initial_sum, |last| self.events[last].sum)
     }
 
@@ -138,12 +138,12 @@ pub(super) struct Replay<'a> {
     truth: &'a ResourceTruth,
     next: usize,
     /// The last change of each object, in the order of lists.
-    state: BTreeMap<KeyNumber, u32>,
+    state: BTreeMap<KeyId, u32>,
 }
 
 impl Replay<'_> {
     /// Returns the objects at a version, each with its last change.
-    pub(super) fn at(&mut self, version: u64) -> &BTreeMap<KeyNumber, u32> {
+    pub(super) fn at(&mut self, version: u64) -> &BTreeMap<KeyId, u32> {
         while let Some(event) = self.view.events.get(self.next).filter(|event| event.version <= version) {
             let key = self.truth.changes[event.change as usize].key;
             if event.kind == EventKind::Deleted {

@@ -1,13 +1,13 @@
 //! The findings of a judge.
 
+use super::guarantee::Guarantee;
 use super::operation::Operation;
-use super::promise::Promise;
 use super::record::Op;
 
 /// One violation of a promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    pub promise: Promise,
+    pub promise: Guarantee,
     /// The operation that shows it.
     pub op: Option<Op>,
     pub expected: String,
@@ -18,8 +18,8 @@ pub struct Violation {
 
 /// The verdict on one promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Judged {
-    pub promise: Promise,
+pub struct GuaranteeVerdict {
+    pub promise: Guarantee,
     /// How often it was judged. With 0, it was neither kept nor broken.
     pub instances: u64,
     /// How often it was broken.
@@ -31,8 +31,8 @@ pub struct Judged {
 /// How many violations of a promise are kept; further ones are only counted.
 const VIOLATIONS_MAX: usize = 100;
 
-impl Judged {
-    pub(super) fn new(promise: Promise) -> Self {
+impl GuaranteeVerdict {
+    pub(super) fn new(promise: Guarantee) -> Self {
         Self { promise, instances: 0, broken: 0, violations: Vec::new() }
     }
 

@@ -1,6 +1,6 @@
-use super::Taken;
+use super::ResourceUsage;
 
 /// Returns no values, because other systems have no `/proc`.
-pub(super) fn taken() -> Taken {
-    Taken::default()
+pub(super) fn taken() -> ResourceUsage {
+    ResourceUsage::default()
 }

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::cache::{CacheConfig, FeedEnd};
-use crate::feeds::{Demand, FeedSpec, Scope};
+use crate::feeds::{FeedSpec, FeedStartRequest, Scope};
 use crate::wire::Encoding;
 use kubeapi::Gvr;
 
@@ -28,7 +28,7 @@ async fn metric_series_are_removed_after_their_feed_ends() {
     let (feeds, mut demands) = Feeds::new(config);
     for namespace in 0..1_000 {
         let handle = feeds.handle(&spec(&format!("n{namespace}")), None).expect("there is room");
-        let Demand { feed, mut writer } = demands.try_recv().expect("it is demanded");
+        let FeedStartRequest { feed, mut writer } = demands.try_recv().expect("it is demanded");
         writer.set_state(FeedState::Live);
         FeedCounts::add(&feed.counts.events, 1);
         drop(handle);

@@ -6,7 +6,7 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use super::SOON;
-use crate::app::rights::Rights;
+use crate::app::permission_retrier::PermissionRetrier;
 use crate::cache::{CacheReader, Cursor, FeedState, Pull, View};
 use crate::feeds::{FeedHandle, Scope};
 use crate::serve::feed_spec;
@@ -18,8 +18,8 @@ use kubeapi::{ObjectKey, ResourceVersion};
 /// ordinary feed, which it shares with clients that watch the resource.
 pub(super) struct ChangeListener {
     pub(super) from: DeclaringResource,
-    pub(super) rights: Rights,
-    pub(super) told: mpsc::Sender<(DeclaringResource, News)>,
+    pub(super) rights: PermissionRetrier,
+    pub(super) told: mpsc::Sender<(DeclaringResource, ListenerEvent)>,
     /// The pause before a retry when there is no feed or it has ended. A retry does not reach upstream more often than
     /// a refused request may be repeated.
     pub(super) again: Duration,
@@ -27,15 +27,15 @@ pub(super) struct ChangeListener {
 
 /// The messages of a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum News {
+pub(super) enum ListenerEvent {
     /// The catalog is up to date, and will receive every later change.
     Listening,
     /// The declarations have changed, and the catalog has the change.
     Changed,
     /// A change could not be read, so upstream must be asked.
-    Unread,
+    Unparsable,
     /// Changes may be missed, because there is no feed or its upstream stream is lost.
-    Deaf,
+    Disconnected,
 }
 
 /// The declarations of all objects. Each version of an object is parsed once.
@@ -81,7 +81,7 @@ impl ChangeListener {
                     // is in both.
                     cursor.get_or_insert_with(|| feed.reader.open_at_end(View::everything()).cursor);
                     let changed = self.read(&mut declarations, &feed.reader);
-                    self.tell(News::Listening).await;
+                    self.tell(ListenerEvent::Listening).await;
                     self.tell_change(changed).await;
                 }
                 FeedState::Stale { .. } => {
@@ -128,18 +128,18 @@ impl ChangeListener {
 
     async fn tell_change(&self, changed: Option<bool>) {
         match changed {
-            Some(true) => self.tell(News::Changed).await,
+            Some(true) => self.tell(ListenerEvent::Changed).await,
             Some(false) => {}
-            None => self.tell(News::Unread).await,
+            None => self.tell(ListenerEvent::Unparsable).await,
         }
     }
 
     async fn deaf(&self) {
         self.rights.catalog.lose(self.from);
-        self.tell(News::Deaf).await;
+        self.tell(ListenerEvent::Disconnected).await;
     }
 
-    async fn tell(&self, news: News) {
+    async fn tell(&self, news: ListenerEvent) {
         // Sending fails only during shutdown, when the receiver is dropped.
         let _ = self.told.send((self.from, news)).await;
     }

@@ -56,11 +56,11 @@ const EARLIER: f64 = 0.2;
 /// The times at which feeds are compared with the catalog again after a change. Upstream may apply a change later than
 /// the proxy observes it. A comparison sends no requests to upstream.
 #[derive(Debug, Default)]
-pub(super) struct SettlingLooks {
+pub(super) struct SettlingChecks {
     left: Vec<Instant>,
 }
 
-impl SettlingLooks {
+impl SettlingChecks {
     pub(super) fn change(&mut self, now: Instant) {
         self.left = LATER.iter().rev().map(|after| now + *after).collect();
     }
@@ -184,7 +184,7 @@ mod tests {
     #[test]
     fn discovery_is_rechecked_one_and_three_seconds_after_change() {
         let now = Instant::now();
-        let mut looks = SettlingLooks::default();
+        let mut looks = SettlingChecks::default();
         assert_eq!(looks.due(), None);
         looks.change(now);
         for after in LATER {

@@ -15,11 +15,11 @@ fn map(headers: &Headers) -> HeaderMap {
 fn guard(tls: bool) -> BrowserGuard {
     let allowed = ["https://app.example", "http://localhost:3000", "chrome-extension://abcdefgh", "tauri://localhost"];
     let allowed = allowed.map(|origin| origin.parse().expect("an origin"));
-    BrowserGuard::new(tls, Hosts::new(&["proxy.internal".to_owned()]), allowed.to_vec())
+    BrowserGuard::new(tls, AllowedHosts::new(&["proxy.internal".to_owned()]), allowed.to_vec())
 }
 
 /// The result of a guard without TLS for these headers.
-fn check(headers: &Headers) -> Result<(), Foreign> {
+fn check(headers: &Headers) -> Result<(), ForeignRequest> {
     guard(false).check(&Uri::from_static("/api/v1/secrets?watch=1"), &map(headers))
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::names::{Named, wrong_extra_key};
+use super::names::{UserNameKind, wrong_extra_key};
 use kubeapi::{Access, AccessTarget, ResourceTarget, User};
 
 /// A mode of impersonation. All of its steps must succeed.
@@ -17,7 +17,7 @@ pub(super) struct ImpersonationMode {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ImpersonationStep {
-    Ask(Access),
+    Review(Access),
     /// The first access, or else all of the others.
     AllOrEach(Access, Vec<Access>),
     /// Never allowed, for that reason.
@@ -47,25 +47,25 @@ const MANY: usize = 4;
 /// `request` is `None` if upstream does not support constrained impersonation.
 pub(super) fn modes(requestor: &User, wanted: &User, request: Option<&Access>) -> Vec<ImpersonationMode> {
     let constrained = request.map(|request| constrained(requestor, wanted, request)).unwrap_or_default();
-    let mut steps = vec![ImpersonationStep::Ask(LEGACY.name(&wanted.name))];
+    let mut steps = vec![ImpersonationStep::Review(LEGACY.name(&wanted.name))];
     steps.extend(LEGACY.uid(wanted));
-    steps.extend(wanted.groups.iter().map(|group| ImpersonationStep::Ask(LEGACY.group_named(group))));
-    steps.extend(LEGACY.extras(&wanted.extra).into_iter().map(ImpersonationStep::Ask));
+    steps.extend(wanted.groups.iter().map(|group| ImpersonationStep::Review(LEGACY.group_named(group))));
+    steps.extend(LEGACY.extras(&wanted.extra).into_iter().map(ImpersonationStep::Review));
     let legacy = ImpersonationMode { subject: None, steps, user: wanted.clone() };
     constrained.into_iter().chain([legacy]).collect()
 }
 
 fn constrained(requestor: &User, wanted: &User, request: &Access) -> Vec<ImpersonationMode> {
     let is_bare = wanted.uid.is_empty() && wanted.groups.is_empty() && wanted.extra.is_empty();
-    match Named::of(&wanted.name) {
-        Named::Node(node) if is_bare => {
+    match UserNameKind::of(&wanted.name) {
+        UserNameKind::Node(node) if is_bare => {
             let user = User { groups: vec![NODES.to_owned()], ..wanted.clone() };
             let mode = |mode: &str, name: &str, subject| {
                 let verb = format!("impersonate:{mode}");
                 let name = Verb { verb: &verb, group: AUTHENTICATION }.target("nodes", "", "", name);
                 ImpersonationMode {
                     subject,
-                    steps: vec![ImpersonationStep::Ask(on(mode, request)), ImpersonationStep::Ask(name)],
+                    steps: vec![ImpersonationStep::Review(on(mode, request)), ImpersonationStep::Review(name)],
                     user: user.clone(),
                 }
             };
@@ -73,16 +73,16 @@ fn constrained(requestor: &User, wanted: &User, request: &Access) -> Vec<Imperso
                 is_associated(requestor, node).then(|| mode("associated-node", "*", Some(bound(requestor))));
             associated.into_iter().chain([mode("arbitrary-node", node, None)]).collect()
         }
-        Named::ServiceAccount { .. } if is_bare => {
+        UserNameKind::ServiceAccount { .. } if is_bare => {
             let verb = Verb { verb: "impersonate:serviceaccount", group: AUTHENTICATION };
             let steps = vec![
-                ImpersonationStep::Ask(on("serviceaccount", request)),
-                ImpersonationStep::Ask(verb.name(&wanted.name)),
+                ImpersonationStep::Review(on("serviceaccount", request)),
+                ImpersonationStep::Review(verb.name(&wanted.name)),
             ];
             vec![ImpersonationMode { subject: None, steps, user: wanted.clone() }]
         }
-        Named::Node(_) | Named::ServiceAccount { .. } => Vec::new(),
-        Named::Other => vec![user_info(wanted, request)],
+        UserNameKind::Node(_) | UserNameKind::ServiceAccount { .. } => Vec::new(),
+        UserNameKind::Other => vec![user_info(wanted, request)],
     }
 }
 
@@ -90,7 +90,7 @@ fn constrained(requestor: &User, wanted: &User, request: &Access) -> Vec<Imperso
 fn user_info(wanted: &User, request: &Access) -> ImpersonationMode {
     let verb = Verb { verb: "impersonate:user-info", group: AUTHENTICATION };
     let mut steps =
-        vec![ImpersonationStep::Ask(on("user-info", request)), ImpersonationStep::Ask(verb.name(&wanted.name))];
+        vec![ImpersonationStep::Review(on("user-info", request)), ImpersonationStep::Review(verb.name(&wanted.name))];
     steps.extend(verb.uid(wanted));
     if let Some((group, why)) = wrong_group(&wanted.groups) {
         steps.push(ImpersonationStep::Never(verb.group_named(group), why.to_owned()));
@@ -113,7 +113,7 @@ fn asked(each: Vec<Access>, are_many: bool, all: impl FnOnce() -> Access) -> Vec
     if are_many {
         vec![ImpersonationStep::AllOrEach(all(), each)]
     } else {
-        each.into_iter().map(ImpersonationStep::Ask).collect()
+        each.into_iter().map(ImpersonationStep::Review).collect()
     }
 }
 
@@ -144,7 +144,7 @@ fn wrong_extra(extra: &BTreeMap<String, Vec<String>>) -> Option<String> {
 
 /// Whether the requestor is a service account whose token is bound to a pod of that node.
 fn is_associated(requestor: &User, node: &str) -> bool {
-    let is_service_account = matches!(Named::of(&requestor.name), Named::ServiceAccount { .. });
+    let is_service_account = matches!(UserNameKind::of(&requestor.name), UserNameKind::ServiceAccount { .. });
     is_service_account && requestor.extra.get(NODE_NAME).is_some_and(|nodes| nodes.as_slice() == [node])
 }
 
@@ -161,8 +161,8 @@ fn on(mode: &str, request: &Access) -> Access {
 
 impl Verb<'_> {
     fn name(self, user: &str) -> Access {
-        match Named::of(user) {
-            Named::ServiceAccount { namespace, name } => self.target("serviceaccounts", namespace, "", name),
+        match UserNameKind::of(user) {
+            UserNameKind::ServiceAccount { namespace, name } => self.target("serviceaccounts", namespace, "", name),
             _ => self.target("users", "", "", user),
         }
     }
@@ -173,7 +173,7 @@ impl Verb<'_> {
 
     fn uid(self, wanted: &User) -> Option<ImpersonationStep> {
         let verb = Self { group: AUTHENTICATION, ..self };
-        (!wanted.uid.is_empty()).then(|| ImpersonationStep::Ask(verb.target("uids", "", "", &wanted.uid)))
+        (!wanted.uid.is_empty()).then(|| ImpersonationStep::Review(verb.target("uids", "", "", &wanted.uid)))
     }
 
     fn extra(self, key: &str, value: &str) -> Access {

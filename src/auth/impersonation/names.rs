@@ -2,13 +2,13 @@
 
 /// The kind of a user name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Named<'a> {
+pub(super) enum UserNameKind<'a> {
     Node(&'a str),
     ServiceAccount { namespace: &'a str, name: &'a str },
     Other,
 }
 
-impl<'a> Named<'a> {
+impl<'a> UserNameKind<'a> {
     pub(super) fn of(user: &'a str) -> Self {
         if let Some(node) = user.strip_prefix("system:node:").filter(|node| is_subdomain(node)) {
             return Self::Node(node);
@@ -78,22 +78,22 @@ mod tests {
     #[test]
     fn malformed_node_and_service_account_names_are_plain_users() {
         for (user, expected) in [
-            ("system:node:n1", Named::Node("n1")),
-            ("system:node:n1.example", Named::Node("n1.example")),
-            ("system:node:N1", Named::Other),
-            ("system:node:", Named::Other),
-            ("system:node:-n", Named::Other),
-            ("system:serviceaccount:t1:a.b", Named::ServiceAccount { namespace: "t1", name: "a.b" }),
-            ("system:serviceaccount:t.1:a", Named::Other),
-            ("system:serviceaccount:t1:a:b", Named::Other),
-            ("system:serviceaccount:t1:", Named::Other),
-            ("system:serviceaccount:t1-:a", Named::Other),
-            ("ada", Named::Other),
+            ("system:node:n1", UserNameKind::Node("n1")),
+            ("system:node:n1.example", UserNameKind::Node("n1.example")),
+            ("system:node:N1", UserNameKind::Other),
+            ("system:node:", UserNameKind::Other),
+            ("system:node:-n", UserNameKind::Other),
+            ("system:serviceaccount:t1:a.b", UserNameKind::ServiceAccount { namespace: "t1", name: "a.b" }),
+            ("system:serviceaccount:t.1:a", UserNameKind::Other),
+            ("system:serviceaccount:t1:a:b", UserNameKind::Other),
+            ("system:serviceaccount:t1:", UserNameKind::Other),
+            ("system:serviceaccount:t1-:a", UserNameKind::Other),
+            ("ada", UserNameKind::Other),
         ] {
-            assert_eq!(Named::of(user), expected, "{user}");
+            assert_eq!(UserNameKind::of(user), expected, "{user}");
         }
         let long = format!("system:serviceaccount:{}:a", "n".repeat(64));
-        assert_eq!(Named::of(&long), Named::Other);
+        assert_eq!(UserNameKind::of(&long), UserNameKind::Other);
     }
 
     #[test]

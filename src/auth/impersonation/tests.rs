@@ -4,7 +4,7 @@ use super::modes::{ImpersonationMode, ImpersonationStep, modes};
 use super::*;
 use kubeapi::{Access, AccessTarget, Query, RequestInfo, ResourceTarget};
 
-fn read(lines: &[(&'static str, &'static str)]) -> Result<Option<User>, NoImpersonatedUser> {
+fn read(lines: &[(&'static str, &'static str)]) -> Result<Option<User>, InvalidImpersonation> {
     let mut headers = HeaderMap::new();
     for (name, value) in lines {
         headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
@@ -32,7 +32,7 @@ fn told(access: &Access) -> String {
 
 fn steps(mode: &ImpersonationMode) -> Vec<String> {
     let step = |step: &ImpersonationStep| match step {
-        ImpersonationStep::Ask(access) => told(access),
+        ImpersonationStep::Review(access) => told(access),
         ImpersonationStep::AllOrEach(all, each) => {
             format!("{} or {}", told(all), each.iter().map(told).collect::<Vec<_>>().join(" and "))
         }
@@ -99,7 +99,7 @@ fn impersonation_without_user_fails_with_the_apiserver_message() {
     }
     let mut headers = HeaderMap::new();
     headers.insert(USER, HeaderValue::from_bytes(b"\xff").expect("a value"));
-    assert_eq!(Impersonation::of(&headers), Err(NoImpersonatedUser::NotText(HeaderName::from_static(USER))));
+    assert_eq!(Impersonation::of(&headers), Err(InvalidImpersonation::NotText(HeaderName::from_static(USER))));
 }
 
 #[test]

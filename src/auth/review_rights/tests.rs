@@ -5,7 +5,7 @@ use tokio::time::{Instant, advance, sleep};
 use super::*;
 use crate::auth::AuthConfig;
 use crate::auth::stub::{Stub, authorizer};
-use base::{Pending, Tasks};
+use base::{PendingComponent, Tasks};
 use kubeapi::Status;
 
 /// Longer than any pause between two checks of a right.
@@ -24,7 +24,7 @@ fn refusal(code: i32) -> Error {
 }
 
 fn names(ready: &Ready) -> Vec<String> {
-    ready.pending().into_iter().map(|Pending { what, .. }| what).collect()
+    ready.pending().into_iter().map(|PendingComponent { what, .. }| what).collect()
 }
 
 #[tokio::test(start_paused = true)]

@@ -118,7 +118,7 @@ async fn lease_reviews_stay_within_the_configured_rate() {
         watches.push(scene.watch(&format!("u-{}", number % 50), &pods(number)).await);
     }
     scene.stub.asked();
-    scene.authorizer.policy_changed(&Affected::Everyone);
+    scene.authorizer.policy_changed(&AffectedUsers::Everyone);
     sleep(seconds(30)).await;
     let asked = scene.stub.asked();
     let accesses: Vec<_> = asked.iter().filter(|asked| asked.namespace.is_some()).map(|asked| asked.at).collect();

@@ -4,7 +4,7 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::auth::Verdict;
-use crate::upstream::{AccessVerdict, Cause};
+use crate::upstream::{AccessReviewResult, Cause};
 use kubeapi::{Access, User};
 
 const RBAC: &str = r#"RBAC: allowed by ClusterRoleBinding "b" of ClusterRole "c" to User "ada""#;
@@ -219,7 +219,7 @@ async fn decision_learned_for_a_downstream_proxy_is_reused() {
         let (user, access) = (caller.user().expect("somebody"), Access::of(&pods));
         let before = Instant::now();
         assert!(scene.authorizer.recalls(user, &access, before).await.is_none());
-        let verdict = AccessVerdict { allowed, reason: "said so".to_owned() };
+        let verdict = AccessReviewResult { allowed, reason: "said so".to_owned() };
         let question = || (User::clone(user), access.clone());
         scene.authorizer.learns(question(), Cause::LeaseReview, before, verdict.clone()).await;
         assert!(scene.authorizer.recalls(user, &access, before).await.is_none(), "it may be older than requests go by");
@@ -238,7 +238,7 @@ async fn decision_learned_for_a_downstream_proxy_is_reused() {
             scene.authorizer.recalls(user, &access, before).await.is_none_or(|known| known.0 > before),
             "forgotten"
         );
-        let verdict = AccessVerdict { allowed, reason: "said so".to_owned() };
+        let verdict = AccessReviewResult { allowed, reason: "said so".to_owned() };
         scene.authorizer.learns(question(), Cause::AccessReview, before, verdict).await;
         assert!(
             scene.authorizer.recalls(user, &access, before).await.is_none_or(|known| known.0 > before),

@@ -1,12 +1,12 @@
 //! W6–W8: the versions that a watch may start from, and its first events.
 
 use super::fixture::{POD, Pod, added, deleted, listed, pull_all, ring, rv, snapshot, told, view};
-use crate::cache::{CacheConfig, CacheReader, CacheWriter, Pull, Start, View};
+use crate::cache::{CacheConfig, CacheReader, CacheWriter, Pull, StartPosition, View};
 use kubeapi::ResourceVersion;
 
 /// Returns the events of a watch from `after`, or the error if it cannot be opened.
 fn from(reader: &CacheReader, after: u64) -> Vec<String> {
-    match reader.open(Start::After(rv(after)), View::everything()) {
+    match reader.open(StartPosition::After(rv(after)), View::everything()) {
         Ok(mut opened) => told(&mut opened.cursor),
         Err(too_old) => vec![too_old.to_string()],
     }
@@ -45,11 +45,11 @@ fn watch_with_empty_ring_starts_at_the_list_version() {
     assert_eq!(from(&reader, 8), ["too old resource version: 8 (10)"]);
     assert_eq!(from(&reader, 9), ["too old resource version: 9 (10)"], "what happened at 10 is not known");
     for after in [10, 11] {
-        let mut opened = reader.open(Start::After(rv(after)), View::everything()).expect("nothing is missing");
+        let mut opened = reader.open(StartPosition::After(rv(after)), View::everything()).expect("nothing is missing");
         assert_eq!(told(&mut opened.cursor), Vec::<String>::new());
         drop(opened);
     }
-    let mut opened = reader.open(Start::After(rv(10)), View::everything()).expect("nothing is missing");
+    let mut opened = reader.open(StartPosition::After(rv(10)), View::everything()).expect("nothing is missing");
     writer.apply(deleted(&POD, 11)).expect("in order");
     assert_eq!(told(&mut opened.cursor), ["DELETED a/p 11"], "the first event after the list");
 }
@@ -91,7 +91,7 @@ fn upstream_bookmark_does_not_move_the_oldest_start() {
 #[test]
 fn watch_from_a_future_version_gets_no_older_events() {
     let (mut writer, reader) = creating(ring(10), 10, &[11, 12]);
-    let mut opened = reader.open(Start::After(rv(14)), View::everything()).expect("the future is no error");
+    let mut opened = reader.open(StartPosition::After(rv(14)), View::everything()).expect("the future is no error");
     assert_eq!(told(&mut opened.cursor), Vec::<String>::new());
     for (name, version) in [("r", 13), ("s", 14), ("x", 15), ("y", 16)] {
         writer.apply(added(&Pod { name, ..POD }, version)).expect("in order");
@@ -103,7 +103,7 @@ fn watch_from_a_future_version_gets_no_older_events() {
 #[test]
 fn watch_from_a_future_version_expires_after_eviction() {
     let (mut writer, reader) = creating(ring(2), 10, &[11]);
-    let mut opened = reader.open(Start::After(rv(99)), View::everything()).expect("the future is no error");
+    let mut opened = reader.open(StartPosition::After(rv(99)), View::everything()).expect("the future is no error");
     for version in 12..16 {
         writer.apply(added(&POD, version)).expect("in order");
     }
@@ -114,7 +114,7 @@ fn watch_from_a_future_version_expires_after_eviction() {
 #[test]
 fn expired_reader_receives_no_further_events() {
     let (mut writer, reader) = creating(ring(2), 10, &[]);
-    let mut opened = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring");
+    let mut opened = reader.open(StartPosition::After(rv(10)), View::everything()).expect("in the ring");
     for version in 11..=13 {
         writer.apply(added(&POD, version)).expect("in order");
     }
@@ -129,7 +129,7 @@ fn expired_reader_receives_no_further_events() {
 #[test]
 fn reader_at_the_ring_edge_loses_no_deletion() {
     let (mut writer, reader) = listed(ring(2), 10, &[(POD, 4), (Pod { name: "q", ..POD }, 5)]);
-    let mut opened = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring");
+    let mut opened = reader.open(StartPosition::After(rv(10)), View::everything()).expect("in the ring");
     writer.apply(deleted(&POD, 11)).expect("in order");
     writer.apply(deleted(&Pod { name: "q", ..POD }, 12)).expect("in order");
     let mut batch = Vec::new();
@@ -143,9 +143,9 @@ fn reader_at_the_ring_edge_loses_no_deletion() {
 #[test]
 fn relist_expires_all_watches_of_the_old_history() {
     let (mut writer, reader) = creating(ring(10), 10, &[11, 12]);
-    let open = |after| reader.open(Start::After(rv(after)), View::everything()).expect("in the ring").cursor;
+    let open = |after| reader.open(StartPosition::After(rv(after)), View::everything()).expect("in the ring").cursor;
     let (mut behind, mut at_the_end) = (open(10), open(12));
-    let mut narrow = reader.open(Start::Current, view("a", "", "")).expect("current").cursor;
+    let mut narrow = reader.open(StartPosition::Current, view("a", "", "")).expect("current").cursor;
     for cursor in [&mut at_the_end, &mut narrow] {
         assert_eq!(told(cursor), Vec::<String>::new());
     }
@@ -163,7 +163,7 @@ fn relist_expires_all_watches_of_the_old_history() {
 #[test]
 fn relist_at_an_older_version_restarts_from_that_version() {
     let (mut writer, reader) = creating(ring(10), 100, &[101]);
-    let mut old = reader.open(Start::After(rv(101)), View::everything()).expect("in the ring").cursor;
+    let mut old = reader.open(StartPosition::After(rv(101)), View::everything()).expect("in the ring").cursor;
     writer.replace(snapshot(50, &[(POD, 40)]));
     assert_eq!(reader.progress().rv, rv(50));
     assert_eq!(reader.snapshot().rv, rv(50));
@@ -177,10 +177,10 @@ fn relist_at_an_older_version_restarts_from_that_version() {
 #[test]
 fn ended_feed_expires_its_watches() {
     let (writer, reader) = creating(ring(10), 10, &[11]);
-    let mut opened = reader.open(Start::After(rv(11)), View::everything()).expect("in the ring");
+    let mut opened = reader.open(StartPosition::After(rv(11)), View::everything()).expect("in the ring");
     drop(writer);
     assert_eq!(told(&mut opened.cursor), ["expired 10"]);
-    let mut late = reader.open(Start::After(rv(10)), View::everything()).expect("the ring is still there");
+    let mut late = reader.open(StartPosition::After(rv(10)), View::everything()).expect("the ring is still there");
     assert_eq!(told(&mut late.cursor), ["expired 10"]);
 }
 

@@ -8,7 +8,7 @@ use super::fixture::{
 use super::want::{self, Want};
 use crate::cache::lane::Lane;
 use crate::cache::lane_key::{LANE_VALUES_MAX, LaneKey, LaneTerm};
-use crate::cache::{CacheConfig, CacheReader, CacheWriter, Cursor, Start, View};
+use crate::cache::{CacheConfig, CacheReader, CacheWriter, Cursor, StartPosition, View};
 use crate::wire::{Encoding, Envelope, JsonLayout};
 use kubeapi::EventType::{Added, Deleted, Modified};
 use kubeapi::{FieldTable, Gvr, ObjectKey, Selector};
@@ -18,7 +18,7 @@ const NODE: usize = 0;
 const PHASE: usize = 5;
 
 fn open(reader: &CacheReader, after: u64, view: View) -> Cursor {
-    reader.open(Start::After(rv(after)), view).expect("in the ring").cursor
+    reader.open(StartPosition::After(rv(after)), view).expect("in the ring").cursor
 }
 
 fn lanes(reader: &CacheReader) -> usize {
@@ -134,7 +134,7 @@ fn lane_is_dropped_with_its_last_reader() {
 #[test]
 fn rejected_watch_leaves_no_lane() {
     let (_writer, reader) = listed(ring(10), 10, &[]);
-    assert!(reader.open(Start::After(rv(9)), view("a", "", "")).is_err());
+    assert!(reader.open(StartPosition::After(rv(9)), view("a", "", "")).is_err());
     assert_eq!(lanes(&reader), 0);
 }
 
@@ -158,7 +158,7 @@ fn late_lane_is_filled_from_the_ring() {
         let namespace = if version % 2 == 0 { "a" } else { "b" };
         writer.apply(added(&Pod { namespace, ..POD }, version)).expect("in order");
     }
-    assert!(reader.open(Start::After(rv(11)), view("a", "", "")).is_err());
+    assert!(reader.open(StartPosition::After(rv(11)), view("a", "", "")).is_err());
     let mut cursor = open(&reader, 12, view("a", "", ""));
     assert_eq!(told(&mut cursor), ["MODIFIED a/p 14", "MODIFIED a/p 16"]);
 }
@@ -337,7 +337,7 @@ proptest! {
         for (n, Write { pod, delete }) in writes.into_iter().enumerate() {
             if n == opened {
                 // Both start at the same position, regardless of the ring's content.
-                let narrow = |view: View| reader.open(Start::After(reader.progress().rv), view).expect("now").cursor;
+                let narrow = |view: View| reader.open(StartPosition::After(reader.progress().rv), view).expect("now").cursor;
                 pairs = Want::ALL.map(|want| (narrow(want.view()), among_all(&reader, want.view()))).into();
                 told = vec![(Vec::new(), Vec::new()); pairs.len()];
             }

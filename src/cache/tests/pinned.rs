@@ -2,7 +2,7 @@
 
 use super::fixture::{POD, Pod, added, deleted, listed, ring};
 use crate::cache::{CacheReader, CacheWriter, FeedEnd, FeedState, Pin, Pins};
-use base::Cut;
+use base::AbortSignal;
 
 const OTHERS: [Pod; 3] = [Pod { name: "q", ..POD }, Pod { name: "r", ..POD }, Pod { name: "s", ..POD }];
 
@@ -10,8 +10,8 @@ fn feed() -> (CacheWriter, CacheReader) {
     listed(ring(10), 10, &[(POD, 5), (OTHERS[0], 6), (OTHERS[1], 7), (OTHERS[2], 8)])
 }
 
-fn pin(pins: &Pins, reader: &CacheReader) -> (Cut, Pin) {
-    let cut = Cut::default();
+fn pin(pins: &Pins, reader: &CacheReader) -> (AbortSignal, Pin) {
+    let cut = AbortSignal::default();
     (cut.clone(), reader.pin(pins, &reader.snapshot(), cut))
 }
 
@@ -64,7 +64,7 @@ fn freeing_pins_cuts_only_as_many_of_the_oldest_as_needed() {
     }
     pinned.push(pin(&pins, &busy.1));
     busy.0.apply(added(&POD, 11)).expect("in order");
-    let cut = |pinned: &[(Cut, Pin)]| pinned.iter().map(|(cut, _)| cut.why().is_some()).collect::<Vec<_>>();
+    let cut = |pinned: &[(AbortSignal, Pin)]| pinned.iter().map(|(cut, _)| cut.why().is_some()).collect::<Vec<_>>();
     assert_eq!(pins.free(0), 0);
     assert_eq!(cut(&pinned), [false; 5]);
     let before = pins.bytes();

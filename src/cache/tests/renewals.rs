@@ -7,8 +7,8 @@ use futures_util::FutureExt;
 use proptest::prelude::*;
 
 use super::fixture::{POD, Pod, added, listed, read_frame, ring, rv, snapshot};
-use crate::cache::pinned::KeepsStates;
-use crate::cache::{CacheReader, CacheWriter, Chunk, Snapshot, Start, View};
+use crate::cache::pinned::PinnableFeed;
+use crate::cache::{CacheReader, CacheWriter, Chunk, Snapshot, StartPosition, View};
 use crate::wire::Object;
 use kubeapi::EventType;
 
@@ -42,7 +42,7 @@ fn renewal_changes_bodies_and_chunk_names_without_events() {
     let before = reader.snapshot();
     let (old_names, progress, history) = (names(&before), reader.progress(), reader.history());
     reader.hold(&before);
-    let mut watch = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring").cursor;
+    let mut watch = reader.open(StartPosition::After(rv(10)), View::everything()).expect("in the ring").cursor;
     let list = Snapshot::from_objects(rv(12), [otherwise(&POD, 5), otherwise(&Q, 6)]);
     assert_eq!(renew(&mut writer, &reader, &list), 2);
     let after = reader.snapshot();
@@ -71,7 +71,7 @@ fn renewal_replaces_only_bodies_of_the_same_version() {
     assert_eq!(new, [false, true, false]);
     // Later events build on the current objects.
     writer.apply(added(&Pod { note: 1, ..Q }, 13)).expect("in order");
-    let mut watch = reader.open(Start::After(rv(12)), View::everything()).expect("in the ring").cursor;
+    let mut watch = reader.open(StartPosition::After(rv(12)), View::everything()).expect("in the ring").cursor;
     let mut frames = Vec::new();
     watch.pull(usize::MAX, None, &mut frames);
     assert_eq!(frames.len(), 1);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::fixture::{POD, Pod, Seen, added, deleted, listed, pull_all, ring, rv, seen, told, view};
-use crate::cache::{Applied, CacheReader, CacheWriter, Pull, Snapshot, Start, View};
+use crate::cache::{ApplyResult, CacheReader, CacheWriter, Pull, Snapshot, StartPosition, View};
 use kubeapi::EventType::{Added, Deleted};
 use kubeapi::ResourceVersion;
 
@@ -33,8 +33,8 @@ const ALL_GONE: [&str; 4] = ["DELETED a/p 20", "DELETED a/q 20", "DELETED a/r 20
 fn events_at_one_version_are_delivered_once() {
     for narrow in [View::everything(), view("a", "", ""), view("", "app=x", ""), view("", "", "spec.nodeName=n1")] {
         let (mut writer, reader) = leased(10);
-        let mut resumed = reader.open(Start::After(rv(10)), narrow.clone()).expect("in the ring").cursor;
-        let mut current = reader.open(Start::Current, narrow).expect("current").cursor;
+        let mut resumed = reader.open(StartPosition::After(rv(10)), narrow.clone()).expect("in the ring").cursor;
+        let mut current = reader.open(StartPosition::Current, narrow).expect("current").cursor;
         revoke(&mut writer, &NAMES);
         for cursor in [&mut resumed, &mut current] {
             assert_eq!(told(cursor), ALL_GONE);
@@ -56,7 +56,7 @@ fn no_reader_gets_a_part_of_changes_that_are_applied_together() {
             states.push(scope.spawn(|| {
                 let mut states = Vec::new();
                 while !is_over.load(Ordering::Relaxed) {
-                    let opened = reader.open(Start::Current, View::everything()).expect("current");
+                    let opened = reader.open(StartPosition::Current, View::everything()).expect("current");
                     states.push(opened.snapshot.expect("a state was asked for"));
                     states.extend(reader.current());
                     states.extend(reader.snapshot_at(reader.progress().rv));
@@ -80,7 +80,7 @@ fn no_reader_gets_a_part_of_changes_that_are_applied_together() {
 #[test]
 fn changes_of_several_versions_are_applied_in_order() {
     let (mut writer, reader) = leased(10);
-    let mut cursor = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring").cursor;
+    let mut cursor = reader.open(StartPosition::After(rv(10)), View::everything()).expect("in the ring").cursor;
     let changes = vec![deleted(&pod("p"), 20), deleted(&pod("q"), 20), added(&pod("p"), 21), deleted(&pod("r"), 20)];
     let error = writer.apply_all(changes).expect_err("the last one is late");
     assert_eq!((error.rv.0, error.progress.0), (20, 21));
@@ -91,7 +91,7 @@ fn changes_of_several_versions_are_applied_in_order() {
 #[test]
 fn batch_may_end_between_events_of_one_version() {
     let (mut writer, reader) = leased(10);
-    let mut opened = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring");
+    let mut opened = reader.open(StartPosition::After(rv(10)), View::everything()).expect("in the ring");
     revoke(&mut writer, &NAMES);
     for name in NAMES {
         let mut batch = Vec::new();
@@ -108,17 +108,17 @@ fn batch_may_end_between_events_of_one_version() {
 #[test]
 fn further_event_at_the_newest_version_is_applied_and_delivered_to_open_watches_in_order() {
     let (mut writer, reader) = leased(10);
-    let mut before = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring").cursor;
-    assert_eq!(writer.apply(deleted(&pod("p"), 20)), Ok(Applied::Fresh));
+    let mut before = reader.open(StartPosition::After(rv(10)), View::everything()).expect("in the ring").cursor;
+    assert_eq!(writer.apply(deleted(&pod("p"), 20)), Ok(ApplyResult::Fresh));
     assert_eq!(told(&mut before), ALL_GONE[..1]);
-    let between = reader.open(Start::Current, View::everything()).expect("current");
+    let between = reader.open(StartPosition::Current, View::everything()).expect("current");
     assert_eq!(between.snapshot.map(|state| (state.rv, state.len())), Some((rv(20), 3)));
     let mut from_now = reader.open_at_end(View::everything()).cursor;
-    let mut resumed = reader.open(Start::After(rv(20)), View::everything()).expect("in the ring").cursor;
+    let mut resumed = reader.open(StartPosition::After(rv(20)), View::everything()).expect("in the ring").cursor;
     writer.advance(rv(20), true);
-    assert_eq!(writer.apply(deleted(&pod("q"), 20)), Ok(Applied::Fresh));
-    assert_eq!(writer.apply(deleted(&pod("q"), 20)), Ok(Applied::Duplicate));
-    assert_eq!(writer.apply(added(&POD, 21)), Ok(Applied::Fresh));
+    assert_eq!(writer.apply(deleted(&pod("q"), 20)), Ok(ApplyResult::Fresh));
+    assert_eq!(writer.apply(deleted(&pod("q"), 20)), Ok(ApplyResult::Duplicate));
+    assert_eq!(writer.apply(added(&POD, 21)), Ok(ApplyResult::Fresh));
     for cursor in [&mut before, &mut { between.cursor }, &mut from_now] {
         assert_eq!(told(cursor), ["DELETED a/q 20", "ADDED a/p 21"]);
     }
@@ -131,7 +131,7 @@ fn further_event_at_the_newest_version_is_applied_and_delivered_to_open_watches_
 fn more_events_of_one_version_than_the_ring_holds_are_applied() {
     for events in 1..=4 {
         let (mut writer, reader) = leased(events);
-        let mut eager = reader.open(Start::Current, View::everything()).expect("current").cursor;
+        let mut eager = reader.open(StartPosition::Current, View::everything()).expect("current").cursor;
         let mut known = Vec::new();
         for name in NAMES {
             revoke(&mut writer, &[name]);
@@ -172,7 +172,8 @@ fn reader_that_resumes_from_a_published_state_misses_nothing() {
         let last = state_of(&reader.snapshot());
         for (from, mut state) in known {
             assert!(state.values().all(|version| *version <= from), "seed {seed}: {state:?} at {from}");
-            let mut cursor = reader.open(Start::After(rv(from)), View::everything()).expect("in the ring").cursor;
+            let mut cursor =
+                reader.open(StartPosition::After(rv(from)), View::everything()).expect("in the ring").cursor;
             for Seen { event_type, rv, pod } in pull_all(&mut cursor).0 {
                 assert!(rv > from, "seed {seed}: {rv} from {from}");
                 match event_type {
@@ -195,9 +196,12 @@ fn ring_that_begins_within_a_version_serves_no_earlier_watch() {
     revoke(&mut writer, &NAMES[..3]);
     assert_eq!(reader.stats().floor, rv(20));
     for after in [10, 19] {
-        assert!(reader.open(Start::After(rv(after)), View::everything()).is_err(), "{after}: one deletion is gone");
+        assert!(
+            reader.open(StartPosition::After(rv(after)), View::everything()).is_err(),
+            "{after}: one deletion is gone"
+        );
     }
-    let mut opened = reader.open(Start::After(rv(20)), View::everything()).expect("nothing later is missing");
+    let mut opened = reader.open(StartPosition::After(rv(20)), View::everything()).expect("nothing later is missing");
     assert_eq!(pull_all(&mut opened.cursor).0, vec![]);
 }
 
@@ -209,7 +213,7 @@ fn replayed_deletions_are_duplicates_after_eviction() {
         revoke(&mut writer, &NAMES);
         let before = reader.stats();
         for name in NAMES {
-            assert_eq!(writer.apply(deleted(&pod(name), 20)), Ok(Applied::Duplicate), "{name}, ring of {events}");
+            assert_eq!(writer.apply(deleted(&pod(name), 20)), Ok(ApplyResult::Duplicate), "{name}, ring of {events}");
         }
         assert_eq!((reader.stats().events, reader.stats().objects), (before.events, before.objects));
     }
@@ -220,14 +224,14 @@ fn replayed_add_among_deletions_is_duplicate_after_eviction() {
     let (mut writer, reader) = leased(1);
     let created = Pod { name: "x", ..POD };
     assert_eq!(writer.apply_all(vec![added(&created, 20), deleted(&pod("p"), 20)]), Ok(2));
-    assert_eq!(writer.apply(added(&created, 20)), Ok(Applied::Duplicate));
+    assert_eq!(writer.apply(added(&created, 20)), Ok(ApplyResult::Duplicate));
     assert_eq!(reader.stats().objects, 4);
 }
 
 #[test]
 fn event_at_the_list_version_is_a_duplicate() {
     let (mut writer, reader) = leased(10);
-    assert_eq!(writer.apply(deleted(&pod("p"), 10)), Ok(Applied::Duplicate));
+    assert_eq!(writer.apply(deleted(&pod("p"), 10)), Ok(ApplyResult::Duplicate));
     assert_eq!(reader.stats().objects, 4);
 }
 
@@ -245,8 +249,8 @@ fn event_at_a_version_before_a_later_bookmark_is_out_of_order() {
 #[test]
 fn second_change_of_an_object_at_one_version_is_duplicate() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
-    assert_eq!(writer.apply(added(&POD, 11)), Ok(Applied::Fresh));
-    let mut opened = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring");
-    assert_eq!(writer.apply(deleted(&POD, 11)), Ok(Applied::Duplicate));
+    assert_eq!(writer.apply(added(&POD, 11)), Ok(ApplyResult::Fresh));
+    let mut opened = reader.open(StartPosition::After(rv(10)), View::everything()).expect("in the ring");
+    assert_eq!(writer.apply(deleted(&POD, 11)), Ok(ApplyResult::Duplicate));
     assert_eq!(pull_all(&mut opened.cursor).0, [Seen { event_type: Added, rv: 11, pod: POD }]);
 }

@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use super::fixture::{POD, added, listed, pull_all, read_frame, ring, rv, view};
-use crate::cache::{CacheReader, Cursor, Event, Start, View};
+use crate::cache::{CacheReader, Cursor, Event, StartPosition, View};
 use kubeapi::EventType::Added;
 
 /// Memory of a watch besides its connection, if it shares its view.
@@ -36,7 +36,7 @@ fn object_attribute_overhead_is_within_limits() {
 }
 
 fn open(reader: &CacheReader, view: View) -> Cursor {
-    reader.open(Start::After(rv(10)), view).expect("in the ring").cursor
+    reader.open(StartPosition::After(rv(10)), view).expect("in the ring").cursor
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::fixture::{POD, Pod, Seen, change, listed, ring, rv, seen};
 use super::want::Want;
-use crate::cache::{CacheReader, CacheWriter, OpenedWatch, Pull, Start};
+use crate::cache::{CacheReader, CacheWriter, OpenedWatch, Pull, StartPosition};
 use kubeapi::EventType::{self, Added, Deleted, Modified};
 
 const EVENTS: u64 = 400;
@@ -89,7 +89,7 @@ async fn no_wakeup_is_lost_under_concurrent_writes() {
     for _ in 0..20 {
         let (writer, reader) = listed(ring(10_000), 7, &[]);
         let readers = Want::ALL.map(|want| {
-            let opened = reader.open(Start::After(rv(7)), want.view()).expect("in the ring");
+            let opened = reader.open(StartPosition::After(rv(7)), want.view()).expect("in the ring");
             (want, tokio::spawn(follow(opened)))
         });
         let writer = tokio::spawn(write(writer));
@@ -105,7 +105,7 @@ async fn no_wakeup_is_lost_under_concurrent_writes() {
 async fn open_on_the_way(reader: CacheReader, want: Want) {
     let mut followers = Vec::new();
     for _ in 0..25 {
-        let opened = reader.open(Start::Current, want.view()).expect("current");
+        let opened = reader.open(StartPosition::Current, want.view()).expect("current");
         let at = opened.cursor.start().0;
         followers.push((at, tokio::spawn(follow(opened))));
         tokio::task::yield_now().await;
@@ -148,7 +148,7 @@ async fn watch_opened_during_relist_expires_or_follows_new_history() {
         let opening = tokio::spawn(async move {
             let mut opened = Vec::new();
             for _ in 0..200 {
-                opened.push(reader.open(Start::Current, Want::NamespaceA.view()).expect("current"));
+                opened.push(reader.open(StartPosition::Current, Want::NamespaceA.view()).expect("current"));
             }
             opened
         });

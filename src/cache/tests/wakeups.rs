@@ -7,7 +7,7 @@ use std::task::{Wake, Waker};
 use parking_lot::Mutex;
 
 use super::fixture::{POD, Pod, WakeCounter, added, deleted, listed, pull_all, ring, rv, snapshot, told, view};
-use crate::cache::{CacheReader, CacheWriter, Cursor, FeedEnd, FeedState, Pull, Start, View};
+use crate::cache::{CacheReader, CacheWriter, Cursor, FeedEnd, FeedState, Pull, StartPosition, View};
 
 /// A waiting reader at the end of its lane.
 struct Parked {
@@ -17,7 +17,7 @@ struct Parked {
 
 impl Parked {
     fn new(reader: &CacheReader, view: View) -> Self {
-        let cursor = reader.open(Start::After(reader.progress().rv), view).expect("at the end").cursor;
+        let cursor = reader.open(StartPosition::After(reader.progress().rv), view).expect("at the end").cursor;
         let mut parked = Self { cursor, wakes: Arc::default() };
         parked.park();
         parked
@@ -187,7 +187,7 @@ fn reader_is_woken_once_for_all_events_before_its_next_pull() {
 #[test]
 fn reader_that_drains_its_lane_is_parked_by_the_same_pull() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
-    let mut cursor = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring").cursor;
+    let mut cursor = reader.open(StartPosition::After(rv(10)), View::everything()).expect("in the ring").cursor;
     let wakes = Arc::<WakeCounter>::default();
     writer.apply(added(&POD, 11)).expect("in order");
     writer.apply(added(&POD, 12)).expect("in order");
@@ -204,7 +204,7 @@ fn reader_that_drains_its_lane_is_parked_by_the_same_pull() {
 #[test]
 fn caught_up_reader_learns_the_feed_progress() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
-    let mut cursor = reader.open(Start::After(rv(10)), View::everything()).expect("in the ring").cursor;
+    let mut cursor = reader.open(StartPosition::After(rv(10)), View::everything()).expect("in the ring").cursor;
     writer.apply(added(&POD, 11)).expect("in order");
     writer.advance(rv(15), true);
     let pull = cursor.pull(1, None, &mut Vec::new());
@@ -341,7 +341,7 @@ impl Wake for Named {
 fn downstream_proxies_are_woken_before_clients() {
     let (mut writer, reader) = listed(ring(100), 10, &[]);
     let order = Arc::<Mutex<Vec<_>>>::default();
-    let open = |view: View| reader.open(Start::After(rv(10)), view).expect("in the ring").cursor;
+    let open = |view: View| reader.open(StartPosition::After(rv(10)), view).expect("in the ring").cursor;
     let mut readers = [
         ("a client", open(view("", "", ""))),
         ("a proxy", open(view("", "", "")).for_a_proxy()),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::fixture::{Pod, Seen, WakeCounter, change, pods, ring, rv, seen, snapshot};
 use super::model::{Fact, Model, State, Verdict, visible};
 use super::want::{Lane, Want};
-use crate::cache::{Applied, CacheReader, CacheWriter, Cursor, Event, OpenedWatch, Pull, Snapshot, Start};
+use crate::cache::{ApplyResult, CacheReader, CacheWriter, Cursor, Event, OpenedWatch, Pull, Snapshot, StartPosition};
 use kubeapi::EventType::{self, Added, Deleted, Modified};
 
 pub(super) struct World {
@@ -86,8 +86,8 @@ impl World {
         let verdict = self.model.judge(&pod, rv);
         let answer = self.writer.apply(change(event_type, &pod, rv));
         let answer = match answer {
-            Ok(Applied::Fresh) => Verdict::Fresh,
-            Ok(Applied::Duplicate) => Verdict::Duplicate,
+            Ok(ApplyResult::Fresh) => Verdict::Fresh,
+            Ok(ApplyResult::Duplicate) => Verdict::Duplicate,
             Err(error) => {
                 assert_eq!((error.rv.0, error.progress.0), (rv, self.model.progress));
                 Verdict::OutOfOrder
@@ -134,7 +134,7 @@ impl World {
     /// Opens a watch after `after`; it must fail exactly if the version is too old.
     pub(super) fn open_after(&mut self, want: Want, after: u64) -> Option<usize> {
         let floor = self.model.floor();
-        match self.reader.open(Start::After(rv(after)), want.view()) {
+        match self.reader.open(StartPosition::After(rv(after)), want.view()) {
             Err(too_old) => {
                 assert!(after < floor, "{after} is in the ring, which starts at {floor}");
                 assert_eq!((too_old.requested.0, too_old.floor.0), (after, floor));
@@ -150,7 +150,7 @@ impl World {
 
     /// Opens a watch with the current state.
     pub(super) fn open_current(&mut self, want: Want) -> usize {
-        let opened = self.reader.open(Start::Current, want.view()).expect("the current state is never too old");
+        let opened = self.reader.open(StartPosition::Current, want.view()).expect("the current state is never too old");
         let snapshot = opened.snapshot.as_ref().expect("a state was asked for");
         assert_eq!(snapshot.rv.0, self.model.progress);
         assert_shows(snapshot, &self.model.now);

@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use super::Room;
+use super::AvailableMemory;
 
 /// Mount points of control groups and the name of the limit's file: version 2, then version 1.
 const GROUPS: [(&str, &str); 2] =
@@ -10,7 +10,7 @@ const UNLIMITED_BYTES: u64 = 1 << 60;
 
 /// The lowest limit of the process's control group and its visible ancestors, or the machine's memory if that is less.
 /// In a container, the process's own group is the visible root, whatever its path is outside.
-pub(super) fn room(read: impl Fn(&Path) -> Option<String>) -> Option<Room> {
+pub(super) fn room(read: impl Fn(&Path) -> Option<String>) -> Option<AvailableMemory> {
     let machine = read(Path::new("/proc/meminfo")).and_then(|text| total(&text));
     let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
     let files = GROUPS.iter().zip([false, true]).flat_map(|((mount, file), is_v1)| {
@@ -20,9 +20,9 @@ pub(super) fn room(read: impl Fn(&Path) -> Option<String>) -> Option<Room> {
         let all = inside.chain([Path::new("")]).map(|path| Path::new(mount).join(path).join(file));
         all.collect::<Vec<_>>()
     });
-    let limits = files.filter_map(|path| Some(Room { bytes: limit(&read(&path)?)?, limit: Some(path) }));
+    let limits = files.filter_map(|path| Some(AvailableMemory { bytes: limit(&read(&path)?)?, limit: Some(path) }));
     let lowest = limits.min_by_key(|room| room.bytes);
-    let machine = machine.map(|bytes| Room { bytes, limit: None });
+    let machine = machine.map(|bytes| AvailableMemory { bytes, limit: None });
     lowest.into_iter().chain(machine).min_by_key(|room| room.bytes)
 }
 

@@ -13,15 +13,15 @@ fn inquirer(from: u64) -> ResumingClient {
     ResumingClient { from: rv(from), inquires: true }
 }
 
-fn crowd(versions: &[u64]) -> Crowd {
+fn crowd(versions: &[u64]) -> ClientsByVersion {
     versions.iter().map(|from| (rv(*from), 1)).collect()
 }
 
 /// A feed that has everything after 100.
-const HELD: Held = Held { floor: ResourceVersion(100), known: ResourceVersion(100) };
+const HELD: HistoryBounds = HistoryBounds { floor: ResourceVersion(100), known: ResourceVersion(100) };
 
-fn remembers(answers: &[BackfillOutcome], now: Instant) -> Memory {
-    let mut memory = Memory::default();
+fn remembers(answers: &[BackfillOutcome], now: Instant) -> BackfillProgress {
+    let mut memory = BackfillProgress::default();
     for answer in answers {
         memory.ask(BackfillRequest::Events(rv(1)));
         memory.note(*answer, now);
@@ -31,13 +31,15 @@ fn remembers(answers: &[BackfillOutcome], now: Instant) -> Memory {
 
 #[test]
 fn backfill_outcome_decides_if_later_clients_wait() {
-    use BackfillOutcome::{BrokeOff, Explained, Failed, Gone, Inexplicable, Joined, OtherHistory, TooEarly};
+    use BackfillOutcome::{
+        Failed, Gone, Interrupted, OtherHistory, Prepended, PreviousFound, PreviousUnknown, TooEarly,
+    };
     let now = Instant::now();
-    let spent = [Joined; QUESTIONS_MAX as usize];
+    let spent = [Prepended; QUESTIONS_MAX as usize];
     let gone = Gone { before: rv(50) };
     for (answers, from, later, waits) in [
         (&[][..], 1, 0, true),
-        (&[Joined], 1, 0, true),
+        (&[Prepended], 1, 0, true),
         (&[gone], 49, 0, false),
         (&[gone], 49, 86_400, false),
         (&[gone], 50, 0, true),
@@ -50,19 +52,19 @@ fn backfill_outcome_decides_if_later_clients_wait() {
         (&[Failed], 99, 4, false),
         (&[Failed], 99, 5, true),
         // A broken response is retried, for a limited number of times.
-        (&[BrokeOff], 99, 0, true),
-        (&[BrokeOff, BrokeOff], 99, 0, true),
-        (&[BrokeOff, BrokeOff, Joined, BrokeOff, BrokeOff], 99, 0, true),
-        (&[BrokeOff, BrokeOff, BrokeOff], 99, 4, false),
-        (&[BrokeOff, BrokeOff, BrokeOff], 99, 5, true),
+        (&[Interrupted], 99, 0, true),
+        (&[Interrupted, Interrupted], 99, 0, true),
+        (&[Interrupted, Interrupted, Prepended, Interrupted, Interrupted], 99, 0, true),
+        (&[Interrupted, Interrupted, Interrupted], 99, 4, false),
+        (&[Interrupted, Interrupted, Interrupted], 99, 5, true),
         (&spent, 99, 86_400, false),
         (&spent[1..], 99, 0, true),
         // Irrelevant to clients that do not need previous states.
-        (&[Inexplicable { upto: rv(50) }], 49, 0, true),
-        (&[Explained], 49, 0, true),
+        (&[PreviousUnknown { upto: rv(50) }], 49, 0, true),
+        (&[PreviousFound], 49, 0, true),
     ] {
         let memory = remembers(answers, now);
-        let expected = if waits { Prospect::Waits } else { Prospect::TurnedAway };
+        let expected = if waits { WaitDecision::Wait } else { WaitDecision::Reject };
         let prospect = memory.prospect(who(from), now + Duration::from_secs(later));
         assert_eq!(prospect, expected, "{answers:?}, from {from}, {later} s later");
     }
@@ -71,9 +73,9 @@ fn backfill_outcome_decides_if_later_clients_wait() {
 #[test]
 fn unexplained_range_rejects_later_clients_without_a_request() {
     let now = Instant::now();
-    let memory = remembers(&[BackfillOutcome::Inexplicable { upto: rv(50) }], now);
-    assert_eq!(memory.prospect(inquirer(49), now), Prospect::TurnedAway);
-    assert_eq!(memory.prospect(inquirer(50), now), Prospect::Waits);
+    let memory = remembers(&[BackfillOutcome::PreviousUnknown { upto: rv(50) }], now);
+    assert_eq!(memory.prospect(inquirer(49), now), WaitDecision::Reject);
+    assert_eq!(memory.prospect(inquirer(50), now), WaitDecision::Wait);
 }
 
 #[test]
@@ -83,24 +85,24 @@ fn clients_wait_for_the_last_request_only_if_served_by_its_range() {
         (BackfillRequest::Events(rv(50)), [false, true, true, true]),
         (BackfillRequest::Before(rv(50)), [false, false, false, true]),
     ] {
-        let mut memory = remembers(&[BackfillOutcome::Joined; QUESTIONS_MAX as usize - 1], now);
+        let mut memory = remembers(&[BackfillOutcome::Prepended; QUESTIONS_MAX as usize - 1], now);
         memory.ask(question);
         let those = [who(49), who(50), who(51), inquirer(51)];
-        assert_eq!(those.map(|who| memory.prospect(who, now) == Prospect::Waits), served, "{question:?}");
-        memory.note(BackfillOutcome::Joined, now);
-        assert_eq!(those.map(|who| memory.prospect(who, now) == Prospect::Waits), [false; 4]);
+        assert_eq!(those.map(|who| memory.prospect(who, now) == WaitDecision::Wait), served, "{question:?}");
+        memory.note(BackfillOutcome::Prepended, now);
+        assert_eq!(those.map(|who| memory.prospect(who, now) == WaitDecision::Wait), [false; 4]);
     }
 }
 
 #[test]
 fn backfill_requests_the_oldest_version_not_known_to_be_expired() {
-    use BackfillOutcome::{Failed, Gone, Inexplicable, OtherHistory};
-    let (now, fresh) = (Instant::now(), Memory::default());
+    use BackfillOutcome::{Failed, Gone, OtherHistory, PreviousUnknown};
+    let (now, fresh) = (Instant::now(), BackfillProgress::default());
     let gone = |before| remembers(&[Gone { before: rv(before) }], now);
     let over = remembers(&[OtherHistory], now);
-    let blind = Memory { is_blind: true, ..fresh };
-    let spent = Memory { questions: QUESTIONS_MAX, ..fresh };
-    let partly = Held { known: rv(150), ..HELD };
+    let blind = BackfillProgress { is_blind: true, ..fresh };
+    let spent = BackfillProgress { questions: QUESTIONS_MAX, ..fresh };
+    let partly = HistoryBounds { known: rv(150), ..HELD };
     let events = |from| Some(BackfillRequest::Events(rv(from)));
     let before = |from| Some(BackfillRequest::Before(rv(from)));
     for (what, memory, held, waiting, inquiring, next) in [
@@ -120,17 +122,17 @@ fn backfill_requests_the_oldest_version_not_known_to_be_expired() {
         ("then what was there before", fresh, partly, &[120, 130], &[130, 120], before(120)),
         ("nobody inquires", fresh, partly, &[120], &[], None),
         ("all is explained", fresh, HELD, &[120], &[120], None),
-        ("nobody can explain it", remembers(&[Inexplicable { upto: rv(130) }], now), partly, &[120], &[120], None),
+        ("nobody can explain it", remembers(&[PreviousUnknown { upto: rv(130) }], now), partly, &[120], &[120], None),
         (
             "that could be explained",
-            remembers(&[Inexplicable { upto: rv(130) }], now),
+            remembers(&[PreviousUnknown { upto: rv(130) }], now),
             partly,
             &[140],
             &[140],
             before(140),
         ),
     ] {
-        let ledger = Ledger { waiting: crowd(waiting), inquiring: crowd(inquiring), memory };
+        let ledger = BackfillLedger { waiting: crowd(waiting), inquiring: crowd(inquiring), memory };
         assert_eq!(ledger.next(held, now), next, "{what}");
     }
 }
@@ -143,13 +145,13 @@ fn five_thousand_resume_versions_cost_few_backfill_requests() {
     let mut resume_backfills: Vec<_> = (1..=5_000).collect();
     for at_once in [1, 10, 100] {
         random.shuffle(&mut resume_backfills);
-        let (mut ledger, mut held) = (Ledger::default(), Held { floor: rv(6_000), known: rv(6_000) });
+        let (mut ledger, mut held) = (BackfillLedger::default(), HistoryBounds { floor: rv(6_000), known: rv(6_000) });
         for some in resume_backfills.chunks(at_once) {
             ledger.waiting = crowd(some);
             if let Some(BackfillRequest::Events(from)) = ledger.next(held, Instant::now()) {
                 ledger.memory.ask(BackfillRequest::Events(from));
-                ledger.memory.note(BackfillOutcome::Joined, Instant::now());
-                held = Held { floor: from, known: from };
+                ledger.memory.note(BackfillOutcome::Prepended, Instant::now());
+                held = HistoryBounds { floor: from, known: from };
             }
         }
         let questions = ledger.memory.questions;
@@ -160,12 +162,13 @@ fn five_thousand_resume_versions_cost_few_backfill_requests() {
 
 #[test]
 fn backfill_bisects_if_upstream_reports_no_oldest_version() {
-    let mut ledger = Ledger { waiting: (1..=5_000).map(|from| (rv(from), 1)).collect(), ..Ledger::default() };
-    let (mut held, had) = (Held { floor: rv(6_000), known: rv(6_000) }, rv(4_321));
+    let mut ledger =
+        BackfillLedger { waiting: (1..=5_000).map(|from| (rv(from), 1)).collect(), ..BackfillLedger::default() };
+    let (mut held, had) = (HistoryBounds { floor: rv(6_000), known: rv(6_000) }, rv(4_321));
     while let Some(BackfillRequest::Events(from)) = ledger.next(held, Instant::now()) {
         ledger.memory.ask(BackfillRequest::Events(from));
-        let answer = if from < had { BackfillOutcome::TooEarly { from } } else { BackfillOutcome::Joined };
-        if answer == BackfillOutcome::Joined {
+        let answer = if from < had { BackfillOutcome::TooEarly { from } } else { BackfillOutcome::Prepended };
+        if answer == BackfillOutcome::Prepended {
             held.floor = from;
         }
         ledger.memory.note(answer, Instant::now());
@@ -190,7 +193,7 @@ async fn waiting_resume_returns_when_backfill_joins_or_fails() {
     assert_eq!(resume_backfills.next(&reader), Some(BackfillRequest::Events(rv(50))));
     let beginning = reader.beginning().expect("the first history, and whole");
     assert!(writer.begin_earlier(beginning.joined_by(rv(50), Vec::new()).expect("nothing happened")));
-    resume_backfills.answered(BackfillOutcome::Joined);
+    resume_backfills.answered(BackfillOutcome::Prepended);
     assert!(served.as_mut().now_or_never().is_some() && later.as_mut().now_or_never().is_some());
     assert!(resume_backfills.ledger.lock().waiting.is_empty(), "whoever goes is waited for no more");
 }
@@ -217,11 +220,11 @@ async fn broken_backfill_is_retried_until_the_third_failure() {
     assert!(waits.as_mut().now_or_never().is_none());
     for breaks in 1..BROKEN_MAX {
         assert_eq!(resume_backfills.next(&reader), Some(BackfillRequest::Events(rv(50))), "{breaks}");
-        resume_backfills.answered(BackfillOutcome::BrokeOff);
+        resume_backfills.answered(BackfillOutcome::Interrupted);
         assert!(waits.as_mut().now_or_never().is_none(), "{breaks}");
     }
     assert_eq!(resume_backfills.next(&reader), Some(BackfillRequest::Events(rv(50))));
-    resume_backfills.answered(BackfillOutcome::BrokeOff);
+    resume_backfills.answered(BackfillOutcome::Interrupted);
     assert!(waits.now_or_never().is_some());
 }
 

@@ -11,12 +11,12 @@ use tokio::time::advance;
 
 use crate::cache::tests::fixture::{POD, Pod, drawn_seed, rv, told, view};
 use crate::cache::{
-    CacheConfig, CacheReader, CacheWriter, Change, ChunkFormat, ChunkPart, Event, FeedEnd, FeedState, Gone, MemoryKind,
-    MemoryUse, PlainChunk, Snapshot, Start, View,
+    CacheConfig, CacheReader, CacheWriter, Change, ChunkFormat, ChunkPart, Event, FeedEnd, FeedState, MemoryKind,
+    MemoryUse, PlainChunk, ReclaimKind, Snapshot, StartPosition, View,
 };
-use crate::feeds::{Demand, Feed, FeedHandle, FeedKey, FeedSpec, Feeds, Scope, Unavailable};
+use crate::feeds::{Feed, FeedHandle, FeedKey, FeedSpec, FeedStartRequest, FeedUnavailable, Feeds, Scope};
 use crate::wire::{Encoding, Envelope, JsonLayout, Object, ObjectReader, Representation, WatchItem};
-use base::{Account, Cut};
+use base::{AbortSignal, Account};
 use kubeapi::{EventType, Gvr};
 
 /// A feed with its writer, charged as a reflector's feed is.
@@ -32,13 +32,13 @@ fn spec(resource: &str) -> FeedSpec {
     FeedSpec::like_pods(FeedKey { gvr: Gvr::new("", "v1", resource), scope: Scope::Cluster, encoding: Encoding::Json })
 }
 
-fn feeds(memory_bytes_max: usize) -> (Feeds, mpsc::Receiver<Demand>) {
+fn feeds(memory_bytes_max: usize) -> (Feeds, mpsc::Receiver<FeedStartRequest>) {
     Feeds::new(CacheConfig { memory_bytes_max, ..CacheConfig::default() })
 }
 
-fn stage(feeds: &Feeds, demands: &mut mpsc::Receiver<Demand>, resource: &str) -> Stage {
+fn stage(feeds: &Feeds, demands: &mut mpsc::Receiver<FeedStartRequest>, resource: &str) -> Stage {
     let lease = feeds.handle(&spec(resource), None).expect("there is room");
-    let Demand { feed, writer } = demands.try_recv().expect("it is demanded");
+    let FeedStartRequest { feed, writer } = demands.try_recv().expect("it is demanded");
     let reader = ObjectReader::new(Encoding::Json, JsonLayout::BuiltIn, Arc::default()).charging(feed.reader.account());
     Stage { feed, writer, reader, _lease: lease }
 }
@@ -110,7 +110,7 @@ fn held(memory: &MemoryUse, kind: MemoryKind) -> usize {
     memory.held[kind as usize].1
 }
 
-fn gone(feeds: &Feeds) -> Vec<Gone> {
+fn gone(feeds: &Feeds) -> Vec<ReclaimKind> {
     feeds.memory().gone.into_iter().filter(|(_, times)| *times > 0).map(|(gone, _)| gone).collect()
 }
 
@@ -156,7 +156,9 @@ fn memory_accounting_matches_live_data_in_random_runs() {
                 6 => states.push(stage.feed.reader.snapshot()),
                 7 if !states.is_empty() => drop(states.swap_remove(random.usize(..states.len()))),
                 8 => {
-                    cursors.extend(stage.feed.reader.open(Start::Current, View::everything()).map(|it| it.cursor).ok());
+                    cursors.extend(
+                        stage.feed.reader.open(StartPosition::Current, View::everything()).map(|it| it.cursor).ok(),
+                    );
                 }
                 _ if version % 3 == 0 => {
                     let mut staged = stage.feed.reader.stage();
@@ -213,25 +215,25 @@ async fn memory_pressure_evicts_the_cheapest_data_first() {
     assert!(quiet.has_derived(1), "used again: now it is the last to go");
     busy.put("p", 11, OBJECT);
     busy.feed.reader.hold(&busy.feed.reader.snapshot());
-    let (pinned, cut) = (busy.feed.reader.snapshot(), Cut::default());
+    let (pinned, cut) = (busy.feed.reader.snapshot(), AbortSignal::default());
     let pin = busy.feed.pin(&pinned, cut.clone());
     busy.put("p", 12, OBJECT);
     let mut version = 13;
-    let mut until = |busy: &mut Stage, wanted: Gone| {
+    let mut until = |busy: &mut Stage, wanted: ReclaimKind| {
         while !gone(&feeds).contains(&wanted) {
             busy.put(&format!("p-{version}"), version, OBJECT);
             version += 1;
             assert!(total(&feeds) <= MAX, "{:?}", feeds.memory());
         }
     };
-    until(&mut busy, Gone::Derived);
+    until(&mut busy, ReclaimKind::Derived);
     assert_eq!((busy.has_derived(2), quiet.has_derived(3), quiet.has_derived(1)), (false, false, true));
-    assert_eq!(gone(&feeds), [Gone::Derived]);
-    until(&mut busy, Gone::History);
+    assert_eq!(gone(&feeds), [ReclaimKind::Derived]);
+    until(&mut busy, ReclaimKind::History);
     assert!(!quiet.has_derived(1));
     assert!(busy.feed.reader.held_at(rv(11)).is_none(), "the client that pages asks upstream");
     assert_eq!(cut.why(), Some("memory_pressure"), "the watch that is being told is cut");
-    assert!(!gone(&feeds).contains(&Gone::Feed));
+    assert!(!gone(&feeds).contains(&ReclaimKind::Feed));
     drop((pin, pinned));
     let stats = busy.feed.reader.stats();
     assert!(stats.events > 1 && stats.floor > rv(11), "{stats:?}");
@@ -244,7 +246,8 @@ fn watch_expires_if_memory_pressure_shortens_its_ring() {
     let (feeds, mut demands) = feeds(MAX);
     let mut stage = stage(&feeds, &mut demands, "pods");
     stage.list(10, []);
-    let mut late = stage.feed.reader.open(Start::After(rv(10)), View::everything()).expect("in the ring").cursor;
+    let mut late =
+        stage.feed.reader.open(StartPosition::After(rv(10)), View::everything()).expect("in the ring").cursor;
     for version in 11..200 {
         stage.put("p", version, OBJECT);
         assert!(total(&feeds) <= MAX);
@@ -262,7 +265,8 @@ fn feed_that_outgrows_memory_ends_and_others_continue() {
     let (mut growing, mut small) = (stage(&feeds, &mut demands, "pods"), stage(&feeds, &mut demands, "nodes"));
     growing.list(10, []);
     small.list(10, [("n".to_owned(), OBJECT)]);
-    let mut stuck = growing.feed.reader.open(Start::After(rv(10)), view("a", "", "")).expect("in the ring").cursor;
+    let mut stuck =
+        growing.feed.reader.open(StartPosition::After(rv(10)), view("a", "", "")).expect("in the ring").cursor;
     let mut version = 11;
     while !growing.writer.is_outgrown() {
         growing.put(&format!("p-{version}"), version, OBJECT);
@@ -279,7 +283,7 @@ fn feed_that_outgrows_memory_ends_and_others_continue() {
     assert!(total(&feeds) < MAX / 4, "whoever still reads it: {:?}", feeds.memory());
     assert!(growing.feed.reader.current().is_none(), "nobody is told that there is nothing");
     assert!(growing.feed.reader.snapshot_at(rv(version)).is_none());
-    let mut opened = growing.feed.reader.open(Start::Current, view("b", "", "")).expect("it ends at once");
+    let mut opened = growing.feed.reader.open(StartPosition::Current, view("b", "", "")).expect("it ends at once");
     assert!(opened.snapshot.is_none());
     for cursor in [&mut stuck, &mut opened.cursor] {
         assert_eq!(told(cursor).len(), 1, "expired: the session looks why");
@@ -307,7 +311,7 @@ fn concurrent_lists_share_one_memory_limit() {
 }
 
 /// A feed with an older state that is kept and as large as the current one; the ring has none of it.
-fn busy(feeds: &Feeds, demands: &mut mpsc::Receiver<Demand>, keep: impl FnOnce(&Stage, Snapshot)) -> Stage {
+fn busy(feeds: &Feeds, demands: &mut mpsc::Receiver<FeedStartRequest>, keep: impl FnOnce(&Stage, Snapshot)) -> Stage {
     let mut busy = stage(feeds, demands, "pods");
     let names = || (0..23).map(|n| format!("p-{n}"));
     busy.list(10, names().map(|name| (name, 3 * OBJECT)));
@@ -326,7 +330,7 @@ fn list_page_evicts_paging_snapshots_to_fit() {
     let mut staged = stage(&feeds, &mut demands, "nodes").feed.reader.stage();
     staged.page_grows_to(1 << 20).expect("there is room");
     assert!(staged.page_is_read().is_ok(), "there is when nobody pages any more: {:?}", feeds.memory());
-    assert_eq!(gone(&feeds), [Gone::Paging]);
+    assert_eq!(gone(&feeds), [ReclaimKind::Paging]);
     assert!(staged.page_grows_to(3 << 20).is_err(), "there is none for so much");
 }
 
@@ -337,7 +341,7 @@ fn listed_object_cuts_watches_that_pin_old_state_to_fit() {
     const MAX: usize = 4 << 20;
     let config = CacheConfig { memory_bytes_max: MAX, window_events_max: 1, ..CacheConfig::default() };
     let (feeds, mut demands) = Feeds::new(config);
-    let (cut, mut pin) = (Cut::default(), None);
+    let (cut, mut pin) = (AbortSignal::default(), None);
     let _busy = busy(&feeds, &mut demands, |stage, state| {
         pin = Some((stage.feed.pin(&state, cut.clone()), state));
     });
@@ -347,7 +351,7 @@ fn listed_object_cuts_watches_that_pin_old_state_to_fit() {
     assert!(staged.page_is_read().is_err() && !cut.is_cut(), "nobody is cut in vain: it cannot wait");
     let object = |name: &str| next.change(large(EventType::Added, name, 10, 12 * OBJECT)).object;
     staged.push(object("n")).expect("there is room in a moment");
-    assert_eq!((cut.why(), gone(&feeds)), (Some("memory_pressure"), vec![Gone::Watches]));
+    assert_eq!((cut.why(), gone(&feeds)), (Some("memory_pressure"), vec![ReclaimKind::Watches]));
     assert!(total(&feeds) <= MAX + MAX / 16, "{:?}", feeds.memory());
     drop(pin);
     staged.push(object("m")).expect("there is room");
@@ -372,7 +376,7 @@ fn list_page_is_charged_during_decoding() {
 #[tokio::test(start_paused = true)]
 async fn over_budget_feed_retries_with_backoff_or_when_memory_frees() {
     let (feeds, mut demands) = feeds(1 << 20);
-    let fail = |demand: Demand, bytes: usize| {
+    let fail = |demand: FeedStartRequest, bytes: usize| {
         let mut staged = demand.feed.reader.stage();
         assert!(staged.page_grows_to(bytes).is_err());
         drop(staged);
@@ -381,7 +385,7 @@ async fn over_budget_feed_retries_with_backoff_or_when_memory_frees() {
     // As large as the whole limit, so there is never room for it.
     drop(feeds.handle(&spec("pods"), None).expect("there is room"));
     fail(demands.try_recv().expect("it is demanded"), (1 << 20) + 1);
-    let refused = || feeds.handle(&spec("pods"), None).map(drop) == Err(Unavailable::Ended(FeedEnd::OverBudget));
+    let refused = || feeds.handle(&spec("pods"), None).map(drop) == Err(FeedUnavailable::Ended(FeedEnd::OverBudget));
     advance(Duration::from_secs(59 * 60)).await;
     feeds.forget_refusals();
     assert!(refused(), "nothing has become free");

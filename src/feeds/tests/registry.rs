@@ -9,7 +9,7 @@ use tokio::time::advance;
 
 use crate::cache::tests::fixture::rv;
 use crate::cache::{CacheConfig, FeedEnd, FeedState, Snapshot};
-use crate::feeds::{Demand, FEEDS_MAX, Feed, FeedKey, FeedSpec, Feeds, Scope, Unavailable};
+use crate::feeds::{FEEDS_MAX, Feed, FeedKey, FeedSpec, FeedStartRequest, FeedUnavailable, Feeds, Scope};
 use crate::wire::Encoding;
 use kubeapi::Gvr;
 
@@ -22,7 +22,7 @@ fn pods() -> FeedSpec {
     spec("pods", None, Encoding::Json)
 }
 
-fn feeds() -> (Feeds, mpsc::Receiver<Demand>) {
+fn feeds() -> (Feeds, mpsc::Receiver<FeedStartRequest>) {
     Feeds::new(CacheConfig::default())
 }
 
@@ -34,11 +34,11 @@ fn the_one(feeds: &Feeds) -> Arc<Feed> {
 }
 
 /// Returns the pending demands. A feed lives as long as its demand's writer.
-fn demanded(demands: &mut mpsc::Receiver<Demand>) -> Vec<Demand> {
+fn demanded(demands: &mut mpsc::Receiver<FeedStartRequest>) -> Vec<FeedStartRequest> {
     std::iter::from_fn(|| demands.try_recv().ok()).collect()
 }
 
-fn keys(demands: &[Demand]) -> Vec<String> {
+fn keys(demands: &[FeedStartRequest]) -> Vec<String> {
     demands.iter().map(|demand| demand.feed.spec.key.to_string()).collect()
 }
 
@@ -127,7 +127,7 @@ async fn rejected_feed_is_not_retried_for_30_seconds() {
         feeds.ended(&the_one(&feeds), end);
         assert_eq!(end.is_refusal(), refused, "{end:?}");
         let again = feeds.handle(&pods(), None).map(drop);
-        assert_eq!(again, if refused { Err(Unavailable::Ended(end)) } else { Ok(()) }, "{end:?}");
+        assert_eq!(again, if refused { Err(FeedUnavailable::Ended(end)) } else { Ok(()) }, "{end:?}");
         let other = spec("pods", Some("a"), Encoding::Json);
         assert!(feeds.handle(&other, None).is_ok(), "a refusal is about one key");
         advance(Duration::from_secs(29)).await;
@@ -138,11 +138,16 @@ async fn rejected_feed_is_not_retried_for_30_seconds() {
 }
 
 /// Ends each feed as forbidden for `seconds` seconds. Returns the seconds at which one could be started.
-async fn refused(feeds: &Feeds, demands: &mut mpsc::Receiver<Demand>, seconds: u64) -> Vec<u64> {
+async fn refused(feeds: &Feeds, demands: &mut mpsc::Receiver<FeedStartRequest>, seconds: u64) -> Vec<u64> {
     ended_as(FeedEnd::Forbidden, feeds, demands, seconds).await
 }
 
-async fn ended_as(end: FeedEnd, feeds: &Feeds, demands: &mut mpsc::Receiver<Demand>, seconds: u64) -> Vec<u64> {
+async fn ended_as(
+    end: FeedEnd,
+    feeds: &Feeds,
+    demands: &mut mpsc::Receiver<FeedStartRequest>,
+    seconds: u64,
+) -> Vec<u64> {
     let mut came = Vec::new();
     for second in 0..seconds {
         if feeds.handle(&pods(), None).is_ok() {
@@ -220,7 +225,7 @@ fn feed_count_is_limited() {
     for spec in &specs {
         feeds.handle(spec, None).expect("there is room");
     }
-    assert_eq!(feeds.handle(&pods(), None).map(drop), Err(Unavailable::TooMany));
+    assert_eq!(feeds.handle(&pods(), None).map(drop), Err(FeedUnavailable::TooMany));
     assert!(feeds.handle(&specs[0], None).is_ok(), "one that runs is no further one");
     assert_eq!(demanded(&mut demands).len(), FEEDS_MAX);
     feeds.ended(&feeds.all()[0], FeedEnd::Idle);
@@ -231,7 +236,7 @@ fn feed_count_is_limited() {
 fn feed_request_fails_without_a_supervisor() {
     let (feeds, demands) = feeds();
     drop(demands);
-    assert_eq!(feeds.handle(&pods(), None).map(drop), Err(Unavailable::TooMany));
+    assert_eq!(feeds.handle(&pods(), None).map(drop), Err(FeedUnavailable::TooMany));
     assert!(feeds.all().is_empty());
 }
 
@@ -299,7 +304,7 @@ async fn forget_gone_clears_only_not_found_rejections() {
     }
     feeds.forget_gone();
     assert!(feeds.handle(&gone, None).is_ok());
-    assert_eq!(feeds.handle(&forbidden, None).err(), Some(Unavailable::Ended(FeedEnd::Forbidden)));
+    assert_eq!(feeds.handle(&forbidden, None).err(), Some(FeedUnavailable::Ended(FeedEnd::Forbidden)));
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use crate::cache::tests::fixture::{POD, added, listed, ring, rv};
-use crate::cache::{CacheReader, Start, View};
+use crate::cache::{CacheReader, StartPosition, View};
 use crate::feeds::{RenderingMode, RenderingRefusal, Renderings};
 use crate::wire::{Encoding, Renderer, Representation};
 use kubeapi::MetaVersion;
@@ -15,7 +15,7 @@ fn renderer(reader: &CacheReader, minor: u32) -> Renderer {
 }
 
 fn frames(reader: &CacheReader, renderer: Renderer) -> Vec<Bytes> {
-    let opened = reader.open(Start::After(rv(10)), View::everything()).expect("it is in the ring");
+    let opened = reader.open(StartPosition::After(rv(10)), View::everything()).expect("it is in the ring");
     let mut frames = Vec::new();
     opened.cursor.rendered_by(renderer).pull(usize::MAX, None, &mut frames);
     frames

@@ -7,9 +7,9 @@ use super::member::Member;
 use super::text::Text;
 use crate::listing::ListBody;
 use crate::listing::chunk_writer::Piece;
-use crate::listing::joined::Joined;
 use crate::listing::page_chunks::Batch;
-use crate::wire::Refused;
+use crate::listing::slice_joiner::SliceJoiner;
+use crate::wire::TranscodeError;
 
 /// A LIST response that is being sent compressed.
 #[derive(Debug)]
@@ -19,8 +19,8 @@ pub(crate) struct GzipList {
     member: Member,
     stage: Stage,
     /// Text of the current batch, read if a piece of it must be compressed now or is sent uncompressed.
-    reading: Reading,
-    joined: Joined,
+    reading: BatchReader,
+    joined: SliceJoiner,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +34,7 @@ enum Stage {
 
 /// A batch, read chunk by chunk.
 #[derive(Debug, Default)]
-struct Reading {
+struct BatchReader {
     /// Number of chunks read.
     chunks: usize,
     text: Text,
@@ -43,19 +43,19 @@ struct Reading {
 impl GzipList {
     pub(crate) fn new(list: ListBody) -> Self {
         let batches = list.batches();
-        let (reading, joined) = (Reading::default(), Joined::default());
+        let (reading, joined) = (BatchReader::default(), SliceJoiner::default());
         Self { list, batches, member: Member::begin(), stage: Stage::Head, reading, joined }
     }
 
     /// Returns the next chunk; `None` after the last.
-    pub(crate) fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Refused>>> {
+    pub(crate) fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, TranscodeError>>> {
         let mut joined = std::mem::take(&mut self.joined);
         let chunk = joined.poll(|| self.poll_slice(cx));
         self.joined = joined;
         chunk
     }
 
-    fn poll_slice(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Refused>>> {
+    fn poll_slice(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, TranscodeError>>> {
         loop {
             if let Some(slice) = self.member.next() {
                 return Poll::Ready(Some(Ok(slice)));
@@ -81,7 +81,7 @@ impl GzipList {
     }
 
     /// Appends a piece.
-    fn poll_piece(&mut self, at: usize, index: usize, cx: &mut Context<'_>) -> Poll<Result<(), Refused>> {
+    fn poll_piece(&mut self, at: usize, index: usize, cx: &mut Context<'_>) -> Poll<Result<(), TranscodeError>> {
         let batch = &self.batches[at];
         let wanted = Piece { batch, behind: at.checked_sub(1).map(|at| &self.batches[at]), index };
         let made = match self.list.deflated(wanted) {
@@ -110,7 +110,7 @@ impl GzipList {
         let text = &self.reading.text;
         self.member.put(&made, || text.range(piece(text.len(), index)));
         if made.is_last {
-            self.reading = Reading::default();
+            self.reading = BatchReader::default();
             self.stage = if at + 1 < self.batches.len() { Stage::Piece(at + 1, 0) } else { Stage::Tail };
         } else {
             self.stage = Stage::Piece(at, index + 1);
@@ -119,9 +119,9 @@ impl GzipList {
     }
 }
 
-impl Reading {
+impl BatchReader {
     /// Is ready when the whole batch has been read.
-    fn poll(&mut self, list: &mut ListBody, batch: &Batch, cx: &mut Context<'_>) -> Poll<Result<(), Refused>> {
+    fn poll(&mut self, list: &mut ListBody, batch: &Batch, cx: &mut Context<'_>) -> Poll<Result<(), TranscodeError>> {
         while let Some(index) = batch.chunks.clone().nth(self.chunks) {
             let plain = match ready!(list.poll_plain(index, cx)) {
                 Ok(plain) => plain,

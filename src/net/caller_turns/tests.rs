@@ -7,7 +7,7 @@ use futures_util::FutureExt;
 use tokio::task::JoinSet;
 use tokio::time::{advance, sleep, sleep_until, timeout};
 
-use super::line::SLICE;
+use super::owner_queue::SLICE;
 use super::*;
 
 /// The duration of most polls.
@@ -294,19 +294,22 @@ async fn spurious_wake_does_not_bypass_yield_to_others() {
 
 #[test]
 fn caller_table_keeps_only_recent_and_waiting_callers() {
-    let (mut lines, now) = (Lines::default(), Instant::now());
+    let (mut lines, now) = (OwnerQueues::default(), Instant::now());
     let waker = Waker::noop();
     lines.end(Owner::Caller(STORM), now, now + SLICE);
     lines.end(Owner::Caller(2), now, now + SLICE);
     let mut place = None;
-    assert!(matches!(lines.enter(Owner::Caller(STORM), now + SLICE, &mut place, waker), Entered::LetsOthersIn(_)));
+    assert!(matches!(
+        lines.enter(Owner::Caller(STORM), now + SLICE, &mut place, waker),
+        TurnDecision::YieldToOthers(_)
+    ));
     let late = now + Duration::from_secs(1);
     for caller in 10..10_000 {
-        assert!(matches!(lines.enter(Owner::Caller(caller), late, &mut None, waker), Entered::Goes));
+        assert!(matches!(lines.enter(Owner::Caller(caller), late, &mut None, waker), TurnDecision::Run));
     }
     assert!(lines.len() < 200, "{}", lines.len());
     let entered = lines.enter(Owner::Caller(STORM), late, &mut place, waker);
-    assert!(matches!(entered, Entered::Waits), "others are not in yet");
+    assert!(matches!(entered, TurnDecision::Wait), "others are not in yet");
     assert!(lines.leave(&place.expect("it waits")).is_none());
 }
 
@@ -324,12 +327,12 @@ fn owner_is_heavy_above_a_fifth_of_a_core() {
         (Duration::from_secs(1), Duration::from_millis(4), false),
         (Duration::from_millis(1), Duration::from_millis(3), true),
     ] {
-        let (mut lines, mut now) = (Lines::default(), Instant::now());
+        let (mut lines, mut now) = (OwnerQueues::default(), Instant::now());
         let has_waited = (0..1_000).any(|_| {
             let entered = lines.enter(Owner::Caller(1), now, &mut None, Waker::noop());
             lines.end(Owner::Caller(1), now, now + poll);
             now += poll + pause;
-            !matches!(entered, Entered::Goes)
+            !matches!(entered, TurnDecision::Run)
         });
         assert_eq!(has_waited, waits, "{poll:?} every {:?}", poll + pause);
     }

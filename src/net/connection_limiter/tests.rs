@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::net::Ipv4Addr;
 
 use super::*;
-use crate::net::connection::{RequestUnderWay, STALLED_AFTER};
+use crate::net::connection::{RunningRequest, STALLED_AFTER};
 
 const LATE_MAX: u32 = 1;
 
@@ -32,7 +32,7 @@ async fn oldest_idle_connection_is_evicted_but_no_busy_one() {
     }
     let new = Connection::default();
     let place = places.enter(&new, source(1)).await;
-    let cut = |here: &[(Connection, ConnectionPlace)]| {
+    let cut = |here: &[(Connection, ConnectionSlot)]| {
         here.iter().map(|(it, _)| it.is(ConnectionState::Cut)).collect::<Vec<_>>()
     };
     assert_eq!(cut(&here), [false, true, false]);
@@ -75,8 +75,8 @@ async fn accept_waits_when_all_connections_are_busy() {
 /// A connection with a running request.
 struct Busy {
     connection: Connection,
-    request: RequestUnderWay,
-    _place: ConnectionPlace,
+    request: RunningRequest,
+    _place: ConnectionSlot,
 }
 
 impl Busy {
@@ -305,7 +305,7 @@ async fn descriptor_exhaustion_evicts_only_a_bounded_batch() {
 async fn reconnect_loop_does_not_take_reclaimed_descriptors() {
     let places = places(1_000, LEAVING_MAX);
     let mut here = Vec::new();
-    let come = async |here: &mut Vec<(Connection, ConnectionPlace)>| {
+    let come = async |here: &mut Vec<(Connection, ConnectionSlot)>| {
         let connection = Connection::default();
         let place = places.enter(&connection, source(1)).await;
         here.push((connection, place));
@@ -344,7 +344,7 @@ async fn descriptor_exhaustion_evicts_long_idle_of_any_source() {
     }
     tokio::time::advance(NEWCOMER_ASKS_WITHIN / 4).await;
     let _ = places.make_room().now_or_never();
-    let cut = |of: &[(Connection, ConnectionPlace)]| of.iter().filter(|(it, _)| it.is(ConnectionState::Cut)).count();
+    let cut = |of: &[(Connection, ConnectionSlot)]| of.iter().filter(|(it, _)| it.is(ConnectionState::Cut)).count();
     assert_eq!((cut(&old), cut(&young)), (10, 0));
 }
 
@@ -354,13 +354,13 @@ async fn descriptor_exhaustion_evicts_newest_connection_last() {
     const PLACES: usize = 3 * ROOM;
     let places = places(PLACES, LEAVING_MAX);
     let mut here = Vec::new();
-    let come = async |here: &mut Vec<(Connection, ConnectionPlace)>| {
+    let come = async |here: &mut Vec<(Connection, ConnectionSlot)>| {
         tokio::time::advance(Duration::from_millis(1)).await;
         let connection = Connection::default();
         let place = places.enter(&connection, source(1)).await;
         here.push((connection, place));
     };
-    let go = |here: &mut Vec<(Connection, ConnectionPlace)>| {
+    let go = |here: &mut Vec<(Connection, ConnectionSlot)>| {
         here.retain(|(connection, _)| !connection.is(ConnectionState::Cut));
     };
     for _ in 0..PLACES {
@@ -395,7 +395,7 @@ async fn new_connection_is_not_evicted_before_longer_idle_ones() {
         let place = places.enter(&connection, source(1)).await;
         (connection, place)
     };
-    let is_cut = |(connection, _): &(Connection, ConnectionPlace)| connection.is(ConnectionState::Cut);
+    let is_cut = |(connection, _): &(Connection, ConnectionSlot)| connection.is(ConnectionState::Cut);
     let (silent, busy) = ([come().await, come().await], come().await);
     let request = busy.0.request(LATE_MAX);
     let first = come().await;

@@ -35,11 +35,11 @@ struct Shared {
 /// The budget for unfinished heads is used up.
 #[derive(Debug, thiserror::Error)]
 #[error("too many incomplete request headers")]
-struct NoRoom;
+struct HeadBudgetExceeded;
 
 /// What a client may send after a request and before its response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ahead {
+pub(super) enum PipelinePolicy {
     /// The body, or the next request.
     Requests,
     Nothing,
@@ -67,7 +67,7 @@ impl HeadCheck {
 
     /// Records that the codec has read a request, so that the next bytes after it begin a request line. Returns whether
     /// the client has already sent bytes that the request does not allow.
-    pub(super) fn taken(&self, ahead: Ahead) -> bool {
+    pub(super) fn taken(&self, ahead: PipelinePolicy) -> bool {
         self.0.unfinished.store(0, Ordering::Relaxed);
         self.0.heads.hold_unfinished(0);
         let state = self.state();
@@ -75,13 +75,13 @@ impl HeadCheck {
             return false;
         }
         let next = match ahead {
-            Ahead::Requests => BEFORE_LINE,
-            Ahead::Nothing => AWAITED,
-            Ahead::Tunnel => OFF,
+            PipelinePolicy::Requests => BEFORE_LINE,
+            PipelinePolicy::Nothing => AWAITED,
+            PipelinePolicy::Tunnel => OFF,
         };
         self.0.state.store(next, Ordering::Relaxed);
         // If nothing was read since the previous head, this head arrived together with it.
-        ahead == Ahead::Nothing && state != BEHIND_HEAD
+        ahead == PipelinePolicy::Nothing && state != BEHIND_HEAD
     }
 
     fn state(&self) -> u8 {
@@ -94,14 +94,14 @@ impl HeadCheck {
     }
 
     /// Checks bytes that were read while no request is running. Bytes of a tunnel are not checked.
-    fn check(&self, bytes: &mut [u8]) -> Result<(), NoRoom> {
+    fn check(&self, bytes: &mut [u8]) -> Result<(), HeadBudgetExceeded> {
         if self.state() == OFF {
             return Ok(());
         }
         self.clean(bytes);
         let held = self.0.unfinished.load(Ordering::Relaxed) + bytes.len();
         self.0.unfinished.store(held, Ordering::Relaxed);
-        if self.0.heads.hold_unfinished(held) { Ok(()) } else { Err(NoRoom) }
+        if self.0.heads.hold_unfinished(held) { Ok(()) } else { Err(HeadBudgetExceeded) }
     }
 
     /// Replaces each `#` in a request line, and finds the end of the head.
@@ -219,10 +219,10 @@ mod tests {
         let mut read = vec![0; 16 << 10];
         for _ in 0..2 {
             assert!(io.read_exact(&mut read).await.is_ok(), "a head that is not large");
-            check.taken(Ahead::Requests);
+            check.taken(PipelinePolicy::Requests);
         }
         assert!(io.read_exact(&mut read).await.is_ok() && io.read_exact(&mut read).await.is_err());
-        check.taken(Ahead::Tunnel);
+        check.taken(PipelinePolicy::Tunnel);
         assert!(io.read_exact(&mut read).await.is_ok(), "a tunnel has no heads");
     }
 
@@ -255,12 +255,12 @@ mod tests {
         };
         assert!(looked("GET /#a HTTP/1.1\r\n\r\n"));
         assert!(!looked("#"), "the request has not been read");
-        for ahead in [Ahead::Requests, Ahead::Nothing] {
+        for ahead in [PipelinePolicy::Requests, PipelinePolicy::Nothing] {
             check.taken(ahead);
             assert!(looked("GET /#a HTTP/1.1\r\n\r\n"));
         }
-        check.taken(Ahead::Tunnel);
-        check.taken(Ahead::Requests);
+        check.taken(PipelinePolicy::Tunnel);
+        check.taken(PipelinePolicy::Requests);
         assert!(!looked("GET /#a HTTP/1.1\r\n\r\n"));
     }
 
@@ -279,13 +279,13 @@ mod tests {
                 for bytes in text.as_bytes().chunks(piece) {
                     check.clean(&mut bytes.to_vec());
                 }
-                assert_eq!(check.taken(Ahead::Nothing), is_early, "{text:?} in pieces of {piece}");
+                assert_eq!(check.taken(PipelinePolicy::Nothing), is_early, "{text:?} in pieces of {piece}");
                 assert!(check.is_awaited());
             }
         }
         let check = check();
         check.clean(&mut [head, head].concat().into_bytes());
-        assert!(!check.taken(Ahead::Requests), "that is allowed");
-        assert!(check.taken(Ahead::Nothing), "nothing was read since");
+        assert!(!check.taken(PipelinePolicy::Requests), "that is allowed");
+        assert!(check.taken(PipelinePolicy::Nothing), "nothing was read since");
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::cache::{Applied, CacheConfig, CacheReader, CacheWriter, Change};
+use crate::cache::{ApplyResult, CacheConfig, CacheReader, CacheWriter, Change};
 use crate::wire::{Encoding, Envelope, JsonLayout, ObjectReader};
 use kubeapi::Gvr;
 
@@ -37,16 +37,16 @@ fn cache() -> (CacheWriter, CacheReader) {
 fn apply(writer: &mut CacheWriter, kind: &str, name: &str, version: u64) {
     let WatchItem::Change { event_type, object, frame } = item(kind, name, version) else { panic!("not a change") };
     let applied = writer.apply(Change { event_type, object, frame: Some(frame) });
-    assert_eq!(applied, Ok(Applied::Fresh), "{kind} {name} {version}");
+    assert_eq!(applied, Ok(ApplyResult::Fresh), "{kind} {name} {version}");
 }
 
 type Listed = (u64, &'static [(&'static str, u64)]);
 
 #[test]
 fn list_inconsistent_with_known_state_is_another_history() {
-    use Finding::{Later, Other, Same};
+    use HistoryComparison::{Later, Other, Same};
     const KNOWN: Listed = (20, &[("p", 12), ("q", 18)]);
-    let cases: [(&str, Listed, Finding); 14] = [
+    let cases: [(&str, Listed, HistoryComparison); 14] = [
         ("nothing has happened", (20, &[("p", 12), ("q", 18)]), Same),
         ("nothing has happened to these", (30, &[("p", 12), ("q", 18)]), Same),
         ("a change", (30, &[("p", 21), ("q", 18)]), Later),
@@ -114,11 +114,11 @@ fn repeated_events_after_resume_are_duplicates() {
         let WatchItem::Change { event_type, object, frame } = item(kind, name, version) else { panic!("not a change") };
         writer.apply(Change { event_type, object, frame: Some(frame) })
     };
-    assert_eq!(again(&mut writer, "ADDED", "p", 5), Ok(Applied::Duplicate), "the newest object of a state");
-    assert_eq!(again(&mut writer, "DELETED", "gone", 8), Ok(Applied::Duplicate), "what went before it was listed");
+    assert_eq!(again(&mut writer, "ADDED", "p", 5), Ok(ApplyResult::Duplicate), "the newest object of a state");
+    assert_eq!(again(&mut writer, "DELETED", "gone", 8), Ok(ApplyResult::Duplicate), "what went before it was listed");
     apply(&mut writer, "MODIFIED", "p", 12);
     writer.advance(rv(15), true);
-    assert_eq!(again(&mut writer, "MODIFIED", "p", 12), Ok(Applied::Duplicate), "the newest event");
+    assert_eq!(again(&mut writer, "MODIFIED", "p", 12), Ok(ApplyResult::Duplicate), "the newest event");
     assert_eq!(reader.progress().rv, rv(15));
 }
 
@@ -131,8 +131,8 @@ fn resume_marker_exists_only_for_a_nonempty_unsure_feed() {
     assert_eq!(continuity.resume_marker(&reader), None);
     continuity.lost();
     assert!(continuity.resume_marker(&reader).is_some());
-    continuity = Continuity::Untold;
+    continuity = Continuity::Unknown;
     continuity.lost();
-    assert_eq!(continuity, Continuity::Untold, "what has left upstream's window does not come back");
+    assert_eq!(continuity, Continuity::Unknown, "what has left upstream's window does not come back");
     assert_eq!(continuity.resume_marker(&reader), None);
 }

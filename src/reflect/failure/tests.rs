@@ -44,7 +44,7 @@ async fn only_permanent_errors_end_a_feed() {
         (other_representation(), Some(FeedEnd::NotOffered)),
         (Error::NotInitial(EventType::Modified), Some(FeedEnd::NotOffered)),
         (Error::EndlessPages, Some(FeedEnd::NotOffered)),
-        (Error::Unaskable("no path".to_owned()), Some(FeedEnd::NotOffered)),
+        (Error::InvalidRequest("no path".to_owned()), Some(FeedEnd::NotOffered)),
         (Error::OverBudget, Some(FeedEnd::OverBudget)),
         (Error::Wire(WireError::Truncated), None),
         (Error::Wire(WireError::OtherColumns), Some(FeedEnd::Outdated)),
@@ -82,19 +82,19 @@ async fn each_error_maps_to_one_failure_kind() {
         (other_representation(), Kind::Unreadable),
         (Error::NotInitial(EventType::Deleted), Kind::Unreadable),
         (Error::EndlessPages, Kind::Unreadable),
-        (Error::Unaskable("no path".to_owned()), Kind::Unreadable),
+        (Error::InvalidRequest("no path".to_owned()), Kind::Unreadable),
         (Error::OtherDocument("/version".to_owned()), Kind::Unreadable),
         (Error::HiddenDefinitions, Kind::Unreadable),
     ] {
         let told = error.to_string();
-        assert_eq!(StepFailure::Stream(Ended::Failed(error)).kind(), expected, "{told}");
+        assert_eq!(StepFailure::Stream(StreamEnd::Failed(error)).kind(), expected, "{told}");
     }
     let (key, rv) = (ObjectKey::new("t1", "a"), ResourceVersion(1));
     let out_of_order = crate::cache::OutOfOrder { key, rv, progress: rv };
     for (failure, expected) in [
         (StepFailure::Over(FeedEnd::Gone), Kind::Over),
-        (StepFailure::Stream(Ended::Clean), Kind::Ended),
-        (StepFailure::Stream(Ended::Silent), Kind::Silent),
+        (StepFailure::Stream(StreamEnd::Clean), Kind::Ended),
+        (StepFailure::Stream(StreamEnd::Silent), Kind::Silent),
         (StepFailure::Broken(BrokenStream::OutOfOrder(out_of_order)), Kind::OutOfOrder),
         (StepFailure::Upstream(refused(500)), Kind::Refused),
         (StepFailure::Broken(BrokenStream::Upstream(Error::OverBudget)), Kind::OverBudget),

@@ -9,9 +9,11 @@ use crate::cache::{FeedEnd, FeedState, ResumeMarker};
 use crate::reflect::continuity::{Continuity, ResumeEvidence, testimony, testimony_of_changes};
 use crate::reflect::failure::{StepFailure, over};
 use crate::reflect::history_check::{HistoryCheckOutcome, HistoryCheckReason};
-use crate::reflect::reflector_findings::{Divergence, Found, PreviousObjects, Proof, ReflectorFinding, Renewal};
+use crate::reflect::reflector_findings::{
+    BackfillFinding, Divergence, PreviousObjects, Proof, ReflectorFinding, Renewal,
+};
 use crate::reflect::session::{self, BrokenStream, StreamStep};
-use crate::reflect::stream::{Ended, WatchStream};
+use crate::reflect::stream::{StreamEnd, WatchStream};
 use crate::reflect::transactions::{Received, Transactions};
 use crate::upstream::{Cause, Error};
 use crate::wire::{WatchItem, WireError};
@@ -51,7 +53,7 @@ impl Reflector {
     /// Records that upstream no longer has the change that it should repeat. It may still have the changes after our
     /// own version.
     pub(super) fn untold(&mut self, at: ResourceVersion) -> State {
-        self.continuity = Continuity::Untold;
+        self.continuity = Continuity::Unknown;
         State::Listed { at }
     }
 
@@ -79,7 +81,7 @@ impl Reflector {
                 }
                 outcome = self.history_checks.next(&self.deps.upstream) => {
                     if let (HistoryCheckOutcome::Reached, Some(_)) = (&outcome, &resume_marker) {
-                        self.history_checks.ask(HistoryCheckReason::Untold, Duration::ZERO, REOPENED_SPREAD);
+                        self.history_checks.ask(HistoryCheckReason::Unconfirmed, Duration::ZERO, REOPENED_SPREAD);
                     } else if let Some(anew) = self.found(at, outcome) {
                         return (anew, None);
                     }
@@ -139,7 +141,7 @@ impl Reflector {
     /// Applies an item of the stream. Returns the version that it leads to, or the state after the end of the stream.
     pub(super) fn take_in(
         &mut self,
-        item: Result<Received, Ended>,
+        item: Result<Received, StreamEnd>,
         at: ResourceVersion,
         opened: Instant,
     ) -> Result<ResourceVersion, (State, Option<StepFailure>)> {
@@ -149,11 +151,11 @@ impl Reflector {
         let step = match item {
             Ok(Received::Item(item)) => session::apply(item, &mut self.writer, metrics),
             Ok(Received::Transaction(changes)) => session::apply_together(changes, &mut self.writer, metrics),
-            Err(Ended::Clean) => {
+            Err(StreamEnd::Clean) => {
                 self.relists.end_row();
                 return Err((State::Listed { at }, self.clean_end(at, opened)));
             }
-            Err(Ended::Failed(error @ Error::Wire(WireError::OtherColumns))) => return Err(listed(over(error))),
+            Err(StreamEnd::Failed(error @ Error::Wire(WireError::OtherColumns))) => return Err(listed(over(error))),
             Err(ended) => return Err(listed(ended.into())),
         };
         // The check detects the feed's own growth before the next event. If other feeds grow, the supervisor is
@@ -213,7 +215,7 @@ impl Reflector {
                 }
                 Ok(ResourceVersion::default())
             }
-            ReflectorFinding::Prehistory(Found { past, done }) => {
+            ReflectorFinding::Backfill(BackfillFinding { past, done }) => {
                 // The receiver may be gone.
                 let _ = done.send(self.writer.begin_earlier(past));
                 Ok(ResourceVersion::default())
@@ -223,9 +225,9 @@ impl Reflector {
                 let _ = done.send(());
                 Ok(ResourceVersion::default())
             }
-            ReflectorFinding::Doubt { history } => {
+            ReflectorFinding::HistoryMismatch { history } => {
                 if history == self.deps.upstream.feed.reader.history() {
-                    self.history_checks.ask(HistoryCheckReason::Doubt, Duration::ZERO, DOUBT_SPREAD);
+                    self.history_checks.ask(HistoryCheckReason::Suspected, Duration::ZERO, DOUBT_SPREAD);
                 }
                 Ok(ResourceVersion::default())
             }
@@ -256,7 +258,7 @@ impl Reflector {
                 Some(self.starts_with(listed.initial, listed.asked))
             }
             HistoryCheckOutcome::Unproven(
-                HistoryCheckReason::Doubt | HistoryCheckReason::Reopened | HistoryCheckReason::Untold,
+                HistoryCheckReason::Suspected | HistoryCheckReason::Reopened | HistoryCheckReason::Unconfirmed,
                 _,
             ) => None,
             HistoryCheckOutcome::Failed(why) => {
@@ -268,7 +270,7 @@ impl Reflector {
 
     /// Records that upstream continues our history.
     fn is_sure(&mut self) {
-        self.continuity = Continuity::Sure;
+        self.continuity = Continuity::Certain;
         self.history_checks.withdraw();
     }
 
@@ -281,7 +283,7 @@ impl Reflector {
             return Some(StepFailure::Over(FeedEnd::Outdated));
         }
         let in_vain = self.last_sign < opened && opened.elapsed() < SHORT;
-        in_vain.then(|| Ended::Clean.into())
+        in_vain.then(|| StreamEnd::Clean.into())
     }
 
     /// Applies the changes that a proof has read beside our own stream. The stream's copies will be duplicates.

@@ -4,12 +4,12 @@ use tokio::time::Instant;
 
 use super::{Reflector, State, ended};
 use crate::cache::{FeedState, Snapshot};
-use crate::reflect::continuity::{Continuity, Finding, compare, places};
+use crate::reflect::continuity::{Continuity, HistoryComparison, compare, places};
 use crate::reflect::failure::{StepFailure, over};
 use crate::reflect::gap::RelistPlan;
-use crate::reflect::initial_state::{At, InitialState};
-use crate::reflect::mend::{self, PastObjectReader, Recovered};
-use crate::reflect::metrics::{Gap, SideRequest};
+use crate::reflect::gap_recovery::{self, GapRecovery, PastObjectReader};
+use crate::reflect::initial_state::{InitialState, ListVersion};
+use crate::reflect::metrics::{GapOutcome, SideRequest};
 use crate::reflect::reflector_findings::Divergence;
 use crate::reflect::session::BrokenStream;
 use crate::upstream::Error;
@@ -22,7 +22,7 @@ impl Reflector {
     /// Returns the next state after a 410, and the failure if a backoff must come first.
     pub(super) fn expired(&mut self, at: ResourceVersion, error: Error) -> (State, Option<StepFailure>) {
         let window = match &error {
-            Error::Refused(status) => mend::window_start(&status.message).filter(|window| *window >= at),
+            Error::Refused(status) => gap_recovery::window_start(&status.message).filter(|window| *window >= at),
             _ => None,
         };
         // If the gap cannot be mended, the current state is as good as an older one.
@@ -40,7 +40,7 @@ impl Reflector {
     /// Whether a gap is young enough to be mended. A gap of unknown age may hide any number of changes.
     fn may_be_mended(&self) -> bool {
         let proven = self.deps.upstream.feed.freshness.proven();
-        self.complete.age(proven, Instant::now()).is_some_and(|age| age <= mend::OUTAGE_MAX)
+        self.complete.age(proven, Instant::now()).is_some_and(|age| age <= gap_recovery::OUTAGE_MAX)
     }
 
     /// Closes the gap after `at`, which upstream no longer has: with one list, and mended if the changes can be proven.
@@ -53,7 +53,7 @@ impl Reflector {
         self.deps.upstream.metrics.asked(SideRequest::Relist);
         let asked = Instant::now();
         let is_small = self.deps.upstream.feed.reader.stats().object_bytes <= WHOLE_LIST_BYTES_MAX;
-        let initial = match window.map(At::Exact) {
+        let initial = match window.map(ListVersion::Exact) {
             Some(exact) if is_small => self.lister(SideRequest::Relist).list_whole(exact).await.map_err(over)?,
             Some(exact) => self.lister(SideRequest::Relist).list(exact).await.map_err(over)?,
             None => self
@@ -63,7 +63,7 @@ impl Reflector {
                 .map_err(ended)?,
         };
         let recovered = self.recover(at, &initial.snapshot, window.is_some()).await?;
-        if matches!(recovered, Recovered::OtherHistory) {
+        if matches!(recovered, GapRecovery::OtherHistory) {
             self.relists.listed(Instant::now());
             self.give_up(at, "a list cannot follow from earlier events");
             return Ok(self.starts_with(initial, asked));
@@ -72,7 +72,7 @@ impl Reflector {
         let until = snapshot.rv;
         self.deps.written.takes_in(&servers);
         let mended = self.mend(recovered, until)?;
-        self.deps.upstream.metrics.gap(if mended { Gap::Mended } else { Gap::NewHistory });
+        self.deps.upstream.metrics.gap(if mended { GapOutcome::Mended } else { GapOutcome::NewHistory });
         let (feed, took) = (&self.deps.upstream.feed.spec.key, asked.elapsed());
         tracing::info!(%feed, from_rv = %at, rv = %until, history_kept = mended, ?took, "feed relisted");
         if mended {
@@ -85,7 +85,7 @@ impl Reflector {
             self.begins(asked, false);
         }
         self.deps.written.listed(servers);
-        self.continuity = Continuity::Sure;
+        self.continuity = Continuity::Certain;
         if window.is_none() {
             self.deps.upstream.feed.freshness.prove(asked);
             self.complete.listed(asked);
@@ -97,16 +97,16 @@ impl Reflector {
     }
 
     /// Recovers the changes up to `list`, if they can be proven.
-    async fn recover(&self, at: ResourceVersion, list: &Snapshot, exact: bool) -> Result<Recovered, StepFailure> {
+    async fn recover(&self, at: ResourceVersion, list: &Snapshot, exact: bool) -> Result<GapRecovery, StepFailure> {
         let known = self.deps.upstream.feed.reader.snapshot();
-        if list.rv < at || compare(places(&known), known.rv, places(list), list.rv) == Finding::Other {
-            return Ok(Recovered::OtherHistory);
+        if list.rv < at || compare(places(&known), known.rv, places(list), list.rv) == HistoryComparison::Other {
+            return Ok(GapRecovery::OtherHistory);
         }
-        let differences = mend::differences(&known, list);
+        let differences = gap_recovery::differences(&known, list);
         // If the list has our own version, nothing can have changed, whatever the age of the gap.
         let may_be_mended = list.rv == at || self.may_be_mended();
         if !may_be_mended || (!exact && !differences.is_empty()) {
-            return Ok(Recovered::Unknown);
+            return Ok(GapRecovery::Unknown);
         }
         self.metrics_past(differences.len());
         let historian = PastObjectReader { lister: self.lister(SideRequest::Past), from: known.rv };
@@ -117,15 +117,15 @@ impl Reflector {
             // The history was compacted or cannot be read in this way, so the changes cannot be proven.
             Err(error) => {
                 tracing::info!(feed = %self.deps.upstream.feed.spec.key, %error, "cannot read the events of the gap");
-                Ok(Recovered::Unknown)
+                Ok(GapRecovery::Unknown)
             }
         }
     }
 
     /// Applies the recovered changes up to `until`, and has readers send a bookmark, because upstream's next one may be a
     /// minute away. Returns whether the gap is mended.
-    fn mend(&mut self, recovered: Recovered, until: ResourceVersion) -> Result<bool, StepFailure> {
-        let Recovered::Changes(changes) = recovered else { return Ok(false) };
+    fn mend(&mut self, recovered: GapRecovery, until: ResourceVersion) -> Result<bool, StepFailure> {
+        let GapRecovery::Changes(changes) = recovered else { return Ok(false) };
         self.writer.apply_all(changes).map_err(BrokenStream::OutOfOrder)?;
         self.writer.advance(until, true);
         Ok(true)
@@ -143,7 +143,7 @@ impl Reflector {
             "upstream's storage was rolled back (restored from a backup?); watches end with 410; restart clients that \
              use the apiserver directly"
         );
-        self.deps.upstream.metrics.gap(Gap::Rewound);
+        self.deps.upstream.metrics.gap(GapOutcome::Rewound);
         self.writer.set_state(FeedState::Syncing);
         feed.freshness.forget();
         feed.forget_shown();
@@ -162,7 +162,7 @@ impl Reflector {
             "cached object differs from upstream: an event was lost in the proxy or the apiserver; relisting; watches \
              end with 410"
         );
-        self.deps.upstream.metrics.gap(Gap::Different);
+        self.deps.upstream.metrics.gap(GapOutcome::Different);
         self.writer.set_state(FeedState::Syncing);
         feed.freshness.forget();
     }

@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::*;
 use crate::cache::{CacheConfig, Change};
-use crate::feeds::{Demand, Feed, FeedHandle, Feeds};
+use crate::feeds::{Feed, FeedHandle, FeedStartRequest, Feeds};
 use crate::reflect::metrics::FeedMetrics;
 use crate::reflect::reflector_findings::{Divergence, Proof};
 use crate::reflect::tests::{seconds, spec};
@@ -27,7 +27,7 @@ const BASE: ResourceVersion = ResourceVersion(10);
 fn hands() -> Hands {
     let (feeds, mut demands) = Feeds::new(CacheConfig::default());
     let handle = feeds.handle(&spec(), None).expect("there is room");
-    let Demand { feed, writer } = demands.try_recv().expect("it is demanded");
+    let FeedStartRequest { feed, writer } = demands.try_recv().expect("it is demanded");
     let reader = Arc::new(ObjectReader::new(spec().key.encoding, spec().shape, spec().fields));
     let upstream = FeedClient {
         client: Client::in_memory(|| None),
@@ -37,7 +37,7 @@ fn hands() -> Hands {
         lists_only: Arc::default(),
     };
     let written = Arc::new(BodyWriters::new(feed.clone()));
-    let deps = ReflectorDeps { upstream, written, rewinds: Arc::default(), waits: Waits::default() };
+    let deps = ReflectorDeps { upstream, written, rewinds: Arc::default(), waits: BackoffBounds::default() };
     let (_, heard) = mpsc::channel(1);
     let mut reflector = Reflector::new(deps, writer, heard);
     let initial = InitialState {
@@ -156,7 +156,7 @@ async fn second_410_in_a_row_relists_the_current_state() {
         ("nothing", |_| {}, 0, true),
         ("an item", |hands| hands.told("b", 12, 11), 0, false),
         ("a quiet stream", |_| {}, 6, false),
-        ("a clean end", |hands| drop(hands.reflector.take_in(Err(Ended::Clean), BASE, Instant::now())), 0, false),
+        ("a clean end", |hands| drop(hands.reflector.take_in(Err(StreamEnd::Clean), BASE, Instant::now())), 0, false),
         ("an outage", |hands| _ = hands.fail(), 0, false),
     ];
     for (what, then, quiet, is_in_a_row) in cases {
@@ -206,7 +206,7 @@ async fn clean_end_fails_only_an_immediately_closed_empty_stream() {
         if told {
             hands.told("a", 11, 10);
         }
-        let ended = hands.reflector.take_in(Err(Ended::Clean), BASE, opened);
+        let ended = hands.reflector.take_in(Err(StreamEnd::Clean), BASE, opened);
         let Err((State::Listed { at: BASE }, failure)) = ended else { panic!("it goes on") };
         assert_eq!(failure.is_some(), fails, "{lived} s, {told}");
     }

@@ -9,12 +9,12 @@ use kubeapi::ObjectKey;
 
 /// A part of a collection: the keys after `behind`, up to and including `until`.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Part {
+pub(super) struct KeyRange {
     behind: Option<ObjectKey>,
     until: Option<ObjectKey>,
 }
 
-impl Part {
+impl KeyRange {
     /// The part that is covered by a page that begins after `behind`.
     pub(super) fn of(behind: Option<ObjectKey>, page: &VersionPage) -> Self {
         let last = page.versions.last_key_value().map(|(last, _)| last.clone());
@@ -32,7 +32,12 @@ impl Part {
 ///
 /// An object that upstream lists has not changed since its own version. So a state of ours that had reached that
 /// version must have it, and vice versa. Changes between `before` and `after` prove nothing.
-pub(super) fn contradictions(before: &Snapshot, after: &Snapshot, listed: &VersionPage, part: &Part) -> Vec<ObjectKey> {
+pub(super) fn contradictions(
+    before: &Snapshot,
+    after: &Snapshot,
+    listed: &VersionPage,
+    part: &KeyRange,
+) -> Vec<ObjectKey> {
     let lacks = |(key, rv): &(&ObjectKey, &_)| **rv <= before.rv && before.get(key).is_none_or(|ours| ours.rv != **rv);
     let mut found: Vec<_> = listed.versions.iter().filter(lacks).map(|(key, _)| key.clone()).collect();
     let outlived = |ours: &&Arc<Object>| ours.rv <= listed.at && listed.versions.get(&ours.key) != Some(&ours.rv);
@@ -108,7 +113,7 @@ mod tests {
     }
 
     fn found(before: &Snapshot, after: &Snapshot, page: &VersionPage, behind: Option<&str>) -> Vec<String> {
-        let part = Part::of(behind.map(key), page);
+        let part = KeyRange::of(behind.map(key), page);
         contradictions(before, after, page, &part).iter().map(|key| key.name().to_owned()).collect()
     }
 

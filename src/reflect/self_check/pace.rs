@@ -7,12 +7,12 @@ use tokio::time::Instant;
 /// If the bug was in our history, giving it up once suffices. If the feed differs again soon, upstream's watches and
 /// lists or the comparison itself are wrong. Clients must not relist repeatedly because of that.
 #[derive(Debug, Default)]
-pub(super) struct Pace {
+pub(super) struct DivergenceRateLimit {
     /// When the feed was given up last, and how many times in a row before that.
     last: Option<(Instant, u32)>,
 }
 
-impl Pace {
+impl DivergenceRateLimit {
     const REST: Duration = Duration::from_secs(3600);
     const REST_MAX: Duration = Duration::from_secs(24 * 3600);
 
@@ -37,7 +37,7 @@ mod tests {
 
     #[test]
     fn repeatedly_diverging_feed_is_discarded_with_backoff() {
-        let (mut pace, mut now) = (Pace::default(), Instant::now());
+        let (mut pace, mut now) = (DivergenceRateLimit::default(), Instant::now());
         assert!(!pace.is_resting(now));
         let hour = Duration::from_secs(3600);
         for hours in [1, 2, 4, 8, 16, 24, 24] {

@@ -5,7 +5,7 @@ mod filter;
 mod open_watch;
 mod order;
 mod recent;
-mod who;
+mod request_source;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,12 +17,12 @@ use tokio::time::Instant;
 use kubeapi::Query;
 
 use filter::Filter;
-use open_watch::SeenWatch;
 pub(crate) use open_watch::WatchDescription;
+use open_watch::WatchEntry;
 use open_watch::WatchRow;
-use recent::{Recent, RecentRow};
-pub(crate) use who::Who;
-use who::shortened;
+use recent::{RecentLog, RecentRow};
+pub(crate) use request_source::RequestSource;
+use request_source::shortened;
 
 /// The registry of open watches and recent events. Clones share the same data.
 #[derive(Debug, Clone)]
@@ -32,11 +32,11 @@ pub struct ActiveWatches(Arc<Shared>);
 struct Shared {
     began: Instant,
     /// A sharded map, because watches open and end on all cores and listing them must not block the others.
-    watches: DashMap<u64, Arc<SeenWatch>>,
+    watches: DashMap<u64, Arc<WatchEntry>>,
     next: AtomicU64,
-    ended: Recent,
-    refused: Recent,
-    passed: Recent,
+    ended: RecentLog,
+    refused: RecentLog,
+    passed: RecentLog,
 }
 
 /// The registration of an open watch. Dropping it removes the watch from the registry.
@@ -44,7 +44,7 @@ struct Shared {
 pub(crate) struct ActiveWatch {
     of: ActiveWatches,
     id: u64,
-    watch: Arc<SeenWatch>,
+    watch: Arc<WatchEntry>,
 }
 
 /// The response body of `/debug/watches`.
@@ -70,7 +70,7 @@ struct RecentPage {
 
 impl Default for ActiveWatches {
     fn default() -> Self {
-        let [ended, refused, passed] = std::array::from_fn(|_| Recent::default());
+        let [ended, refused, passed] = std::array::from_fn(|_| RecentLog::default());
         let (watches, next) = (DashMap::new(), AtomicU64::new(0));
         Self(Arc::new(Shared { began: Instant::now(), watches, next, ended, refused, passed }))
     }
@@ -116,18 +116,18 @@ impl ActiveWatches {
     /// Registers an opened watch.
     pub(crate) fn opened(&self, watch: WatchDescription) -> ActiveWatch {
         let id = self.0.next.fetch_add(1, Ordering::Relaxed);
-        let watch = Arc::new(SeenWatch::new(watch, self.0.began.elapsed()));
+        let watch = Arc::new(WatchEntry::new(watch, self.0.began.elapsed()));
         self.0.watches.insert(id, watch.clone());
         ActiveWatch { of: self.clone(), id, watch }
     }
 
     /// Records an error response that the proxy generated.
-    pub(crate) fn refused(&self, who: &Who, (method, path): (&str, &str), (code, message): (u16, &str)) {
+    pub(crate) fn refused(&self, who: &RequestSource, (method, path): (&str, &str), (code, message): (u16, &str)) {
         self.0.refused.note(who, method, path, shortened(&format!("{code} {message}")));
     }
 
     /// Records a forwarded request.
-    pub(crate) fn passed(&self, who: &Who, (method, path): (&str, &str), reason: &str) {
+    pub(crate) fn passed(&self, who: &RequestSource, (method, path): (&str, &str), reason: &str) {
         self.0.passed.note(who, method, path, reason.into());
     }
 }

@@ -22,7 +22,7 @@ use kubeapi::{Gvr, ResourceVersion};
 /// up and hold the same handles. A sharded map gains nothing, because there are few kinds and each watch looks up once:
 /// a lookup takes 50 ns with one lock and 49 ns sharded.
 #[derive(Debug, Default)]
-pub(crate) struct Watches(Mutex<HashMap<Kind, Arc<Handles>>>);
+pub(crate) struct Watches(Mutex<HashMap<Kind, Arc<MetricHandles>>>);
 
 /// The labels of a watch.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -32,7 +32,7 @@ struct Kind {
     protocol: WatchTransport,
 }
 
-struct Handles {
+struct MetricHandles {
     resource: String,
     labels: Vec<Label>,
     open: Gauge,
@@ -43,7 +43,7 @@ struct Handles {
 
 /// The metrics of one watch. The caller must report its end with [`ended`](Self::ended).
 pub(crate) struct WatchMetrics {
-    of: Arc<Handles>,
+    of: Arc<MetricHandles>,
     opened: Instant,
     /// The entry of the watch on the debug pages.
     active_watch: Option<ActiveWatch>,
@@ -53,13 +53,13 @@ impl Watches {
     /// Counts a watch as open.
     pub(crate) fn open(&self, key: &FeedKey, representation: Representation, protocol: WatchTransport) -> WatchMetrics {
         let kind = Kind { gvr: key.gvr.clone(), representation, protocol };
-        let of = self.0.lock().entry(kind).or_insert_with_key(|kind| Arc::new(Handles::of(kind))).clone();
+        let of = self.0.lock().entry(kind).or_insert_with_key(|kind| Arc::new(MetricHandles::of(kind))).clone();
         of.open.increment(1.0);
         WatchMetrics { of, opened: Instant::now(), active_watch: None }
     }
 }
 
-impl Handles {
+impl MetricHandles {
     fn of(kind: &Kind) -> Self {
         let resource = kind.gvr.to_string();
         let representation = Label::new("representation", kind.representation.as_str());
@@ -77,9 +77,9 @@ impl Handles {
     }
 }
 
-impl fmt::Debug for Handles {
+impl fmt::Debug for MetricHandles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Handles").field("resource", &self.resource).finish_non_exhaustive()
+        f.debug_struct("MetricHandles").field("resource", &self.resource).finish_non_exhaustive()
     }
 }
 

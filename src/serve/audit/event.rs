@@ -25,7 +25,7 @@ pub(super) struct AuditEvent<'a> {
     #[serde(skip_serializing_if = "str::is_empty")]
     pub(super) user_agent: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) object_ref: Option<Reference<'a>>,
+    pub(super) object_ref: Option<ObjectReference<'a>>,
     pub(super) response_status: AuditOutcome<'a>,
     #[serde(serialize_with = "micros")]
     pub(super) request_received_timestamp: Timestamp,
@@ -59,7 +59,7 @@ pub(super) struct AuditUser<'a> {
 /// The requested object or collection.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Reference<'a> {
+pub(super) struct ObjectReference<'a> {
     #[serde(skip_serializing_if = "str::is_empty")]
     resource: &'a str,
     #[serde(skip_serializing_if = "str::is_empty")]
@@ -77,7 +77,7 @@ pub(super) struct Reference<'a> {
 /// The outcome of the request: the parts of a Status that reveal nothing about an object.
 #[derive(Debug, Serialize)]
 pub(super) struct AuditOutcome<'a> {
-    metadata: Nothing,
+    metadata: EmptyObject,
     #[serde(skip_serializing_if = "str::is_empty")]
     status: &'a str,
     #[serde(skip_serializing_if = "str::is_empty")]
@@ -91,7 +91,7 @@ pub(super) struct AuditOutcome<'a> {
 
 /// An empty object `{}`, in place of a Status's metadata.
 #[derive(Debug, Serialize)]
-struct Nothing {}
+struct EmptyObject {}
 
 impl<'a> AuditUser<'a> {
     /// Returns the user as recorded. Fields are empty for an unknown user and for the proxy itself.
@@ -103,7 +103,7 @@ impl<'a> AuditUser<'a> {
     }
 }
 
-impl<'a> Reference<'a> {
+impl<'a> ObjectReference<'a> {
     /// Returns the resource as recorded, or `None` for a request that is not for a resource.
     pub(super) fn of(info: &'a RequestInfo) -> Option<Self> {
         info.is_resource.then_some(Self {
@@ -120,7 +120,7 @@ impl<'a> Reference<'a> {
 impl<'a> AuditOutcome<'a> {
     /// Returns the outcome. `status` is set for an error.
     pub(super) fn of(code: u16, status: Option<&'a Status>) -> Self {
-        let metadata = Nothing {};
+        let metadata = EmptyObject {};
         let Some(Status { status, message, reason, details, .. }) = status else {
             return Self { metadata, status: "", message: "", reason: "", details: None, code };
         };

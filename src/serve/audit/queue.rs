@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use tokio::sync::{Semaphore, mpsc};
 
-use super::line::Line;
+use super::queued_record::QueuedRecord;
 use super::writer::{AuditWriter, Destination};
 use crate::serve::activity::metrics;
 
@@ -16,14 +16,14 @@ pub struct Audit {
 /// The queue to the [`AuditWriter`], bounded in records and in bytes. Senders never wait.
 #[derive(Debug, Clone)]
 pub(super) struct Queue {
-    lines: mpsc::Sender<Line>,
+    lines: mpsc::Sender<QueuedRecord>,
     room: Arc<Semaphore>,
 }
 
 /// The error of a full queue: the writer does not keep up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the audit log queue is full")]
-pub(super) struct Full;
+pub(super) struct QueueFull;
 
 /// The maximum number of queued records: about one second of heavy read traffic.
 pub(super) const RECORDS_MAX: usize = 16_384;
@@ -62,15 +62,15 @@ impl Audit {
 }
 
 impl Queue {
-    pub(super) fn new(records_max: usize, bytes_max: usize) -> (Self, mpsc::Receiver<Line>) {
+    pub(super) fn new(records_max: usize, bytes_max: usize) -> (Self, mpsc::Receiver<QueuedRecord>) {
         let (lines, waiting) = mpsc::channel(records_max);
         (Self { lines, room: Arc::new(Semaphore::new(bytes_max)) }, waiting)
     }
 
-    pub(super) fn put(&self, text: Vec<u8>) -> Result<(), Full> {
+    pub(super) fn put(&self, text: Vec<u8>) -> Result<(), QueueFull> {
         let bytes = u32::try_from(text.len()).unwrap_or(u32::MAX);
-        let room = self.room.clone().try_acquire_many_owned(bytes).map_err(|_| Full);
-        let put = room.and_then(|room| self.lines.try_send(Line { text, _room: room }).map_err(|_| Full));
+        let room = self.room.clone().try_acquire_many_owned(bytes).map_err(|_| QueueFull);
+        let put = room.and_then(|room| self.lines.try_send(QueuedRecord { text, _room: room }).map_err(|_| QueueFull));
         if put.is_err() {
             metrics::records("dropped", 1);
         }

@@ -6,8 +6,8 @@ use http::{HeaderMap, HeaderValue, Response, Uri};
 use k8s_openapi::jiff::Timestamp;
 
 use super::Audit;
-use super::event::{AuditEvent, AuditOutcome, AuditUser, Reference, Stage};
-use super::queue::{Full, Queue};
+use super::event::{AuditEvent, AuditOutcome, AuditUser, ObjectReference, Stage};
+use super::queue::{Queue, QueueFull};
 use crate::auth::Caller;
 use crate::net::{Peer, PeerAddress};
 use crate::serve::route::Sensitive;
@@ -91,11 +91,11 @@ impl AuditRecord {
     /// Sets the caller.
     pub(crate) fn put_caller(&mut self, caller: &Caller) {
         self.user = match caller {
-            Caller::Ourselves => None,
+            Caller::ProxyItself => None,
             Caller::Anonymous => Some(anonymous()),
             Caller::Known(_) => caller.user().cloned(),
         };
-        self.is_ourselves = matches!(caller, Caller::Ourselves);
+        self.is_ourselves = matches!(caller, Caller::ProxyItself);
     }
 
     /// Records the response, unless upstream generated it. Returns false if the response requires a record and the
@@ -120,7 +120,7 @@ impl AuditRecord {
         self.info.group.is_empty() && self.info.resource == Sensitive::Secrets.as_str()
     }
 
-    fn put(&self, stage: Stage, answered: &RecordedResponse) -> Result<(), Full> {
+    fn put(&self, stage: Stage, answered: &RecordedResponse) -> Result<(), QueueFull> {
         let event = self.event(stage, now(), answered);
         let line = event.to_line();
         if line.len() <= STRANGER_RECORD_BYTES_MAX || !self.is_of_stranger() {
@@ -156,7 +156,7 @@ impl AuditRecord {
             user: AuditUser::of(self.user.as_ref()),
             source_ips: &self.source_ips,
             user_agent: &self.user_agent,
-            object_ref: Reference::of(&self.info),
+            object_ref: ObjectReference::of(&self.info),
             response_status: AuditOutcome::of(answered.code, answered.status.as_ref()),
             request_received_timestamp: self.received,
             stage_timestamp: at,

@@ -3,13 +3,13 @@ use std::net::{IpAddr, SocketAddr};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, Uri};
 use serde_json::{Value, json};
 
-use super::line::Line;
-use super::queue::{Full, Queue};
+use super::queue::{Queue, QueueFull};
+use super::queued_record::QueuedRecord;
 use super::record::{STRANGER_RECORD_BYTES_MAX, shortened, source_ips, without_tokens};
 use super::{Audit, AuditRecord, Decision, Destination, ServedLocally};
 use crate::auth::Caller;
 use crate::net::{Connection, Peer, PeerAddress};
-use base::Cut;
+use base::AbortSignal;
 use kubeapi::{Query, RequestInfo, Status};
 
 fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
@@ -18,7 +18,7 @@ fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
 
 fn peer() -> Peer {
     let address = PeerAddress::Tcp(SocketAddr::from(([10, 0, 0, 7], 4711)));
-    Peer { address, certificates: None, connection: Connection::default(), cut: Cut::default() }
+    Peer { address, certificates: None, connection: Connection::default(), cut: AbortSignal::default() }
 }
 
 fn record(queue: &Queue, target: &str) -> AuditRecord {
@@ -42,7 +42,7 @@ fn response(ours: ServedLocally, decision: Option<Decision>) -> Response<()> {
     response
 }
 
-fn next(lines: &mut tokio::sync::mpsc::Receiver<Line>) -> Option<(String, Value)> {
+fn next(lines: &mut tokio::sync::mpsc::Receiver<QueuedRecord>) -> Option<(String, Value)> {
     let line = String::from_utf8(lines.try_recv().ok()?.text).expect("text");
     let value = serde_json::from_str(&line).expect("JSON");
     Some((line, value))
@@ -142,7 +142,7 @@ fn forwarded_response_is_not_audited_by_proxy() {
 fn secrets_are_not_served_without_audit_record() {
     let (queue, _lines) = Queue::new(1, 1 << 16);
     assert_eq!(queue.put(vec![b'x']), Ok(()));
-    assert_eq!(queue.put(vec![b'x']), Err(Full));
+    assert_eq!(queue.put(vec![b'x']), Err(QueueFull));
     for (target, ours, given) in [
         ("/api/v1/secrets", served(), false),
         ("/api/v1/namespaces/a/secrets/s", served(), false),
@@ -158,9 +158,9 @@ fn secrets_are_not_served_without_audit_record() {
 #[test]
 fn audit_queue_is_bounded_in_bytes() {
     let (queue, mut lines) = Queue::new(8, 10);
-    assert_eq!(queue.put(vec![0; 11]), Err(Full));
+    assert_eq!(queue.put(vec![0; 11]), Err(QueueFull));
     assert_eq!(queue.put(vec![0; 6]), Ok(()));
-    assert_eq!(queue.put(vec![0; 6]), Err(Full));
+    assert_eq!(queue.put(vec![0; 6]), Err(QueueFull));
     drop(lines.try_recv().expect("a line"));
     assert_eq!(queue.put(vec![0; 6]), Ok(()));
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-use super::line::Line;
+use super::queued_record::QueuedRecord;
 use crate::serve::activity::metrics;
 
 /// The destination of audit records.
@@ -21,7 +21,7 @@ pub enum Destination {
 /// The task that writes records in order. No request waits for it.
 #[derive(Debug)]
 pub struct AuditWriter {
-    lines: mpsc::Receiver<Line>,
+    lines: mpsc::Receiver<QueuedRecord>,
     output: Output,
 }
 
@@ -37,7 +37,7 @@ const BATCH_MAX: usize = 1024;
 const AGAIN: Duration = Duration::from_secs(1);
 
 impl AuditWriter {
-    pub(super) fn open(destination: Destination, lines: mpsc::Receiver<Line>) -> io::Result<Self> {
+    pub(super) fn open(destination: Destination, lines: mpsc::Receiver<QueuedRecord>) -> io::Result<Self> {
         let output = match destination {
             Destination::Stdout => Output::Stdout(io::stdout()),
             Destination::File(path) => Output::File { file: open(&path)?, path },

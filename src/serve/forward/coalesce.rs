@@ -14,7 +14,7 @@ use base::Tasks;
 
 /// A response from upstream that several requests share.
 #[derive(Debug, Clone)]
-pub(crate) struct SharedAnswer {
+pub(crate) struct SharedResponse {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
@@ -24,7 +24,7 @@ pub(crate) struct SharedAnswer {
 
 /// Why there is no response to share.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Unshared {
+pub(crate) enum CoalesceError {
     /// It is too large to be read whole, or its user has no room for it.
     #[error("the response is too large to be shared")]
     TooLarge,
@@ -38,19 +38,19 @@ pub(crate) enum Unshared {
 /// while one is in flight wait for the next one, even if they are identical. So at most one request is in flight for
 /// each key.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Coalesced {
-    waiting: Arc<Waiting>,
+pub(crate) struct RequestCoalescer {
+    waiting: Arc<WaiterMap>,
 }
 
 /// The timeout for a shared response, including its body. When it expires, all waiters get an error.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
 /// The result that all coalesced requests receive.
-type Outcome = Result<SharedAnswer, Arc<Unshared>>;
-type Askers = Vec<oneshot::Sender<Outcome>>;
+type SharedResult = Result<SharedResponse, Arc<CoalesceError>>;
+type ResultSenders = Vec<oneshot::Sender<SharedResult>>;
 /// The waiting requests by key. The map is sharded: for an unshared request, one, two and four threads take 462, 916
 /// and 1,796 ns. A single lock takes 624, 1,279 and 2,496 ns.
-type Waiting = DashMap<Key, Askers>;
+type WaiterMap = DashMap<Key, ResultSenders>;
 
 /// All properties of a request that determine its response.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -64,19 +64,20 @@ pub(crate) struct Key {
 }
 
 /// Sends the request to upstream, once per call.
-type Ask = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Result<SharedAnswer, Unshared>> + Send>> + Send + Sync>;
+type SendRequest =
+    Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Result<SharedResponse, CoalesceError>> + Send>> + Send + Sync>;
 
-impl Coalesced {
+impl RequestCoalescer {
     /// Returns the response for `key`. `ask` sends the request to upstream, for this caller or for all that wait with
     /// it.
     ///
     /// A request without company is sent on its caller's task, because most are, and a separate task costs more than
     /// the request. If that caller is cancelled, a new request is sent for the waiting callers. `None` means that the
     /// proxy is shutting down.
-    pub(crate) async fn ask(&self, key: Key, tasks: &Tasks, ask: Ask) -> Option<Outcome> {
+    pub(crate) async fn ask(&self, key: Key, tasks: &Tasks, ask: SendRequest) -> Option<SharedResult> {
         let turn = match self.waiting.entry(key.clone()) {
             Entry::Vacant(vacant) => {
-                vacant.insert(Askers::new());
+                vacant.insert(ResultSenders::new());
                 None
             }
             Entry::Occupied(mut under_way) => {
@@ -88,23 +89,23 @@ impl Coalesced {
         if let Some(turn) = turn {
             return turn.await.ok();
         }
-        let under_way = UnderWay { waiting: self.waiting.clone(), key, tasks: tasks.clone(), ask };
+        let under_way = InFlightRequest { waiting: self.waiting.clone(), key, tasks: tasks.clone(), ask };
         Some(question(&under_way.ask, 1).await)
     }
 }
 
 /// A request that is in flight. When it is dropped, a new request is sent for the callers that arrived since.
-struct UnderWay {
-    waiting: Arc<Waiting>,
+struct InFlightRequest {
+    waiting: Arc<WaiterMap>,
     key: Key,
     tasks: Tasks,
-    ask: Ask,
+    ask: SendRequest,
 }
 
-impl Drop for UnderWay {
+impl Drop for InFlightRequest {
     fn drop(&mut self) {
         let Some(askers) = take(&self.waiting, &self.key) else { return };
-        let mut next = Next { waiting: self.waiting.clone(), key: self.key.clone(), is_kept: true };
+        let mut next = NextRequest { waiting: self.waiting.clone(), key: self.key.clone(), is_kept: true };
         let ask = self.ask.clone();
         self.tasks.spawn("coalesced", async move {
             let mut askers = Some(askers);
@@ -120,20 +121,20 @@ impl Drop for UnderWay {
 
 /// The task that sends requests for a key. When it ends for any reason, the key is removed, because later requests
 /// would otherwise wait forever.
-struct Next {
-    waiting: Arc<Waiting>,
+struct NextRequest {
+    waiting: Arc<WaiterMap>,
     key: Key,
     is_kept: bool,
 }
 
-impl Next {
+impl NextRequest {
     /// Gives up the key. From here on, another task may own it.
     fn let_go(&mut self) {
         self.is_kept = false;
     }
 }
 
-impl Drop for Next {
+impl Drop for NextRequest {
     fn drop(&mut self) {
         if self.is_kept {
             self.waiting.remove(&self.key);
@@ -142,7 +143,7 @@ impl Drop for Next {
 }
 
 /// Sends one request on behalf of `askers` callers.
-async fn question(ask: &Ask, askers: usize) -> Outcome {
+async fn question(ask: &SendRequest, askers: usize) -> SharedResult {
     crate::serve::activity::metrics::coalesced(askers);
     match timeout(ANSWER_MAX, ask()).await {
         Ok(answer) => answer.map_err(Arc::new),
@@ -151,8 +152,8 @@ async fn question(ask: &Ask, askers: usize) -> Outcome {
 }
 
 /// Takes the current waiters. If there are none, the key is removed, so that the next request starts over.
-fn take(waiting: &Waiting, key: &Key) -> Option<Askers> {
-    let mut taken = Askers::new();
+fn take(waiting: &WaiterMap, key: &Key) -> Option<ResultSenders> {
+    let mut taken = ResultSenders::new();
     waiting.remove_if_mut(key, |_, askers| {
         askers.retain(|asker| !asker.is_closed());
         taken = std::mem::take(askers);
@@ -173,7 +174,7 @@ mod tests {
 
     fn key() -> Key {
         Key {
-            acting_as: ActingAs::Ours,
+            acting_as: ActingAs::ProxyItself,
             path_and_query: "/api/v1/pods".into(),
             accept: None,
             accept_encoding: None,
@@ -184,7 +185,7 @@ mod tests {
     /// An upstream that answers each request with its number, once the semaphore lets it through.
     #[derive(Clone)]
     struct Desk {
-        coalesced: Coalesced,
+        coalesced: RequestCoalescer,
         tasks: Tasks,
         asked: Arc<AtomicUsize>,
         authorizer: Arc<Semaphore>,
@@ -192,7 +193,7 @@ mod tests {
 
     impl Desk {
         fn new() -> Self {
-            let (coalesced, tasks) = (Coalesced::default(), Tasks::new());
+            let (coalesced, tasks) = (RequestCoalescer::default(), Tasks::new());
             Self { coalesced, tasks, asked: Arc::default(), authorizer: Arc::new(Semaphore::new(0)) }
         }
 
@@ -206,7 +207,7 @@ mod tests {
                     let body = Bytes::from(number.to_string());
                     let place =
                         ConcurrencyLimits::new(&ConcurrencyConfig::default()).forward(None).expect("a place").into();
-                    Ok(SharedAnswer { status: StatusCode::OK, headers: HeaderMap::new(), body, place })
+                    Ok(SharedResponse { status: StatusCode::OK, headers: HeaderMap::new(), body, place })
                 })
             };
             tokio::spawn(async move {

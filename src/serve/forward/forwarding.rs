@@ -23,26 +23,28 @@ use crate::listing::OverLimit;
 use crate::net::RequestBody;
 use crate::serve::activity::metrics;
 use crate::serve::audit::ServedLocally;
-use crate::serve::forward::coalesce::{Coalesced, Key, SharedAnswer, Unshared};
-use crate::serve::limits::{BodyError, BoundedBody, ConcurrencyLimits, ConcurrencyPermit, SlowReaderReaper, Whole};
+use crate::serve::forward::coalesce::{CoalesceError, Key, RequestCoalescer, SharedResponse};
+use crate::serve::limits::{
+    BodyError, BoundedBody, CompleteBody, ConcurrencyLimits, ConcurrencyPermit, SlowReaderReaper,
+};
 use crate::serve::response::{
     AUDIT_ID, LIST_RETRY_SECONDS, REASON, ReplyBody, ResponseContext, bad_timeout, not_granted, too_many, unavailable,
 };
 use crate::serve::route::ForwardReason;
 use crate::serve::watch::websocket;
 use crate::upstream::{ActingAs, CAUSE, Client, Error, ForwardPool, Forwarder, HOPS, ResponseBody, UpstreamBody};
-use base::{Cut, DrainWatch, Tasks};
+use base::{AbortSignal, DrainWatch, Tasks};
 use kubeapi::{FlowDistinguisher, Query, RequestInfo, Status, Verb};
 
 /// The result of a coalesced request.
-enum Shared {
+enum CoalescedResult {
     ReadResult(Box<Response<ReplyBody>>),
     /// The response cannot be shared, because it is large or its user has no permits left. Each caller sends its own
     /// request and reads at its own pace.
     TooLarge(Arc<ConcurrencyPermit>),
 }
 
-impl Shared {
+impl CoalescedResult {
     fn answered(response: Response<ReplyBody>) -> Self {
         Self::ReadResult(Box::new(response))
     }
@@ -71,7 +73,7 @@ pub(crate) struct Forwarding {
     forwarder: Arc<Forwarder>,
     authorizer: Authorizer,
     concurrency: Arc<ConcurrencyLimits>,
-    coalesced: Coalesced,
+    coalesced: RequestCoalescer,
     tasks: Tasks,
     drain: DrainWatch,
     slow_readers: SlowReaderReaper,
@@ -85,7 +87,7 @@ impl Forwarding {
         concurrency: Arc<ConcurrencyLimits>,
         (tasks, drain, slow_readers): (Tasks, DrainWatch, SlowReaderReaper),
     ) -> Self {
-        let (forwarder, coalesced) = (Arc::new(forwarder), Coalesced::default());
+        let (forwarder, coalesced) = (Arc::new(forwarder), RequestCoalescer::default());
         Self { client, forwarder, authorizer, concurrency, coalesced, tasks, drain, slow_readers }
     }
 
@@ -118,7 +120,7 @@ impl Forwarding {
         let acting_as = match self.acting_as(caller, request.headers(), info).await {
             Ok(acting_as) => acting_as,
             // Upstream rejects an unreadable path, and does so before it authenticates the caller (R-ORDER-1).
-            Err(_) if info.is_none() => ActingAs::Nobody,
+            Err(_) if info.is_none() => ActingAs::Anonymous,
             Err(status) => {
                 if let Some(status) = info.and_then(|info| bad_timeout(info, query)) {
                     return context.status(&status);
@@ -141,11 +143,11 @@ impl Forwarding {
             _ => false,
         };
         let shared =
-            alike && lane == ForwardPool::Short && acting_as != ActingAs::Nobody && request.body().is_end_stream();
+            alike && lane == ForwardPool::Short && acting_as != ActingAs::Anonymous && request.body().is_end_stream();
         let place = if shared {
             match self.shared(&request, (caller.payer(), acting_as.clone()), context, place).await {
-                Shared::ReadResult(response) => return *response,
-                Shared::TooLarge(place) => place,
+                CoalescedResult::ReadResult(response) => return *response,
+                CoalescedResult::TooLarge(place) => place,
             }
         } else {
             Arc::new(place)
@@ -159,7 +161,7 @@ impl Forwarding {
         let request = request.map(|body| {
             let is_broken = is_broken.clone();
             if is_short {
-                noticed(BoundedBody::new(body, &self.slow_readers, Cut::default()), is_broken)
+                noticed(BoundedBody::new(body, &self.slow_readers, AbortSignal::default()), is_broken)
             } else {
                 noticed(body, is_broken)
             }
@@ -207,7 +209,7 @@ impl Forwarding {
         (payer, acting_as): (Option<FlowDistinguisher>, ActingAs),
         context: &ResponseContext,
         place: ConcurrencyPermit,
-    ) -> Shared {
+    ) -> CoalescedResult {
         let place = Arc::new(place);
         let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         let encoding = request.headers().get(ACCEPT_ENCODING).and_then(|value| value.to_str().ok());
@@ -220,7 +222,7 @@ impl Forwarding {
         };
         let mut headers = request.headers().clone();
         if let Err(status) = self.make_outgoing(&mut headers, &acting_as) {
-            return Shared::answered(context.status(&status));
+            return CoalescedResult::answered(context.status(&status));
         }
         let (client, forwarder, concurrency) = (self.client.clone(), self.forwarder.clone(), self.concurrency.clone());
         let held = place.clone();
@@ -235,8 +237,8 @@ impl Forwarding {
             })
         };
         let response = match self.coalesced.ask(key, &self.tasks, Arc::new(ask)).await {
-            Some(Ok(SharedAnswer { status, headers, body, place: room })) => {
-                let whole = Whole::of(body, vec![place, room]);
+            Some(Ok(SharedResponse { status, headers, body, place: room })) => {
+                let whole = CompleteBody::of(body, vec![place, room]);
                 let mut response = Response::new(ReplyBody::whole(whole, &self.slow_readers, context.cut.clone()));
                 *response.status_mut() = status;
                 *response.headers_mut() = headers;
@@ -248,12 +250,12 @@ impl Forwarding {
                 response
             }
             Some(Err(why)) => match &*why {
-                Unshared::TooLarge => return Shared::TooLarge(place),
-                Unshared::Failed(error) => context.status(&unreachable(error)),
+                CoalesceError::TooLarge => return CoalescedResult::TooLarge(place),
+                CoalesceError::Failed(error) => context.status(&unreachable(error)),
             },
             None => context.status(&Status::shutting_down()),
         };
-        Shared::answered(response)
+        CoalescedResult::answered(response)
     }
 
     /// Forwards an upgrade request. Bytes flow in both directions only after upstream has accepted the upgrade (P3).
@@ -271,7 +273,7 @@ impl Forwarding {
         let request = without_body(request);
         let held = self.drain.hold();
         let answering = Box::pin(self.forwarder.forward(acting_as, ForwardPool::Tunnel, request));
-        let answer = if *acting_as == ActingAs::Nobody { self.in_time(answering).await } else { answering.await };
+        let answer = if *acting_as == ActingAs::Anonymous { self.in_time(answering).await } else { answering.await };
         let mut response = match answer {
             Ok(response) => response,
             Err(error) => return context.status(&unreachable(&error)),
@@ -341,7 +343,7 @@ impl Forwarding {
     ) -> Result<ConcurrencyPermit, OverLimit> {
         let payer = &caller.payer();
         match (lane, reason) {
-            _ if *acting_as == ActingAs::Nobody => self.concurrency.anonymous(),
+            _ if *acting_as == ActingAs::Anonymous => self.concurrency.anonymous(),
             (_, ForwardReason::Syncing) => self.concurrency.unready(payer.as_ref()),
             (ForwardPool::Short, _) => self.concurrency.forward(payer.as_ref()),
             (ForwardPool::Stream | ForwardPool::Tunnel, _) => self.concurrency.stream(payer.as_ref()),
@@ -392,7 +394,7 @@ where
 
 /// Whether a request and its response have a deadline of one minute each. A caller without a credential always has one.
 fn is_short(lane: ForwardPool, acting_as: &ActingAs) -> bool {
-    lane == ForwardPool::Short || *acting_as == ActingAs::Nobody
+    lane == ForwardPool::Short || *acting_as == ActingAs::Anonymous
 }
 
 /// Returns the request without its body and without the headers that describe the body.
@@ -412,7 +414,7 @@ fn hops(headers: &HeaderMap) -> Vec<&str> {
 
 /// Whether the token of a request may be forwarded to upstream.
 fn keeps_token(acting_as: &ActingAs) -> bool {
-    matches!(acting_as, ActingAs::Bearer(..) | ActingAs::Nobody)
+    matches!(acting_as, ActingAs::Bearer(..) | ActingAs::Anonymous)
 }
 
 async fn ask(
@@ -420,7 +422,7 @@ async fn ask(
     forwarder: Arc<Forwarder>,
     acting_as: ActingAs,
     (path, headers): (PathAndQuery, HeaderMap),
-) -> Result<Response<Bytes>, Unshared> {
+) -> Result<Response<Bytes>, CoalesceError> {
     let body: UpstreamBody = Empty::new().map_err(|never| match never {}).boxed_unsync();
     let mut request = Request::new(body);
     *request.uri_mut() = Uri::from(path);
@@ -429,7 +431,7 @@ async fn ask(
     let (status, mut headers) = (response.status(), response.headers().clone());
     let mut whole = match client.read_at_most(response, SHARED_BYTES_MAX).await {
         Ok(body) => Response::new(body),
-        Err(Error::TooLarge(_)) => return Err(Unshared::TooLarge),
+        Err(Error::TooLarge(_)) => return Err(CoalesceError::TooLarge),
         Err(error) => return Err(error.into()),
     };
     headers.remove(CONTENT_LENGTH);
@@ -443,10 +445,10 @@ fn in_place(
     answer: Response<Bytes>,
     concurrency: &ConcurrencyLimits,
     payer: Option<&FlowDistinguisher>,
-) -> Result<SharedAnswer, Unshared> {
+) -> Result<SharedResponse, CoalesceError> {
     let (head, body) = answer.into_parts();
-    let place = concurrency.whole(payer, body.len()).map_err(|OverLimit(_)| Unshared::TooLarge)?;
-    Ok(SharedAnswer { status: head.status, headers: head.headers, body, place: place.into() })
+    let place = concurrency.whole(payer, body.len()).map_err(|OverLimit(_)| CoalesceError::TooLarge)?;
+    Ok(SharedResponse { status: head.status, headers: head.headers, body, place: place.into() })
 }
 
 /// Whether a Table is short enough to be buffered and shared: a single row, or one page. kubectl requests pages of 500.
@@ -485,7 +487,7 @@ pub(crate) fn unreachable(error: &Error) -> Status {
         Error::Unreachable(_) | Error::Credentials(_) => unavailable(&error.for_callers()),
         // Most of these occur only for responses that the proxy decodes; forwarded responses are not decoded.
         Error::Broken(_)
-        | Error::Unaskable(_)
+        | Error::InvalidRequest(_)
         | Error::OtherDocument(_)
         | Error::OtherRepresentation { .. }
         | Error::NotInitial(_)

@@ -14,7 +14,7 @@ use crate::serve::limits::body_error::BodyError;
 use crate::serve::limits::concurrency::ConcurrencyPermit;
 use crate::serve::limits::slow_readers::SlowReaderReaper;
 use crate::serve::limits::state_pin::StatePin;
-use base::{Cut, Timed, Timer, Timers};
+use base::{AbortSignal, Timed, Timer, Timers};
 
 /// A body that ends at its deadline, even if the client does not read it.
 ///
@@ -22,20 +22,20 @@ use base::{Cut, Timed, Timer, Timers};
 /// apiserver lets a request last. At the deadline, everything the body holds is released, even if the peer does not
 /// read and the body is never polled. A later poll returns an error, so a cut body never looks complete.
 #[derive(Debug)]
-pub(crate) struct BoundedBody<B>(Arc<Going<B>>);
+pub(crate) struct BoundedBody<B>(Arc<BodyState<B>>);
 
 #[derive(Debug)]
-struct Going<B> {
+struct BodyState<B> {
     timer: Timer,
     /// In microseconds, as the times of [`Timers`].
     deadline: u64,
-    body: Mutex<Taken<B>>,
+    body: Mutex<PolledBody<B>>,
     /// Resets the stream of the response.
-    answer: Cut,
+    answer: AbortSignal,
 }
 
 #[derive(Debug)]
-struct Taken<B> {
+struct PolledBody<B> {
     /// `None` once the body was cut.
     body: Option<B>,
     /// The task that waits for more data.
@@ -55,13 +55,13 @@ impl<B: Body + Send + 'static> BoundedBody<B> {
     ///
     /// At the deadline, `answer` resets the stream of the response, because a codec never polls the body while the
     /// flow-control window is closed. For the body of a request, `answer` does nothing.
-    pub(crate) fn new(body: B, slow_readers: &SlowReaderReaper, answer: Cut) -> Self {
+    pub(crate) fn new(body: B, slow_readers: &SlowReaderReaper, answer: AbortSignal) -> Self {
         let timers = slow_readers.timers();
         let deadline = timers.after(slow_readers.body_max());
         // Most bodies are complete or empty, and need no timer.
         let is_over = body.is_end_stream();
-        let body = Mutex::new(Taken { body: Some(body), waker: None });
-        let going = Arc::new(Going { timer: timers.timer(), deadline, body, answer });
+        let body = Mutex::new(PolledBody { body: Some(body), waker: None });
+        let going = Arc::new(BodyState { timer: timers.timer(), deadline, body, answer });
         if !is_over {
             Timer::schedule(&going);
         }
@@ -69,7 +69,7 @@ impl<B: Body + Send + 'static> BoundedBody<B> {
     }
 }
 
-impl<B: Send> Timed for Going<B> {
+impl<B: Send> Timed for BodyState<B> {
     fn timer(&self) -> &Timer {
         &self.timer
     }
@@ -122,15 +122,15 @@ impl<B: Body<Data = Bytes, Error: Into<BodyError>> + Unpin> Body for BoundedBody
 
 /// A LIST that is encoded as the client reads it. It holds a permit. The pin on its snapshot enforces the deadline.
 #[derive(Debug)]
-pub(crate) struct List {
+pub(crate) struct StreamedList {
     written: ListEncoding,
     _place: ConcurrencyPermit,
     _pin: StatePin,
 }
 
-impl List {
+impl StreamedList {
     /// Pins the state of a LIST, and starts its deadline.
-    pub(crate) fn pin(slow_readers: &SlowReaderReaper, feed: &Feed, state: &Snapshot, cut: &Cut) -> StatePin {
+    pub(crate) fn pin(slow_readers: &SlowReaderReaper, feed: &Feed, state: &Snapshot, cut: &AbortSignal) -> StatePin {
         let pin = feed.pin(state, cut.clone());
         StatePin::new(pin, slow_readers.timers(), (slow_readers.body_max(), TOO_SLOW), cut)
     }
@@ -146,7 +146,7 @@ pub(crate) enum ListEncoding {
     Gzip(Box<GzipList>),
 }
 
-impl Body for List {
+impl Body for StreamedList {
     type Data = Bytes;
     type Error = BodyError;
 
@@ -166,14 +166,14 @@ impl Body for List {
 /// A complete body that is sent in pieces. The connection holds the pieces that were taken. The permits are released
 /// with the last piece.
 #[derive(Debug)]
-pub(crate) struct Whole {
+pub(crate) struct CompleteBody {
     /// The remaining parts, in this order. They are never joined, so that the codec cannot take a final part of a few
     /// bytes before the large part has found room.
     left: [Bytes; 3],
     _places: Vec<Arc<ConcurrencyPermit>>,
 }
 
-impl Whole {
+impl CompleteBody {
     pub(crate) fn new(left: [Bytes; 3], places: Vec<Arc<ConcurrencyPermit>>) -> Self {
         Self { left, _places: places }
     }
@@ -190,7 +190,7 @@ impl Whole {
 /// The size of a TLS record, and the default size of an HTTP/2 frame.
 pub(crate) const PIECE_BYTES_MAX: usize = 16 << 10;
 
-impl Body for Whole {
+impl Body for CompleteBody {
     type Data = Bytes;
     type Error = BodyError;
 
@@ -223,7 +223,7 @@ mod tests {
     use tokio::time::sleep;
 
     use super::*;
-    use crate::serve::limits::Unread;
+    use crate::serve::limits::SlowReaderLimits;
     use crate::serve::limits::concurrency::{ConcurrencyConfig, ConcurrencyLimits};
 
     /// A body that never yields and holds a permit.
@@ -243,7 +243,7 @@ mod tests {
     fn one_place() -> (SlowReaderReaper, ConcurrencyLimits) {
         let concurrency =
             ConcurrencyLimits::new(&ConcurrencyConfig { forwards_max: 1, ..ConcurrencyConfig::default() });
-        let slow_readers = SlowReaderReaper::new(Unread::default(), MAX);
+        let slow_readers = SlowReaderReaper::new(SlowReaderLimits::default(), MAX);
         tokio::spawn(slow_readers.timers().clone().run());
         (slow_readers, concurrency)
     }
@@ -251,7 +251,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn unpolled_body_releases_its_permit_after_timeout() {
         let (slow_readers, concurrency) = one_place();
-        let body = BoundedBody::new(Silent(concurrency.forward(None).expect("a place")), &slow_readers, Cut::default());
+        let body = BoundedBody::new(
+            Silent(concurrency.forward(None).expect("a place")),
+            &slow_readers,
+            AbortSignal::default(),
+        );
         sleep(Duration::from_secs(59)).await;
         assert!(concurrency.forward(None).is_err());
         sleep(Duration::from_secs(2)).await;
@@ -263,8 +267,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn reader_of_timed_out_body_gets_error() {
         let (slow_readers, concurrency) = one_place();
-        let mut body =
-            BoundedBody::new(Silent(concurrency.forward(None).expect("a place")), &slow_readers, Cut::default());
+        let mut body = BoundedBody::new(
+            Silent(concurrency.forward(None).expect("a place")),
+            &slow_readers,
+            AbortSignal::default(),
+        );
         assert!(body.frame().await.expect("an error, not the end").is_err());
         assert!(!body.is_end_stream());
     }
@@ -274,7 +281,8 @@ mod tests {
         let (slow_readers, concurrency) = one_place();
         let place = Arc::new(concurrency.forward(None).expect("a place"));
         let text = Bytes::from(vec![b'a'; 3 * PIECE_BYTES_MAX + 1]);
-        let mut body = BoundedBody::new(Whole::of(text.clone(), vec![place]), &slow_readers, Cut::default());
+        let mut body =
+            BoundedBody::new(CompleteBody::of(text.clone(), vec![place]), &slow_readers, AbortSignal::default());
         assert_eq!(body.size_hint().exact(), Some(text.len() as u64));
         let first = body.frame().now_or_never().expect("at once").expect("some").expect("sound");
         assert_eq!(first.into_data().expect("data").len(), PIECE_BYTES_MAX);
@@ -288,7 +296,7 @@ mod tests {
     async fn large_body_is_sent_without_copy_and_last_byte_separately() {
         let (head, tail) = (Bytes::from_static(b"{"), Bytes::from_static(b"\n"));
         let body = Bytes::from(vec![b'a'; PIECE_BYTES_MAX + 1]);
-        let mut whole = Whole::new([head, body.clone(), tail], Vec::new());
+        let mut whole = CompleteBody::new([head, body.clone(), tail], Vec::new());
         assert_eq!(whole.size_hint().exact(), Some(body.len() as u64 + 2));
         let mut pieces = Vec::new();
         while let Some(piece) = whole.frame().await {
@@ -298,7 +306,7 @@ mod tests {
         assert_eq!(pieces[1].as_ptr(), body.as_ptr(), "it is not copied");
         assert!(whole.is_end_stream());
         // A last piece that the codec has taken but cannot send keeps nothing else alive.
-        let mut read_whole = Whole::of(body.clone(), Vec::new());
+        let mut read_whole = CompleteBody::of(body.clone(), Vec::new());
         let all = read_whole.frame().await.expect("some").expect("sound").into_data().expect("data");
         let end = read_whole.frame().await.expect("some").expect("sound").into_data().expect("data");
         assert!(all.len() == PIECE_BYTES_MAX && end.len() == 1 && read_whole.is_end_stream());
@@ -309,7 +317,8 @@ mod tests {
     async fn body_that_ends_at_once_has_no_timer() {
         let (slow_readers, concurrency) = one_place();
         let place = Arc::new(concurrency.forward(None).expect("a place"));
-        let mut body = BoundedBody::new(Whole::of(Bytes::new(), vec![place]), &slow_readers, Cut::default());
+        let mut body =
+            BoundedBody::new(CompleteBody::of(Bytes::new(), vec![place]), &slow_readers, AbortSignal::default());
         assert!(poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await.is_none());
         assert_eq!(Arc::weak_count(&body.0), 0);
     }

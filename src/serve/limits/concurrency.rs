@@ -7,7 +7,7 @@ use std::task::Poll;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::listing::OverLimit;
-use base::Shares;
+use base::KeyedSemaphores;
 use kubeapi::FlowDistinguisher;
 
 /// The concurrency limits. Requests beyond a limit are rejected immediately; nothing queues.
@@ -51,27 +51,27 @@ impl Default for ConcurrencyConfig {
 /// The counters of what is in flight.
 #[derive(Debug)]
 pub(crate) struct ConcurrencyLimits {
-    watches: Room,
+    watches: PermitPool,
     /// One permit per KiB.
-    lists: Room,
-    forwards: Room,
-    streams: Room,
-    unready: Room,
-    anonymous: Room,
-    waiting: Room,
+    lists: PermitPool,
+    forwards: PermitPool,
+    streams: PermitPool,
+    unready: PermitPool,
+    anonymous: PermitPool,
+    waiting: PermitPool,
     /// Requests that are being authenticated.
-    unknown: Room,
+    unknown: PermitPool,
 }
 
 /// A pool of permits that limits each user to a share, regardless of how many credentials the user has.
 ///
 /// The semaphores only count. The limits can change while permits are held, and held permits stay valid.
 #[derive(Debug)]
-struct Room {
+struct PermitPool {
     what: &'static str,
     all: Arc<Semaphore>,
     places_max: AtomicUsize,
-    each: Shares<FlowDistinguisher>,
+    each: KeyedSemaphores<FlowDistinguisher>,
     each_max: AtomicUsize,
     few: usize,
 }
@@ -100,14 +100,14 @@ const WATCH_SELECTOR_BYTES: usize = 2 << 10;
 impl ConcurrencyLimits {
     pub(crate) fn new(limits: &ConcurrencyConfig) -> Self {
         let concurrency = Self {
-            watches: Room::new("watches", FEW),
-            lists: Room::new("lists", LIST_BYTES_MAX >> 10),
-            forwards: Room::new("requests", FEW),
-            streams: Room::new("streams", FEW),
-            unready: Room::new("reads of resources that are not synced", FEW),
-            anonymous: Room::new("requests without a credential", FEW),
-            waiting: Room::new("waiting requests", FEW),
-            unknown: Room::new("unauthenticated requests", FEW),
+            watches: PermitPool::new("watches", FEW),
+            lists: PermitPool::new("lists", LIST_BYTES_MAX >> 10),
+            forwards: PermitPool::new("requests", FEW),
+            streams: PermitPool::new("streams", FEW),
+            unready: PermitPool::new("reads of resources that are not synced", FEW),
+            anonymous: PermitPool::new("requests without a credential", FEW),
+            waiting: PermitPool::new("waiting requests", FEW),
+            unknown: PermitPool::new("unauthenticated requests", FEW),
         };
         concurrency.tune(limits);
         concurrency
@@ -188,11 +188,11 @@ impl ConcurrencyLimits {
     }
 }
 
-impl Room {
+impl PermitPool {
     /// Creates a pool without permits. Any user can take up to `few` permits while any are left.
     fn new(what: &'static str, few: usize) -> Self {
         let all = Arc::new(Semaphore::new(Semaphore::MAX_PERMITS));
-        let each = Shares::new(Semaphore::MAX_PERMITS);
+        let each = KeyedSemaphores::new(Semaphore::MAX_PERMITS);
         Self { what, all, places_max: AtomicUsize::new(0), each, each_max: AtomicUsize::new(0), few }
     }
 
@@ -261,8 +261,8 @@ mod tests {
         FlowDistinguisher::of(&User { name: name.to_owned(), ..User::default() })
     }
 
-    fn room(places: usize, each: usize) -> Room {
-        let room = Room::new("places", FEW);
+    fn room(places: usize, each: usize) -> PermitPool {
+        let room = PermitPool::new("places", FEW);
         room.resize(places, each);
         room
     }

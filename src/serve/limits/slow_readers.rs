@@ -12,7 +12,7 @@
 //! | `StatePin` on the state of a LIST | | `body_max` |
 //! | [`BoundedBody`](super::BoundedBody): other responses, and forwarded requests | | `body_max` |
 //!
-//! A stream from upstream, such as `logs -f`, has no timer. Three related mechanisms are elsewhere. [`Cut::within`]
+//! A stream from upstream, such as `logs -f`, has no timer. Three related mechanisms are elsewhere. [`AbortSignal::within`]
 //! limits small responses, because most of them are sent at once and must not allocate a timer. `cache::Pins` resets
 //! the oldest responses when memory is short. `net::lifetime` closes connections.
 
@@ -28,18 +28,18 @@ use crate::auth::GrantStatus;
 use crate::cache::Snapshot;
 use crate::feeds::Feed;
 use crate::serve::limits::state_pin::StatePin;
-use base::{Cut, DrainWatch, Timed, Timer, Timers, random};
+use base::{AbortSignal, DrainWatch, Timed, Timer, Timers, random};
 
 /// The time limits for clients that do not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Unread {
+pub struct SlowReaderLimits {
     /// The grace period for a watch to end after its timer fired, and for the client to take the last bytes.
     pub grace: Duration,
     /// The maximum time between two pieces of the initial state.
     pub state_idle_max: Duration,
 }
 
-impl Default for Unread {
+impl Default for SlowReaderLimits {
     fn default() -> Self {
         Self { grace: Duration::from_secs(5), state_idle_max: Duration::from_secs(60) }
     }
@@ -51,19 +51,19 @@ pub(crate) struct SlowReaderReaper(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    unread: Unread,
+    unread: SlowReaderLimits,
     body_max: Duration,
     timers: Timers,
-    leaving: Mutex<Leaving>,
+    leaving: Mutex<DrainProgress>,
 }
 
 /// The progress of a drain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Leaving {
-    Nobody,
+enum DrainProgress {
+    NotStarted,
     /// Watches from before the drain leave, each at a random time between these two.
-    Early(u64, u64),
-    Everybody,
+    Spread(u64, u64),
+    All,
 }
 
 /// Wakes a watch at its times, and cuts it if it must end and is not polled.
@@ -74,7 +74,7 @@ enum Leaving {
 pub(crate) struct Watchdog {
     slow_readers: SlowReaderReaper,
     timer: Timer,
-    cut: Cut,
+    cut: AbortSignal,
     grant: GrantStatus,
     /// The task of the watch.
     task: Mutex<Waker>,
@@ -94,7 +94,7 @@ pub(crate) struct Watchdog {
 
 /// The kind of timer that fired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fired {
+pub(crate) enum FiredTimer {
     /// The time that the watch has set.
     Time,
     /// The watch's time to leave in a drain.
@@ -105,8 +105,8 @@ pub(crate) enum Fired {
 
 impl SlowReaderReaper {
     /// `body_max` is the time limit for a response that is not a stream, and for a request's body.
-    pub(crate) fn new(unread: Unread, body_max: Duration) -> Self {
-        let (timers, leaving) = (Timers::default(), Mutex::new(Leaving::Nobody));
+    pub(crate) fn new(unread: SlowReaderLimits, body_max: Duration) -> Self {
+        let (timers, leaving) = (Timers::default(), Mutex::new(DrainProgress::NotStarted));
         Self(Arc::new(Shared { unread, body_max, timers, leaving }))
     }
 
@@ -120,7 +120,7 @@ impl SlowReaderReaper {
     }
 
     /// Pins the initial state of a watch.
-    pub(crate) fn pin(&self, feed: &Feed, state: &Snapshot, cut: &Cut) -> StatePin {
+    pub(crate) fn pin(&self, feed: &Feed, state: &Snapshot, cut: &AbortSignal) -> StatePin {
         let pin = feed.pin(state, cut.clone());
         StatePin::new(pin, &self.0.timers, (self.0.unread.state_idle_max, "stalled"), cut)
     }
@@ -134,13 +134,13 @@ impl SlowReaderReaper {
     async fn follow(&self, mut drain: DrainWatch) {
         if let Some((from, until)) = drain.slots().await {
             let [from, until] = [from, until].map(|at| self.0.timers.at(at));
-            self.leave(Leaving::Early(from, until));
+            self.leave(DrainProgress::Spread(from, until));
             drain.closing().await;
         }
-        self.leave(Leaving::Everybody);
+        self.leave(DrainProgress::All);
     }
 
-    fn leave(&self, leaving: Leaving) {
+    fn leave(&self, leaving: DrainProgress) {
         *self.0.leaving.lock() = leaving;
         // Wakes every watch. One that does not react to this would not react to its own time either.
         self.0.timers.fire_all();
@@ -155,7 +155,7 @@ impl Watchdog {
     /// Creates the watchdog of a watch that `cut` ends. `is_late` marks a watch that was opened during a drain.
     pub(crate) fn new(
         slow_readers: SlowReaderReaper,
-        cut: Cut,
+        cut: AbortSignal,
         deadline: Instant,
         grant: GrantStatus,
         is_late: bool,
@@ -177,7 +177,7 @@ impl Watchdog {
     }
 
     /// Returns the cut, which ends the watch and records the reason.
-    pub(crate) fn cut(&self) -> &Cut {
+    pub(crate) fn cut(&self) -> &AbortSignal {
         &self.cut
     }
 
@@ -198,12 +198,12 @@ impl Watchdog {
     }
 
     /// Returns the timer that has fired, if any.
-    pub(crate) fn due(&self) -> Option<Fired> {
+    pub(crate) fn due(&self) -> Option<FiredTimer> {
         let now = self.timer.timers().now();
         match () {
-            () if self.grant.revoked().is_some() => Some(Fired::Revoked),
-            () if self.leaves() <= now => Some(Fired::Drained),
-            () if self.alarm.load(Ordering::Acquire) <= now => Some(Fired::Time),
+            () if self.grant.revoked().is_some() => Some(FiredTimer::Revoked),
+            () if self.leaves() <= now => Some(FiredTimer::Drained),
+            () if self.alarm.load(Ordering::Acquire) <= now => Some(FiredTimer::Time),
             () => None,
         }
     }
@@ -231,14 +231,14 @@ impl Watchdog {
     fn leaves(&self) -> u64 {
         // While this is locked, only one thread draws a time.
         match *self.slow_readers.0.leaving.lock() {
-            Leaving::Nobody => {}
-            Leaving::Early(..) if self.is_late => {}
-            Leaving::Early(from, until) => {
+            DrainProgress::NotStarted => {}
+            DrainProgress::Spread(..) if self.is_late => {}
+            DrainProgress::Spread(from, until) => {
                 if self.leaves.load(Ordering::Relaxed) == Timers::NEVER {
                     self.leaves.store(random::u64(from..=until.max(from)), Ordering::Relaxed);
                 }
             }
-            Leaving::Everybody => return 0,
+            DrainProgress::All => return 0,
         }
         self.leaves.load(Ordering::Relaxed)
     }
@@ -277,7 +277,7 @@ impl Timed for Watchdog {
         let has_ended = self.has_ended.load(Ordering::Acquire);
         let is_past_deadline = last <= now;
         if unheeded <= now || (has_ended && is_past_deadline) {
-            let is_draining = *self.slow_readers.0.leaving.lock() != Leaving::Nobody;
+            let is_draining = *self.slow_readers.0.leaving.lock() != DrainProgress::NotStarted;
             let state = [has_ended, self.grant.revoked().is_some(), is_draining];
             verdict(is_past_deadline, state).into_iter().for_each(|why| self.cut.cut(why));
         }

@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::cache;
-use base::{Cut, Timed, Timer, Timers};
+use base::{AbortSignal, Timed, Timer, Timers};
 
 /// A state that is being sent to a client, with a deadline that progress moves. If the deadline passes, the response is
 /// cut.
@@ -20,13 +20,18 @@ struct StateDeadline {
     at: AtomicU64,
     /// The time after progress until the next deadline.
     max: Duration,
-    cut: Cut,
+    cut: AbortSignal,
     why: &'static str,
 }
 
 impl StatePin {
     /// Starts the deadline. `cut` ends the response with the reason `why`.
-    pub(crate) fn new(pin: cache::Pin, timers: &Timers, (max, why): (Duration, &'static str), cut: &Cut) -> Self {
+    pub(crate) fn new(
+        pin: cache::Pin,
+        timers: &Timers,
+        (max, why): (Duration, &'static str),
+        cut: &AbortSignal,
+    ) -> Self {
         let (timer, at, cut) = (timers.timer(), AtomicU64::new(timers.after(max)), cut.clone());
         let deadline = Arc::new(StateDeadline { timer, at, max, cut, why });
         Timer::schedule(&deadline);
@@ -75,10 +80,10 @@ mod tests {
 
     const MAX: Duration = Duration::from_secs(60);
 
-    fn pin(timers: &Timers) -> (Cut, StatePin) {
+    fn pin(timers: &Timers) -> (AbortSignal, StatePin) {
         let envelope = Envelope::new(Encoding::Json, "v1", "Pod", JsonLayout::BuiltIn);
         let (_writer, reader) = CacheWriter::new(CacheConfig::default(), Gvr::new("", "v1", "pods"), envelope, true);
-        let cut = Cut::default();
+        let cut = AbortSignal::default();
         let pin = reader.pin(&Pins::default(), &reader.snapshot(), cut.clone());
         (cut.clone(), StatePin::new(pin, timers, (MAX, "stalled"), &cut))
     }

@@ -26,7 +26,7 @@ use crate::serve::read::{CoalescingCache, Fetched, ReadRequest};
 use crate::serve::response::{AUDIT_ID, LIST_RETRY_SECONDS, ReplyBody, ResponseContext, new_audit_id, too_many};
 use crate::serve::serve_config::ServeConfig;
 use crate::upstream::{
-    ACCESS_REVIEWS, AccessVerdict, CAUSE, Cause, Client, Error, TOKEN_REVIEWS, TokenVerdict, is_impersonation,
+    ACCESS_REVIEWS, AccessReviewResult, CAUSE, Cause, Client, Error, TOKEN_REVIEWS, TokenReviewResult, is_impersonation,
 };
 use kubeapi::{FlowDistinguisher, Status};
 
@@ -49,7 +49,7 @@ struct Key {
 }
 
 #[derive(Debug, Clone)]
-struct Kept {
+struct CachedReview {
     answer: Bytes,
     /// How long the response serves requests.
     ttl: Duration,
@@ -72,7 +72,7 @@ struct LastChange {
 pub(crate) struct PeerReviews {
     client: Client,
     authorizer: Authorizer,
-    kept: CoalescingCache<Key, Kept>,
+    kept: CoalescingCache<Key, CachedReview>,
     concurrency: Arc<ConcurrencyLimits>,
     body_max: Duration,
     lag_max: Duration,
@@ -95,7 +95,7 @@ impl PeerReviews {
         config: &ServeConfig,
     ) -> Self {
         let (body_max, lag_max) = (config.body_max, config.lag_max);
-        let kept = CoalescingCache::new(KEPT_BYTES_MAX, |kept: &Kept| KEY_BYTES + kept.answer.len());
+        let kept = CoalescingCache::new(KEPT_BYTES_MAX, |kept: &CachedReview| KEY_BYTES + kept.answer.len());
         Self { client, authorizer, kept, concurrency, body_max, lag_max }
     }
 
@@ -142,26 +142,26 @@ impl PeerReviews {
         Ok(kept.answer)
     }
 
-    async fn ask(&self, kind: Kind, hops: HeaderValue, body: Bytes) -> Result<Fetched<Kept>, Error> {
+    async fn ask(&self, kind: Kind, hops: HeaderValue, body: Bytes) -> Result<Fetched<CachedReview>, Error> {
         match kind {
             Kind::Token => self.ask_whose(hops, body).await,
             Kind::Access | Kind::Lease => self.ask_whether(kind, hops, body).await,
         }
     }
 
-    async fn ask_whose(&self, hops: HeaderValue, body: Bytes) -> Result<Fetched<Kept>, Error> {
+    async fn ask_whose(&self, hops: HeaderValue, body: Bytes) -> Result<Fetched<CachedReview>, Error> {
         let asked = Instant::now();
         let answer = self.client.review(Cause::TokenReview, TOKEN_REVIEWS, hops, body).await?;
         // An unknown token may become valid a moment later, so the result is not reused.
-        let is_known = TokenVerdict::read(&answer).is_some_and(|verdict| verdict.user.is_some());
+        let is_known = TokenReviewResult::read(&answer).is_some_and(|verdict| verdict.user.is_some());
         let ttl = if is_known { self.authorizer.remembers_for().token_ttl } else { Duration::ZERO };
-        Ok(Fetched { asked, value: Kept { answer, ttl, lease_ttl: Duration::ZERO } })
+        Ok(Fetched { asked, value: CachedReview { answer, ttl, lease_ttl: Duration::ZERO } })
     }
 
     /// Reviews an access, unless this proxy has already reviewed it for its own purposes. A node's proxy asks about its
     /// kubelet, and this proxy asks about the node's proxy. These are the same review.
-    async fn ask_whether(&self, kind: Kind, hops: HeaderValue, body: Bytes) -> Result<Fetched<Kept>, Error> {
-        let question = AccessVerdict::question(&body);
+    async fn ask_whether(&self, kind: Kind, hops: HeaderValue, body: Bytes) -> Result<Fetched<CachedReview>, Error> {
+        let question = AccessReviewResult::question(&body);
         let since = self.last_change().map(|change| change.least(kind, Instant::now()));
         if let (Some((user, access)), Some(since)) = (&question, since)
             && let Some((asked, verdict)) = self.authorizer.recalls(user, access, since).await
@@ -172,25 +172,25 @@ impl PeerReviews {
         let cause = if kind == Kind::Lease { Cause::LeaseReview } else { Cause::AccessReview };
         let asked = Instant::now();
         let answer = self.client.review(cause, ACCESS_REVIEWS, hops, body).await?;
-        let verdict = AccessVerdict::read(&answer);
+        let verdict = AccessReviewResult::read(&answer);
         if let (Some(question), Some(verdict)) = (question, &verdict) {
             self.authorizer.learns(question, cause, asked, verdict.clone()).await;
         }
-        let nothing = AccessVerdict { allowed: false, reason: String::new() };
+        let nothing = AccessReviewResult { allowed: false, reason: String::new() };
         Ok(Fetched { asked, value: self.kept(answer, verdict.as_ref().unwrap_or(&nothing)) })
     }
 
-    fn kept(&self, answer: Bytes, verdict: &AccessVerdict) -> Kept {
+    fn kept(&self, answer: Bytes, verdict: &AccessReviewResult) -> CachedReview {
         let ages = self.authorizer.remembers_for();
         let ttl = match verdict {
-            AccessVerdict { allowed: true, .. } => ages.allowed_ttl,
-            AccessVerdict { reason, .. } if AccessVerdict::denies_for_now(reason) => Duration::ZERO,
-            AccessVerdict { .. } => ages.denied_ttl,
+            AccessReviewResult { allowed: true, .. } => ages.allowed_ttl,
+            AccessReviewResult { reason, .. } if AccessReviewResult::denies_for_now(reason) => Duration::ZERO,
+            AccessReviewResult { .. } => ages.denied_ttl,
         };
         // This proxy observes every change of RBAC, which not every proxy below it may.
-        let is_by_rbac = verdict.allowed && AccessVerdict::is_by_rbac(&verdict.reason);
+        let is_by_rbac = verdict.allowed && AccessReviewResult::is_by_rbac(&verdict.reason);
         let lease_ttl = if is_by_rbac { ages.recheck_rbac.max(ttl) } else { ttl };
-        Kept { answer, ttl, lease_ttl }
+        CachedReview { answer, ttl, lease_ttl }
     }
 
     /// Returns the last change of permissions, or `None` if changes are not observed.
@@ -226,7 +226,7 @@ impl Kind {
     }
 
     /// Whether a response is recent enough by the proxy's own rules, and no change of permissions was observed since.
-    fn will_do(self, last: &Fetched<Kept>, change: Option<LastChange>, now: Instant) -> bool {
+    fn will_do(self, last: &Fetched<CachedReview>, change: Option<LastChange>, now: Instant) -> bool {
         let (age, kept) = (now.saturating_duration_since(last.asked), &last.value);
         match change {
             _ if self == Self::Token => age < kept.ttl,
@@ -282,7 +282,7 @@ mod tests {
             (Kind::Token, 1, 11, 0, false),
         ] {
             let (ttl, lease_ttl) = (Duration::from_secs(10), Duration::from_secs(lease_ttl));
-            let kept = Fetched { asked: at(asked), value: Kept { answer: Bytes::new(), ttl, lease_ttl } };
+            let kept = Fetched { asked: at(asked), value: CachedReview { answer: Bytes::new(), ttl, lease_ttl } };
             let case = format!("{kind:?}, asked for at {asked} s, at {now} s, for {lease_ttl:?}");
             assert_eq!(kind.will_do(&kept, Some(change), at(now)), expected, "{case}");
             let of_token = kind == Kind::Token && expected;

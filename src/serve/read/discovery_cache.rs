@@ -28,12 +28,12 @@ use tokio::time::{Instant, timeout};
 use crate::feeds::Feeds;
 use crate::serve::activity::metrics;
 use crate::serve::audit::ServedLocally;
-use crate::serve::limits::{ConcurrencyLimits, SlowReaderReaper, TOO_SLOW, Whole};
+use crate::serve::limits::{CompleteBody, ConcurrencyLimits, SlowReaderReaper, TOO_SLOW};
 use crate::serve::read::coalescing_cache::{CoalescingCache, Fetched};
 use crate::serve::read::{FREE_BYTES_MAX, ReadRequest};
 use crate::serve::response::{AUDIT_ID, ReplyBody, new_audit_id, put_served};
 use crate::upstream::{Build, Catalog, Client, Error, HOPS, SharedDocument, is_impersonation};
-use kubeapi::{Offers, Query, discovery_accept, pretty};
+use kubeapi::{Query, SupportedTypes, discovery_accept, pretty};
 
 /// All properties of a request that determine the document. There are few keys for each document that upstream has, so
 /// no caller can fill the cache.
@@ -96,7 +96,7 @@ impl DiscoveryCache {
             && is_plain(query)
             && !http.headers().keys().any(is_impersonation)
             && http.headers().get_all(ACCEPT).iter().count() <= 1
-            && !pretty(query, context.user_agent.as_deref(), accept, Offers::BUILTIN);
+            && !pretty(query, context.user_agent.as_deref(), accept, SupportedTypes::BUILTIN);
         let accept = discovery_accept(accept).filter(|_| is_plain && self.is_own(&info.path))?;
         Some(DocumentKey { path: info.path.clone(), accept, gzip: context.gzip })
     }
@@ -185,7 +185,7 @@ impl DiscoveryCache {
             ReplyBody::full(body.clone())
         } else {
             let place = self.concurrency.whole(request.caller.payer().as_ref(), body.len()).ok()?;
-            ReplyBody::whole(Whole::of(body.clone(), vec![place.into()]), &self.slow_readers, cut.clone())
+            ReplyBody::whole(CompleteBody::of(body.clone(), vec![place.into()]), &self.slow_readers, cut.clone())
         });
         response.headers_mut().clone_from(headers);
         if is_known {

@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::object_answers::ObjectAnswers;
+use super::object_responder::ObjectResponder;
 use super::request::{ReadRequest, ReadResult};
-use super::scans::{Scans, too_expensive};
-use super::sources::{FeedSource, NotServable, Sources};
+use super::scans::{ScanScheduler, too_expensive};
+use super::sources::{FeedSource, FeedSources, NotServable};
 use crate::auth::Permit;
 use crate::listing::{ListRead, cost, page};
 use crate::serve::activity::metrics;
-use crate::serve::limits::{ConcurrencyLimits, List, SlowReaderReaper};
+use crate::serve::limits::{ConcurrencyLimits, SlowReaderReaper, StreamedList};
 use crate::serve::response::{FeedStatus, LIST_RETRY_SECONDS, too_many};
 use crate::serve::route::ForwardReason;
 use crate::upstream::Resource;
@@ -21,20 +21,20 @@ use kubeapi::{Status, VersionMatch};
 
 /// Answers GETs and LISTs from feeds.
 #[derive(Debug)]
-pub(crate) struct Reader {
-    sources: Arc<Sources>,
-    scans: Scans,
-    objects: ObjectAnswers,
+pub(crate) struct ReadHandler {
+    sources: Arc<FeedSources>,
+    scans: ScanScheduler,
+    objects: ObjectResponder,
     concurrency: Arc<ConcurrencyLimits>,
 }
 
-impl Reader {
+impl ReadHandler {
     pub(crate) fn new(
-        sources: Arc<Sources>,
-        scans: Scans,
+        sources: Arc<FeedSources>,
+        scans: ScanScheduler,
         (concurrency, slow_readers): (Arc<ConcurrencyLimits>, SlowReaderReaper),
     ) -> Self {
-        let objects = ObjectAnswers { concurrency: concurrency.clone(), slow_readers };
+        let objects = ObjectResponder { concurrency: concurrency.clone(), slow_readers };
         Self { sources, scans, objects, concurrency }
     }
 
@@ -85,10 +85,10 @@ impl Reader {
             },
             _ => match if request.context.by_proxy { feed.reader.applied() } else { feed.reader.current() } {
                 Some(snapshot) => snapshot,
-                None => return Err(NotServable::Over),
+                None => return Err(NotServable::FeedEnded),
             },
         };
-        let pin = List::pin(&self.objects.slow_readers, feed, &snapshot, &request.context.cut);
+        let pin = StreamedList::pin(&self.objects.slow_readers, feed, &snapshot, &request.context.cut);
         if let Some(part) = permit.part() {
             let from = (&read.view, read.plan.start.as_deref());
             if let Err(refusal) =
@@ -118,7 +118,7 @@ impl Reader {
         drop(pace);
         metrics::served("list", &feed.spec.key, read.representation);
         let (encoding, feed_status) = (read.representation.encoding(), FeedStatus::of(feed));
-        Ok(request.context.list(encoding, feed_status, body, |it| List::new(it, place, pin)))
+        Ok(request.context.list(encoding, feed_status, body, |it| StreamedList::new(it, place, pin)))
     }
 
     /// Waits until the state that a list requests can be shown.

@@ -5,7 +5,7 @@ use tokio::time::Instant;
 
 use crate::auth::{Caller, NotGranted, Permit};
 use crate::net::{Peer, RequestBody};
-use crate::serve::read::sources::{Need, NotServable};
+use crate::serve::read::sources::{FeedRequirements, NotServable};
 use crate::serve::response::{ReplyBody, ResponseContext, turned_away};
 use crate::serve::route::{ForwardReason, readable};
 use crate::upstream::{CAUSE, Cause, Resource};
@@ -16,7 +16,7 @@ use kubeapi::{Query, RequestInfo, ResourceVersion, Status, Verb};
 pub(crate) type ReadResult = Result<Response<ReplyBody>, NotServable>;
 
 /// A request whose caller is not known yet.
-pub(crate) struct NewRequest {
+pub(crate) struct UnauthenticatedRequest {
     pub(crate) http: Request<RequestBody>,
     pub(crate) query: Arc<Query>,
     pub(crate) context: ResponseContext,
@@ -25,7 +25,7 @@ pub(crate) struct NewRequest {
     readable: bool,
 }
 
-impl NewRequest {
+impl UnauthenticatedRequest {
     /// Boxed, because it is moved from one future to the next: each of them would have room for it twice.
     pub(crate) fn new(peer: &Peer, mut http: Request<RequestBody>) -> Box<Self> {
         let received = Instant::now();
@@ -98,8 +98,8 @@ impl ReadRequest {
         resource: &Resource,
         representation: Representation,
         resume: Option<ResourceVersion>,
-    ) -> Need<'a> {
+    ) -> FeedRequirements<'a> {
         let namespace = (resource.namespaced && !self.info.namespace.is_empty()).then_some(&*self.info.namespace);
-        Need { permit, namespace, representation, received: self.received, resume }
+        FeedRequirements { permit, namespace, representation, received: self.received, resume }
     }
 }

@@ -8,7 +8,7 @@ use super::request::{ReadRequest, ReadResult};
 use super::sources::NotServable;
 use crate::auth::{Permit, Readable};
 use crate::cache::{Snapshot, View};
-use crate::listing::{CpuSlices, OverLimit, ScanBudget, ScanPace, ScanQueue, cost, look};
+use crate::listing::{CpuSlices, OverLimit, ScanBudget, ScanPace, ScanQueue, cost, namespace_check};
 use crate::serve::response::{ReplyBody, too_many};
 use crate::serve::route::ForwardReason;
 use base::half_of_the_cores;
@@ -19,12 +19,12 @@ const TOO_DEAR: &str = "the selectors are too expensive for a list of the permit
 
 /// The queue of scans and the CPU slices of callers, which LISTs and watches share.
 #[derive(Debug, Clone)]
-pub(crate) struct Scans {
+pub(crate) struct ScanScheduler {
     queue: ScanQueue,
     slices: CpuSlices,
 }
 
-impl Scans {
+impl ScanScheduler {
     pub(crate) fn new() -> Self {
         Self { queue: ScanQueue::at_a_time(half_of_the_cores()), slices: CpuSlices::new(half_of_the_cores()) }
     }
@@ -53,7 +53,7 @@ impl Scans {
         // Only reads across namespaces show a part of a collection.
         let pace = self.pace(request, cost::of_scan(view, true, state)).await;
         let mut pace = pace.map_err(|shed| Box::new(request.context.status(&too_many(shed, retry_seconds))))?;
-        let namespaces = look::namespaces(state, view, start, Readable::ASKED_MAX, &mut pace).await;
+        let namespaces = namespace_check::namespaces(state, view, start, Readable::ASKED_MAX, &mut pace).await;
         // Ends the turn, so that other scans do not wait for authorization responses from upstream.
         drop(pace);
         let asked = part.find_out(namespaces.iter().map(|namespace| &**namespace)).await;

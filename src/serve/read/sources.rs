@@ -10,20 +10,20 @@ use tokio::time::{Instant, sleep_until};
 use crate::auth::Permit;
 use crate::cache::{CacheReader, FeedEnd, FeedState, Snapshot};
 use crate::feeds::{
-    FeedHandle, FeedKey, FeedSpec, Feeds, RenderingMode, RenderingRefusal as Underived, Scope, Unavailable,
+    FeedHandle, FeedKey, FeedSpec, FeedUnavailable, Feeds, RenderingMode, RenderingRefusal as Underived, Scope,
 };
 use crate::listing::OverLimit;
 use crate::serve::response::{LIST_RETRY_SECONDS, too_many, unavailable};
 use crate::serve::route::ForwardReason;
 use crate::serve::serve_config::{Consistency, ServeConfig};
 use crate::upstream::{Resource, ResourceOrigin};
-use crate::wire::{Encoding, JsonLayout, Refused, Renderer, Representation};
+use crate::wire::{Encoding, JsonLayout, Renderer, Representation, TranscodeError};
 use base::{DrainWatch, Reloadable};
 use kubeapi::{ResourceVersion, Status, VersionMatch};
 
 /// What a request requires of a feed.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Need<'a> {
+pub(crate) struct FeedRequirements<'a> {
     /// The permission, without which no feed is returned.
     pub(crate) permit: &'a Permit,
     /// The namespace in the path.
@@ -40,7 +40,7 @@ pub(crate) enum NotServable {
     /// The request must be forwarded to upstream.
     Forward(ForwardReason),
     /// The feed ended while the request was waiting. Another feed may replace it, so the request is routed again.
-    Over,
+    FeedEnded,
     /// The request must be rejected.
     Refuse(Box<Status>),
 }
@@ -64,10 +64,10 @@ const UNTOLD_MAX: Duration = Duration::from_secs(1);
 
 /// Why waiting for a feed failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum InVain {
-    Late,
+enum FeedWaitError {
+    Timeout,
     /// The feed has ended.
-    Over,
+    FeedEnded,
 }
 
 /// A feed, and the renderer for one request.
@@ -80,27 +80,31 @@ pub(crate) struct FeedSource {
 impl FeedSource {
     /// Refuses the representation permanently, because an object of this source cannot be rendered in it. Later
     /// requests use another source.
-    pub(crate) fn refuse(&self, refused: &Refused) {
+    pub(crate) fn refuse(&self, refused: &TranscodeError) {
         self.feed.refuse(self.renderer.representation(), Underived::Unrenderable, refused);
     }
 }
 
 /// Finds feeds for requests, and waits until they can answer.
 #[derive(Debug)]
-pub(crate) struct Sources {
+pub(crate) struct FeedSources {
     feeds: Feeds,
     pub(crate) config: Reloadable<ServeConfig>,
     pub(crate) drain: DrainWatch,
 }
 
-impl Sources {
+impl FeedSources {
     pub(crate) fn new(config: Reloadable<ServeConfig>, feeds: Feeds, drain: DrainWatch) -> Self {
         Self { feeds, config, drain }
     }
 
     /// Returns a feed that covers the request, has a complete state and can render the representation. Starts the feed
     /// and waits for it if necessary.
-    pub(crate) async fn source(&self, resource: &Resource, need: &Need<'_>) -> Result<FeedSource, NotServable> {
+    pub(crate) async fn source(
+        &self,
+        resource: &Resource,
+        need: &FeedRequirements<'_>,
+    ) -> Result<FeedSource, NotServable> {
         if !need.permit.covers(&resource.gvr, resource.namespaced, need.namespace) {
             return Err(NotServable::Forward(ForwardReason::PermissionMismatch));
         }
@@ -120,7 +124,7 @@ impl Sources {
     async fn source_from(
         &self,
         resource: &Resource,
-        need: &Need<'_>,
+        need: &FeedRequirements<'_>,
         encoding: Encoding,
     ) -> Result<FeedSource, NotServable> {
         let wanted = need.representation;
@@ -136,8 +140,8 @@ impl Sources {
         match while_it_runs(&feed.reader, self.sync_deadline(need), feed.renderings.settled(wanted)).await {
             Ok(Ok(renderer)) => Ok(FeedSource { feed, renderer }),
             Ok(Err(_)) => Err(NotServable::Forward(ForwardReason::NotDerivable)),
-            Err(InVain::Late) => Err(NotServable::Forward(ForwardReason::Syncing)),
-            Err(InVain::Over) => Err(NotServable::Over),
+            Err(FeedWaitError::Timeout) => Err(NotServable::Forward(ForwardReason::Syncing)),
+            Err(FeedWaitError::FeedEnded) => Err(NotServable::FeedEnded),
         }
     }
 
@@ -146,7 +150,7 @@ impl Sources {
         &self,
         resource: &Resource,
         widest: Scope,
-        need: &Need<'_>,
+        need: &FeedRequirements<'_>,
         encoding: Encoding,
     ) -> Result<FeedHandle, NotServable> {
         let mut refused = ForwardReason::Unavailable;
@@ -159,14 +163,14 @@ impl Sources {
         Err(NotServable::Forward(refused))
     }
 
-    async fn synced(&self, spec: &FeedSpec, need: &Need<'_>) -> Result<FeedHandle, NotServable> {
+    async fn synced(&self, spec: &FeedSpec, need: &FeedRequirements<'_>) -> Result<FeedHandle, NotServable> {
         let leased = self.feeds.handle(spec, need.resume);
         let feed = leased.map_err(|why| NotServable::Forward(why.into()))?;
         match feed.reader.synced(self.sync_deadline(need)).await {
             FeedState::Live | FeedState::Stale { .. } => Ok(feed),
             // A retry would fail in the same way.
-            FeedState::Ended(end) if end.is_refusal() => Err(NotServable::Forward(Unavailable::Ended(end).into())),
-            FeedState::Ended(_) => Err(NotServable::Over),
+            FeedState::Ended(end) if end.is_refusal() => Err(NotServable::Forward(FeedUnavailable::Ended(end).into())),
+            FeedState::Ended(_) => Err(NotServable::FeedEnded),
             FeedState::Syncing => Err(NotServable::Forward(ForwardReason::Syncing)),
         }
     }
@@ -176,7 +180,7 @@ impl Sources {
         self.config.get().watch_min
     }
 
-    fn sync_deadline(&self, need: &Need<'_>) -> Instant {
+    fn sync_deadline(&self, need: &FeedRequirements<'_>) -> Instant {
         need.received + self.config.get().sync_wait_max
     }
 
@@ -228,17 +232,17 @@ impl Sources {
             VersionMatch::Any => {
                 match while_it_runs(&feed.reader, deadline, self.reached(feed, feed.shown_before(), by_proxy)).await {
                     Ok(()) => {}
-                    Err(InVain::Late) => feed.forget_shown(),
-                    Err(InVain::Over) => return Err(NotServable::Over),
+                    Err(FeedWaitError::Timeout) => feed.forget_shown(),
+                    Err(FeedWaitError::FeedEnded) => return Err(NotServable::FeedEnded),
                 }
                 Ok(())
             }
             VersionMatch::NotOlderThan(rv) => {
                 match while_it_runs(&feed.reader, deadline, self.reached(feed, rv, by_proxy)).await {
                     Ok(()) => Ok(()),
-                    Err(InVain::Over) => Err(NotServable::Over),
-                    Err(InVain::Late) if untold => Err(NotServable::Forward(ForwardReason::NoProof)),
-                    Err(InVain::Late) => {
+                    Err(FeedWaitError::FeedEnded) => Err(NotServable::FeedEnded),
+                    Err(FeedWaitError::Timeout) if untold => Err(NotServable::Forward(ForwardReason::NoProof)),
+                    Err(FeedWaitError::Timeout) => {
                         let reached = feed.reader.progress().rv;
                         Err(NotServable::Refuse(Box::new(Status::too_large(rv.0, reached.0))))
                     }
@@ -271,8 +275,8 @@ impl Sources {
         }
         let proven = while_it_runs(&feed.reader, deadline, feed.freshness.reached(received)).await;
         proven.map_err(|in_vain| match in_vain {
-            InVain::Late => NotServable::Forward(ForwardReason::NoProof),
-            InVain::Over => NotServable::Over,
+            FeedWaitError::Timeout => NotServable::Forward(ForwardReason::NoProof),
+            FeedWaitError::FeedEnded => NotServable::FeedEnded,
         })
     }
 
@@ -286,11 +290,11 @@ impl Sources {
             feed.body_release.present().await;
         };
         while_it_runs(&feed.reader, deadline, present).await.map_err(|in_vain| match in_vain {
-            InVain::Late => NotServable::Forward(ForwardReason::Syncing),
-            InVain::Over => NotServable::Over,
+            FeedWaitError::Timeout => NotServable::Forward(ForwardReason::Syncing),
+            FeedWaitError::FeedEnded => NotServable::FeedEnded,
         })?;
         // A revoked renderer would render new bodies as the old release did.
-        if source.renderer.is_revoked() { Err(NotServable::Over) } else { Ok(()) }
+        if source.renderer.is_revoked() { Err(NotServable::FeedEnded) } else { Ok(()) }
     }
 
     /// Returns the state at exactly `rv`, if it is cached. For another proxy, which resumes from its clients' versions,
@@ -308,12 +312,16 @@ impl Sources {
 }
 
 /// Awaits a future until the deadline or the end of the feed.
-async fn while_it_runs<T>(reader: &CacheReader, deadline: Instant, wait: impl Future<Output = T>) -> Result<T, InVain> {
+async fn while_it_runs<T>(
+    reader: &CacheReader,
+    deadline: Instant,
+    wait: impl Future<Output = T>,
+) -> Result<T, FeedWaitError> {
     tokio::select! {
         biased;
         done = wait => Ok(done),
-        () = reader.over() => Err(InVain::Over),
-        () = sleep_until(deadline) => Err(InVain::Late),
+        () = reader.over() => Err(FeedWaitError::FeedEnded),
+        () = sleep_until(deadline) => Err(FeedWaitError::Timeout),
     }
 }
 
@@ -361,12 +369,12 @@ fn key(resource: &Resource, scope: Scope, encoding: Encoding) -> FeedKey {
     FeedKey { gvr: resource.gvr.clone(), scope, encoding }
 }
 
-impl From<Unavailable> for ForwardReason {
-    fn from(why: Unavailable) -> Self {
+impl From<FeedUnavailable> for ForwardReason {
+    fn from(why: FeedUnavailable) -> Self {
         match why {
-            Unavailable::Ended(FeedEnd::Forbidden) => Self::Forbidden,
-            Unavailable::Ended(FeedEnd::OverBudget) => Self::OverBudget,
-            Unavailable::Ended(_) | Unavailable::TooMany => Self::Unavailable,
+            FeedUnavailable::Ended(FeedEnd::Forbidden) => Self::Forbidden,
+            FeedUnavailable::Ended(FeedEnd::OverBudget) => Self::OverBudget,
+            FeedUnavailable::Ended(_) | FeedUnavailable::TooMany => Self::Unavailable,
         }
     }
 }

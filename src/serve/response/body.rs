@@ -6,9 +6,9 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 
 use crate::net::ParkableBody;
-use crate::serve::limits::{BodyError, BoundedBody, ConcurrencyPermit, List, SlowReaderReaper, Whole};
+use crate::serve::limits::{BodyError, BoundedBody, CompleteBody, ConcurrencyPermit, SlowReaderReaper, StreamedList};
 use crate::upstream::ResponseBody;
-use base::Cut;
+use base::AbortSignal;
 
 /// The body of any response.
 #[derive(Debug)]
@@ -19,17 +19,17 @@ enum Kind {
     /// A complete body in one piece.
     Full(Option<Bytes>),
     /// A LIST that is encoded as the client reads it.
-    List(Box<List>),
+    List(Box<StreamedList>),
     /// A complete body that shares its bytes and is sent in pieces.
-    Pieces(Box<Whole>),
+    Pieces(Box<CompleteBody>),
     /// A complete body that holds permits and has a deadline.
-    Whole(Box<BoundedBody<Whole>>),
+    Whole(Box<BoundedBody<CompleteBody>>),
     /// A watch.
     Watch(Box<dyn WatchFrames>),
     /// A body from upstream with a deadline of one minute.
-    Short(Box<BoundedBody<Forwarded>>),
+    Short(Box<BoundedBody<ForwardedBody>>),
     /// A body from upstream without a deadline.
-    Stream(Box<Forwarded>),
+    Stream(Box<ForwardedBody>),
 }
 
 /// The frames of a watch as the body of a response.
@@ -43,7 +43,7 @@ pub(crate) trait WatchFrames: std::fmt::Debug + Send {
 
 /// A body from upstream. Its permit is released when the body is dropped.
 #[derive(Debug)]
-struct Forwarded {
+struct ForwardedBody {
     body: ResponseBody,
     _place: Arc<ConcurrencyPermit>,
 }
@@ -66,7 +66,7 @@ impl ReplyBody {
         Self(Kind::Full(None))
     }
 
-    pub(crate) fn list(list: List) -> Self {
+    pub(crate) fn list(list: StreamedList) -> Self {
         Self(Kind::List(Box::new(list)))
     }
 
@@ -76,12 +76,12 @@ impl ReplyBody {
 
     /// Creates a body that shares its bytes and holds no permit.
     pub(crate) fn pieces(pieces: [Bytes; 3]) -> Self {
-        Self(Kind::Pieces(Box::new(Whole::new(pieces, Vec::new()))))
+        Self(Kind::Pieces(Box::new(CompleteBody::new(pieces, Vec::new()))))
     }
 
     /// Creates a complete body with a deadline. Its permits are released when the client has read it or the deadline
     /// passes.
-    pub(crate) fn whole(whole: Whole, slow_readers: &SlowReaderReaper, cut: Cut) -> Self {
+    pub(crate) fn whole(whole: CompleteBody, slow_readers: &SlowReaderReaper, cut: AbortSignal) -> Self {
         Self(Kind::Whole(Box::new(BoundedBody::new(whole, slow_readers, cut))))
     }
 
@@ -90,14 +90,14 @@ impl ReplyBody {
         body: ResponseBody,
         place: Arc<ConcurrencyPermit>,
         slow_readers: &SlowReaderReaper,
-        cut: Cut,
+        cut: AbortSignal,
     ) -> Self {
-        Self(Kind::Short(Box::new(BoundedBody::new(Forwarded { body, _place: place }, slow_readers, cut))))
+        Self(Kind::Short(Box::new(BoundedBody::new(ForwardedBody { body, _place: place }, slow_readers, cut))))
     }
 
     /// Creates the body of a response from upstream that may last forever.
     pub(crate) fn stream(body: ResponseBody, place: Arc<ConcurrencyPermit>) -> Self {
-        Self(Kind::Stream(Box::new(Forwarded { body, _place: place })))
+        Self(Kind::Stream(Box::new(ForwardedBody { body, _place: place })))
     }
 }
 
@@ -147,7 +147,7 @@ impl ParkableBody for ReplyBody {
     }
 }
 
-impl Body for Forwarded {
+impl Body for ForwardedBody {
     type Data = Bytes;
     type Error = BodyError;
 

@@ -13,13 +13,13 @@ use crate::cache::FeedState;
 use crate::feeds::FeedHandle;
 use crate::listing::{GzipList, ListBody, PLAIN_BYTES_MAX, gzip};
 use crate::serve::audit::{AuditRecord, ServedLocally};
-use crate::serve::limits::{List, ListEncoding};
+use crate::serve::limits::{ListEncoding, StreamedList};
 use crate::serve::response::body::ReplyBody;
 use crate::serve::route::readable::{Extent, READABLE};
 use crate::upstream::{BUILD, Build, HOPS, SERVED};
 use crate::wire::Encoding;
-use base::Cut;
-use kubeapi::{MediaType, Offers, Query, Status, check_accept_length, negotiate, pretty};
+use base::AbortSignal;
+use kubeapi::{MediaType, Query, Status, SupportedTypes, check_accept_length, negotiate, pretty};
 
 pub(crate) const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
 /// The header that states why a request was forwarded.
@@ -46,7 +46,7 @@ pub(crate) struct ResponseContext {
     /// How much of a collection is shown, if the readable part is requested.
     pub(crate) extent: Option<Extent>,
     /// Ends the request and its response from outside.
-    pub(crate) cut: Cut,
+    pub(crate) cut: AbortSignal,
     /// Whether the request arrived from another proxy.
     pub(crate) by_proxy: bool,
 }
@@ -89,7 +89,7 @@ impl ResponseContext {
             gzip: text(ACCEPT_ENCODING).is_some_and(gzip::is_asked_for),
             query: Some(query),
             extent: None,
-            cut: Cut::default(),
+            cut: AbortSignal::default(),
             by_proxy: headers.contains_key(HOPS),
         }
     }
@@ -97,9 +97,11 @@ impl ResponseContext {
     /// Returns a Status in the encoding that the request accepts (R-ACCEPT-5).
     pub(crate) fn status(&self, status: &Status) -> Response<ReplyBody> {
         let accept = self.accept.as_deref();
-        let person =
-            self.query.as_ref().is_some_and(|query| pretty(query, self.user_agent.as_deref(), accept, Offers::ERROR));
-        let (content_type, body) = match negotiate(accept, Offers::ERROR).media() {
+        let person = self
+            .query
+            .as_ref()
+            .is_some_and(|query| pretty(query, self.user_agent.as_deref(), accept, SupportedTypes::ERROR));
+        let (content_type, body) = match negotiate(accept, SupportedTypes::ERROR).media() {
             Some(MediaType::Protobuf) => (MediaType::Protobuf.as_str(), status.to_protobuf()),
             Some(MediaType::Json) if !person => (MediaType::Json.as_str(), status.to_json()),
             // YAML errors are not written here; a request that accepts only YAML is forwarded.
@@ -155,7 +157,7 @@ impl ResponseContext {
         encoding: Encoding,
         feed_status: FeedStatus,
         list: ListBody,
-        body_of: impl FnOnce(ListEncoding) -> List,
+        body_of: impl FnOnce(ListEncoding) -> StreamedList,
     ) -> Response<ReplyBody> {
         if self.gzip && list.is_worth_compressing() {
             let list = body_of(ListEncoding::Gzip(Box::new(GzipList::new(list))));

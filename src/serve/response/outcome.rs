@@ -2,7 +2,7 @@
 
 use http::{Response, StatusCode};
 
-use crate::serve::activity::{ActiveWatches, Who, metrics};
+use crate::serve::activity::{ActiveWatches, RequestSource, metrics};
 use crate::serve::audit::ServedLocally;
 use crate::serve::response::body::ReplyBody;
 use crate::serve::response::context::{REASON, ResponseContext};
@@ -27,7 +27,12 @@ pub(crate) fn count(response: &Response<ReplyBody>) {
 }
 
 /// Adds a refusal, or a forwarded read, to the recent events of the debug pages. `asked` is the method and the path.
-pub(crate) fn show(active_watches: &ActiveWatches, response: &Response<ReplyBody>, who: &Who, asked: (&str, &str)) {
+pub(crate) fn show(
+    active_watches: &ActiveWatches,
+    response: &Response<ReplyBody>,
+    who: &RequestSource,
+    asked: (&str, &str),
+) {
     if let Some(ServedLocally { status: Some(status), .. }) = response.extensions().get() {
         if response.status() != StatusCode::NOT_FOUND {
             active_watches.refused(who, asked, (status.http_code(), &status.message));

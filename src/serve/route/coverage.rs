@@ -29,7 +29,7 @@ pub enum Sensitive {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OutsideCoverage {
     #[error("not in feeds.resources")]
-    NotChosen,
+    NotConfigured,
     #[error("a sensitive kind that is not in feeds.sensitive")]
     Sensitive,
 }
@@ -52,7 +52,7 @@ impl Coverage {
     /// The resource may not be cached at all.
     pub fn scope(&self, resource: &Resource) -> Result<Scope, OutsideCoverage> {
         if !self.resources.is_empty() && !self.resources.iter().any(|name| resource.is_called(name)) {
-            return Err(OutsideCoverage::NotChosen);
+            return Err(OutsideCoverage::NotConfigured);
         }
         if let Some(kind) = Sensitive::of(resource)
             && self.protects(kind)

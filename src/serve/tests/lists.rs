@@ -14,7 +14,7 @@ use http_body_util::BodyExt;
 
 use crate::auth::{Authorizer, Caller, Permit};
 use crate::cache::{CacheConfig, Chunk, Snapshot, View};
-use crate::feeds::{Demand, FeedHandle, Feeds, Scope};
+use crate::feeds::{FeedHandle, FeedStartRequest, Feeds, Scope};
 use crate::listing::CpuSlices;
 use crate::listing::GzipList;
 use crate::listing::ListRead;
@@ -22,10 +22,12 @@ use crate::listing::ScanPace;
 use crate::listing::ScanQueue;
 use crate::listing::page::page;
 use crate::serve::feed_spec;
-use crate::serve::limits::{ConcurrencyConfig, ConcurrencyLimits, List, ListEncoding, SlowReaderReaper, Unread};
+use crate::serve::limits::{
+    ConcurrencyConfig, ConcurrencyLimits, ListEncoding, SlowReaderLimits, SlowReaderReaper, StreamedList,
+};
 use crate::upstream::{Resource, ResourceOrigin};
 use crate::wire::{Encoding, JsonLayout, ListMeta, Object, ObjectReader, Renderer, Representation, WatchItem};
-use base::Cut;
+use base::AbortSignal;
 use kubeapi::{
     ContinueAt, ContinueToken, FieldTable, Gvr, LabelSelector, ListPlan, MetaVersion, PageStore, Query, RequestInfo,
     ResourceVersion, Selector, VersionMatch,
@@ -55,7 +57,7 @@ fn pod(namespace: &str, name: usize, rv: u64, padding: &str) -> Object {
 }
 
 /// Creates a feed of pods with these objects.
-fn feed(objects: Vec<Object>) -> (FeedHandle, (Feeds, Demand)) {
+fn feed(objects: Vec<Object>) -> (FeedHandle, (Feeds, FeedStartRequest)) {
     let gvr = Gvr::new("", "v1", "pods");
     let (fields, origin, encoding) =
         (Arc::new(FieldTable::of_builtin(&gvr, true)), ResourceOrigin::BuiltIn, Encoding::Json);
@@ -71,7 +73,7 @@ fn feed(objects: Vec<Object>) -> (FeedHandle, (Feeds, Demand)) {
 
 fn permit() -> Permit {
     let request = RequestInfo::parse("GET", "/api/v1/pods", &Query::parse("")).expect("a plain path");
-    let grant = Authorizer::open().grant(&Caller::Ourselves, &request).now_or_never().expect("nobody is asked");
+    let grant = Authorizer::open().grant(&Caller::ProxyItself, &request).now_or_never().expect("nobody is asked");
     Permit::Whole(grant.expect("whoever asks is us"))
 }
 
@@ -228,11 +230,11 @@ async fn unread_list_is_cut_and_releases_its_snapshot() {
     let page = page(&permit(), &feed, &feed.reader.snapshot(), &read, &mut pace()).await;
     let place = ConcurrencyLimits::new(&ConcurrencyConfig::default()).list(None, page.bytes()).expect("there is room");
     let list = page.written_by(&renderer(&feed, REPRESENTATIONS[0]), &mut pace()).await.expect("as it came");
-    let (cut, pins) = (Cut::default(), feeds.0.pins());
-    let slow_readers = SlowReaderReaper::new(Unread::default(), Duration::from_secs(60));
+    let (cut, pins) = (AbortSignal::default(), feeds.0.pins());
+    let slow_readers = SlowReaderReaper::new(SlowReaderLimits::default(), Duration::from_secs(60));
     tokio::spawn(slow_readers.timers().clone().run());
-    let pin = List::pin(&slow_readers, &feed, &feed.reader.snapshot(), &cut);
-    let mut body = List::new(ListEncoding::Plain(Box::new(list)), place, pin);
+    let pin = StreamedList::pin(&slow_readers, &feed, &feed.reader.snapshot(), &cut);
+    let mut body = StreamedList::new(ListEncoding::Plain(Box::new(list)), place, pin);
     assert!(matches!(body.frame().await, Some(Ok(_))));
     tokio::time::sleep(Duration::from_secs(59)).await;
     assert!(matches!(body.frame().await, Some(Ok(_))));

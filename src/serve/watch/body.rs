@@ -22,14 +22,14 @@ pub(crate) struct WatchBody {
     /// Cuts the watch if the client does not read.
     _watchdog: Arc<Watchdog>,
     /// Set for HTTP/1.1 only.
-    chunked: Option<Box<Chunked>>,
+    chunked: Option<Box<ChunkedState>>,
     /// Records the end of the watch when it is dropped.
     _record: Option<Arc<AuditRecord>>,
 }
 
 /// The additional state of a watch over HTTP/1.1.
 #[derive(Debug)]
-struct Chunked {
+struct ChunkedState {
     /// Set when the session has something new. It is needed because this codec also polls a body whenever it has made
     /// room. The HTTP/2 codec rarely polls a body unless its waker was woken.
     flag: WakeFlag,
@@ -51,7 +51,7 @@ impl WatchBody {
         transport: WatchTransport,
         encoding: Encoding,
     ) -> Self {
-        let chunked = || Box::new(Chunked { flag: WakeFlag::rung(), events: EventChunks::new(encoding) });
+        let chunked = || Box::new(ChunkedState { flag: WakeFlag::rung(), events: EventChunks::new(encoding) });
         Self {
             _watchdog: session.watchdog().clone(),
             session: Some(session),

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 use crate::cache::FeedState;
 use crate::feeds::{FeedHandle, Freshness};
 use crate::serve::activity::metrics;
-use crate::serve::read::{NotServable, Sources};
+use crate::serve::read::{FeedSources, NotServable};
 use crate::serve::response::unavailable;
 use crate::serve::serve_config::Consistency;
 use base::until;
@@ -20,7 +20,7 @@ use kubeapi::WatchTimeout;
 /// How long a feed may be disconnected before requests that need a proof fail.
 const CUT_OFF_MAX: Duration = Duration::from_secs(3);
 
-impl Sources {
+impl FeedSources {
     /// Waits until `ready` completes, for the requested duration of the watch, at most `max`. Returns `None` after that
     /// time. Fails if the feed ends or the proxy drains. The future is cancel-safe.
     pub(super) async fn hold<T>(
@@ -36,7 +36,7 @@ impl Sources {
             biased;
             ready = ready => Ok(Some(ready)),
             // The next feed may have what this one does not.
-            () = feed.reader.over() => Err(NotServable::Over),
+            () = feed.reader.over() => Err(NotServable::FeedEnded),
             // The proxy that replaces this one may be ready.
             () = drain.started() => Err(NotServable::going_away()),
             () = sleep(held_for(timeout_seconds, max)) => Ok(None),

@@ -6,22 +6,22 @@ use http::Response;
 use http::header::USER_AGENT;
 
 use super::body::WatchBody;
-use super::first_rows::FirstRows;
 use super::hold::unreachable;
-use super::session::{WatchSession, WatchTerms, WatchTimers};
+use super::initial_rows::InitialRows;
+use super::session::{WatchOptions, WatchSession, WatchTimers};
 use super::websocket;
 use crate::auth::Permit;
 use crate::cache::{Cursor, OpenedWatch, TooOld};
 use crate::listing::{PageChunks, cost};
-use crate::serve::activity::{ActiveWatches, WatchDescription, WatchEnd, WatchTransport, Who, metrics};
+use crate::serve::activity::{ActiveWatches, RequestSource, WatchDescription, WatchEnd, WatchTransport, metrics};
 use crate::serve::audit::ServedLocally;
 use crate::serve::limits::{ConcurrencyLimits, ConcurrencyPermit, SlowReaderReaper};
-use crate::serve::read::{FeedSource, NotServable, ReadRequest, ReadResult, Scans, Sources, too_expensive};
+use crate::serve::read::{FeedSource, FeedSources, NotServable, ReadRequest, ReadResult, ScanScheduler, too_expensive};
 use crate::serve::response::{FeedStatus, ReplyBody, too_many};
 use crate::serve::route::{ForwardReason, WatchRead};
 use crate::upstream::{Client, Resource};
 use crate::wire::{Encoding, Representation};
-use base::{Cut, Tasks};
+use base::{AbortSignal, Tasks};
 use kubeapi::{Status, VersionMatch, WatchStart};
 
 /// The `Retry-After` for a watch whose feed is still syncing.
@@ -32,9 +32,9 @@ const WATCH_RETRY_SECONDS: u32 = 5;
 /// Opens watches on feeds.
 #[derive(Debug)]
 pub(crate) struct WatchOpener {
-    sources: Arc<Sources>,
-    scans: Scans,
-    first_rows: FirstRows,
+    sources: Arc<FeedSources>,
+    scans: ScanScheduler,
+    first_rows: InitialRows,
     concurrency: Arc<ConcurrencyLimits>,
     watches: metrics::Watches,
     active_watches: ActiveWatches,
@@ -44,8 +44,8 @@ pub(crate) struct WatchOpener {
 
 impl WatchOpener {
     pub(crate) fn new(
-        sources: Arc<Sources>,
-        scans: Scans,
+        sources: Arc<FeedSources>,
+        scans: ScanScheduler,
         client: Client,
         concurrency: Arc<ConcurrencyLimits>,
         slow_readers: SlowReaderReaper,
@@ -55,7 +55,7 @@ impl WatchOpener {
         Self {
             sources,
             scans,
-            first_rows: FirstRows { client, concurrency: concurrency.clone() },
+            first_rows: InitialRows { client, concurrency: concurrency.clone() },
             concurrency,
             watches: metrics::Watches::default(),
             active_watches,
@@ -173,7 +173,7 @@ impl WatchOpener {
         };
         match fresh {
             Ok(()) => {}
-            Err(NotServable::Over) => return Err(NotServable::Over),
+            Err(NotServable::FeedEnded) => return Err(NotServable::FeedEnded),
             Err(NotServable::Refuse(status)) => return Ok(Some(*status)),
             Err(NotServable::Forward(_)) if FeedStatus::stale_seconds(feed).is_some() => return Err(unreachable()),
             Err(NotServable::Forward(_)) => {
@@ -212,10 +212,10 @@ impl WatchOpener {
         let key = &source.feed.spec.key;
         metrics::served("watch", key, read.representation);
         let transport = transport(request);
-        let who = Who::new(request.caller.payer(), request.http.headers().get(USER_AGENT));
+        let who = RequestSource::new(request.caller.payer(), request.http.headers().get(USER_AGENT));
         let active_watch = self.active_watches.opened(WatchDescription::new(who, &cursor, read, transport));
         let metrics = self.watches.open(key, read.representation, transport).seen(active_watch);
-        let terms = WatchTerms {
+        let terms = WatchOptions {
             bookmarks: read.bookmarks,
             end_bookmark: read.start.ends_with_bookmark(),
             timeout_seconds: read.timeout_seconds,
@@ -224,7 +224,7 @@ impl WatchOpener {
         };
         // An upgraded connection belongs to the watch alone.
         let is_alone = transport == WatchTransport::WebSocket;
-        let cut = if is_alone { Cut::default() } else { request.context.cut.clone() };
+        let cut = if is_alone { AbortSignal::default() } else { request.context.cut.clone() };
         let (grant, slow_readers) = (permit.grant_status(), self.slow_readers.clone());
         let timers = WatchTimers::start(request.received, &terms, grant, slow_readers, cut, &self.sources.drain);
         let scan_budget = self.scans.budget(request, read.view.is_expensive());

@@ -4,9 +4,9 @@
 
 use std::time::Duration;
 
-use crate::cache::{CacheReader, FeedState, OpenedWatch, Start, TooOld, View};
+use crate::cache::{CacheReader, FeedState, OpenedWatch, StartPosition, TooOld, View};
 use crate::feeds::FeedHandle;
-use crate::serve::read::{NotServable, Sources};
+use crate::serve::read::{FeedSources, NotServable};
 use crate::serve::route::WatchRead;
 use crate::wire::Encoding;
 use kubeapi::WatchStart;
@@ -14,7 +14,7 @@ use kubeapi::WatchStart;
 /// How long such a watch is held. After that, the client receives the error that it would have received at once.
 const HELD_MAX: Duration = Duration::from_secs(8);
 
-impl Sources {
+impl FeedSources {
     /// Opens a watch at its start version. If the version precedes the feed's history, the watch is held for a while,
     /// because the history may be extended. `is_part` marks a partial view; if the watch `follows` the stream, it starts
     /// at the stream's version.
@@ -39,7 +39,7 @@ impl Sources {
         }
         // The next feed may have what an ended feed does not.
         if opened.is_err() && matches!(feed.reader.state(), FeedState::Ended(_)) {
-            Err(NotServable::Over)
+            Err(NotServable::FeedEnded)
         } else {
             Ok(opened)
         }
@@ -48,9 +48,9 @@ impl Sources {
 
 fn open(reader: &CacheReader, start: WatchStart, view: View, follows: bool) -> Result<OpenedWatch, TooOld> {
     match start {
-        WatchStart::State { .. } if follows => reader.open(Start::Told, view),
-        WatchStart::After(rv) => reader.open(Start::After(rv), view),
-        WatchStart::State { .. } => reader.open(Start::Current, view),
+        WatchStart::State { .. } if follows => reader.open(StartPosition::UpstreamProgress, view),
+        WatchStart::After(rv) => reader.open(StartPosition::After(rv), view),
+        WatchStart::State { .. } => reader.open(StartPosition::Current, view),
         WatchStart::FromCached | WatchStart::FromCurrent => Ok(reader.open_at_end(view)),
     }
 }
@@ -61,7 +61,7 @@ mod tests {
 
     use super::*;
     use crate::cache::{CacheConfig, CacheWriter, FeedEnd, Snapshot};
-    use crate::feeds::{BackfillOutcome, BackfillRequest, Demand, FeedKey, FeedSpec, Feeds, Scope};
+    use crate::feeds::{BackfillOutcome, BackfillRequest, FeedKey, FeedSpec, FeedStartRequest, Feeds, Scope};
     use crate::serve::serve_config::ServeConfig;
     use crate::wire::Representation;
     use base::DrainTrigger;
@@ -81,7 +81,7 @@ mod tests {
         let (feeds, mut demands) = Feeds::new(CacheConfig::default());
         let key = FeedKey { gvr: Gvr::new("", "v1", "pods"), scope: Scope::Cluster, encoding };
         let feed = feeds.handle(&FeedSpec::like_pods(key), None).expect("there is room");
-        let Demand { mut writer, .. } = demands.try_recv().expect("the feed is demanded");
+        let FeedStartRequest { mut writer, .. } = demands.try_recv().expect("the feed is demanded");
         writer.replace(Snapshot::from_objects(ResourceVersion(100), Vec::new()));
         writer.set_state(FeedState::Live);
         (feeds, feed, writer)
@@ -97,7 +97,7 @@ mod tests {
         match opened {
             Ok(Ok(_)) => "opened".into(),
             Ok(Err(_)) => "too old".into(),
-            Err(NotServable::Over) => "routed again".into(),
+            Err(NotServable::FeedEnded) => "routed again".into(),
             Err(NotServable::Refuse(status)) => {
                 format!("refused with {}, again in {} s", status.code, status.retry_after_seconds().unwrap_or_default())
             }
@@ -110,7 +110,7 @@ mod tests {
         for encoding in [Encoding::Json, Encoding::Table] {
             let (feeds, feed, mut writer) = feed(encoding);
             let (_trigger, drain) = DrainTrigger::new();
-            let sources = Sources::new(ServeConfig::default().into(), feeds, drain);
+            let sources = FeedSources::new(ServeConfig::default().into(), feeds, drain);
             writer.set_state(FeedState::Ended(FeedEnd::Outdated));
             assert_eq!(said(&sources.open(&feed, &from(90), false, false).await), "routed again", "{encoding:?}");
         }
@@ -127,7 +127,7 @@ mod tests {
         ] {
             let (feeds, feed, mut writer) = feed(Encoding::Json);
             let (trigger, drain) = DrainTrigger::new();
-            let sources = Sources::new(ServeConfig::default().into(), feeds, drain);
+            let sources = FeedSources::new(ServeConfig::default().into(), feeds, drain);
             let (watched, began) = (feed.clone(), Instant::now());
             let watch = tokio::spawn(async move { sources.open(&watched, &from(90), false, false).await });
             tokio::time::sleep(Duration::from_secs(1)).await;
@@ -143,7 +143,7 @@ mod tests {
                     let beginning = feed.reader.beginning().expect("nothing was evicted");
                     let past = beginning.joined_by(ResourceVersion(90), Vec::new()).expect("nothing happened");
                     assert!(writer.begin_earlier(past));
-                    feed.resume_backfills.answered(BackfillOutcome::Joined);
+                    feed.resume_backfills.answered(BackfillOutcome::Prepended);
                 }
                 Event::Refusal => feed.resume_backfills.answered(BackfillOutcome::Gone { before: ResourceVersion(91) }),
                 Event::Drain => draining = Some(tokio::spawn(trigger.drain(Duration::from_secs(60)))),
@@ -165,7 +165,7 @@ mod tests {
         ] {
             let (feeds, feed, _writer) = feed(encoding);
             let (_trigger, drain) = DrainTrigger::new();
-            let (sources, began) = (Sources::new(ServeConfig::default().into(), feeds, drain), Instant::now());
+            let (sources, began) = (FeedSources::new(ServeConfig::default().into(), feeds, drain), Instant::now());
             let opened = sources.open(&feed, &from(version), false, false).await;
             assert_eq!(said(&opened), comes_to, "{encoding:?} {version}");
             assert_eq!(began.elapsed(), Duration::ZERO);

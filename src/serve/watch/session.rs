@@ -24,11 +24,11 @@ use bytes::Bytes;
 pub(crate) use self::timers::WatchTimers;
 
 use self::end::Exit;
-use self::frame_batch::{FrameBatch, Portion};
+use self::frame_batch::{FrameBatch, SendProgress};
 use self::initial_events::InitialEvents;
 use self::partial_view::PartialView;
 use crate::auth::{Permit, Readable};
-use crate::cache::{Chunk, Cursor, FeedState, Pull, Snapshot, Stop};
+use crate::cache::{Chunk, Cursor, FeedState, Pull, Snapshot, StopReason};
 use crate::feeds::FeedHandle;
 use crate::listing::ScanBudget;
 use crate::serve::activity::WatchEnd;
@@ -36,7 +36,7 @@ use crate::serve::activity::metrics::WatchMetrics;
 use crate::serve::limits::{ConcurrencyPermit, Watchdog};
 use crate::serve::read::FeedSource;
 use crate::serve::response::FeedStatus;
-use crate::wire::{Columns, Object, Refused, Representation};
+use crate::wire::{Columns, Object, Representation, TranscodeError};
 use kubeapi::{EventType, ResourceVersion, Status, WatchTimeout};
 
 /// One downstream watch. It buffers no events.
@@ -96,7 +96,7 @@ struct Common {
 
 /// The terms that the client requested and the proxy's defaults.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct WatchTerms {
+pub(crate) struct WatchOptions {
     pub(crate) bookmarks: bool,
     pub(crate) end_bookmark: bool,
     pub(crate) timeout_seconds: Option<i64>,
@@ -115,7 +115,7 @@ impl WatchSession {
     pub(crate) fn new(
         source: FeedSource,
         cursor: Cursor,
-        terms: &WatchTerms,
+        terms: &WatchOptions,
         timers: WatchTimers,
         place: ConcurrencyPermit,
         scan_budget: ScanBudget,
@@ -143,7 +143,7 @@ impl WatchSession {
             cursor,
         };
         // The timeout has already expired (R-TIMEOUT-1).
-        let is_over = WatchTimeout::of(terms.timeout_seconds) == WatchTimeout::Over;
+        let is_over = WatchTimeout::of(terms.timeout_seconds) == WatchTimeout::Elapsed;
         let state = if is_over { common.end(Exit::Silent(WatchEnd::Timeout)) } else { State::Live };
         if is_over {
             common.timers.watchdog().end();
@@ -285,7 +285,7 @@ impl Common {
             return Ok((Poll::Pending, State::Initial(initial)));
         };
         let (mut frames, portion) = put?;
-        if portion == Portion::More {
+        if portion == SendProgress::More {
             return Ok((Poll::Ready(frames), State::Initial(initial)));
         }
         self.last_sent_rv = initial.snapshot.rv;
@@ -315,7 +315,7 @@ impl Common {
                 return Ok(());
             }
             let pull = self.pull(room, Some(cx.waker()), batch);
-            if pull != Pull::Stopped(Stop::LooksSpent) && batch.is_empty() && !self.is_settled() {
+            if pull != Pull::Stopped(StopReason::ScanBudgetSpent) && batch.is_empty() && !self.is_settled() {
                 continue;
             }
             return self.pulled(pull, batch);
@@ -333,9 +333,9 @@ impl Common {
                 return Ok(false);
             }
             match partial.pull(cursor, (room, self.scan_budget.left()), None, batch) {
-                Pull::Stopped(Stop::AtMark) => {}
+                Pull::Stopped(StopReason::MarkReached) => {}
                 pull => {
-                    if pull == Pull::Stopped(Stop::Undecided) {
+                    if pull == Pull::Stopped(StopReason::Undecided) {
                         partial.wait();
                     }
                     return self.pulled(pull, batch).map(|()| true);
@@ -343,7 +343,7 @@ impl Common {
             }
             let reader = &feed.reader;
             let mut out = FrameBatch { cursor, reader, room, scan_budget: self.scan_budget.left(), batch };
-            if let Portion::Last(end) = partial.tell(&mut out)? {
+            if let SendProgress::Last(end) = partial.tell(&mut out)? {
                 self.last_sent_rv = self.last_sent_rv.max(end.at);
                 if self.bookmarks && end.told_older {
                     batch.push(self.bookmark(self.last_sent_rv)?);
@@ -403,10 +403,10 @@ impl Common {
             }
             Pull::Refused(refused) => return Err(refused.into()),
             // The next event must wait, and so must a bookmark after it.
-            Pull::Stopped(Stop::AtMark | Stop::Undecided) => {
+            Pull::Stopped(StopReason::MarkReached | StopReason::Undecided) => {
                 self.timers.take_bookmark();
             }
-            Pull::Stopped(Stop::LooksSpent) => {}
+            Pull::Stopped(StopReason::ScanBudgetSpent) => {}
         }
         Ok(())
     }
@@ -426,7 +426,7 @@ impl Common {
         self.partial.as_deref().is_none_or(PartialView::is_settled)
     }
 
-    fn bookmark(&self, rv: ResourceVersion) -> Result<Bytes, Refused> {
+    fn bookmark(&self, rv: ResourceVersion) -> Result<Bytes, TranscodeError> {
         self.feed.reader.bookmark(rv, false, self.cursor.renderer())
     }
 

@@ -23,7 +23,7 @@ use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Message, Role, WebSocketConfig};
 
-use self::inbound_budget::{InboundBudget, TooMuch};
+use self::inbound_budget::{InboundBudget, InboundBudgetExceeded};
 use crate::auth::BEARER_PROTOCOL;
 use crate::listing::{ScanBudget, cost};
 use crate::serve::response::ReplyBody;
@@ -239,7 +239,9 @@ fn code_for(error: &Failure) -> Option<CloseCode> {
         Failure::Protocol(_) => Some(CloseCode::Protocol),
         Failure::Capacity(_) => Some(CloseCode::Size),
         Failure::Utf8(_) => Some(CloseCode::Invalid),
-        Failure::Io(error) if error.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<TooMuch>) => {
+        Failure::Io(error)
+            if error.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<InboundBudgetExceeded>) =>
+        {
             Some(CloseCode::Policy)
         }
         _ => None,

@@ -2,13 +2,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use base::Waits;
+use base::BackoffBounds;
 
 /// The retry policy for a document that the proxy's identity may not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RefusalBackoff {
     /// The waits from a refusal to the next request.
-    pub waits: Waits,
+    pub waits: BackoffBounds,
     /// After this many refusals in a row, the document is not requested again until the proxy's permissions may have
     /// changed.
     pub times_max: u32,
@@ -25,12 +25,12 @@ pub(super) struct RefusedDocument {
 impl RefusalBackoff {
     /// The policy for a proxy on every node. It tries twice, because an apiserver that has just started denies requests
     /// until its caches are filled.
-    pub fn on_node(waits: Waits) -> Self {
+    pub fn on_node(waits: BackoffBounds) -> Self {
         Self { waits, times_max: 2 }
     }
 
     /// The policy for one of a few proxies.
-    pub fn central(waits: Waits) -> Self {
+    pub fn central(waits: BackoffBounds) -> Self {
         Self { waits, times_max: u32::MAX }
     }
 }
@@ -67,7 +67,7 @@ impl RefusedDocument {
 mod tests {
     use super::*;
 
-    const WAITS: Waits = Waits { first: Duration::from_secs(30), longest: Duration::from_secs(3600) };
+    const WAITS: BackoffBounds = BackoffBounds { first: Duration::from_secs(30), longest: Duration::from_secs(3600) };
 
     /// The times of the requests within a day, in seconds, if each one is refused.
     fn asked(insistence: RefusalBackoff, changed: &[u64]) -> Vec<u64> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use base::Waits;
+use base::BackoffBounds;
 
 /// The intervals of readiness checks, and the minimum durations between switches.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,13 +14,13 @@ pub struct EndpointTimes {
     /// A server that does not report readiness within this time is not ready.
     pub answer_max: Duration,
     /// The waits between readiness checks of the server in use, if it was found ready despite a sign.
-    pub false_alarms: Waits,
+    pub false_alarms: BackoffBounds,
     /// The waits between two rounds while no server is ready.
-    pub rounds: Waits,
+    pub rounds: BackoffBounds,
     /// The minimum time in use of a server that replaced a failed one, before a sign counts against it.
-    pub stay: Waits,
+    pub stay: BackoffBounds,
     /// The waits between readiness checks of a preferred server that was left.
-    pub returns: Waits,
+    pub returns: BackoffBounds,
     /// How long a preferred server must have been ready before it is used again.
     pub good: Duration,
     /// After this time without any, the rows of signs, switches and returns start over.
@@ -30,7 +30,7 @@ pub struct EndpointTimes {
 impl Default for EndpointTimes {
     fn default() -> Self {
         let seconds =
-            |first, longest| Waits { first: Duration::from_secs(first), longest: Duration::from_secs(longest) };
+            |first, longest| BackoffBounds { first: Duration::from_secs(first), longest: Duration::from_secs(longest) };
         Self {
             slow: Duration::from_secs(5),
             answer_max: Duration::from_secs(5),
@@ -60,8 +60,8 @@ pub(in crate::upstream) struct EndpointChoice {
     /// From 0 to 1, different in each process, so that processes that started together do not stay in step.
     spread: f64,
     current: usize,
-    came: Came,
-    doing: Doing,
+    came: CurrentSelection,
+    doing: CheckState,
     /// The time of the next check of the server in use, and then of the others.
     look_due: Option<Instant>,
     /// The earliest time of the next check.
@@ -70,8 +70,8 @@ pub(in crate::upstream) struct EndpointChoice {
     return_due: Option<Instant>,
     /// A preferred server that is ready, and since when.
     good: Option<(usize, Instant)>,
-    false_alarms: Row,
-    switches: Row,
+    false_alarms: RepeatCount,
+    switches: RepeatCount,
     /// The number of rounds in which no server was ready.
     rounds: u32,
     /// The number of unsuccessful checks of preferred servers, and of returns that did not last.
@@ -81,24 +81,24 @@ pub(in crate::upstream) struct EndpointChoice {
 
 /// When and why the server in use was selected.
 #[derive(Debug, Clone, Copy)]
-struct Came {
+struct CurrentSelection {
     at: Instant,
     by: Option<SwitchCause>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Doing {
+enum CheckState {
     /// No check is in progress.
     Nothing,
     /// This server is being checked because the one in use may have failed; it may be that one.
-    Looking { asked: usize },
+    Checking { asked: usize },
     /// This server is being checked because it is preferred to the one in use.
     Returning { asked: usize },
 }
 
 /// How many times something happened without a calm time in between.
 #[derive(Debug, Default)]
-struct Row {
+struct RepeatCount {
     times: u32,
     last: Option<Instant>,
 }
@@ -158,14 +158,14 @@ impl EndpointChoice {
             times,
             spread,
             current: 0,
-            came: Came { at: now, by: None },
-            doing: Doing::Nothing,
+            came: CurrentSelection { at: now, by: None },
+            doing: CheckState::Nothing,
             look_due: None,
             rest_until: now,
             return_due: None,
             good: None,
-            false_alarms: Row::default(),
-            switches: Row::default(),
+            false_alarms: RepeatCount::default(),
+            switches: RepeatCount::default(),
             rounds: 0,
             vain_looks: 0,
             vain_returns: 0,
@@ -190,26 +190,26 @@ impl EndpointChoice {
     /// Handles a sign. It is ignored if the server is not in use or a check is in progress. It is also ignored if no
     /// server is ready, because all are checked then anyway.
     fn alarm(&mut self, at: usize, now: Instant) {
-        let is_looked_at = matches!(self.doing, Doing::Looking { .. }) || self.rounds > 0;
+        let is_looked_at = matches!(self.doing, CheckState::Checking { .. }) || self.rounds > 0;
         if at == self.current && !is_looked_at {
             self.look_due.get_or_insert(self.rest_until.max(now));
         }
     }
 
     fn ask_or_wait(&mut self, now: Instant) -> NextStep {
-        if self.doing == Doing::Nothing {
+        if self.doing == CheckState::Nothing {
             let is_due = |due: Option<Instant>| due.is_some_and(|due| due <= now);
             if is_due(self.look_due) {
                 self.look_due = None;
-                self.doing = Doing::Looking { asked: self.current };
+                self.doing = CheckState::Checking { asked: self.current };
             } else if self.rounds == 0 && is_due(self.return_due) {
                 self.return_due = None;
-                self.doing = Doing::Returning { asked: 0 };
+                self.doing = CheckState::Returning { asked: 0 };
             }
         }
         match self.doing {
-            Doing::Looking { asked } | Doing::Returning { asked } => NextStep::Ask(asked),
-            Doing::Nothing => {
+            CheckState::Checking { asked } | CheckState::Returning { asked } => NextStep::Ask(asked),
+            CheckState::Nothing => {
                 let returning = self.return_due.filter(|_| self.rounds == 0);
                 NextStep::Wait([self.look_due, returning].into_iter().flatten().min())
             }
@@ -217,31 +217,31 @@ impl EndpointChoice {
     }
 
     fn answered(&mut self, is_ready: bool, now: Instant) -> Option<EndpointSwitch> {
-        match std::mem::replace(&mut self.doing, Doing::Nothing) {
-            Doing::Nothing => None,
-            Doing::Looking { asked } if is_ready && asked != self.current => {
+        match std::mem::replace(&mut self.doing, CheckState::Nothing) {
+            CheckState::Nothing => None,
+            CheckState::Checking { asked } if is_ready && asked != self.current => {
                 Some(self.switch(asked, SwitchCause::Failed, now))
             }
-            Doing::Looking { .. } if is_ready => {
+            CheckState::Checking { .. } if is_ready => {
                 self.rounds = 0;
                 let times = self.false_alarms.again(now, self.times.calm);
                 self.rest_until = now + self.after(self.times.false_alarms, times);
                 None
             }
-            Doing::Looking { asked } => {
+            CheckState::Checking { asked } => {
                 if let Some(asked) = self.behind(asked) {
-                    self.doing = Doing::Looking { asked };
+                    self.doing = CheckState::Checking { asked };
                 } else {
                     self.rounds = self.rounds.saturating_add(1);
                     self.look_due = Some(now + self.after(self.times.rounds, self.rounds));
                 }
                 None
             }
-            Doing::Returning { asked } if is_ready => self.is_good(asked, now),
-            Doing::Returning { asked } => {
+            CheckState::Returning { asked } if is_ready => self.is_good(asked, now),
+            CheckState::Returning { asked } => {
                 self.good = self.good.filter(|(good, _)| *good != asked);
                 if asked + 1 < self.current {
-                    self.doing = Doing::Returning { asked: asked + 1 };
+                    self.doing = CheckState::Returning { asked: asked + 1 };
                 } else {
                     self.vain_looks = self.vain_looks.saturating_add(1);
                     self.return_due = Some(now + self.after(self.times.returns, self.vain_looks));
@@ -275,7 +275,7 @@ impl EndpointChoice {
         }
         let from = std::mem::replace(&mut self.current, to);
         let times = self.switches.again(now, self.times.calm);
-        self.came = Came { at: now, by: Some(cause) };
+        self.came = CurrentSelection { at: now, by: Some(cause) };
         self.rest_until = now + self.after(self.times.stay, times);
         self.rounds = 0;
         self.vain_looks = self.vain_returns;
@@ -286,13 +286,13 @@ impl EndpointChoice {
 
     /// The wait after `times` occurrences in a row: doubled each time, and up to half longer by the process's own
     /// spread.
-    pub(super) fn after(&self, waits: Waits, times: u32) -> Duration {
+    pub(super) fn after(&self, waits: BackoffBounds, times: u32) -> Duration {
         let doublings = times.saturating_sub(1).min(31);
         waits.first.saturating_mul(1 << doublings).min(waits.longest).mul_f64(1.0 + self.spread / 2.0)
     }
 }
 
-impl Row {
+impl RepeatCount {
     /// Records another occurrence. Returns the number in a row.
     fn again(&mut self, now: Instant, calm: Duration) -> u32 {
         if self.last.is_some_and(|last| now.duration_since(last) >= calm) {

@@ -4,7 +4,7 @@ use tokio::time::Instant;
 
 use super::choice::EndpointDecision;
 use super::*;
-use base::Waits;
+use base::BackoffBounds;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -236,7 +236,7 @@ async fn failover_aborts_own_requests_but_not_caller_requests() {
     let (other, switching) = (two.clone(), two.clone());
     let silent = || std::future::pending::<Result<(), Error>>();
     let caller = tokio::spawn(async move { other.heed(0, RequestOrigin::Caller, pin!(silent())).await });
-    let ours = tokio::spawn(async move { two.heed(0, RequestOrigin::Ours, pin!(silent())).await });
+    let ours = tokio::spawn(async move { two.heed(0, RequestOrigin::Proxy, pin!(silent())).await });
     assert_eq!(Endpoints::next_alarm(&mut alarms).await, 0, "one that is slow is a sign");
     switching.switch(EndpointSwitch { cause: SwitchCause::Preferred, ..FAILED });
     switching.switch(EndpointSwitch { from: 1, to: 0, cause: SwitchCause::Failed });
@@ -246,7 +246,7 @@ async fn failover_aborts_own_requests_but_not_caller_requests() {
     assert!(matches!(ours.await.expect("it ends"), Err(Error::Unreachable(_))));
     assert!(!caller.is_finished(), "it may be anything, and is not sent again");
     caller.abort();
-    let late = switching.heed(0, RequestOrigin::Ours, pin!(silent())).await;
+    let late = switching.heed(0, RequestOrigin::Proxy, pin!(silent())).await;
     assert!(late.is_err(), "whoever had chosen the server before it failed");
 }
 
@@ -255,7 +255,7 @@ async fn single_server_raises_no_failover_alarms() {
     for one in [endpoints(&[]), endpoints(&["https://a"])] {
         let mut alarms = one.alarms();
         let failed = async { Err::<(), _>(Error::Timeout(SECOND)) };
-        assert!(one.heed(0, RequestOrigin::Ours, pin!(failed)).await.is_err());
+        assert!(one.heed(0, RequestOrigin::Proxy, pin!(failed)).await.is_err());
         one.raise(0);
         let heard = tokio::time::timeout(60 * SECOND, Endpoints::next_alarm(&mut alarms)).await;
         assert!(heard.is_err() && !one.are_several());
@@ -264,7 +264,7 @@ async fn single_server_raises_no_failover_alarms() {
 
 #[test]
 fn backoff_doubles_up_to_maximum() {
-    let waits = Waits { first: SECOND, longest: 10 * SECOND };
+    let waits = BackoffBounds { first: SECOND, longest: 10 * SECOND };
     let choice = EndpointChoice::new(2, EndpointTimes::default(), 0.0, Instant::now());
     let after: Vec<_> = [1, 2, 3, 4, 5, 60].map(|times| choice.after(waits, times).as_secs()).into();
     assert_eq!(after, [1, 2, 4, 8, 10, 10]);

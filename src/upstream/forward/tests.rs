@@ -146,7 +146,7 @@ proptest! {
         let ours = HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_static("Bearer ours"))]);
         let id = CredentialId::new([0; 32]);
         let bearer = ActingAs::Bearer(id, FlowDistinguisher::of(&user));
-        for acting_as in [ActingAs::Ours, bearer, ActingAs::Nobody, ActingAs::User(Arc::new(user))] {
+        for acting_as in [ActingAs::ProxyItself, bearer, ActingAs::Anonymous, ActingAs::User(Arc::new(user))] {
             let mut request = Request::new(Empty::new().map_err(|never| match never {}).boxed_unsync());
             *request.headers_mut() = headers.clone();
             cross(lane, &mut request);
@@ -155,13 +155,13 @@ proptest! {
             }
             let named = identity_headers::listed(request.headers()).collect::<Vec<_>>();
             prop_assert!(named.iter().all(|name| *name == UPGRADE), "{:?}", named);
-            if matches!(acting_as, ActingAs::Ours | ActingAs::User(_)) {
+            if matches!(acting_as, ActingAs::ProxyItself | ActingAs::User(_)) {
                 prop_assert!(put_ours(request.headers_mut(), ours.clone()).is_ok());
             }
             let goes = read(request.headers());
             let expected = match &acting_as {
-                ActingAs::Bearer(..) | ActingAs::Nobody => (came.authorization.clone(), came.impersonation.clone()),
-                ActingAs::Ours => (vec!["Bearer ours".to_owned()], came.impersonation.clone()),
+                ActingAs::Bearer(..) | ActingAs::Anonymous => (came.authorization.clone(), came.impersonation.clone()),
+                ActingAs::ProxyItself => (vec!["Bearer ours".to_owned()], came.impersonation.clone()),
                 ActingAs::User(user) => (vec!["Bearer ours".to_owned()], spoken(user)),
             };
             prop_assert_eq!(&(goes.authorization, goes.impersonation), &expected);

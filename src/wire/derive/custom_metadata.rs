@@ -72,13 +72,13 @@ impl<'a> ObjectMeta<'a> {
     /// Reads the metadata of a JSON body: a whole custom resource, or a built-in object without its `TypeMeta`.
     pub(super) fn read(body: &'a [u8]) -> Result<Self, RefusalReason> {
         #[derive(Deserialize)]
-        struct Custom<'a> {
+        struct CustomObject<'a> {
             #[serde(borrow)]
             metadata: JsonObject<ObjectMeta<'a>>,
         }
         let read = match body.strip_prefix(br#""metadata":"#) {
             Some(metadata) => JsonObject::deserialize(&mut serde_json::Deserializer::from_slice(metadata)),
-            None => serde_json::from_slice(body).map(|JsonObject(Custom { metadata })| metadata),
+            None => serde_json::from_slice(body).map(|JsonObject(CustomObject { metadata })| metadata),
         };
         match read {
             Ok(JsonObject(metadata)) => Ok(metadata),

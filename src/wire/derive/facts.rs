@@ -1,4 +1,4 @@
-//! The table of the API's types in both encodings, one [`Facts`] per minor of Kubernetes.
+//! The table of the API's types in both encodings, one [`TypeSchema`] per minor of Kubernetes.
 //!
 //! `make facts` (tests/facts) generates `facts/facts.txt` from the published Go modules, because no other source is
 //! complete. The `.proto` files contain neither omitempty nor the order of the JSON, and not always its names
@@ -20,7 +20,7 @@ use std::ops::RangeInclusive;
 use std::sync::OnceLock;
 
 /// The types of one minor.
-pub(super) struct Facts {
+pub(super) struct TypeSchema {
     kinds: Vec<ObjectKind>,
     messages: Vec<Message>,
     object_meta: MessageId,
@@ -33,20 +33,20 @@ struct ObjectKind {
     message: MessageId,
 }
 
-/// An index into the messages of the same [`Facts`].
+/// An index into the messages of the same [`TypeSchema`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct MessageId(u16);
 
 /// One message, with its fields in JSON order.
 #[derive(Default)]
 pub(super) struct Message {
-    pub(super) fields: Vec<FieldFact>,
+    pub(super) fields: Vec<FieldSchema>,
     /// Field number → index into `fields`, or [`NONE`].
     by_number: Vec<u8>,
 }
 
 /// One field in both encodings.
-pub(super) struct FieldFact {
+pub(super) struct FieldSchema {
     /// `,"name":`
     key: Box<[u8]>,
     pub(super) name: &'static str,
@@ -123,10 +123,10 @@ pub fn is_of_kubernetes(api_version: &str) -> bool {
     kinds.filter_map(|kind| kind.split_once(' ')).any(|(known, _)| known == api_version)
 }
 
-impl Facts {
+impl TypeSchema {
     /// Returns the facts of release `1.minor`, if the table has it.
     pub(super) fn of(minor: u32) -> Option<&'static Self> {
-        static TABLES: [OnceLock<Facts>; MINORS_MAX] = [const { OnceLock::new() }; MINORS_MAX];
+        static TABLES: [OnceLock<TypeSchema>; MINORS_MAX] = [const { OnceLock::new() }; MINORS_MAX];
         let minors = Self::minors();
         let table = TABLES.get(usize::try_from(minor.checked_sub(*minors.start())?).ok()?)?;
         minors.contains(&minor).then(|| table.get_or_init(|| parse::facts(TEXT, minor)))
@@ -168,7 +168,7 @@ impl Message {
     }
 }
 
-impl FieldFact {
+impl FieldSchema {
     /// Returns `,"name":`, with or without the comma.
     #[inline]
     pub(super) fn key(&self, comma: bool) -> &[u8] {

@@ -1,9 +1,9 @@
 use bytes::{Bytes, BytesMut};
 
 use super::custom_metadata::ObjectMeta;
-use super::facts::Facts;
+use super::facts::TypeSchema;
 use super::writer::BodyWriter;
-use super::{RefusalReason, Refused};
+use super::{RefusalReason, TranscodeError};
 use crate::wire::protobuf::{Fields, leading_message, map_entry, put_field};
 
 /// Derives `PartialObjectMetadata` from the bodies of one kind: their metadata only.
@@ -12,7 +12,7 @@ use crate::wire::protobuf::{Fields, leading_message, map_entry, put_field};
 /// `meta.k8s.io/v1` or `v1beta1`, which are identical.
 #[derive(Clone, Copy)]
 pub struct MetadataRenderer {
-    facts: &'static Facts,
+    facts: &'static TypeSchema,
     /// The annotations that are in an object and not in its metadata.
     hidden: &'static [&'static str],
 }
@@ -21,14 +21,14 @@ impl MetadataRenderer {
     /// Creates a renderer for bodies of `kind` in `api_version`, for a server of release `1.minor`. Because
     /// `ObjectMeta` has rarely changed, releases outside the table use the rules of the nearest one in it.
     pub fn for_server(minor: u32, api_version: &str, kind: &str) -> Self {
-        let minors = Facts::minors();
+        let minors = TypeSchema::minors();
         let nearest = minor.clamp(*minors.start(), *minors.end());
-        let facts = Facts::of(nearest).unwrap_or_else(Facts::newest);
+        let facts = TypeSchema::of(nearest).unwrap_or_else(TypeSchema::newest);
         Self { facts, hidden: hidden_annotations(api_version, kind) }
     }
 
     /// Returns protobuf from a protobuf body. It is a slice of the body, unless an annotation must be removed.
-    pub fn protobuf(&self, body: &Bytes) -> Result<Bytes, Refused> {
+    pub fn protobuf(&self, body: &Bytes) -> Result<Bytes, TranscodeError> {
         let (at, len) = leading_message(body).ok_or_else(no_metadata)?;
         let metadata = &body[at..at + len];
         match self.without_hidden(metadata).map_err(in_metadata)? {
@@ -38,7 +38,7 @@ impl MetadataRenderer {
     }
 
     /// Appends JSON from a protobuf body. If it is refused, `out` is unchanged.
-    pub fn json(&self, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refused> {
+    pub fn json(&self, body: &[u8], out: &mut Vec<u8>) -> Result<(), TranscodeError> {
         let (at, len) = leading_message(body).ok_or_else(no_metadata)?;
         let metadata = &body[at..at + len];
         match self.without_hidden(metadata).map_err(in_metadata)? {
@@ -48,19 +48,19 @@ impl MetadataRenderer {
     }
 
     /// Returns protobuf from a JSON body of either [`JsonLayout`](crate::wire::JsonLayout).
-    pub fn protobuf_from_json(&self, body: &[u8]) -> Result<Bytes, Refused> {
+    pub fn protobuf_from_json(&self, body: &[u8]) -> Result<Bytes, TranscodeError> {
         self.read_json(body).map(|metadata| as_body(&metadata))
     }
 
     /// Appends JSON from a JSON body of either shape, in the order of the Go struct, which the keys of custom resources
     /// do not have. If it is refused, `out` is unchanged.
-    pub fn json_from_json(&self, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refused> {
+    pub fn json_from_json(&self, body: &[u8], out: &mut Vec<u8>) -> Result<(), TranscodeError> {
         let metadata = self.read_json(body)?;
         self.put_json(&metadata, out)
     }
 
     /// Returns the `ObjectMeta` message of a JSON body, as the server's encoder writes it.
-    fn read_json(&self, body: &[u8]) -> Result<Vec<u8>, Refused> {
+    fn read_json(&self, body: &[u8]) -> Result<Vec<u8>, TranscodeError> {
         let mut metadata = ObjectMeta::read(body).map_err(in_metadata)?;
         metadata.remove_annotations(self.hidden);
         let mut out = Vec::with_capacity(body.len() / 2);
@@ -68,14 +68,14 @@ impl MetadataRenderer {
         Ok(out)
     }
 
-    fn put_json(&self, metadata: &[u8], out: &mut Vec<u8>) -> Result<(), Refused> {
+    fn put_json(&self, metadata: &[u8], out: &mut Vec<u8>) -> Result<(), TranscodeError> {
         let start = out.len();
         out.extend_from_slice(br#""metadata":{"#);
         let mut writer = BodyWriter::new(self.facts, metadata, out);
         if let Err(why) = writer.fields(self.facts.object_meta(), metadata) {
             let path: Vec<_> = writer.path().iter().copied().chain([METADATA]).collect();
             out.truncate(start);
-            return Err(Refused::new(&path, why));
+            return Err(TranscodeError::new(&path, why));
         }
         out.extend_from_slice(b"}}");
         Ok(())
@@ -120,12 +120,12 @@ fn as_body(metadata: &[u8]) -> Bytes {
     body.freeze()
 }
 
-fn no_metadata() -> Refused {
-    Refused::new(&[], RefusalReason::Malformed("it does not begin with its metadata"))
+fn no_metadata() -> TranscodeError {
+    TranscodeError::new(&[], RefusalReason::Malformed("it does not begin with its metadata"))
 }
 
-fn in_metadata(why: RefusalReason) -> Refused {
-    Refused::new(&[METADATA], why)
+fn in_metadata(why: RefusalReason) -> TranscodeError {
+    TranscodeError::new(&[METADATA], why)
 }
 
 const METADATA: &str = "metadata";

@@ -3,7 +3,7 @@ use crate::wire::WireError;
 /// A body that cannot be written in another encoding, with the field that prevents it. Nothing of the body was written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}{}: {why}", if path.is_empty() { "the object" } else { "" }, path)]
-pub struct Refused {
+pub struct TranscodeError {
     /// Path of JSON names from the object down, `spec.containers.ports`; empty for the object itself.
     pub path: String,
     pub why: RefusalReason,
@@ -33,7 +33,7 @@ pub enum RefusalReason {
     TooLarge,
 }
 
-impl Refused {
+impl TranscodeError {
     /// Creates a refusal. `path` is ordered from the innermost field outwards.
     pub(in crate::wire) fn new(path: &[&'static str], why: RefusalReason) -> Self {
         let names: Vec<_> = path.iter().rev().copied().collect();

@@ -1,7 +1,7 @@
 use std::ops::RangeInclusive;
 
-use super::Refused;
-use super::facts::{Facts, Message};
+use super::TranscodeError;
+use super::facts::{Message, TypeSchema};
 use super::writer::BodyWriter;
 
 /// Converts the protobuf bodies of one kind to JSON, as a server of one release does.
@@ -9,7 +9,7 @@ use super::writer::BodyWriter;
 /// Copies are cheap. The table of a release is parsed at its first use.
 #[derive(Clone, Copy)]
 pub struct Transcoder {
-    facts: &'static Facts,
+    facts: &'static TypeSchema,
     message: &'static Message,
 }
 
@@ -19,50 +19,50 @@ impl Transcoder {
     ///
     /// Valid only for servers of that release: see [`for_server`](Self::for_server).
     pub fn for_kind(api_version: &str, kind: &str) -> Option<Self> {
-        Self::with(Facts::newest(), api_version, kind)
+        Self::with(TypeSchema::newest(), api_version, kind)
     }
 
     /// Returns the transcoder for a server of release `1.minor`; also `None` outside of [`minors`](Self::minors).
     /// Releases differ in absent fields: a nil list without omitempty is `null`, and so was a zero `creationTimestamp`
     /// until 1.33.
     pub fn for_server(minor: u32, api_version: &str, kind: &str) -> Option<Self> {
-        Self::with(Facts::of(minor)?, api_version, kind)
+        Self::with(TypeSchema::of(minor)?, api_version, kind)
     }
 
     /// Returns the releases in the table.
     pub fn minors() -> RangeInclusive<u32> {
-        Facts::minors()
+        TypeSchema::minors()
     }
 
-    fn with(facts: &'static Facts, api_version: &str, kind: &str) -> Option<Self> {
+    fn with(facts: &'static TypeSchema, api_version: &str, kind: &str) -> Option<Self> {
         facts.kind(api_version, kind).map(|message| Self { facts, message })
     }
 
     /// Appends the JSON body of the object with this protobuf body. If it is refused, `out` is unchanged.
-    pub fn json(&self, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refused> {
+    pub fn json(&self, body: &[u8], out: &mut Vec<u8>) -> Result<(), TranscodeError> {
         put_body(self.facts, self.message, body, false, out)
     }
 
     /// Appends the JSON of a bookmark, which is the zero value of its type except for its metadata. An absent list is
     /// nil, also in kinds that distinguish it from an empty one.
-    pub fn bookmark_json(&self, body: &[u8], out: &mut Vec<u8>) -> Result<(), Refused> {
+    pub fn bookmark_json(&self, body: &[u8], out: &mut Vec<u8>) -> Result<(), TranscodeError> {
         put_body(self.facts, self.message, body, true, out)
     }
 }
 
 /// Appends the JSON body of one `message`, which must be an object.
 fn put_body(
-    facts: &Facts,
+    facts: &TypeSchema,
     message: &Message,
     body: &[u8],
     of_zero_value: bool,
     out: &mut Vec<u8>,
-) -> Result<(), Refused> {
+) -> Result<(), TranscodeError> {
     let start = out.len();
     let mut writer = BodyWriter::new(facts, body, out);
     writer.of_zero_value = of_zero_value;
     if let Err(why) = writer.fields(message, body) {
-        let refused = Refused::new(writer.path(), why);
+        let refused = TranscodeError::new(writer.path(), why);
         out.truncate(start);
         return Err(refused);
     }

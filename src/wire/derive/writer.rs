@@ -6,21 +6,21 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 
 use super::RefusalReason;
-use super::facts::{Absent, Arity, Facts, FieldFact, Message, MessageId, Omit, ValueKind};
+use super::facts::{Absent, Arity, FieldSchema, Message, MessageId, Omit, TypeSchema, ValueKind};
 use super::go_json::{put_double, put_int, put_text};
 use super::scalar::{self, REPEATED};
 use crate::wire::protobuf::{Fields, Value};
 
 /// Writes one body.
 pub(super) struct BodyWriter<'f, 'b, 'o> {
-    facts: &'f Facts,
+    facts: &'f TypeSchema,
     pub(super) out: &'o mut Vec<u8>,
     /// Start of this body in `out`, and the maximum length of `out`.
     start: usize,
     limit: usize,
     depth: u32,
     /// Fields of the messages that are being written, innermost last, in one shared buffer.
-    found: Vec<Found<'b>>,
+    found: Vec<WireField<'b>>,
     /// Path of a refused field, ordered from the field outwards.
     path: Vec<&'static str>,
     /// Whether the object is its type's zero value, so that absent fields were never set.
@@ -28,7 +28,7 @@ pub(super) struct BodyWriter<'f, 'b, 'o> {
 }
 
 /// One field on the wire.
-struct Found<'b> {
+struct WireField<'b> {
     /// Its index in the message's JSON order.
     index: u8,
     item: Item<'b>,
@@ -42,7 +42,7 @@ pub(super) enum Item<'b> {
 }
 
 impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
-    pub(super) fn new(facts: &'f Facts, body: &'b [u8], out: &'o mut Vec<u8>) -> Self {
+    pub(super) fn new(facts: &'f TypeSchema, body: &'b [u8], out: &'o mut Vec<u8>) -> Self {
         let start = out.len();
         let limit = start + GROWTH_MAX * body.len() + SLACK;
         out.reserve(2 * body.len());
@@ -113,7 +113,7 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
             };
             sorted &= last <= index;
             last = index;
-            self.found.push(Found { index, item });
+            self.found.push(WireField { index, item });
         }
         if !sorted {
             self.found[base..].sort_by_key(|found| found.index);
@@ -122,7 +122,7 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
     }
 
     /// Writes a field. `found` is the range of its values in `self.found`.
-    fn field(&mut self, field: &'f FieldFact, found: Range<usize>) -> Result<(), RefusalReason> {
+    fn field(&mut self, field: &'f FieldSchema, found: Range<usize>) -> Result<(), RefusalReason> {
         if found.is_empty() {
             return self.absent(field);
         }
@@ -151,7 +151,7 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
         self.value(field.kind, item)
     }
 
-    fn absent(&mut self, field: &FieldFact) -> Result<(), RefusalReason> {
+    fn absent(&mut self, field: &FieldSchema) -> Result<(), RefusalReason> {
         let value = match field.absent {
             Absent::Nothing => return Ok(()),
             Absent::Ambiguous if self.of_zero_value => "null",
@@ -165,7 +165,7 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
     }
 
     /// Writes `,"name":`, without the comma at the beginning of an object.
-    fn key(&mut self, field: &FieldFact) -> Result<(), RefusalReason> {
+    fn key(&mut self, field: &FieldSchema) -> Result<(), RefusalReason> {
         if self.out.len() > self.limit {
             return Err(RefusalReason::TooLarge);
         }
@@ -174,7 +174,7 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
         Ok(())
     }
 
-    fn list(&mut self, field: &'f FieldFact, found: Range<usize>) -> Result<(), RefusalReason> {
+    fn list(&mut self, field: &'f FieldSchema, found: Range<usize>) -> Result<(), RefusalReason> {
         self.key(field)?;
         let mut separator = b'[';
         for at in found {
@@ -190,7 +190,7 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
     }
 
     /// Writes a map, sorted by key. The encoder has already sorted it.
-    fn map(&mut self, field: &'f FieldFact, found: Range<usize>) -> Result<(), RefusalReason> {
+    fn map(&mut self, field: &'f FieldSchema, found: Range<usize>) -> Result<(), RefusalReason> {
         self.key(field)?;
         let mut separator = b'{';
         let mut last: Option<&[u8]> = None;

@@ -44,7 +44,7 @@ pub struct Http {
 
 /// A request.
 #[derive(Debug, Clone)]
-pub struct Ask {
+pub struct RequestSpec {
     pub method: Method,
     pub path: String,
     pub headers: HeaderMap,
@@ -181,7 +181,7 @@ impl Http {
 
     /// Sends a request, and returns when the response head has arrived. If a GET fails because the connection was
     /// closed gracefully, it is sent once more, as every client does.
-    pub async fn send(&self, ask: Ask) -> Response<Incoming> {
+    pub async fn send(&self, ask: RequestSpec) -> Response<Incoming> {
         let what = format!("{} {}{}", ask.method, self.target.url, ask.path);
         let again = (ask.method == Method::GET).then(|| ask.clone());
         let mut answer = within(&what, self.client.request(self.request(ask))).await;
@@ -194,11 +194,11 @@ impl Http {
     }
 
     /// Lists the current state ([`proven`]).
-    pub async fn list_now(&self, ask: Ask) -> Answer {
+    pub async fn list_now(&self, ask: RequestSpec) -> Answer {
         proven(async || self.ask(ask.clone()).await).await
     }
 
-    pub async fn ask(&self, ask: Ask) -> Answer {
+    pub async fn ask(&self, ask: RequestSpec) -> Answer {
         let what = format!("{} {}{}", ask.method, self.target.url, ask.path);
         let (head, body) = self.send(ask).await.into_parts();
         let body = within(&what, body.collect()).await.unwrap_or_else(|error| panic!("{what}: {error:?}"));
@@ -206,17 +206,17 @@ impl Http {
     }
 
     pub async fn get(&self, path: &str) -> Answer {
-        self.ask(Ask::get(path)).await
+        self.ask(RequestSpec::get(path)).await
     }
 
     /// Sends a GET to a server that may be down.
     pub async fn try_get(&self, path: &str) -> Option<Answer> {
-        let (head, body) = self.try_send(Ask::get(path)).await?.into_parts();
+        let (head, body) = self.try_send(RequestSpec::get(path)).await?.into_parts();
         Some(Answer { status: head.status, headers: head.headers, body: body.collect().await.ok()?.to_bytes() })
     }
 
     /// Sends a request to a server that may abort the response. The error says why there is no response.
-    pub async fn try_ask(&self, ask: Ask) -> Result<Answer, NoAnswer> {
+    pub async fn try_ask(&self, ask: RequestSpec) -> Result<Answer, NoAnswer> {
         let sent = self.client.request(self.request(ask)).await;
         let unheard = sent.as_ref().is_err_and(is_goodbye);
         let (head, body) = sent.map_err(|error| NoAnswer { why: format!("{error:?}"), unheard })?.into_parts();
@@ -226,11 +226,11 @@ impl Http {
     }
 
     /// Sends a request to a server that may be down.
-    pub async fn try_send(&self, ask: Ask) -> Option<Response<Incoming>> {
+    pub async fn try_send(&self, ask: RequestSpec) -> Option<Response<Incoming>> {
         self.client.request(self.request(ask)).await.ok()
     }
 
-    fn request(&self, ask: Ask) -> Request<Full<Bytes>> {
+    fn request(&self, ask: RequestSpec) -> Request<Full<Bytes>> {
         let mut request = Request::new(Full::new(ask.body));
         *request.method_mut() = ask.method;
         *request.uri_mut() = format!("{}{}", self.target.url, ask.path).parse().expect("a path");
@@ -245,7 +245,7 @@ impl Http {
 
     /// Repeats a request until the response is 200. Before that, a missing object gives 404, and a future version gives
     /// 504.
-    pub async fn until_ok(&self, what: &str, ask: Ask) {
+    pub async fn until_ok(&self, what: &str, ask: RequestSpec) {
         eventually(what, async || (self.ask(ask.clone()).await.status == 200).then_some(())).await;
     }
 
@@ -256,7 +256,7 @@ impl Http {
 
     /// Opens a watch. After a 429 with `Retry-After` it retries, as every client does: on a busy machine, a feed may
     /// sync more slowly than the proxy holds a watch for it.
-    pub async fn watch(&self, ask: Ask) -> Watch {
+    pub async fn watch(&self, ask: RequestSpec) -> Watch {
         let path = ask.path.clone();
         let let_in = async {
             loop {
@@ -275,7 +275,7 @@ impl Http {
 
     /// Opens a watch that begins with the current state, and reads its initial events. If the server's cache did not
     /// reach the current version within 3 s, this opens the watch again, as every client does.
-    pub async fn begin(&self, ask: Ask) -> (Vec<Event>, Watch) {
+    pub async fn begin(&self, ask: RequestSpec) -> (Vec<Event>, Watch) {
         eventually("a watch begins with the state", async || {
             let mut watch = self.watch(ask.clone()).await;
             let mut events = vec![watch.event().await.expect("the watch goes on")];
@@ -291,18 +291,18 @@ impl Http {
     }
 
     pub async fn create(&self, path: &str, object: Value) -> Value {
-        self.ask(Ask::get(path).with(Method::POST, "application/json", object.to_string())).await.ok(path)
+        self.ask(RequestSpec::get(path).with(Method::POST, "application/json", object.to_string())).await.ok(path)
     }
 
     pub async fn patch(&self, path: &str, patch: Value) -> Value {
         let kind = "application/merge-patch+json";
-        self.ask(Ask::get(path).with(Method::PATCH, kind, patch.to_string())).await.ok(path)
+        self.ask(RequestSpec::get(path).with(Method::PATCH, kind, patch.to_string())).await.ok(path)
     }
 
     /// Deletes an object without a grace period, because no kubelet would end one.
     pub async fn delete(&self, path: &str) -> Value {
         let options = r#"{"gracePeriodSeconds":0,"propagationPolicy":"Background"}"#;
-        self.ask(Ask::get(path).with(Method::DELETE, "application/json", options.to_owned())).await.ok(path)
+        self.ask(RequestSpec::get(path).with(Method::DELETE, "application/json", options.to_owned())).await.ok(path)
     }
 
     /// The current resourceVersion of a collection.
@@ -317,7 +317,7 @@ pub fn version_of(object: &Value) -> u64 {
     version.and_then(|version| version.parse().ok()).unwrap_or_else(|| panic!("no version in {object}"))
 }
 
-impl Ask {
+impl RequestSpec {
     /// A GET for JSON like that of a client-go program. Servers do not indent JSON for its user agent.
     pub fn get(path: &str) -> Self {
         let mut headers = HeaderMap::new();

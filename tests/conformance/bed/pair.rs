@@ -4,7 +4,7 @@ use std::time::Instant;
 use futures_util::future::join;
 use serde_json::json;
 
-use super::http::{Answer, Ask, Http, TOO_LARGE};
+use super::http::{Answer, Http, RequestSpec, TOO_LARGE};
 use super::plane::Plane;
 use super::proxy::{Plan, Proxy};
 use super::{Bed, ages, beside_others, normal, say};
@@ -87,7 +87,7 @@ impl<P: Deref<Target = Plane>> Pair<P> {
         let path = self.path(&format!("?labelSelector=none&resourceVersion={version}"));
         for http in [&self.direct, &self.through] {
             for form in ["application/json", "application/vnd.kubernetes.protobuf"] {
-                http.until_ok("both have it", Ask::get(&path).accept(form)).await;
+                http.until_ok("both have it", RequestSpec::get(&path).accept(form)).await;
             }
         }
     }
@@ -98,7 +98,7 @@ impl<P: Deref<Target = Plane>> Pair<P> {
     }
 
     /// Sends a request to both. Panics unless the answers are equal. Returns the proxy's.
-    pub async fn same(&self, ask: Ask) -> Answer {
+    pub async fn same(&self, ask: RequestSpec) -> Answer {
         let what = format!("{} {} {:?}", ask.method, ask.path, ask.headers);
         assert_same(&what, self.direct.ask(ask.clone()), self.through.ask(ask)).await
     }
@@ -106,13 +106,13 @@ impl<P: Deref<Target = Plane>> Pair<P> {
     /// Opens a watch with a timeout on both. Panics unless the events are equal. If the time of one was up before it
     /// had sent everything, opens both again with twice the time, up to [`LASTS_MAX`]. Returns the proxy's answer, and
     /// the seconds that the watch took directly and through the proxy.
-    pub async fn same_watch(&self, ask: Ask) -> (Answer, [f64; 2]) {
+    pub async fn same_watch(&self, ask: RequestSpec) -> (Answer, [f64; 2]) {
         self.same_watch_of(ask, 0).await
     }
 
     /// Like [`Self::same_watch`], but also gives both more time if the watch has sent fewer than `events` events.
-    pub async fn same_watch_of(&self, mut ask: Ask, events: usize) -> (Answer, [f64; 2]) {
-        let timed = async |http: &Http, ask: Ask| {
+    pub async fn same_watch_of(&self, mut ask: RequestSpec, events: usize) -> (Answer, [f64; 2]) {
+        let timed = async |http: &Http, ask: RequestSpec| {
             let started = Instant::now();
             (http.ask(ask).await, started.elapsed().as_secs_f64())
         };

@@ -7,7 +7,7 @@ use serde_json::Value;
 use tokio::sync::OnceCell;
 
 use super::drive::Drive;
-use super::http::{Ask, Http, Protocol, Target};
+use super::http::{Http, Protocol, RequestSpec, Target};
 use super::metrics::Metrics;
 use super::process::{Process, cpu_seconds_of};
 use super::{eventually, say, scratch, settled, unique};
@@ -78,7 +78,7 @@ impl Plane {
     pub(super) async fn until_quiet(&self) {
         const TRACKING: &str = "kube-apiserver-legacy-service-account-token-tracking";
         let direct = self.direct();
-        let tracking = Ask::get(&format!("/api/v1/namespaces/kube-system/configmaps/{TRACKING}"));
+        let tracking = RequestSpec::get(&format!("/api/v1/namespaces/kube-system/configmaps/{TRACKING}"));
         direct.until_ok("the start of token tracking is written", tracking).await;
         eventually("the ServiceCIDR is ready", async || {
             let listed = direct.get("/apis/networking.k8s.io/v1/servicecidrs").await;

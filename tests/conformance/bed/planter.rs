@@ -19,7 +19,7 @@ use kube_fanout::wire::{Encoding, Envelope, FrameSplitter, JsonLayout, ListMeta,
 use kubeapi::FieldTable;
 use tokio::net::TcpListener;
 
-use super::http::{Ask, Http, Protocol};
+use super::http::{Http, Protocol, RequestSpec};
 use super::plane::Plane;
 
 pub struct Planter {
@@ -118,7 +118,7 @@ impl Way {
                 headers.insert(name, value.clone());
             }
         }
-        let ask = Ask { method: request.method().clone(), path: path.clone(), headers, body: Bytes::new() };
+        let ask = RequestSpec { method: request.method().clone(), path: path.clone(), headers, body: Bytes::new() };
         let (mut head, body) = self.upstream.send(ask).await.into_parts();
         let minor = self.minor.load(Ordering::SeqCst);
         if path == "/version" && minor != 0 {

@@ -4,7 +4,7 @@ use http::Method;
 use serde_json::{Value, json};
 
 use super::eventually;
-use super::http::{Ask, Http, Protocol};
+use super::http::{Http, Protocol, RequestSpec};
 use super::identity::Identity;
 use super::plane::Plane;
 
@@ -32,7 +32,7 @@ pub async fn may(direct: &Http, spec: Value) {
     let review = json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec});
     let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
     eventually(&format!("{spec} is allowed"), async || {
-        let ask = Ask::get(path).with(Method::POST, "application/json", review.to_string());
+        let ask = RequestSpec::get(path).with(Method::POST, "application/json", review.to_string());
         (direct.ask(ask).await.value()["status"]["allowed"] == true).then_some(())
     })
     .await;

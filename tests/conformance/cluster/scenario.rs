@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::components::Cluster;
 use super::errors::{Logs, Phase};
-use crate::bed::{Ask, Http, eventually, say};
+use crate::bed::{Http, RequestSpec, eventually, say};
 
 const NAMESPACE: &str = "shop";
 const DEPLOYMENTS: &str = "/apis/apps/v1/namespaces/shop/deployments";
@@ -145,7 +145,7 @@ impl<'a> Scenario<'a> {
 
     async fn delete(&self, path: &str) {
         let options = r#"{"propagationPolicy":"Background"}"#.to_owned();
-        let answer = self.direct.ask(Ask::get(path).with(Method::DELETE, "application/json", options)).await;
+        let answer = self.direct.ask(RequestSpec::get(path).with(Method::DELETE, "application/json", options)).await;
         assert!(answer.status.is_success(), "{path}: {}", answer.text());
     }
 

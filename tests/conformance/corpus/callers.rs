@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::io::duplex;
 
 use super::{Corpus, JSON, bytes, numbered};
-use crate::bed::{Account, Ask, Http, Plane, read_until_quiet};
+use crate::bed::{Account, Http, Plane, RequestSpec, read_until_quiet};
 
 const REVIEWS: &str = "/apis/authentication.k8s.io/v1";
 const ACCESS_REVIEWS: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
@@ -64,7 +64,7 @@ async fn reviews(http: &Http, namespace: &str, corpus: &mut Corpus) {
         ("denied", ACCESS_REVIEWS.to_owned(), of_access("jane")),
     ];
     for (what, path, question) in questions {
-        let ask = Ask::get(&path).with(http::Method::POST, JSON, question.to_string());
+        let ask = RequestSpec::get(&path).with(http::Method::POST, JSON, question.to_string());
         let answer = String::from_utf8(http.ask(ask).await.body.to_vec()).expect("JSON");
         corpus.insert(("reviews", what.to_owned()), answer.replace(&token, "x").into_bytes());
     }
@@ -91,12 +91,12 @@ async fn policies(http: &Http, namespace: &str, corpus: &mut Corpus) {
         (2, "binding", bindings.clone()),
     ];
     for (kind, what, path) in clusters {
-        let mut watch = http.watch(Ask::get(&format!("{path}?watch=true&resourceVersion=0"))).await;
+        let mut watch = http.watch(RequestSpec::get(&format!("{path}?watch=true&resourceVersion=0"))).await;
         let frame = bytes(watch.frame().await);
         corpus.insert(("policies", what.to_owned()), numbered(kind, frame.trim_ascii_end()));
     }
     let from = http.version(&bindings).await;
-    let mut watch = http.watch(Ask::get(&format!("{bindings}?watch=true&resourceVersion={from}"))).await;
+    let mut watch = http.watch(RequestSpec::get(&format!("{bindings}?watch=true&resourceVersion={from}"))).await;
     http.delete(&format!("{bindings}/corpus")).await;
     let gone = bytes(watch.frame().await);
     corpus.insert(("policies", "gone".to_owned()), numbered(2, gone.trim_ascii_end()));
@@ -117,7 +117,7 @@ async fn discovery(http: &Http, corpus: &mut Corpus) {
         ("/apis/coordination.k8s.io/v1", JSON),
         ("/apis/verify.kube-fanout.io/v1", JSON),
     ] {
-        let answer = http.ask(Ask::get(path).accept(accept)).await;
+        let answer = http.ask(RequestSpec::get(path).accept(accept)).await;
         let document: Value = serde_json::from_slice(&answer.body).unwrap_or_else(|error| panic!("{path}: {error}"));
         lines.push(short(document).to_string().into_bytes());
     }
@@ -127,7 +127,7 @@ async fn discovery(http: &Http, corpus: &mut Corpus) {
     corpus.insert(("discovery", "one-by-one".to_owned()), joined(&plain));
     let mut roots = Vec::new();
     for path in ["/api", "/apis"] {
-        let answer = http.ask(Ask::get(path)).await;
+        let answer = http.ask(RequestSpec::get(path)).await;
         roots.push(short(serde_json::from_slice(&answer.body).expect("JSON")).to_string().into_bytes());
     }
     corpus.insert(("discovery", "roots".to_owned()), joined(&roots));

@@ -3,7 +3,7 @@
 use http::header::{ACCEPT, AUTHORIZATION};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
-use crate::bed::{Ask, LASTS_MAX, Target};
+use crate::bed::{LASTS_MAX, RequestSpec, Target};
 
 /// The protocol of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,14 +57,14 @@ impl Probe {
         if query.is_empty() { self.path.clone() } else { format!("{}?{query}", self.path) }
     }
 
-    pub fn ask(&self) -> Ask {
+    pub fn ask(&self) -> RequestSpec {
         let mut headers = HeaderMap::new();
         for (name, value) in self.sent() {
             let name = HeaderName::from_bytes(name.as_bytes()).expect("a header name");
             headers.append(name, HeaderValue::from_str(value).expect("a header value"));
         }
         let method = Method::from_bytes(self.method.as_bytes()).expect("a method");
-        Ask { method, path: self.target(), headers, body: self.body.clone().into() }
+        RequestSpec { method, path: self.target(), headers, body: self.body.clone().into() }
     }
 
     fn sent(&self) -> impl Iterator<Item = (&str, &str)> {

@@ -11,7 +11,7 @@ use http::Method;
 use serde_json::{Value, json};
 
 use super::probe::path_segment;
-use crate::bed::{self, Ask, Http, Pair, Plane, eventually, version_of};
+use crate::bed::{self, Http, Pair, Plane, RequestSpec, eventually, version_of};
 
 /// A resource and its objects.
 #[derive(Debug)]
@@ -69,7 +69,7 @@ impl World {
             make(direct, &known, &definition).await;
             let (spec, version) = (&definition["spec"], "v1");
             let path = format!("/apis/{}/{version}/{}", text(&spec["group"]), text(&spec["names"]["plural"]));
-            direct.until_ok("it is served", Ask::get(&path)).await;
+            direct.until_ok("it is served", RequestSpec::get(&path)).await;
             let path = format!("{path}?resourceVersion=0");
             eventually("it is cached", async || pair.through.get(&path).await.is_cached().then_some(())).await;
         }
@@ -216,7 +216,7 @@ async fn change(http: &Http, known: &[Served]) -> Vec<u64> {
         for app in ["y", "x"] {
             // Some objects, such as a ControllerRevision, may refuse new labels.
             let patch = json!({"metadata": {"labels": {"app": app, "touched": "yes"}}}).to_string();
-            let ask = Ask::get(&path).with(Method::PATCH, "application/merge-patch+json", patch);
+            let ask = RequestSpec::get(&path).with(Method::PATCH, "application/merge-patch+json", patch);
             let answer = http.ask(ask).await;
             versions.extend(answer.status.is_success().then(|| version_of(&answer.value())));
         }
@@ -234,10 +234,10 @@ async fn settle(servers: &[&Http], resources: &[&Served], version: u64) {
     let asks = servers.iter().flat_map(|http| {
         resources.iter().flat_map(move |resource| {
             let path = format!("{}?labelSelector=none&resourceVersion={version}", resource.collection(""));
-            FORMS.map(|form| ((*http).clone(), Ask::get(&path).accept(form)))
+            FORMS.map(|form| ((*http).clone(), RequestSpec::get(&path).accept(form)))
         })
     });
-    let one = async |(http, ask): (Http, Ask)| {
+    let one = async |(http, ask): (Http, RequestSpec)| {
         eventually(&format!("{} is answered", ask.path), async || {
             let status = http.ask(ask.clone()).await.status.as_u16();
             // Custom resources have no protobuf encoding.

@@ -7,14 +7,14 @@ use std::time::Duration;
 use base::now_ns;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
-use verify::{AskedServer, FaultRecord, Record, WindowRecord};
+use verify::{FaultRecord, Record, RequestTarget, WindowRecord};
 
 use crate::bed::{Http, Plan, Plane, Protocol, Proxy, eventually, say, version_of};
 
 /// The servers, as a run numbers them.
-pub const LEAF: AskedServer = AskedServer::Subject;
-pub const ZONE: AskedServer = AskedServer::Also(0);
-pub const APISERVER: AskedServer = AskedServer::Also(1);
+pub const LEAF: RequestTarget = RequestTarget::Subject;
+pub const ZONE: RequestTarget = RequestTarget::Also(0);
+pub const APISERVER: RequestTarget = RequestTarget::Also(1);
 
 /// The downtime of a killed server, in addition to its start time.
 const AWAY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
@@ -80,7 +80,7 @@ impl<'a> Tiers<'a> {
     }
 
     /// Kills one server and restarts it. Returns when both proxies are up to date.
-    pub async fn kill(&mut self, victim: AskedServer, rng: &mut fastrand::Rng) {
+    pub async fn kill(&mut self, victim: RequestTarget, rng: &mut fastrand::Rng) {
         let (from_ns, began) = (now_ns(), Instant::now());
         let away = AWAY.0 + AWAY.1.saturating_sub(AWAY.0).mul_f64(rng.f64());
         match victim {
@@ -120,7 +120,7 @@ impl<'a> Tiers<'a> {
 
     /// The servers that may have lost history when a killed one is back, each with its version. Waits until both
     /// proxies are up to date.
-    async fn forget(&mut self, victim: AskedServer) -> Vec<(AskedServer, u64)> {
+    async fn forget(&mut self, victim: RequestTarget) -> Vec<(RequestTarget, u64)> {
         let [apiserver, zone, _] = self.forgotten;
         // A restarted apiserver's history begins with the current state.
         let now = self.plane.direct().version(PROBES).await;
@@ -160,7 +160,7 @@ impl<'a> Tiers<'a> {
 }
 
 /// The name of a server in messages.
-pub fn name(server: AskedServer) -> &'static str {
+pub fn name(server: RequestTarget) -> &'static str {
     match server {
         LEAF => "the leaf",
         ZONE => "the zone's proxy",

@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use tokio_tungstenite::client_async;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
 
-use crate::bed::{Ask, Http, Protocol, Target};
+use crate::bed::{Http, Protocol, RequestSpec, Target};
 
 /// A set of clients that read until this value is dropped.
 pub struct Noise {
@@ -51,7 +51,7 @@ impl Noise {
 
 async fn read(target: &Target, protocol: Protocol, path: &str) {
     let http = Http::new(target.clone(), protocol);
-    let Ok(Some(answer)) = timeout(QUIET, http.try_send(Ask::get(path))).await else { return };
+    let Ok(Some(answer)) = timeout(QUIET, http.try_send(RequestSpec::get(path))).await else { return };
     let mut body = answer.into_body();
     while let Ok(Some(Ok(_))) = timeout(QUIET, body.frame()).await {}
 }

@@ -4,7 +4,7 @@ use http::Method;
 use serde_json::Value;
 
 use super::cases::{Case, Cast, REVIEW, REVIEWS, Wire};
-use crate::bed::{Ask, Http, Protocol, Target};
+use crate::bed::{Http, Protocol, RequestSpec, Target};
 
 /// An identity as upstream reports it: name and groups.
 type Name = (String, BTreeSet<String>);
@@ -24,7 +24,7 @@ impl Judge {
         let mut own = Vec::new();
         for identity in &cast.callers {
             let http = Http::new(target.by(identity), Protocol::H1);
-            let ask = Ask::get(REVIEWS).with(Method::POST, "application/json", REVIEW.to_owned());
+            let ask = RequestSpec::get(REVIEWS).with(Method::POST, "application/json", REVIEW.to_owned());
             let answer = http.ask(ask).await;
             own.push(answer.status.is_success().then(|| name(&answer.value()["status"]["userInfo"])));
         }

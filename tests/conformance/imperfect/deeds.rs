@@ -14,7 +14,9 @@ use verify::FaultRecord;
 
 use super::lag::Lag;
 use super::{Background, Scene, Stage};
-use crate::bed::{ALLOWANCE, Ask, Http, Identity, Protocol, Proxy, Target, eventually, is_ready, say, version_of};
+use crate::bed::{
+    ALLOWANCE, Http, Identity, Protocol, Proxy, RequestSpec, Target, eventually, is_ready, say, version_of,
+};
 
 /// A disturbance, with the name that the record uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,7 +142,7 @@ async fn known(stage: &Stage<'_>, namespace: &str, proxies: &[(Proxy, &str)]) ->
         let path = format!("{group}/namespaces/{namespace}/{plural}");
         let version = group.rsplit_once("/apis/").map_or("v1", |(_, version)| version);
         let made = json!({"apiVersion": version, "kind": kind, "metadata": {"generateName": "known-"}});
-        let ask = Ask::get(&path).with(Method::POST, "application/json", made.to_string());
+        let ask = RequestSpec::get(&path).with(Method::POST, "application/json", made.to_string());
         // A definition that another task creates may not be served yet.
         let written = eventually("it is written", async || {
             let answer = direct.try_ask(ask.clone()).await.ok().filter(|answer| answer.status == 201)?;
@@ -170,7 +172,7 @@ fn of(resource: &str) -> (&'static str, &'static str, &'static str) {
 pub fn compact(etcd_url: &str, every: Duration, keep: Duration) -> Background {
     let etcd = Http::new(Target { url: etcd_url.to_owned(), ca: None, identity: Identity::anonymous() }, Protocol::H1);
     let post = async move |path: &str, body: serde_json::Value| {
-        let ask = Ask::get(path).with(Method::POST, "application/json", body.to_string());
+        let ask = RequestSpec::get(path).with(Method::POST, "application/json", body.to_string());
         etcd.try_ask(ask).await.ok().map(|answer| answer.value())
     };
     let key = base64::engine::general_purpose::STANDARD.encode("none");

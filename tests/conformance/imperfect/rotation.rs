@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::balancer::Balancer;
 use crate::bed::{
-    self, Account, Ask, Authority, Http, Plan, Plane, Protocol, Proxy, Sibling, Target, Watch, eventually, rbac, say,
-    version_of, write_bundle, write_kubeconfig,
+    self, Account, Authority, Http, Plan, Plane, Protocol, Proxy, RequestSpec, Sibling, Target, Watch, eventually,
+    rbac, say, version_of, write_bundle, write_kubeconfig,
 };
 
 /// The identity as the apiserver sees it: the user and the id of the token.
@@ -61,14 +61,14 @@ impl Watched {
     async fn new(plane: &Plane, proxy: Proxy) -> Self {
         let path = format!("/api/v1/namespaces/{}/configmaps", plane.namespace("rotation").await);
         let at = proxy.client().version(&path).await;
-        let watch = proxy.client().watch(Ask::get(&format!("{path}?watch=1&resourceVersion={at}"))).await;
+        let watch = proxy.client().watch(RequestSpec::get(&format!("{path}?watch=1&resourceVersion={at}"))).await;
         Self { proxy, watch, path }
     }
 
     /// The proxy's identity as the apiserver reports it.
     async fn who(&self) -> Value {
         let kind = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"});
-        let ask = Ask::get(WHO).with(http::Method::POST, "application/json", kind.to_string());
+        let ask = RequestSpec::get(WHO).with(http::Method::POST, "application/json", kind.to_string());
         let answer = self.proxy.client().ask(ask).await;
         assert_eq!(answer.status, 201, "{}", answer.text());
         answer.value()["status"]["userInfo"].take()

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use probe::ProgressLine;
 use tokio_util::sync::CancellationToken;
-use verify::{Counts, EtcdOrder, FaultRecord, Promise, Requirements, VerifyOrder};
+use verify::{Counts, EtcdOptions, FaultRecord, Guarantee, Requirements, VerifyOptions};
 
 use crate::bed::{Plane, Target, say};
 use crate::faults;
@@ -31,7 +31,7 @@ pub struct Recorded {
 pub struct Found {
     /// The verdict as text.
     pub text: String,
-    pub broken: Vec<Promise>,
+    pub broken: Vec<Guarantee>,
     /// The counts that were too low.
     pub lacks: Vec<String>,
 }
@@ -40,26 +40,26 @@ pub struct Found {
 const ON_TIME: Duration = Duration::from_secs(8);
 
 /// The promises that must have been checked, because otherwise the run is inconclusive.
-const JUDGED: [Promise; 12] = [
-    Promise::Ordered,
-    Promise::Unique,
-    Promise::Reliable,
-    Promise::Resumable,
-    Promise::Filtered,
-    Promise::Typed,
-    Promise::InitialEvents,
-    Promise::ListSnapshot,
-    Promise::Continuity,
-    Promise::NotOlderThan,
-    Promise::Consistent,
-    Promise::Monotone,
+const JUDGED: [Guarantee; 12] = [
+    Guarantee::Ordered,
+    Guarantee::Unique,
+    Guarantee::Reliable,
+    Guarantee::Resumable,
+    Guarantee::Filtered,
+    Guarantee::Typed,
+    Guarantee::InitialEvents,
+    Guarantee::ListSnapshot,
+    Guarantee::Continuity,
+    Guarantee::NotOlderThan,
+    Guarantee::Consistent,
+    Guarantee::Monotone,
 ];
 
 impl Trial {
     pub async fn run(&self, plane: &Plane) -> Recorded {
         let out = plane.file("imperfect");
-        let order = VerifyOrder {
-            etcd: Some(EtcdOrder { url: plane.etcd_url(), ..EtcdOrder::default() }),
+        let order = VerifyOptions {
+            etcd: Some(EtcdOptions { url: plane.etcd_url(), ..EtcdOptions::default() }),
             direct: Some(self.direct.clone()),
             clients: 12,
             rate: 12.0,
@@ -77,7 +77,7 @@ impl Trial {
 impl Recorded {
     /// Panics unless every promise was kept, except those that upstream itself breaks. Returns the figures, and the
     /// counts that were too low.
-    pub fn judge(&self, faults: &[FaultRecord], broken_upstream: &[Promise]) -> (String, Vec<String>) {
+    pub fn judge(&self, faults: &[FaultRecord], broken_upstream: &[Guarantee]) -> (String, Vec<String>) {
         // At the end, writers change each of their 40 objects once, so ten writes came before that.
         let least = Counts { events: 100, writes: 50, resumes: 5, faults: 1, ..Counts::default() };
         let Found { text, broken, lacks } = self.found(faults, &Requirements { least, judged: JUDGED.into() });

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::bed::rbac::{binding, collection, may, subject};
-use crate::bed::{Ask, Authority, Bed, Http, Pair, Plan, Plane, Protocol, eventually};
+use crate::bed::{Authority, Bed, Http, Pair, Plan, Plane, Protocol, RequestSpec, eventually};
 use crate::differential::compare::Servers;
 
 pub const MAPS: &str = "configmaps";
@@ -58,7 +58,7 @@ impl Scene {
         for collection in [path(MAPS, None), path("nodes", None)] {
             for accept in FORMS {
                 eventually("the proxy holds it", async || {
-                    pair.through.ask(Ask::get(&collection).accept(accept)).await.is_cached().then_some(())
+                    pair.through.ask(RequestSpec::get(&collection).accept(accept)).await.is_cached().then_some(())
                 })
                 .await;
             }
@@ -93,7 +93,7 @@ impl Scene {
 async fn settle(pair: &Pair<Box<Plane>>, version: u64) {
     for collection in [path(MAPS, None), path("nodes", None)] {
         for (http, accept) in FORMS.iter().flat_map(|accept| [(&pair.direct, accept), (&pair.through, accept)]) {
-            let ask = Ask::get(&format!("{collection}?resourceVersion={version}")).accept(accept);
+            let ask = RequestSpec::get(&format!("{collection}?resourceVersion={version}")).accept(accept);
             http.until_ok("both have it", ask.clone()).await;
         }
     }
@@ -142,7 +142,7 @@ impl Caller {
     }
 
     /// Watches of objects that the caller may read, in every form, each with a marker that must arrive.
-    pub fn live(&self, version: u64) -> Vec<(Ask, String)> {
+    pub fn live(&self, version: u64) -> Vec<(RequestSpec, String)> {
         let place = path(MAPS, self.may.namespace);
         let fields = self.may.name.map_or_else(String::new, |name| format!("&fieldSelector=metadata.name%3D{name}"));
         let needs = mark(MAPS, self.may.namespace.unwrap_or("n1"), "a");
@@ -156,7 +156,7 @@ impl Caller {
         let forms = ["application/json", "application/vnd.kubernetes.protobuf;stream=watch", super::drawn::METADATA];
         let asks = starts.iter().flat_map(|start| forms.map(|form| (start.clone(), form)));
         asks.map(|(start, form)| {
-            let ask = Ask::get(&format!("{place}?watch=1&{start}{fields}")).accept(form);
+            let ask = RequestSpec::get(&format!("{place}?watch=1&{start}{fields}")).accept(form);
             (ask, needs.clone())
         })
         .collect()

@@ -4,7 +4,7 @@ use futures_util::future::join_all;
 use http::StatusCode;
 use serde_json::json;
 
-use crate::bed::{Ask, Authority, Bed, Http, Identity, Plan, Plane, Proxy, Watch, rbac, unique};
+use crate::bed::{Authority, Bed, Http, Identity, Plan, Plane, Proxy, RequestSpec, Watch, rbac, unique};
 
 /// A proxy and three callers. One has a token, one a certificate, and both may read secrets and configmaps of `t1`. The
 /// third may read nothing.
@@ -32,7 +32,7 @@ impl Town {
         let town = Self { bed, proxy, good, powerless };
         for http in town.clients() {
             for path in [CACHED, PASSED] {
-                http.until_ok("the good may read", Ask::get(path)).await;
+                http.until_ok("the good may read", RequestSpec::get(path)).await;
             }
         }
         town
@@ -48,7 +48,7 @@ impl Town {
         let clients: Vec<_> = (0..count.div_ceil(40)).flat_map(|_| self.clients()).collect();
         let open = (0..count).map(async |at| {
             let path = [CACHED, PASSED][at / 2 % 2];
-            let ask = Ask::get(&format!("{path}?watch=true&allowWatchBookmarks=true"));
+            let ask = RequestSpec::get(&format!("{path}?watch=true&allowWatchBookmarks=true"));
             let response = clients[at % clients.len()].send(ask).await;
             assert_eq!(response.status(), StatusCode::OK, "{path}");
             let is_cached = response.headers().contains_key("kube-fanout-served");

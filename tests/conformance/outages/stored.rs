@@ -7,7 +7,7 @@ use http::Method;
 use serde_json::{Value, json};
 use verify::EventKind;
 
-use crate::bed::{Ask, Frame, Http, Identity, Plane, Protocol, Target};
+use crate::bed::{Frame, Http, Identity, Plane, Protocol, RequestSpec, Target};
 
 /// The changes of a collection of the core group after version `from`, up to and including `to`, which must be a change
 /// of it. Values must be stored as JSON without compaction.
@@ -19,7 +19,7 @@ pub async fn changes(plane: &Plane, resource: &str, from: u64, to: u64) -> Vec<(
         "key": STANDARD.encode(&prefix), "range_end": STANDARD.encode(end), "start_revision": (from + 1).to_string(),
     }});
     let target = Target { url: plane.etcd_url(), ca: None, identity: Identity::anonymous() };
-    let ask = Ask::get("/v3/watch").with(Method::POST, "application/json", create.to_string());
+    let ask = RequestSpec::get("/v3/watch").with(Method::POST, "application/json", create.to_string());
     let mut watch = Http::new(target, Protocol::H1).watch(ask).await;
     let mut changes = Vec::new();
     loop {

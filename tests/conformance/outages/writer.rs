@@ -3,7 +3,7 @@
 use http::Method;
 use serde_json::json;
 
-use crate::bed::{Ask, Http, Plane, version_of};
+use crate::bed::{Http, Plane, RequestSpec, version_of};
 use crate::event_scenes::event;
 
 /// Changes configmaps, and writes and deletes Events.
@@ -60,7 +60,7 @@ impl Writer {
         let path = self.path("events");
         if !self.events.is_empty() && self.rng.bool() {
             let name = self.events.remove(0);
-            let ask = Ask::get(&format!("{path}/{name}")).method(Method::DELETE);
+            let ask = RequestSpec::get(&format!("{path}/{name}")).method(Method::DELETE);
             let status = direct.ask(ask).await.status;
             assert!(status == 200 || status == 404, "{status}");
         } else {

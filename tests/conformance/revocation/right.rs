@@ -8,7 +8,7 @@ use http::Method;
 use serde_json::{Value, json};
 
 use crate::bed::rbac::{binding, collection, may, subject};
-use crate::bed::{Account, Ask, Authority, Bed, Http, Identity, Plan, Plane, Proxy, unique, write_bundle};
+use crate::bed::{Account, Authority, Bed, Http, Identity, Plan, Plane, Proxy, RequestSpec, unique, write_bundle};
 
 /// The way in which a permission is revoked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -215,7 +215,8 @@ impl Right {
         bench.direct.delete(&format!("{own}/configmaps")).await;
         let mut ended = ending;
         ended["spec"] = json!({"finalizers": []});
-        let finalize = Ask::get(&format!("{own}/finalize")).with(Method::PUT, "application/json", ended.to_string());
+        let finalize =
+            RequestSpec::get(&format!("{own}/finalize")).with(Method::PUT, "application/json", ended.to_string());
         let finalized = bench.direct.ask(finalize).await;
         assert_eq!(finalized.status, 200, "{}", finalized.text());
         gone

@@ -7,7 +7,7 @@ use http::header::AUTHORIZATION;
 use tokio::time::timeout;
 
 use super::{ATTACKERS, Answers, Field, attack};
-use crate::bed::{self, Ask, Authority, Http, Identity, Protocol, unique};
+use crate::bed::{self, Authority, Http, Identity, Protocol, RequestSpec, unique};
 
 /// The number of certificates that fit into a TLS message.
 const CERTIFICATES: usize = 170;
@@ -30,7 +30,7 @@ async fn unverifiable_certificate_chains_do_not_delay_others() {
     let Some(field) = Field::lay("").await else { return };
     let maze = maze(&field);
     let knock = async |http: &Http, token: &str, answers: &Answers| {
-        let mut ask = Ask::get(&format!("{}?resourceVersion=0", field.pod));
+        let mut ask = RequestSpec::get(&format!("{}?resourceVersion=0", field.pod));
         if !token.is_empty() {
             ask.headers.insert(AUTHORIZATION, format!("Bearer {token}").parse().expect("a token"));
         }

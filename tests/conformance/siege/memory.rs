@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use super::bench::Bench;
-use crate::bed::{self, Ask, BULK_PODS, PATIENCE, Plan, Proxy, number, say, unique};
+use crate::bed::{self, BULK_PODS, PATIENCE, Plan, Proxy, RequestSpec, number, say, unique};
 use crate::hostile::streams::{Fields, field, frame, head, hello};
 
 const SETTINGS: u8 = 4;
@@ -100,7 +100,7 @@ async fn growing_resource_does_not_exceed_the_memory_budget() {
     let mut watches = Vec::new();
     for kind in kinds {
         let http = proxy.client();
-        let ask = Ask::get(&format!("/api/v1/configmaps?{query}")).accept(kind);
+        let ask = RequestSpec::get(&format!("/api/v1/configmaps?{query}")).accept(kind);
         watches.push(tokio::spawn(async move {
             // When the watch ends because its feed is dropped, the client opens another one.
             loop {

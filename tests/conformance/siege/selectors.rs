@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use serde_json::Value;
 
 use super::{ATTACKERS, Answers, Field, attack, callers, put};
-use crate::bed::{Ask, Http, Protocol};
+use crate::bed::{Http, Protocol, RequestSpec};
 
 /// The maximum selector length, minus a few bytes for the rest.
 const SELECTOR_BYTES: usize = (16 << 10) - 32;
@@ -65,7 +65,7 @@ async fn expensive_selectors_do_not_delay_others() {
         .iter()
         .map(|identity| Http::new(field.proxy.target().by(identity), Protocol::H2))
         .collect();
-    let ask = |query: &str| Ask::get(&format!("{}?{query}", field.pods));
+    let ask = |query: &str| RequestSpec::get(&format!("{}?{query}", field.pods));
     let of = |query: &str| query.split(['=', '%', '&']).filter(|word| word.len() < 20).collect::<Vec<_>>().join(" ");
     let besiege = async |query: &str, floor: Option<f64>| {
         let what: String = of(query).chars().take(60).collect();
@@ -108,7 +108,7 @@ async fn expensive_selectors_do_not_delay_others() {
 async fn expensive_selectors_return_the_same_as_upstream() {
     let Some(field) = Field::lay("").await else { return };
     for query in queries().iter().filter(|query| !query.contains("watch=true")) {
-        let ask = Ask::get(&format!("{}?{}", field.pods, query.replace("resourceVersion=0&", "")));
+        let ask = RequestSpec::get(&format!("{}?{}", field.pods, query.replace("resourceVersion=0&", "")));
         let (ours, theirs) = (field.proxy.client().ask(ask.clone()).await, field.bed.direct().ask(ask).await);
         assert_eq!(ours.status, theirs.status, "{query}");
         let without_version = |mut list: Value| {

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::bench::Bench;
 use super::{Answers, Field, attack, put, ratio_max, scheduled, seconds};
-use crate::bed::{Ask, Authority, Http, Plane, Protocol, Target, write_kubeconfig};
+use crate::bed::{Authority, Http, Plane, Protocol, RequestSpec, Target, write_kubeconfig};
 
 /// The number of its connections, each with a request in progress. There are fewer if figures are not compared.
 fn connections() -> usize {
@@ -53,7 +53,7 @@ fn storm(target: &Target, paths: &[String], over: &AtomicBool, answers: &Answers
         let blow = |who: usize, at: usize, answers: Answers| async move {
             let path = &paths[(who + at) % paths.len()];
             let number = if path.ends_with('=') { format!("{who}-{at}") } else { String::new() };
-            put(&clients[who], Ask::get(&format!("{path}{number}")), &answers).await;
+            put(&clients[who], RequestSpec::get(&format!("{path}{number}")), &answers).await;
         };
         attack(connections(), over, answers, blow).await;
     });

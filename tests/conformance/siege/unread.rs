@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
 use super::{ATTACKERS, Answers, Field, callers};
-use crate::bed::{self, Ask, Http, Identity, Protocol, Target, say};
+use crate::bed::{self, Http, Identity, Protocol, RequestSpec, Target, say};
 use crate::hostile::streams::{Fields, field, frame, head, hello};
 
 const SETTINGS: u8 = 4;
@@ -27,7 +27,7 @@ const PLACE_MAX: Duration = Duration::from_secs(75);
 /// Whether the apiserver handles nothing but this request, according to its own metrics of the last second. A busy one
 /// may close the connection.
 async fn is_at_rest(field: &Field) -> bool {
-    let Ok(answer) = field.bed.direct().try_ask(Ask::get("/metrics")).await else { return false };
+    let Ok(answer) = field.bed.direct().try_ask(RequestSpec::get("/metrics")).await else { return false };
     let text = answer.text();
     let reads = text.lines().find_map(|line| line.strip_prefix(IN_FLIGHT));
     reads.is_some_and(|reads| reads.trim().parse::<f64>().expect("a number") <= AT_REST_MAX)
@@ -104,7 +104,7 @@ async fn unread_responses_do_not_delay_others() {
     assert!(grown <= HELD_MAX, "unread answers that pass through hold {} MiB", grown >> 20);
     let anonymous = async |path: &str| {
         let http = Http::new(field.proxy.target().by(&Identity::anonymous()), Protocol::H1);
-        http.ask(Ask { headers: http::HeaderMap::new(), ..Ask::get(path) }).await.status.as_u16()
+        http.ask(RequestSpec { headers: http::HeaderMap::new(), ..RequestSpec::get(path) }).await.status.as_u16()
     };
     for _ in 0..40 {
         held.push(stuck(field.proxy.target(), STREAMS, &Identity::anonymous(), "/version").await);
@@ -113,7 +113,7 @@ async fn unread_responses_do_not_delay_others() {
     // apiserver that is busy with the responses may not answer the access review in time.
     let token = field.bed.user("admin").token;
     bed::eventually("somebody healthy is answered", async || {
-        let mut ask = Ask::get("/api/v1/namespaces/default/secrets?limit=1");
+        let mut ask = RequestSpec::get("/api/v1/namespaces/default/secrets?limit=1");
         ask.headers.insert(AUTHORIZATION, format!("Bearer {token}").parse().expect("a token"));
         let status = Http::new(field.healthy(), Protocol::H2).ask(ask).await.status.as_u16();
         assert!([200, 503].contains(&status), "{status}");

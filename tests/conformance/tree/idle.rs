@@ -7,7 +7,7 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use super::planted::{Grove, Seen, at_apiserver, cost_of};
-use crate::bed::{self, Ask, Plan, Plane, Proxy, eventually, say};
+use crate::bed::{self, Plan, Plane, Proxy, RequestSpec, eventually, say};
 
 /// The costs of a proxy: its own requests, streams and bytes, and the requests of any proxy that reached the apiserver.
 #[derive(Debug, Clone, Copy)]
@@ -87,7 +87,7 @@ async fn measure(plane: &Plane, proxy: &Proxy, name: &str, idle: Duration, round
     let mut seen = Vec::new();
     seen.extend(of(plane, proxy, &format!("{name}, without a client for {idle:?}"), idle, async || {}).await.1);
     let version = direct.version(MAPS).await;
-    let _watch = proxy.client().watch(Ask::get(&format!("{MAPS}?watch=1&resourceVersion={version}"))).await;
+    let _watch = proxy.client().watch(RequestSpec::get(&format!("{MAPS}?watch=1&resourceVersion={version}"))).await;
     eventually("the feed is there", async || (proxy.streams("configmaps.v1").await == 1).then_some(())).await;
     quiet().await;
     let label = json!({"metadata": {"labels": {"round": round.to_string()}}});

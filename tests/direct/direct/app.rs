@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use base::Waits;
+use base::BackoffBounds;
 use demo::RunningUpstream;
-use kube_fanout::app::{Bound, StartError};
+use kube_fanout::app::{BoundApp, StartError};
 use kube_fanout::auth::AuthMode;
-use kube_fanout::config::{Serve, TlsSource};
+use kube_fanout::config::{ServeSettings, TlsSource};
 use kube_fanout::net::Address;
 use kube_fanout::serve::Consistency;
 use kube_fanout::upstream::CredentialSource;
@@ -23,7 +23,7 @@ use super::{FRESH_MAX, PATIENCE, eventually};
 
 /// Configuration of an application that is not running yet.
 pub struct Plan {
-    config: Serve,
+    config: ServeSettings,
     dir: Arc<Dir>,
     /// The certificate file that clients trust, if the listener uses TLS.
     trusted: PathBuf,
@@ -64,9 +64,9 @@ const FRESH_WAIT: Duration = Duration::from_secs(60);
 /// shutdown hardly waits. Its other limits are long, so that a stalled machine does not look like a slow peer. A test
 /// of such a limit sets it.
 pub fn by(credentials: CredentialSource) -> Plan {
-    let mut config = Serve::in_front_of(credentials);
+    let mut config = ServeSettings::in_front_of(credentials);
     config.drain = Duration::from_millis(50);
-    config.reflect.retry = Waits { first: Duration::from_millis(2), longest: Duration::from_millis(20) };
+    config.reflect.retry = BackoffBounds { first: Duration::from_millis(2), longest: Duration::from_millis(20) };
     config.look_every = Duration::from_millis(5);
     // Self-checks run at random times, so a test that counts upstream requests would fail once in many runs.
     config.reflect.self_check = None;
@@ -79,7 +79,7 @@ pub fn by(credentials: CredentialSource) -> Plan {
 }
 
 impl Plan {
-    pub fn with(mut self, change: impl FnOnce(&mut Serve)) -> Self {
+    pub fn with(mut self, change: impl FnOnce(&mut ServeSettings)) -> Self {
         change(&mut self.config);
         self
     }
@@ -190,10 +190,10 @@ impl Plan {
 /// Addresses of the client listeners; addresses of the admin, health and metrics listeners.
 type Started = (Vec<String>, [Option<String>; 3]);
 
-fn serve(config: Serve, started: oneshot::Sender<Result<Started, StartError>>, stopped: oneshot::Receiver<()>) {
+fn serve(config: ServeSettings, started: oneshot::Sender<Result<Started, StartError>>, stopped: oneshot::Receiver<()>) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.expect("a runtime").block_on(async {
-        match Bound::bind(config).await {
+        match BoundApp::bind(config).await {
             Ok(bound) => {
                 let pages = [bound.admin_address(), bound.healthz_address(), bound.metrics_address()];
                 let _ = started.send(Ok((bound.addresses(), pages)));

@@ -9,9 +9,9 @@ use demo::{ReceivedRequest, RunningUpstream};
 use kubeapi::Query;
 use serde_json::Value;
 use verify::{
-    AskedRecord, AskedServer, CallRecord, Digest, EndRecord, Ending, EventKind, EventRecord, FaultRecord,
-    History as Judges, KnownRecord, Op, Promise, ReadVerb, Record, RecordedEncoding, RecordedStatus, ReturnRecord,
-    RunRecord, TruthSource, WindowRecord, WriteVerb, WrittenRecord,
+    CallRecord, Digest, EndRecord, Ending, EventKind, EventRecord, FaultRecord, Guarantee, History as Judges, Op,
+    ReadVerb, Record, RecordedEncoding, RecordedStatus, RequestTarget, ReturnRecord, RunRecord, TruthRangeRecord,
+    TruthSource, UpstreamRequestRecord, WindowRecord, WriteRecord, WriteVerb,
 };
 
 use super::client::Answer;
@@ -46,9 +46,9 @@ impl Evidence {
         let parts: Vec<_> = path.split('/').collect();
         let plural = parts.last().copied().unwrap_or_default();
         let resource = if parts[1] == "apis" { format!("{plural}.{}", parts[2]) } else { plural.to_owned() };
-        let known = KnownRecord { resource: resource.clone(), from, to: from, at_ns };
+        let known = TruthRangeRecord { resource: resource.clone(), from, to: from, at_ns };
         let query = format!("watch=true&resourceVersion={from}");
-        let (verb, server) = (ReadVerb::Watch, AskedServer::Direct);
+        let (verb, server) = (ReadVerb::Watch, RequestTarget::Direct);
         let call = CallRecord { at_ns, verb, path: path.to_owned(), query, server, ..CallRecord::default() };
         let answer = ReturnRecord { at_ns, code: 200, ..ReturnRecord::default() };
         let run = RunRecord { truth: TruthSource::Direct, ..RunRecord::default() };
@@ -146,7 +146,7 @@ impl Evidence {
 
     /// Records a write that was complete at this time.
     pub fn written(&mut self, key: &str, version: u64, at_ns: u64) -> &mut Self {
-        self.records.push(Record::Written(WrittenRecord {
+        self.records.push(Record::Written(WriteRecord {
             call_ns: at_ns,
             return_ns: at_ns,
             verb: WriteVerb::Update,
@@ -185,13 +185,13 @@ impl Evidence {
     /// Records that this version was observable, for any resource, from this time on.
     pub fn reached(&mut self, to: u64, at_ns: u64) -> &mut Self {
         let (resource, from) = (self.resource.clone(), self.from);
-        self.records.push(Record::Known(KnownRecord { resource, from, to, at_ns }));
+        self.records.push(Record::Known(TruthRangeRecord { resource, from, to, at_ns }));
         self.newest = self.newest.max(to);
         self
     }
 
     /// Records one fault that lasted from this time until now.
-    pub fn broken(&mut self, name: &str, from_ns: u64, waives: &[Promise]) -> &mut Self {
+    pub fn broken(&mut self, name: &str, from_ns: u64, waives: &[Guarantee]) -> &mut Self {
         let (name, to_ns, waives) = (name.to_owned(), now_ns(), waives.to_vec());
         self.records.push(Record::Fault(FaultRecord { name, from_ns, to_ns, hits: 1, waives }));
         self
@@ -206,7 +206,7 @@ impl Evidence {
     /// Fails with the promise's name if one is broken, or if one of these was not judged. Responses are compared with
     /// the whole known history, so a test that still writes must record its writes first (`History::upto`).
     #[track_caller]
-    pub fn shows(&self, promises: &[Promise]) {
+    pub fn shows(&self, promises: &[Guarantee]) {
         records::assert_kept(&self.what, &self.all(), promises);
     }
 
@@ -214,7 +214,7 @@ impl Evidence {
     pub(super) fn is_awaited(&mut self) -> bool {
         let broken = |evidence: &Self| {
             let judges = Judges::of(evidence.all()).unwrap_or_else(|error| panic!("no history: {error}"));
-            judges.judge(Promise::Reliable).broken
+            judges.judge(Guarantee::Reliable).broken
         };
         let before = broken(self);
         broken(self.overdue()) > before
@@ -222,7 +222,7 @@ impl Evidence {
 
     fn all(&self) -> Vec<Record> {
         let (resource, from, to, at_ns) = (self.resource.clone(), self.from, self.newest, now_ns());
-        let known = Record::Known(KnownRecord { resource, from, to, at_ns });
+        let known = Record::Known(TruthRangeRecord { resource, from, to, at_ns });
         self.records.iter().cloned().chain([known]).collect()
     }
 
@@ -293,13 +293,13 @@ fn encoding(accept: &str) -> RecordedEncoding {
 }
 
 /// A request of a proxy. It counts as forwarded for a client unless the proxy marks it as its own.
-fn asked(seen: &ReceivedRequest) -> Option<AskedRecord> {
+fn asked(seen: &ReceivedRequest) -> Option<UpstreamRequestRecord> {
     let header = |name: &str| seen.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     if !seen.headers.contains_key("kube-fanout-hops") || seen.method != http::Method::GET {
         return None;
     }
     let (path, query) = (seen.uri.path(), seen.uri.query().unwrap_or_default());
-    Some(AskedRecord {
+    Some(UpstreamRequestRecord {
         at_ns: seen.at_ns,
         verb: verb(path, query),
         path: path.to_owned(),

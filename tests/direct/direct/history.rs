@@ -10,7 +10,7 @@ use bytes::Bytes;
 use demo::RunningUpstream;
 use futures_util::future::join_all;
 use tokio::time::timeout;
-use verify::Promise;
+use verify::Guarantee;
 
 use super::client::Client;
 use super::event::Event;
@@ -36,8 +36,14 @@ pub struct History {
 }
 
 /// The promises that apply to a watch that received a change.
-const TOLD: [Promise; 6] =
-    [Promise::Ordered, Promise::Unique, Promise::Reliable, Promise::Filtered, Promise::Typed, Promise::TypedBytes];
+const TOLD: [Guarantee; 6] = [
+    Guarantee::Ordered,
+    Guarantee::Unique,
+    Guarantee::Reliable,
+    Guarantee::Filtered,
+    Guarantee::Typed,
+    Guarantee::TypedBytes,
+];
 
 impl History {
     /// Starts a history with the current state.
@@ -119,7 +125,7 @@ impl History {
     /// Asserts that the known history shows no broken promise to these watches, and that these promises were judged.
     /// The test itself must check that the last change arrived, because the history has no time limit for it.
     #[track_caller]
-    pub fn judge<'a>(&self, watches: impl IntoIterator<Item = &'a Watch>, promises: &[Promise]) {
+    pub fn judge<'a>(&self, watches: impl IntoIterator<Item = &'a Watch>, promises: &[Guarantee]) {
         self.evidence().watches(watches).shows(promises);
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 use verify::{
-    Digest, EventKind, EventRecord, History, Op, Promise, Record, RecordedItem, RecordedStatus, TruthRecord,
+    Digest, EventKind, EventRecord, Guarantee, History, Op, Record, RecordedItem, RecordedStatus, TruthRecord,
     TruthSource,
 };
 
@@ -14,7 +14,7 @@ const FIELDS: [&str; 4] = ["spec.nodeName", "spec.restartPolicy", "status.phase"
 
 /// Fails with the names of the promises if these records break one, or if one of those given was not judged.
 #[track_caller]
-pub fn assert_kept(what: &str, records: &[Record], promises: &[Promise]) {
+pub fn assert_kept(what: &str, records: &[Record], promises: &[Guarantee]) {
     let history = History::of(records.iter().cloned()).unwrap_or_else(|error| panic!("no history: {error}"));
     let judged = history.judge_all();
     let broken: Vec<_> = judged.iter().filter(|judged| judged.broken > 0).collect();

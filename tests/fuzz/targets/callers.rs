@@ -8,12 +8,12 @@ use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL, UPGRADE};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use kube_fanout::auth::{
-    Affected, Authorities, BEARER_PROTOCOL, Policy, PolicyChange, PolicyKind, Subjects, Token, asserted, named_in,
+    AffectedUsers, Authorities, BEARER_PROTOCOL, Policy, PolicyChange, PolicyKind, Subjects, Token, asserted, named_in,
     token_of,
 };
 use kube_fanout::net::PeerAddress;
 use kube_fanout::serve::{source_ips, websocket};
-use kube_fanout::upstream::{AccessVerdict, TokenVerdict};
+use kube_fanout::upstream::{AccessReviewResult, TokenReviewResult};
 use kubeapi::User;
 use rustls::pki_types::CertificateDer;
 use serde_json::Value;
@@ -127,11 +127,11 @@ fn chain(mut input: &[u8]) -> Vec<CertificateDer<'static>> {
 
 /// Token and access reviews. Only an unambiguous allow counts as one.
 pub fn reviews(input: &[u8]) {
-    let (token, access) = (TokenVerdict::read(input), AccessVerdict::read(input));
+    let (token, access) = (TokenReviewResult::read(input), AccessReviewResult::read(input));
     // Ignored fields need not be UTF-8.
     let Ok(answer) = serde_json::from_slice::<Value>(input) else { return };
     let status = &answer["status"];
-    if let Some(TokenVerdict { user: Some(user), .. }) = token {
+    if let Some(TokenReviewResult { user: Some(user), .. }) = token {
         assert!(!user.name.is_empty() && status["user"]["username"] == *user.name, "{user:?}");
         assert!(status["authenticated"] == true, "{status}");
         assert!(status["error"].as_str().is_none_or(str::is_empty), "{status}");
@@ -151,7 +151,7 @@ pub fn policies(input: &[u8]) {
         let Some(change) = read() else { continue };
         let once = policy.apply(kind, change);
         let again = read().and_then(|change| policy.apply(kind, change));
-        let (Some(Affected::Only(once)), Some(Affected::Only(again))) = (once, again) else { continue };
+        let (Some(AffectedUsers::Only(once)), Some(AffectedUsers::Only(again))) = (once, again) else { continue };
         let all =
             |subjects: &Subjects| subjects.users().chain(subjects.groups()).map(str::to_owned).collect::<Vec<_>>();
         let (once, again) = (all(&once), all(&again));

@@ -2,7 +2,7 @@
 
 use http::header::{CONNECTION, HeaderName, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, Uri};
-use kube_fanout::auth::{BrowserGuard, Hosts, Impersonation, PageOrigin};
+use kube_fanout::auth::{AllowedHosts, BrowserGuard, Impersonation, PageOrigin};
 use kube_fanout::upstream::{inspect, is_impersonation, strip_hop_by_hop};
 
 use super::{head, text};
@@ -21,7 +21,7 @@ pub fn headers(input: &[u8]) {
     let _ = inspect(&headers);
     let allowed = vec!["https://example.com".parse::<PageOrigin>().expect("an origin")];
     for tls in [true, false] {
-        let guard = BrowserGuard::new(tls, Hosts::new(&["example.com".to_owned()]), allowed.clone());
+        let guard = BrowserGuard::new(tls, AllowedHosts::new(&["example.com".to_owned()]), allowed.clone());
         let _ = (guard.check(&target, &headers), guard.check_site(&headers));
     }
     let listed = listed(&headers);

@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use base::Cut;
+use base::AbortSignal;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::Full;
-use http2::{HeadBudget, Limits, ReceivedBody, ServerConnection, Service};
+use http2::{HeadBudget, Limits, ReceivedBody, Http2Connection, Service};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::runtime::Runtime;
 
@@ -20,10 +20,10 @@ impl Service for Answering {
     type Body = Full<Bytes>;
     type Answer = Ready<Response<Full<Bytes>>>;
 
-    fn call(&mut self, request: Request<ReceivedBody>) -> Option<(Self::Answer, Cut)> {
+    fn call(&mut self, request: Request<ReceivedBody>) -> Option<(Self::Answer, AbortSignal)> {
         let (head, _) = request.into_parts();
         self.0.lock().expect("no panic").push(format!("{head:?}"));
-        Some((ready(Response::new(Full::from("answer"))), Cut::default()))
+        Some((ready(Response::new(Full::from("answer"))), AbortSignal::default()))
     }
 
     fn is_caller_unknown(&self) -> bool {
@@ -42,7 +42,7 @@ async fn say(input: &[u8], piece: usize) -> (Vec<String>, usize) {
     let (mut near, far) = tokio::io::duplex(PIPE_BYTES);
     let asked = Arc::default();
     let heads = Arc::<HeadBudget>::default().connection();
-    let mut connection = ServerConnection::new(far, LIMITS, heads, Answering(Arc::clone(&asked)));
+    let mut connection = Http2Connection::new(far, LIMITS, heads, Answering(Arc::clone(&asked)));
     let mut is_over = false;
     for part in input.chunks(piece) {
         if is_over || near.write_all(part).await.is_err() {

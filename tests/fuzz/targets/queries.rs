@@ -4,8 +4,9 @@
 mod one_by_one;
 
 use kubeapi::{
-    Attributes, FieldSelector, FieldTable, GetOptions, Gvr, LabelSelector, ListOptions, ObjectKey, Offers, Operator,
-    Query, RequestInfo, Requirement, asks_for, check_timeout, negotiate, pretty, reaches_inside, router_accepts,
+    Attributes, FieldSelector, FieldTable, GetOptions, Gvr, LabelSelector, ListOptions, ObjectKey, Operator, Query,
+    RequestInfo, Requirement, SupportedTypes, asks_for, check_timeout, negotiate, pretty, reaches_inside,
+    router_accepts,
 };
 
 use kube_fanout::serve::without_tokens;
@@ -88,7 +89,9 @@ pub fn requests(input: &[u8]) {
     }
     options(&query);
     for accept in [None, Some(accept)] {
-        for offers in [Offers::BUILTIN, Offers::CUSTOM, Offers::ERROR, Offers::BUILTIN.in_json()] {
+        for offers in
+            [SupportedTypes::BUILTIN, SupportedTypes::CUSTOM, SupportedTypes::ERROR, SupportedTypes::BUILTIN.in_json()]
+        {
             let _ = (negotiate(accept, offers), negotiate(accept, offers.watching()), router_accepts(accept, offers));
             let _ = pretty(&query, accept, accept, offers);
         }

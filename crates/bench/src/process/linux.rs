@@ -3,18 +3,18 @@
 use std::fs;
 use std::time::Duration;
 
-use super::{Machine, Sample};
+use super::{Machine, UsageSample};
 
 pub(super) const NAME: &str = "Linux";
 /// The unit of CPU times in `/proc`. Linux fixed it at a hundred ticks a second.
 const TICKS_PER_SECOND: u64 = 100;
 
 /// Returns the process's resource usage so far, as far as it is readable.
-pub(super) fn sample(pid: u32) -> Sample {
+pub(super) fn sample(pid: u32) -> UsageSample {
     let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).ok();
     let rollup = read("smaps_rollup").unwrap_or_default();
     let status = read("status").unwrap_or_default();
-    Sample {
+    UsageSample {
         cpu: read("stat").and_then(|stat| cpu_of_stat(&stat)),
         resident_bytes: kilobytes(&rollup, "Rss:").or_else(|| kilobytes(&status, "VmRSS:")),
         proportional_bytes: kilobytes(&rollup, "Pss:"),

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use super::{Machine, Sample};
+use super::{Machine, UsageSample};
 
 pub(super) const NAME: &str = std::env::consts::OS;
 
-pub(super) fn sample(_: u32) -> Sample {
-    Sample::default()
+pub(super) fn sample(_: u32) -> UsageSample {
+    UsageSample::default()
 }
 
 pub(super) fn cpu(_: u32) -> Option<Duration> {

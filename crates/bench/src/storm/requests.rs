@@ -7,20 +7,20 @@ use tokio::time::{Instant, sleep};
 
 use super::super::BenchError;
 use super::super::objects::WorkloadObjects;
+use super::super::option_values::Storm;
 use super::super::outcome::{Figures, RunOutcome, curve, ms, quantile_ms};
 use super::super::plan::{ObjectGroup, Plan};
 use super::super::process::own_cpu;
 use super::super::session::{Session, mib, since};
 use super::super::tally::histogram;
-use super::super::words::Storm;
 use base::Tasks;
-use probe::{self, Ask, LinkError, OpenedLink, Sender, Target, WatchProtocol, Windows};
+use probe::{self, EstablishedConnection, LinkError, RequestSpec, Sender, Target, WatchProtocol, Windows};
 
 /// How many bytes are kept of responses that are only counted.
 const KEPT_BYTES: usize = 0;
 
 /// The state that all senders share.
-struct Calls {
+struct StormState {
     target: Target,
     protocol: WatchProtocol,
     windows: Windows,
@@ -30,10 +30,10 @@ struct Calls {
     /// The number of requests still to be sent; `u64::MAX` if only time limits them.
     left: AtomicU64,
     number: AtomicU64,
-    record: Mutex<Record>,
+    record: Mutex<StormRecord>,
 }
 
-struct Record {
+struct StormRecord {
     took: hdrhistogram::Histogram<u64>,
     bytes: u64,
     refused: u64,
@@ -41,7 +41,7 @@ struct Record {
     complaint: Option<String>,
 }
 
-impl Calls {
+impl StormState {
     fn new(plan: &Plan, target: &Target, objects: &WorkloadObjects) -> Arc<Self> {
         let kind = plan.kinds().swap_remove(0);
         let accept = if plan.storm == Some(Storm::List) { kind.encoding.of_list() } else { "application/json" };
@@ -54,7 +54,7 @@ impl Calls {
             accept,
             left: AtomicU64::new(if plan.requests == 0 { u64::MAX } else { plan.requests as u64 }),
             number: AtomicU64::new(0),
-            record: Mutex::new(Record { took: histogram(), bytes: 0, refused: 0, broken: 0, complaint: None }),
+            record: Mutex::new(StormRecord { took: histogram(), bytes: 0, refused: 0, broken: 0, complaint: None }),
         })
     }
 
@@ -72,7 +72,7 @@ impl Calls {
     /// Runs one connection until all requests are sent or it ends.
     async fn connection(&self, in_flight: usize) {
         match probe::open(&self.target, self.protocol, self.windows).await {
-            Ok(OpenedLink { sender, mut driver, .. }) => {
+            Ok(EstablishedConnection { sender, mut driver, .. }) => {
                 let callers = (0..in_flight).map(|_| self.call(&sender));
                 let calling = futures_util::future::join_all(callers);
                 tokio::select! {
@@ -114,7 +114,7 @@ impl Calls {
     async fn one(&self, sender: &Sender) -> Result<(http::StatusCode, u64), LinkError> {
         let number = usize::try_from(self.number.fetch_add(1, Ordering::Relaxed)).unwrap_or(0);
         let path = self.objects.question(&self.kind, number);
-        let mut answer = sender.get(&self.target, &Ask::get(&path, self.accept)).await?;
+        let mut answer = sender.get(&self.target, &RequestSpec::get(&path, self.accept)).await?;
         let (_, bytes) = answer.body.read(KEPT_BYTES).await?;
         Ok((answer.status, bytes))
     }
@@ -138,9 +138,9 @@ impl Calls {
 /// Runs a storm: a number of LISTs, or GETs for a time.
 pub(in super::super) async fn run(session: &Session<'_>, outcome: &mut RunOutcome) -> Result<(), BenchError> {
     let plan = session.plan;
-    let calls = Calls::new(plan, session.target, session.objects);
+    let calls = StormState::new(plan, session.target, session.objects);
     // The server's work for its first reader must not count as the cost of a request.
-    let first = Calls::new(&Plan { requests: 1, ..plan.clone() }, session.target, session.objects);
+    let first = StormState::new(&Plan { requests: 1, ..plan.clone() }, session.target, session.objects);
     first.connection(1).await;
     let complaint = first.record.lock().complaint.clone();
     if first.answered() == 0 {
@@ -169,7 +169,7 @@ pub(in super::super) async fn run(session: &Session<'_>, outcome: &mut RunOutcom
     Ok(())
 }
 
-fn put(figures: &mut Figures, record: &Record, seconds: f64, spent: Option<Duration>) {
+fn put(figures: &mut Figures, record: &StormRecord, seconds: f64, spent: Option<Duration>) {
     let answered = record.took.len() as f64;
     figures.put("requests", answered);
     figures.put("requests_per_s", answered / seconds);
@@ -185,7 +185,7 @@ fn put(figures: &mut Figures, record: &Record, seconds: f64, spent: Option<Durat
 }
 
 /// Waits until every request has a response, or the time is up.
-async fn wait(session: &Session<'_>, calls: &Calls) {
+async fn wait(session: &Session<'_>, calls: &StormState) {
     let plan = session.plan;
     let wanted = if plan.requests == 0 { u64::MAX } else { plan.requests as u64 };
     let longest = if plan.requests == 0 { plan.seconds } else { plan.patience };

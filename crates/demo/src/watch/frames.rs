@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::super::form::Form;
 use super::super::kinds::KINDS;
 use super::super::object::StoredObject;
+use super::super::response_form::Form;
 use super::super::selector::ObjectSelector;
 use super::super::store::{StoreEvent, StoreEventType, frame};
 use super::super::table::{self, IncludeObject};

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
-use base::PagePlace;
+use base::PageAddress;
 use kube_fanout::config::one_kubeconfig;
 
 /// Inspect running kube-fanout proxies: status, clients and decisions.
@@ -74,7 +74,7 @@ pub enum FanoutVerb {
         server: ServerArguments,
         /// Output format
         #[arg(long, short, value_name = "FORMAT", default_value = "text")]
-        output: OutputForm,
+        output: OutputFormat,
     },
     /// Watch a resource through a proxy and print one line per event
     Tail {
@@ -99,7 +99,7 @@ pub enum FanoutVerb {
         server: ServerArguments,
         /// Output format; json prints the frames unchanged
         #[arg(long, short, value_name = "FORMAT", default_value = "text")]
-        output: OutputForm,
+        output: OutputFormat,
     },
 }
 
@@ -123,7 +123,7 @@ pub struct AdminArguments {
     pub token_file: Option<PathBuf>,
     /// Output format
     #[arg(long, short, value_name = "FORMAT", default_value = "text")]
-    pub output: OutputForm,
+    pub output: OutputFormat,
 }
 
 /// The client address of a proxy, and the credentials to use there.
@@ -148,7 +148,7 @@ pub struct ServerArguments {
 
 /// Output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum OutputForm {
+pub enum OutputFormat {
     /// Text for people
     Text,
     /// JSON for programs
@@ -160,8 +160,8 @@ impl AdminArguments {
     ///
     /// # Errors
     /// An address that is none.
-    pub fn places(&self) -> Result<Vec<(String, PagePlace)>, String> {
-        self.address.iter().map(|text| Ok((text.clone(), PagePlace::parse(text)?.0))).collect()
+    pub fn places(&self) -> Result<Vec<(String, PageAddress)>, String> {
+        self.address.iter().map(|text| Ok((text.clone(), PageAddress::parse(text)?.0))).collect()
     }
 }
 

@@ -8,15 +8,15 @@ use tokio_util::sync::CancellationToken;
 
 use crate::arguments::BenchArguments;
 use bench::{
-    BenchError, BenchOrder, PlanProblems, ProgressLine, SCENARIOS, Scenario, Side, TargetCredentials, WatchProtocol,
-    html, render, run,
+    BenchError, BenchOptions, MeasuredServer, PlanProblems, ProgressLine, SCENARIOS, Scenario, TargetCredentials,
+    WatchProtocol, html, render, run,
 };
 use kube_fanout::app::raise_open_files;
 
 /// An order, and where its results go.
 #[derive(Debug)]
 pub struct Bench {
-    order: BenchOrder,
+    order: BenchOptions,
     json: Option<PathBuf>,
     report: Option<PathBuf>,
 }
@@ -80,7 +80,7 @@ impl Bench {
         let about = scenario.about().to_owned();
         let name = if scenario.name.is_empty() { "bench".to_owned() } else { scenario.name };
         let (rounds, keep) = (arguments.rounds, arguments.keep);
-        let order = BenchOrder { scenario: name, about, variants, sides, write, credentials, rounds, keep, command };
+        let order = BenchOptions { scenario: name, about, variants, sides, write, credentials, rounds, keep, command };
         Ok(Self { order, json: arguments.json, report: arguments.report })
     }
 
@@ -141,7 +141,7 @@ fn scenario(named: Option<&str>) -> Result<Scenario, PlanProblems> {
     Scenario::parse(&name, &text)
 }
 
-fn sides(arguments: &BenchArguments, problems: &mut Vec<String>) -> Vec<Side> {
+fn sides(arguments: &BenchArguments, problems: &mut Vec<String>) -> Vec<MeasuredServer> {
     let urls: Vec<_> = arguments.compare.iter().chain(&arguments.target).cloned().collect();
     let pids: Vec<_> = arguments.pids.iter().chain(&arguments.pid).copied().collect();
     let names = match (arguments.names.len(), urls.len()) {
@@ -163,7 +163,7 @@ fn sides(arguments: &BenchArguments, problems: &mut Vec<String>) -> Vec<Side> {
             problems.push(format!("{what}: {count} given for {} servers", urls.len()));
         }
     }
-    let side = |(n, url): (usize, String)| Side {
+    let side = |(n, url): (usize, String)| MeasuredServer {
         name: names.get(n).cloned().unwrap_or_default(),
         url,
         protocol: protocols.get(n).copied().flatten(),

@@ -12,8 +12,8 @@ use tokio_util::sync::CancellationToken;
 
 use bench::{Fleet, Plan, TargetCredentials, TargetError, WatchCounts};
 use demo::{LiveFigures, LiveView, Options, RunningUpstream, Summary, upstream};
-use kube_fanout::app::{Bound, StartError, TaskLost};
-use kube_fanout::config::Serve;
+use kube_fanout::app::{BoundApp, StartError, TaskLost};
+use kube_fanout::config::ServeSettings;
 use kube_fanout::upstream::CredentialSource;
 
 /// Why the demo cannot run.
@@ -41,7 +41,7 @@ const WATCHES_PER_CONNECTION: usize = 100;
 const PODS: &str = "pods";
 
 /// A running demo: its upstream, its watches, and what the view starts to count from.
-struct Scene {
+struct RunningDemo {
     up: RunningUpstream,
     fleet: Fleet,
     options: Options,
@@ -68,8 +68,9 @@ pub fn run(options: Options, shutdown: BoxFuture<'static, ()>) -> LocalBoxFuture
 async fn run_until(options: Options, shutdown: BoxFuture<'_, ()>) -> Result<(), DemoError> {
     let up = upstream().pods(options.pods as usize).rate(options.rate).try_run().await.map_err(DemoError::Upstream)?;
     let uri = up.url().parse().expect("the demo upstream's address is a URL");
-    let config = Serve { drain: Duration::from_secs(2), ..Serve::in_front_of(CredentialSource::Anonymous(uri)) };
-    let bound = Bound::bind(config).await?;
+    let config =
+        ServeSettings { drain: Duration::from_secs(2), ..ServeSettings::in_front_of(CredentialSource::Anonymous(uri)) };
+    let bound = BoundApp::bind(config).await?;
     let address = bound.addresses().into_iter().next().expect("one listener was asked for");
     let admin = bound.admin_address().unwrap_or_default();
     let stop = CancellationToken::new();
@@ -104,7 +105,7 @@ async fn show(
         () = &mut shutdown => false,
     };
     let (started, first_events, joined) = (Instant::now(), up.events(PODS), fleet.counts());
-    let scene = Scene { up, fleet, options, started, is_whole, first_events, joined };
+    let scene = RunningDemo { up, fleet, options, started, is_whole, first_events, joined };
     let mut view = LiveView::open();
     let summary = scene.play(&mut view, shutdown).await;
     scene.fleet.stop().await;
@@ -131,7 +132,7 @@ fn introduce(options: Options, address: &str, admin: &str) -> std::io::Result<()
     out.flush()
 }
 
-impl Scene {
+impl RunningDemo {
     /// Lets the pods change and redraws once a second, until the time is up or `shutdown` completes; sums up.
     async fn play(&self, view: &mut LiveView, shutdown: impl Future<Output = ()> + Unpin) -> Summary {
         self.fleet.open_window();

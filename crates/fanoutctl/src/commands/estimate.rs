@@ -5,14 +5,14 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 
 use crate::arguments::EstimateArguments;
-use crate::estimate::{Estimate, EstimateOrder, EstimateRow, estimate};
+use crate::estimate::{Estimate, EstimateOptions, EstimateRow, estimate};
 
 /// Reads the log and formats the estimate.
 ///
 /// # Errors
 /// The log cannot be read, or has no completed request.
 pub fn run(arguments: &EstimateArguments) -> Result<String, String> {
-    let order = EstimateOrder {
+    let order = EstimateOptions {
         proxies: arguments.proxies.max(1),
         sensitive: arguments.cache_sensitive.iter().cloned().collect(),
     };

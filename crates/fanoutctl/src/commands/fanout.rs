@@ -4,14 +4,14 @@ use std::io::IsTerminal as _;
 
 use futures_util::future::LocalBoxFuture;
 
-use crate::arguments::{AdminArguments, FanoutVerb, OutputForm, ServerArguments, terminal_colours};
+use crate::arguments::{AdminArguments, FanoutVerb, OutputFormat, ServerArguments, terminal_colours};
 use crate::inspect::{
-    AskedProxy, DiffOrder, ExplainOrder, Findings, Forward, InspectError, PodsOrder, ServerReach, TailOrder, TopForm,
-    TopOrder, diff, explain, forward, status, tail, top,
+    DiffOptions, ExplainOptions, Forward, InspectError, InspectReport, PodSelection, ProxyTarget, ServerOptions,
+    TailOptions, TopOptions, TopOutput, diff, explain, forward, status, tail, top,
 };
 
 /// The output, and whether the exit code is 0.
-pub struct Printed {
+pub struct CommandOutput {
     pub text: String,
     pub is_well: bool,
 }
@@ -21,11 +21,11 @@ pub struct Printed {
 /// # Errors
 /// Why there is no result.
 #[inline(never)]
-pub fn ask(verb: FanoutVerb) -> LocalBoxFuture<'static, Result<Printed, String>> {
+pub fn ask(verb: FanoutVerb) -> LocalBoxFuture<'static, Result<CommandOutput, String>> {
     Box::pin(async move { asked(verb).await })
 }
 
-async fn asked(verb: FanoutVerb) -> Result<Printed, String> {
+async fn asked(verb: FanoutVerb) -> Result<CommandOutput, String> {
     let wrong = |error: InspectError| error.to_string();
     match verb {
         FanoutVerb::State(admin) => {
@@ -35,52 +35,52 @@ async fn asked(verb: FanoutVerb) -> Result<Printed, String> {
         FanoutVerb::Top { admin, every, times } => {
             let is_terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
             let form = match terminal_colours() {
-                Some(has_colours) if is_terminal && times.is_none() && admin.output == OutputForm::Text => {
-                    TopForm::Screen { has_colours }
+                Some(has_colours) if is_terminal && times.is_none() && admin.output == OutputFormat::Text => {
+                    TopOutput::Screen { has_colours }
                 }
-                _ => TopForm::Text,
+                _ => TopOutput::Text,
             };
-            let order = TopOrder { every, times, form };
+            let order = TopOptions { every, times, form };
             let (proxies, _held) = proxies(&admin).await?;
             top(&proxies, &order).await.map_err(wrong)?;
-            Ok(Printed { text: String::new(), is_well: true })
+            Ok(CommandOutput { text: String::new(), is_well: true })
         }
         FanoutVerb::Explain { admin, user, agent, resource, limit } => {
-            let order = ExplainOrder { user, agent, resource, limit };
+            let order = ExplainOptions { user, agent, resource, limit };
             let (proxies, _held) = proxies(&admin).await?;
             Ok(told(explain(&proxies, &order).await.map_err(wrong)?, admin.output))
         }
         FanoutVerb::Diff { resource, namespace, upstream, server, output } => {
             let (proxy, upstream) = (reach(&server, Some(server.proxy.clone()))?, reach(&server, upstream)?);
-            let order = DiffOrder { resource, namespace, proxy, upstream };
+            let order = DiffOptions { resource, namespace, proxy, upstream };
             Ok(told(diff(&order).await.map_err(wrong)?, output))
         }
         FanoutVerb::Tail { resource, namespace, selector, field_selector, from, seconds, server, output } => {
             let proxy = reach(&server, Some(server.proxy.clone()))?;
-            let json = output == OutputForm::Json;
+            let json = output == OutputFormat::Json;
             let (labels, fields) = (selector, field_selector);
-            tail(&TailOrder { resource, namespace, labels, fields, from, seconds, proxy, json })
+            tail(&TailOptions { resource, namespace, labels, fields, from, seconds, proxy, json })
                 .await
                 .map_err(wrong)?;
-            Ok(Printed { text: String::new(), is_well: true })
+            Ok(CommandOutput { text: String::new(), is_well: true })
         }
     }
 }
 
-fn told(findings: Findings, output: OutputForm) -> Printed {
-    let Findings { text, json, is_well } = findings;
-    let text = if output == OutputForm::Json { format!("{json:#}\n") } else { text };
-    Printed { text, is_well }
+fn told(findings: InspectReport, output: OutputFormat) -> CommandOutput {
+    let InspectReport { text, json, is_well } = findings;
+    let text = if output == OutputFormat::Json { format!("{json:#}\n") } else { text };
+    CommandOutput { text, is_well }
 }
 
-async fn proxies(admin: &AdminArguments) -> Result<(Vec<AskedProxy>, Vec<Forward>), String> {
+async fn proxies(admin: &AdminArguments) -> Result<(Vec<ProxyTarget>, Vec<Forward>), String> {
     let read = |path: &std::path::PathBuf| {
         let token = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
         Ok::<_, String>(token.trim().to_owned())
     };
     let token = admin.token_file.as_ref().map(read).transpose()?;
     if let Some(selector) = admin.pods.clone() {
-        let order = PodsOrder { selector, namespace: admin.namespace.clone(), port: admin.pod_port, token };
+        let order = PodSelection { selector, namespace: admin.namespace.clone(), port: admin.pod_port, token };
         return Ok(forward(&order).await.map_err(|error| error.to_string())?.into_iter().unzip());
     }
     let places = admin.places()?;
@@ -89,12 +89,12 @@ async fn proxies(admin: &AdminArguments) -> Result<(Vec<AskedProxy>, Vec<Forward
             "{name}: --token-file would be sent without TLS; use a port-forward, --pods or a unix socket"
         ));
     }
-    let asked = |(name, place)| AskedProxy { name, place, token: token.clone() };
+    let asked = |(name, place)| ProxyTarget { name, place, token: token.clone() };
     Ok((places.into_iter().map(asked).collect(), Vec::new()))
 }
 
-fn reach(server: &ServerArguments, url: Option<String>) -> Result<ServerReach, String> {
-    Ok(ServerReach {
+fn reach(server: &ServerArguments, url: Option<String>) -> Result<ServerOptions, String> {
+    Ok(ServerOptions {
         url,
         kubeconfig: server.kubeconfig()?,
         ca: server.ca.clone(),

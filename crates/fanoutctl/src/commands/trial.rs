@@ -2,8 +2,8 @@
 //! line each second with delivered and lost events.
 
 mod note;
-mod plane;
-mod scene;
+mod setup;
+mod upstream;
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::PathBuf;
@@ -13,9 +13,9 @@ use futures_util::future::{BoxFuture, LocalBoxFuture};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use crate::arguments::TryArguments;
-use crate::trial::{CrowdCounts, InformerCrowd, PressedKeys, Script, TrialAction, TrialError, Writers, until};
+use crate::trial::{InformerFleet, InformerFleetCounts, PressedKeys, Script, TrialAction, TrialError, Writers, until};
 use kube_fanout::app::raise_open_files;
-use scene::{Servers, TrialScene};
+use setup::{Servers, TrialSetup};
 
 /// A trial that is to be made.
 #[derive(Debug)]
@@ -65,12 +65,12 @@ impl Trial {
     async fn run_until(self, mut shutdown: BoxFuture<'static, ()>) -> Result<TrialVerdict, TrialError> {
         raise_open_files();
         let scene = tokio::select! {
-            scene = TrialScene::set(&self.arguments, &self.program) => scene?,
+            scene = TrialSetup::set(&self.arguments, &self.program) => scene?,
             () = &mut shutdown => return Err(TrialError::of("the trial", "interrupted before it started")),
         };
-        let TrialScene { servers, writers, crowd, admin_page, dir } = scene;
+        let TrialSetup { servers, writers, crowd, admin_page, dir } = scene;
         let mut playing =
-            Playing { servers: Some(servers), writers, crowd, line: LiveLine::default(), actions: [0; 2] };
+            RunningTrial { servers: Some(servers), writers, crowd, line: StatusLine::default(), actions: [0; 2] };
         let played = playing.play(self.script, &admin_page, shutdown).await;
         let told = match played {
             Ok(()) => playing.verdict().await,
@@ -86,20 +86,20 @@ impl Trial {
 }
 
 /// A trial that is under way.
-struct Playing {
+struct RunningTrial {
     /// Not here while one of them is being killed and started again.
     servers: Option<Servers>,
     writers: Writers,
-    crowd: InformerCrowd,
-    line: LiveLine,
+    crowd: InformerFleet,
+    line: StatusLine,
     /// How many times the apiserver and the proxy were killed.
     actions: [u32; 2],
 }
 
 /// The end of an action: the servers, and what went wrong.
-type Done = (Servers, Result<(), TrialError>);
+type ActionResult = (Servers, Result<(), TrialError>);
 
-impl Playing {
+impl RunningTrial {
     async fn play(
         &mut self,
         mut script: Script,
@@ -116,7 +116,7 @@ impl Playing {
         introduce(page, keys.is_some()).map_err(output)?;
         let (began, mut ticks) = (Instant::now(), interval(REDRAW));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-        let mut doing: Option<LocalBoxFuture<'static, Done>> = None;
+        let mut doing: Option<LocalBoxFuture<'static, ActionResult>> = None;
         loop {
             let due = script.next_at().map(|at| began + at);
             let action = tokio::select! {
@@ -159,7 +159,7 @@ impl Playing {
     }
 
     /// Waits for what is being done.
-    async fn settle(&mut self, doing: Option<LocalBoxFuture<'static, Done>>) -> Result<(), TrialError> {
+    async fn settle(&mut self, doing: Option<LocalBoxFuture<'static, ActionResult>>) -> Result<(), TrialError> {
         if let Some(doing) = doing {
             let (servers, done) = doing.await;
             self.servers = Some(servers);
@@ -196,7 +196,7 @@ impl Playing {
 }
 
 /// The end of what is being done; nothing ends if nothing is.
-async fn finished(doing: &mut Option<LocalBoxFuture<'static, Done>>) -> Done {
+async fn finished(doing: &mut Option<LocalBoxFuture<'static, ActionResult>>) -> ActionResult {
     match doing {
         Some(doing) => doing.await,
         None => std::future::pending().await,
@@ -222,8 +222,8 @@ fn introduce(page: &str, has_keys: bool) -> io::Result<()> {
     out.flush()
 }
 
-fn summary(counts: &CrowdCounts, written: u64, [apiserver, proxy]: [u32; 2]) -> String {
-    let CrowdCounts { informers, delivered, lost, wrong, relists, behind, .. } = *counts;
+fn summary(counts: &InformerFleetCounts, written: u64, [apiserver, proxy]: [u32; 2]) -> String {
+    let InformerFleetCounts { informers, delivered, lost, wrong, relists, behind, .. } = *counts;
     let late = if behind > 0 {
         format!("{behind} informers did not receive the last change in time.\n")
     } else {
@@ -254,12 +254,12 @@ fn times(count: u32) -> String {
 
 /// A line that is redrawn in a terminal, and printed again elsewhere.
 #[derive(Debug)]
-struct LiveLine {
+struct StatusLine {
     is_terminal: bool,
     last: Option<(Duration, u64)>,
 }
 
-impl Default for LiveLine {
+impl Default for StatusLine {
     fn default() -> Self {
         Self { is_terminal: io::stdout().is_terminal(), last: None }
     }
@@ -268,9 +268,9 @@ impl Default for LiveLine {
 /// Moves to the start of the line and erases it.
 const AGAIN: &str = "\r\x1b[K";
 
-impl LiveLine {
-    fn draw(&mut self, elapsed: Duration, counts: &CrowdCounts) -> io::Result<()> {
-        let CrowdCounts { informers, streams_open, delivered, lost, wrong, relists, behind, .. } = *counts;
+impl StatusLine {
+    fn draw(&mut self, elapsed: Duration, counts: &InformerFleetCounts) -> io::Result<()> {
+        let InformerFleetCounts { informers, streams_open, delivered, lost, wrong, relists, behind, .. } = *counts;
         let (before, had) = self.last.replace((elapsed, delivered)).unwrap_or((Duration::ZERO, delivered));
         let per_second = delivered.saturating_sub(had) as f64 / elapsed.saturating_sub(before).as_secs_f64().max(0.001);
         let mut out = io::stdout().lock();

@@ -12,8 +12,8 @@ use crate::arguments::{JudgeCommand, VerifyArguments};
 use kube_fanout::app::raise_open_files;
 use probe::{ProgressLine, TargetCredentials};
 use verify::{
-    AlsoOrder, Counts, EtcdOrder, History, Outcome, Promise, ReadError, RecordedEncoding, Requirements, RunVerdict,
-    Transport, VerifyError, VerifyOrder, excerpt, page, run,
+    AdditionalServer, Counts, EtcdOptions, Guarantee, History, Outcome, ReadError, RecordedEncoding, Requirements,
+    RunVerdict, Transport, VerifyError, VerifyOptions, excerpt, page, run,
 };
 
 /// A run that is to be made and judged, or a record of an earlier run that is to be judged.
@@ -24,8 +24,8 @@ pub struct Verification {
 
 #[derive(Debug)]
 enum Work {
-    Run(Box<VerifyOrder>),
-    Judge(Judging),
+    Run(Box<VerifyOptions>),
+    Judge(JudgeOptions),
 }
 
 /// Why there is no verdict.
@@ -55,7 +55,7 @@ impl Verification {
         let work = match arguments.judge {
             Some(JudgeCommand::Judge { file, min_events, page }) => {
                 let (requirements, notes) = (requirements(min_events, false), Vec::new());
-                Work::Judge(Judging { record: file, requirements, page, notes })
+                Work::Judge(JudgeOptions { record: file, requirements, page, notes })
             }
             None => Work::Run(Box::new(order(arguments, command)?)),
         };
@@ -89,7 +89,7 @@ impl Verification {
                 };
                 let requirements = requirements(order.events_min, !order.faults.is_empty());
                 let page = Some(order.out.join(PAGE));
-                Judging { record: recorded.record, requirements, page, notes: recorded.notes }
+                JudgeOptions { record: recorded.record, requirements, page, notes: recorded.notes }
             }
         };
         let (outcome, text) = tokio::task::spawn_blocking(move || judging.judge()).await??;
@@ -101,7 +101,7 @@ impl Verification {
 
 /// A record that is to be judged.
 #[derive(Debug)]
-struct Judging {
+struct JudgeOptions {
     record: PathBuf,
     requirements: Requirements,
     /// Where the report's page is written, if one is wanted.
@@ -109,7 +109,7 @@ struct Judging {
     notes: Vec<String>,
 }
 
-impl Judging {
+impl JudgeOptions {
     fn judge(self) -> Result<(Outcome, String), VerificationFailure> {
         let Self { record, requirements, page: page_at, notes } = self;
         let file = |source| VerificationFailure::File { path: record.clone(), source };
@@ -131,7 +131,7 @@ impl Judging {
             put(format_args!("\nreport: {}", path.display()));
         }
         put(format_args!("record: {}", record.display()));
-        if verdict.outcome() != Outcome::Broken && !verdict.run.command.is_empty() {
+        if verdict.outcome() != Outcome::Violated && !verdict.run.command.is_empty() {
             put(format_args!("repeat with: {}", verdict.run.command));
         }
         Ok((verdict.outcome(), text))
@@ -141,21 +141,21 @@ impl Judging {
 /// Returns what must have happened in a run for its verdict to count.
 fn requirements(events_min: u64, faults: bool) -> Requirements {
     let least = Counts { events: events_min, writes: 1, faults: u64::from(faults), ..Counts::default() };
-    Requirements { least, judged: [Promise::Ordered, Promise::Reliable].into() }
+    Requirements { least, judged: [Guarantee::Ordered, Guarantee::Reliable].into() }
 }
 
 /// The servers that the truth is read from: an etcd, an apiserver, or both.
 #[derive(Default)]
-struct Truths {
-    etcd: Option<EtcdOrder>,
+struct TruthSources {
+    etcd: Option<EtcdOptions>,
     direct: Option<String>,
 }
 
-impl Truths {
+impl TruthSources {
     fn of(said: &[String], problems: &mut Vec<String>) -> Self {
         let mut truths = Self::default();
         for text in said {
-            let is_twice = match text.strip_prefix("etcd=").map(EtcdOrder::parse) {
+            let is_twice = match text.strip_prefix("etcd=").map(EtcdOptions::parse) {
                 Some(Ok(etcd)) => truths.etcd.replace(etcd).is_some(),
                 Some(Err(why)) => {
                     problems.push(format!("truth: {why}"));
@@ -174,10 +174,10 @@ impl Truths {
 /// The minimum events per second and client for a verdict; below it the run is inconclusive.
 const EVENTS_PER_CLIENT_AND_SECOND: f64 = 3.0;
 
-fn order(arguments: VerifyArguments, command: Vec<String>) -> Result<VerifyOrder, Vec<String>> {
+fn order(arguments: VerifyArguments, command: Vec<String>) -> Result<VerifyOptions, Vec<String>> {
     let mut problems = Vec::new();
     let credentials = TargetCredentials::from(arguments.credentials);
-    let Truths { mut etcd, direct } = Truths::of(&arguments.truth, &mut problems);
+    let TruthSources { mut etcd, direct } = TruthSources::of(&arguments.truth, &mut problems);
     match (&mut etcd, arguments.etcd_prefix) {
         (Some(etcd), prefix) => etcd.prefix = prefix,
         (None, Some(_)) => problems.push("etcd-prefix requires --truth etcd=URL".to_owned()),
@@ -196,7 +196,7 @@ fn order(arguments: VerifyArguments, command: Vec<String>) -> Result<VerifyOrder
     };
     let mut also = Vec::new();
     for text in &arguments.also {
-        match AlsoOrder::parse(text) {
+        match AdditionalServer::parse(text) {
             Ok(server) => also.push(server),
             Err(why) => problems.push(format!("also: {why}")),
         }
@@ -206,7 +206,7 @@ fn order(arguments: VerifyArguments, command: Vec<String>) -> Result<VerifyOrder
     let floor = EVENTS_PER_CLIENT_AND_SECOND * f64::from(arguments.clients) * arguments.duration.as_secs_f64();
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clients and seconds are few")]
     let floor = floor as u64;
-    let order = VerifyOrder {
+    let order = VerifyOptions {
         url: arguments.url.unwrap_or_default(),
         also,
         informers: arguments.informers,
@@ -292,7 +292,7 @@ mod tests {
     fn truth_accepts_at_most_one_etcd_and_one_apiserver() {
         let said = |texts: &[&str]| {
             let (mut problems, texts) = (Vec::new(), texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>());
-            let truths = Truths::of(&texts, &mut problems);
+            let truths = TruthSources::of(&texts, &mut problems);
             (truths.etcd.is_some(), truths.direct.is_some(), problems.len())
         };
         assert_eq!(said(&["etcd=http://e:2379", "https://a:6443"]), (true, true, 0));

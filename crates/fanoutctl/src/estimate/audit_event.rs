@@ -58,7 +58,7 @@ struct ResponseStatus {
 
 /// The part of a request's life that an event tells of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum AnswerStage {
+pub(super) enum AuditStage {
     /// A stream has begun.
     Started,
     Complete,
@@ -66,7 +66,7 @@ pub(super) enum AnswerStage {
 
 /// What would become of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum RequestClass {
     List,
     Watch,
     Get,
@@ -76,10 +76,10 @@ pub(super) enum Fate {
 
 impl AuditLine<'_> {
     /// `None` for what tells of no answer.
-    pub(super) fn stage(&self) -> Option<AnswerStage> {
+    pub(super) fn stage(&self) -> Option<AuditStage> {
         match &*self.stage {
-            "ResponseStarted" => Some(AnswerStage::Started),
-            "ResponseComplete" => Some(AnswerStage::Complete),
+            "ResponseStarted" => Some(AuditStage::Started),
+            "ResponseComplete" => Some(AuditStage::Complete),
             _ => None,
         }
     }
@@ -118,23 +118,23 @@ impl AuditLine<'_> {
         Some((seconds(&self.request_received_timestamp)?, seconds(&self.stage_timestamp)?))
     }
 
-    pub(super) fn fate(&self, is_held: impl Fn(&str) -> bool) -> Fate {
-        let Some(of) = &self.object_ref else { return Fate::Rest };
+    pub(super) fn fate(&self, is_held: impl Fn(&str) -> bool) -> RequestClass {
+        let Some(of) = &self.object_ref else { return RequestClass::Rest };
         let failed = self.response_status.as_ref().is_some_and(|status| status.code >= 400);
         if failed || of.resource.is_empty() || !of.subresource.is_empty() || !is_held(&self.resource()) {
-            return Fate::Rest;
+            return RequestClass::Rest;
         }
         let query = self.query();
         let version = query.first("resourceVersion").unwrap_or_default();
         match &*self.verb {
-            "watch" => Fate::Watch,
+            "watch" => RequestClass::Watch,
             // What is at one exact version is upstream's, and so is a Table, which kubectl asks for.
-            "list" if query.first("resourceVersionMatch") == Some("Exact") => Fate::Rest,
-            "list" if self.agent().starts_with("kubectl/") => Fate::Rest,
-            "list" => Fate::List,
+            "list" if query.first("resourceVersionMatch") == Some("Exact") => RequestClass::Rest,
+            "list" if self.agent().starts_with("kubectl/") => RequestClass::Rest,
+            "list" => RequestClass::List,
             // The most recent state of an object is upstream's to tell.
-            "get" if !version.is_empty() => Fate::Get,
-            _ => Fate::Rest,
+            "get" if !version.is_empty() => RequestClass::Get,
+            _ => RequestClass::Rest,
         }
     }
 

@@ -2,8 +2,8 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use serde::Serialize;
 
-use super::audit_event::{AnswerStage, AuditLine, Fate};
-use super::{Estimate, EstimateOrder};
+use super::audit_event::{AuditLine, AuditStage, RequestClass};
+use super::{Estimate, EstimateOptions};
 
 /// What one program asks of one resource.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -63,12 +63,12 @@ impl LogTally {
     }
 
     pub(super) fn add(&mut self, event: &AuditLine<'_>, sensitive: &BTreeSet<String>) {
-        let Some(stage) = event.stage().filter(|stage| *stage == AnswerStage::Complete || event.is_watch()) else {
+        let Some(stage) = event.stage().filter(|stage| *stage == AuditStage::Complete || event.is_watch()) else {
             self.other += 1;
             return;
         };
         if event.is_of_apiserver() {
-            self.of_apiserver += u64::from(stage == AnswerStage::Complete);
+            self.of_apiserver += u64::from(stage == AuditStage::Complete);
             return;
         }
         if let Some((received, reached)) = event.times() {
@@ -83,30 +83,30 @@ impl LogTally {
         }
         let is_held = |resource: &str| !SENSITIVE.contains(&resource) || sensitive.contains(resource);
         let (fate, resource) = (event.fate(is_held), event.resource());
-        let begins = !event.is_watch() || stage == AnswerStage::Started;
-        if matches!(fate, Fate::List | Fate::Watch) && begins {
+        let begins = !event.is_watch() || stage == AuditStage::Started;
+        if matches!(fate, RequestClass::List | RequestClass::Watch) && begins {
             self.read(&resource, event);
         }
         let counts = self.counts(event.agent(), resource);
         match (fate, stage) {
-            (Fate::List, _) => counts.lists += 1,
-            (Fate::Get, _) => counts.gets += 1,
-            (Fate::Watch, AnswerStage::Started) => counts.watches_begun += 1,
-            (Fate::Watch, AnswerStage::Complete) => counts.watches_ended += 1,
+            (RequestClass::List, _) => counts.lists += 1,
+            (RequestClass::Get, _) => counts.gets += 1,
+            (RequestClass::Watch, AuditStage::Started) => counts.watches_begun += 1,
+            (RequestClass::Watch, AuditStage::Complete) => counts.watches_ended += 1,
             // A watch that fails, or is upstream's, is counted by its end.
-            (Fate::Rest, AnswerStage::Complete) => counts.rest += 1,
-            (Fate::Rest, AnswerStage::Started) => {}
+            (RequestClass::Rest, AuditStage::Complete) => counts.rest += 1,
+            (RequestClass::Rest, AuditStage::Started) => {}
         }
     }
 
     /// Notes how long a watch was open. One whose end is not in the log is open to the end of the log.
-    fn watch(&mut self, event: &AuditLine<'_>, stage: AnswerStage, (received, reached): (f64, f64)) {
+    fn watch(&mut self, event: &AuditLine<'_>, stage: AuditStage, (received, reached): (f64, f64)) {
         match stage {
-            AnswerStage::Started if self.open.len() < OPEN_WATCHES_MAX => {
+            AuditStage::Started if self.open.len() < OPEN_WATCHES_MAX => {
                 self.open.insert(event.audit_id().to_owned(), received);
             }
-            AnswerStage::Started => {}
-            AnswerStage::Complete => {
+            AuditStage::Started => {}
+            AuditStage::Complete => {
                 self.open.remove(event.audit_id());
                 self.closed.push((received, reached));
                 if self.closed.len() >= CLOSED_WATCHES_MAX {
@@ -151,7 +151,7 @@ impl LogTally {
         self.rows.entry(key).or_default()
     }
 
-    pub(super) fn estimate(mut self, order: &EstimateOrder) -> Estimate {
+    pub(super) fn estimate(mut self, order: &EstimateOptions) -> Estimate {
         self.fold_closed();
         let (first, last) = (self.first.unwrap_or(self.last), self.last);
         let open = self.open.values().map(|began| last - began.max(first)).sum::<f64>();

@@ -5,24 +5,24 @@ use serde_json::Value;
 use tokio::time::timeout;
 
 use super::InspectError;
-use base::PagePlace;
+use base::PageAddress;
 
 /// A running proxy, and the token for its pages.
 #[derive(Clone)]
-pub struct AskedProxy {
+pub struct ProxyTarget {
     /// Its name in the output.
     pub name: String,
-    pub place: PagePlace,
+    pub place: PageAddress,
     /// For pages that show clients.
     pub token: Option<String>,
 }
 
 /// A page, or the refusal.
-pub(super) type PageResult = Result<String, NotShown>;
+pub(super) type PageResult = Result<String, PageRefusal>;
 
 /// The response of a proxy that refuses a page.
 #[derive(Debug, Clone)]
-pub(super) struct NotShown {
+pub(super) struct PageRefusal {
     pub(super) status: StatusCode,
     pub(super) why: String,
 }
@@ -32,7 +32,7 @@ const PAGE_BYTES_MAX: usize = 64 << 20;
 /// Timeout of a page.
 const PAGE_MAX: Duration = Duration::from_secs(15);
 
-impl AskedProxy {
+impl ProxyTarget {
     /// The page at this path.
     pub(super) async fn page(&self, path: &str) -> Result<PageResult, InspectError> {
         let asking = self.place.read(path, self.token.as_deref(), PAGE_BYTES_MAX);
@@ -43,14 +43,14 @@ impl AskedProxy {
             {
                 Ok(Ok(text))
             }
-            Ok(Ok((status, text))) => Ok(Err(NotShown { status, why: text.trim().to_owned() })),
+            Ok(Ok((status, text))) => Ok(Err(PageRefusal { status, why: text.trim().to_owned() })),
             Ok(Err(why)) => Err(InspectError::of(&self.name, why)),
             Err(_) => Err(InspectError::of(&self.name, "timeout")),
         }
     }
 
     /// A page that is JSON.
-    pub(super) async fn json(&self, path: &str) -> Result<Result<Value, NotShown>, InspectError> {
+    pub(super) async fn json(&self, path: &str) -> Result<Result<Value, PageRefusal>, InspectError> {
         let text = match self.page(path).await? {
             Ok(text) => text,
             Err(not) => return Ok(Err(not)),

@@ -10,18 +10,18 @@ use serde_json::{Value, json};
 
 use super::explain::escaped;
 use super::reasons::meaning;
-use super::server::{ReachedServer, ServerReach};
+use super::server::{ServerConnection, ServerOptions};
 use super::table::{grouped, printable};
-use super::{Findings, InspectError, resource};
+use super::{InspectError, InspectReport, resource};
 
 /// What to compare, and where.
 #[derive(Debug, Clone)]
-pub struct DiffOrder {
+pub struct DiffOptions {
     pub resource: String,
     pub namespace: Option<String>,
     /// The address of the proxy that clients have.
-    pub proxy: ServerReach,
-    pub upstream: ServerReach,
+    pub proxy: ServerOptions,
+    pub upstream: ServerOptions,
 }
 
 /// A page of a list; only the compared fields are read.
@@ -59,11 +59,11 @@ struct ObjectMetadata {
 /// A collection at one resourceVersion: for each key the version of the object, and a hash of its bytes.
 struct Collection {
     version: String,
-    objects: BTreeMap<String, Held>,
+    objects: BTreeMap<String, ObjectDigest>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Held {
+struct ObjectDigest {
     version: String,
     bytes: usize,
     hash: u64,
@@ -79,8 +79,8 @@ const JSON: &str = "application/json";
 ///
 /// # Errors
 /// A request fails, or the proxy does not serve this list from its cache.
-pub async fn diff(order: &DiffOrder) -> Result<Findings, InspectError> {
-    let (proxy, upstream) = (ReachedServer::at(&order.proxy).await?, ReachedServer::at(&order.upstream).await?);
+pub async fn diff(order: &DiffOptions) -> Result<InspectReport, InspectError> {
+    let (proxy, upstream) = (ServerConnection::at(&order.proxy).await?, ServerConnection::at(&order.upstream).await?);
     let path = resource::path(&upstream, &order.resource, order.namespace.as_deref()).await?;
     let hasher = RandomState::new();
     let ours = list(&proxy, &path, "", &hasher, true).await?;
@@ -90,7 +90,7 @@ pub async fn diff(order: &DiffOrder) -> Result<Findings, InspectError> {
 }
 
 async fn list(
-    server: &ReachedServer,
+    server: &ServerConnection,
     path: &str,
     at: &str,
     hasher: &RandomState,
@@ -114,7 +114,7 @@ async fn list(
             let object: Object = serde_json::from_str(text).map_err(|error| InspectError::of(&what, error))?;
             let ObjectMetadata { namespace, name, resource_version } = object.metadata;
             let key = if namespace.is_empty() { name } else { format!("{namespace}/{name}") };
-            let held = Held { version: resource_version, bytes: text.len(), hash: hasher.hash_one(text) };
+            let held = ObjectDigest { version: resource_version, bytes: text.len(), hash: hasher.hash_one(text) };
             collection.objects.insert(key, held);
         }
         collection.version = page.metadata.resource_version;
@@ -125,7 +125,7 @@ async fn list(
     }
 }
 
-fn compared(order: &DiffOrder, ours: &Collection, theirs: &Collection) -> Findings {
+fn compared(order: &DiffOptions, ours: &Collection, theirs: &Collection) -> InspectReport {
     let (mut lines, mut found) = (Vec::new(), Vec::new());
     let mut differs = |key: &str, what: &str, text: String| {
         lines.push(format!("  {}: {text}", printable(key)));
@@ -178,5 +178,5 @@ fn compared(order: &DiffOrder, ours: &Collection, theirs: &Collection) -> Findin
         "resource": order.resource, "resourceVersion": ours.version, "objects": ours.objects.len(), "bytes": bytes,
         "differences": found,
     });
-    Findings { text, json, is_well: count == 0 }
+    InspectReport { text, json, is_well: count == 0 }
 }

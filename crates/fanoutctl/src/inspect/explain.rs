@@ -5,11 +5,11 @@ use serde_json::{Value, json};
 use super::reasons::{meaning, refusal};
 use super::rows::place;
 use super::table::{bytes, grouped, printable, seconds};
-use super::{AskedProxy, Findings, InspectError};
+use super::{InspectError, InspectReport, ProxyTarget};
 
 /// Which watches and requests to explain; without a filter, all of them.
 #[derive(Debug, Clone, Default)]
-pub struct ExplainOrder {
+pub struct ExplainOptions {
     pub user: Option<String>,
     pub agent: Option<String>,
     pub resource: Option<String>,
@@ -21,7 +21,7 @@ pub struct ExplainOrder {
 ///
 /// # Errors
 /// A proxy does not respond, or does not show its clients.
-pub async fn explain(proxies: &[AskedProxy], order: &ExplainOrder) -> Result<Findings, InspectError> {
+pub async fn explain(proxies: &[ProxyTarget], order: &ExplainOptions) -> Result<InspectReport, InspectError> {
     let query = order.query();
     let (mut text, mut found) = (String::new(), Vec::new());
     for proxy in proxies {
@@ -40,10 +40,10 @@ pub async fn explain(proxies: &[AskedProxy], order: &ExplainOrder) -> Result<Fin
         write(&mut text, &watches, &recent);
         found.push(json!({"proxy": proxy.name, "watches": watches, "recent": recent}));
     }
-    Ok(Findings { text, json: found.into(), is_well: true })
+    Ok(InspectReport { text, json: found.into(), is_well: true })
 }
 
-impl ExplainOrder {
+impl ExplainOptions {
     fn query(&self) -> String {
         let mut query = format!("limit={}", self.limit);
         for (name, part) in [("user", &self.user), ("agent", &self.agent), ("resource", &self.resource)] {
@@ -144,7 +144,8 @@ mod tests {
 
     #[test]
     fn filter_text_is_percent_encoded() {
-        let order = ExplainOrder { agent: Some("kubectl/v1 (a&b)".to_owned()), limit: 7, ..ExplainOrder::default() };
+        let order =
+            ExplainOptions { agent: Some("kubectl/v1 (a&b)".to_owned()), limit: 7, ..ExplainOptions::default() };
         assert_eq!(order.query(), "limit=7&agent=kubectl%2Fv1%20%28a%26b%29");
     }
 

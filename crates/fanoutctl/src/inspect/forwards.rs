@@ -10,13 +10,13 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader, copy, sink};
 use tokio::process::{Child, ChildStderr, ChildStdout, Command};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{AskedProxy, InspectError};
-use base::PagePlace;
+use super::{InspectError, ProxyTarget};
+use base::PageAddress;
 use base::{Backoff, Tasks};
 
 /// Pods, and where in them the admin pages are.
 #[derive(Debug, Clone)]
-pub struct PodsOrder {
+pub struct PodSelection {
     pub selector: String,
     /// kubectl's own without it.
     pub namespace: Option<String>,
@@ -50,7 +50,7 @@ const AT_ONCE: usize = 8;
 ///
 /// # Errors
 /// kubectl cannot be run, finds no pod, or cannot forward to one.
-pub async fn forward(order: &PodsOrder) -> Result<Vec<(AskedProxy, Forward)>, InspectError> {
+pub async fn forward(order: &PodSelection) -> Result<Vec<(ProxyTarget, Forward)>, InspectError> {
     let mut get = order.kubectl();
     get.args(["get", "pods", "-o", "name", "--field-selector=status.phase=Running", "-l", &order.selector]);
     let output = get.output().await.map_err(|error| InspectError::of(KUBECTL, error))?;
@@ -65,13 +65,13 @@ pub async fn forward(order: &PodsOrder) -> Result<Vec<(AskedProxy, Forward)>, In
     let forwards = pods.into_iter().map(async |pod| {
         let forward = timeout(FORWARD_MAX, order.to(&pod)).await;
         let (forward, port) = forward.map_err(|_| InspectError::of(&pod, "timeout of the port-forward"))??;
-        let place = PagePlace::Tcp(format!("127.0.0.1:{port}"));
-        Ok((AskedProxy { name: pod, place, token: order.token.clone() }, forward))
+        let place = PageAddress::Tcp(format!("127.0.0.1:{port}"));
+        Ok((ProxyTarget { name: pod, place, token: order.token.clone() }, forward))
     });
     stream::iter(forwards).buffered(AT_ONCE).try_collect().await
 }
 
-impl PodsOrder {
+impl PodSelection {
     fn kubectl(&self) -> Command {
         let mut command = Command::new(KUBECTL);
         if let Some(namespace) = &self.namespace {

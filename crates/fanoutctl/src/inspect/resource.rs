@@ -1,10 +1,14 @@
 use serde_json::Value;
 
 use super::InspectError;
-use super::server::ReachedServer;
+use super::server::ServerConnection;
 
 /// The path of a collection by a short name: `pods`, `deployments.apps`, `widgets.v1.example.com`.
-pub(super) async fn path(server: &ReachedServer, name: &str, namespace: Option<&str>) -> Result<String, InspectError> {
+pub(super) async fn path(
+    server: &ServerConnection,
+    name: &str,
+    namespace: Option<&str>,
+) -> Result<String, InspectError> {
     let (plural, rest) = name.split_once('.').unwrap_or((name, ""));
     let within = namespace.map(|namespace| format!("/namespaces/{namespace}")).unwrap_or_default();
     let (first, group) = rest.split_once('.').unwrap_or((rest, ""));
@@ -18,7 +22,7 @@ pub(super) async fn path(server: &ReachedServer, name: &str, namespace: Option<&
 }
 
 /// The group and version that a server prefers for a group.
-async fn preferred(server: &ReachedServer, group: &str) -> Result<String, InspectError> {
+async fn preferred(server: &ServerConnection, group: &str) -> Result<String, InspectError> {
     let path = format!("/apis/{group}");
     let answer = server.get(&path, "application/json").await?.success(&path)?;
     let said: Value = serde_json::from_slice(&answer.body).map_err(|error| InspectError::of(&path, error))?;

@@ -5,11 +5,14 @@ use serde_json::Value;
 
 use super::InspectError;
 use base::Tasks;
-use probe::{Ask, OpenedLink, PendingAnswer, Sender, Target, TargetCredentials, WatchProtocol, Windows, open};
+use probe::{
+    EstablishedConnection, PendingResponse, RequestSpec, Sender, Target, TargetCredentials, WatchProtocol, Windows,
+    open,
+};
 
 /// How a server of the API is reached.
 #[derive(Debug, Clone)]
-pub struct ServerReach {
+pub struct ServerOptions {
     /// `https://HOST:PORT`; the kubeconfig's server without it.
     pub url: Option<String>,
     pub kubeconfig: Option<PathBuf>,
@@ -19,7 +22,7 @@ pub struct ServerReach {
 }
 
 /// A server of the API, over one connection.
-pub(super) struct ReachedServer {
+pub(super) struct ServerConnection {
     pub(super) name: String,
     target: Target,
     sender: Sender,
@@ -27,7 +30,7 @@ pub(super) struct ReachedServer {
 }
 
 /// An answer, read whole.
-pub(super) struct FetchedAnswer {
+pub(super) struct FetchedResponse {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
     pub(super) body: Vec<u8>,
@@ -37,8 +40,8 @@ pub(super) struct FetchedAnswer {
 const BODY_BYTES_MAX: usize = 1 << 30;
 const WINDOWS: Windows = Windows { stream: 1 << 20, connection: 4 << 20, socket: None, as_go: false };
 
-impl ReachedServer {
-    pub(super) async fn at(reach: &ServerReach) -> Result<Self, InspectError> {
+impl ServerConnection {
+    pub(super) async fn at(reach: &ServerOptions) -> Result<Self, InspectError> {
         let credentials = TargetCredentials {
             kubeconfig: reach.kubeconfig.clone(),
             ca: reach.ca.clone(),
@@ -53,30 +56,30 @@ impl ReachedServer {
         };
         let target = credentials.target(&url).await.map_err(|error| wrong(&error))?.by("kubectl-fanout");
         let opened = open(&target, WatchProtocol::H1, WINDOWS).await;
-        let OpenedLink { sender, driver, .. } = opened.map_err(|error| InspectError::of(&url, error))?;
+        let EstablishedConnection { sender, driver, .. } = opened.map_err(|error| InspectError::of(&url, error))?;
         let tasks = Tasks::new();
         tasks.spawn("connection", driver);
         Ok(Self { name: url, target, sender, _tasks: tasks })
     }
 
-    pub(super) async fn get(&self, path: &str, accept: &str) -> Result<FetchedAnswer, InspectError> {
+    pub(super) async fn get(&self, path: &str, accept: &str) -> Result<FetchedResponse, InspectError> {
         let mut answer = self.stream(path, accept).await?;
         let wrong = |why: &dyn std::fmt::Display| InspectError(format!("{}{path}: {why}", self.name));
         let (body, bytes) = answer.body.read(BODY_BYTES_MAX).await.map_err(|error| wrong(&error))?;
         if bytes > body.len() as u64 {
             return Err(wrong(&"the response is too long"));
         }
-        Ok(FetchedAnswer { status: answer.status, headers: answer.headers, body })
+        Ok(FetchedResponse { status: answer.status, headers: answer.headers, body })
     }
 
     /// An answer whose body is still to come.
-    pub(super) async fn stream(&self, path: &str, accept: &str) -> Result<PendingAnswer, InspectError> {
-        let asked = self.sender.get(&self.target, &Ask::get(path, accept)).await;
+    pub(super) async fn stream(&self, path: &str, accept: &str) -> Result<PendingResponse, InspectError> {
+        let asked = self.sender.get(&self.target, &RequestSpec::get(path, accept)).await;
         asked.map_err(|error| InspectError(format!("{}{path}: {error}", self.name)))
     }
 }
 
-impl FetchedAnswer {
+impl FetchedResponse {
     /// The answer, if it is what was asked for.
     pub(super) fn success(self, what: &str) -> Result<Self, InspectError> {
         if self.status.is_success() {

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::metrics::MetricsText;
 use super::rows::{feed_name, number, text};
 use super::table::{bytes, grouped, lines};
-use super::{AskedProxy, Findings, InspectError};
+use super::{InspectError, InspectReport, ProxyTarget};
 use base::WallClock;
 
 /// The status of one proxy.
@@ -32,7 +32,7 @@ pub(super) struct ProxyStatus {
 ///
 /// # Errors
 /// A proxy does not respond.
-pub async fn status(proxies: &[AskedProxy]) -> Result<Findings, InspectError> {
+pub async fn status(proxies: &[ProxyTarget]) -> Result<InspectReport, InspectError> {
     let (mut text, mut json, mut is_well) = (String::new(), Vec::new(), true);
     for proxy in proxies {
         let of = ProxyStatus::of(proxy).await?;
@@ -43,11 +43,11 @@ pub async fn status(proxies: &[AskedProxy]) -> Result<Findings, InspectError> {
         is_well &= of.is_well();
         json.push(of.json());
     }
-    Ok(Findings { text, json: json.into(), is_well })
+    Ok(InspectReport { text, json: json.into(), is_well })
 }
 
 impl ProxyStatus {
-    pub(super) async fn of(proxy: &AskedProxy) -> Result<Self, InspectError> {
+    pub(super) async fn of(proxy: &ProxyTarget) -> Result<Self, InspectError> {
         let shown = async |path: &str| {
             let shown = proxy.page(path).await?;
             shown.map_err(|not| {

@@ -6,14 +6,14 @@ use std::io::Write as _;
 use serde::Deserialize;
 
 use super::explain::escaped;
-use super::server::{ReachedServer, ServerReach, refused};
+use super::server::{ServerConnection, ServerOptions, refused};
 use super::table::printable;
 use super::{InspectError, resource};
 use probe::{Frames, Framing};
 
 /// What to watch, and where.
 #[derive(Debug, Clone)]
-pub struct TailOrder {
+pub struct TailOptions {
     pub resource: String,
     pub namespace: Option<String>,
     pub labels: Option<String>,
@@ -22,7 +22,7 @@ pub struct TailOrder {
     pub from: Option<String>,
     /// Stops after this many seconds.
     pub seconds: Option<u64>,
-    pub proxy: ServerReach,
+    pub proxy: ServerOptions,
     /// Prints frames unchanged.
     pub json: bool,
 }
@@ -53,8 +53,8 @@ struct Metadata {
 ///
 /// # Errors
 /// The watch fails, or standard output is closed.
-pub async fn tail(order: &TailOrder) -> Result<(), InspectError> {
-    let server = ReachedServer::at(&order.proxy).await?;
+pub async fn tail(order: &TailOptions) -> Result<(), InspectError> {
+    let server = ServerConnection::at(&order.proxy).await?;
     let path = order.path(&resource::path(&server, &order.resource, order.namespace.as_deref()).await?);
     let mut answer = server.stream(&path, "application/json").await?;
     if !answer.status.is_success() {
@@ -79,7 +79,7 @@ pub async fn tail(order: &TailOrder) -> Result<(), InspectError> {
     Ok(())
 }
 
-impl TailOrder {
+impl TailOptions {
     fn path(&self, collection: &str) -> String {
         let mut path = format!("{collection}?watch=true&allowWatchBookmarks=true");
         let seconds = self.seconds.map(|seconds| seconds.to_string());

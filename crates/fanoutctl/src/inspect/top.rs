@@ -5,8 +5,8 @@
 mod columns;
 mod draw;
 mod keys;
-mod look;
 mod plain;
+mod poll;
 mod proxy;
 mod rates;
 #[cfg(test)]
@@ -17,20 +17,20 @@ mod view;
 
 use std::time::Duration;
 
-use super::{AskedProxy, InspectError};
+use super::{InspectError, ProxyTarget};
 
 /// The refresh interval, the number of refreshes and the output form.
 #[derive(Debug, Clone)]
-pub struct TopOrder {
+pub struct TopOptions {
     pub every: Duration,
     /// Number of refreshes; unlimited without it.
     pub times: Option<u64>,
-    pub form: TopForm,
+    pub form: TopOutput,
 }
 
 /// The output form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TopForm {
+pub enum TopOutput {
     /// The full screen of a terminal.
     Screen {
         has_colours: bool,
@@ -42,9 +42,9 @@ pub enum TopForm {
 ///
 /// # Errors
 /// No proxy responds to the first request, or standard output is closed.
-pub async fn top(proxies: &[AskedProxy], order: &TopOrder) -> Result<(), InspectError> {
+pub async fn top(proxies: &[ProxyTarget], order: &TopOptions) -> Result<(), InspectError> {
     match order.form {
-        TopForm::Screen { has_colours } => terminal::show(proxies, order.every, has_colours).await,
-        TopForm::Text => plain::print(proxies, order).await,
+        TopOutput::Screen { has_colours } => terminal::show(proxies, order.every, has_colours).await,
+        TopOutput::Text => plain::print(proxies, order).await,
     }
 }

@@ -8,7 +8,7 @@ use tokio::process::{Child, Command};
 use super::wait::until;
 use super::{TrialError, process};
 use base::Tasks;
-use probe::{ShortClient, TargetCredentials, WatchProtocol};
+use probe::{TargetCredentials, UnaryClient, WatchProtocol};
 
 /// An etcd and a kube-apiserver, run by the test bed's binary in a directory of their own.
 pub struct ControlPlane {
@@ -21,7 +21,7 @@ pub struct ControlPlane {
 
 /// Where the test bed's binary is, or how one is made.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum FoundTestbed {
+pub enum TestbedSource {
     Binary(PathBuf),
     /// The script that builds it, in a checkout, and what it builds.
     Script {
@@ -40,14 +40,14 @@ const SCRIPT: &str = "tests/kube/build.sh";
 const NO_GO: i32 = 3;
 
 /// Looks for the test bed in `folder`, and beside the `target` folder that `program` was built into.
-pub fn find_testbed(folder: &Path, program: Option<&Path>) -> FoundTestbed {
+pub fn find_testbed(folder: &Path, program: Option<&Path>) -> TestbedSource {
     let beside = program.and_then(|program| Some(program.parent()?.parent()?.join("testbed/kube-testbed")));
     let binary = [Some(folder.join(BINARY)), beside].into_iter().flatten().find(|path| path.is_file());
     let script = folder.join(SCRIPT);
     match binary {
-        Some(binary) => FoundTestbed::Binary(binary),
-        None if script.is_file() => FoundTestbed::Script { script, binary: folder.join(BINARY) },
-        None => FoundTestbed::Nowhere,
+        Some(binary) => TestbedSource::Binary(binary),
+        None if script.is_file() => TestbedSource::Script { script, binary: folder.join(BINARY) },
+        None => TestbedSource::Nowhere,
     }
 }
 
@@ -119,7 +119,7 @@ impl ControlPlane {
         let url = credentials.server().map_err(|error| TrialError::of("the apiserver", error))?;
         let target = credentials.target(&url).await.map_err(|error| TrialError::of("the apiserver", error))?;
         let tasks = Tasks::new();
-        let client = ShortClient::new(&target, WatchProtocol::H1, &tasks);
+        let client = UnaryClient::new(&target, WatchProtocol::H1, &tasks);
         let is_ready = until(START_MAX, async || {
             let answer = client.get("/readyz", "*/*").await.ok()?;
             answer.status.is_success().then_some(())
@@ -164,15 +164,15 @@ mod tests {
             std::fs::write(path, "").expect("it is written");
         };
         let found = || find_testbed(&folder, Some(&program));
-        assert_eq!(found(), FoundTestbed::Nowhere);
+        assert_eq!(found(), TestbedSource::Nowhere);
         let script = folder.join(SCRIPT);
         put(&script);
-        assert_eq!(found(), FoundTestbed::Script { script, binary: folder.join(BINARY) });
+        assert_eq!(found(), TestbedSource::Script { script, binary: folder.join(BINARY) });
         let beside = folder.join("elsewhere/testbed/kube-testbed");
         put(&beside);
-        assert_eq!(found(), FoundTestbed::Binary(beside));
+        assert_eq!(found(), TestbedSource::Binary(beside));
         put(&folder.join(BINARY));
-        assert_eq!(found(), FoundTestbed::Binary(folder.join(BINARY)));
+        assert_eq!(found(), TestbedSource::Binary(folder.join(BINARY)));
         std::fs::remove_dir_all(&folder).expect("it is there");
     }
 }

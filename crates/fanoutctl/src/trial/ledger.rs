@@ -7,10 +7,10 @@ use parking_lot::Mutex;
 /// A write that is under way may be made or not. Its version, if it gets one, is above every version that was known
 /// when it was sent; so up to the lowest of these the ledger is whole.
 #[derive(Debug)]
-pub struct WriteLedger(Mutex<Books>);
+pub struct WriteLedger(Mutex<LedgerState>);
 
 #[derive(Debug)]
-struct Books {
+struct LedgerState {
     /// The changes since the start, but for those that everybody has been judged by.
     versions: BTreeSet<u64>,
     /// The version of the newest change of each object.
@@ -28,7 +28,7 @@ impl WriteLedger {
     pub fn new(objects: usize, writers: usize) -> Self {
         let versions = BTreeSet::new();
         let (latest, sent_at) = (vec![0; objects], vec![None; writers]);
-        Self(Mutex::new(Books { versions, latest, sent_at, newest: 0, written: 0 }))
+        Self(Mutex::new(LedgerState { versions, latest, sent_at, newest: 0, written: 0 }))
     }
 
     /// Notes an object that is there before anybody watches.

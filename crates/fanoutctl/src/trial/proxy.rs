@@ -5,11 +5,11 @@ use tokio::process::{Child, Command};
 
 use super::wait::until;
 use super::{TrialError, process};
-use base::PagePlace;
+use base::PageAddress;
 
 /// How the proxy of a trial is started.
 #[derive(Debug, Clone)]
-pub struct ProxyOrder {
+pub struct ProxyOptions {
     pub program: PathBuf,
     /// The way to upstream.
     pub kubeconfig: PathBuf,
@@ -21,7 +21,7 @@ pub struct ProxyOrder {
 
 /// The proxy, as a process of its own.
 pub struct ProxyProcess {
-    order: ProxyOrder,
+    order: ProxyOptions,
     child: Option<Child>,
 }
 
@@ -34,7 +34,7 @@ impl ProxyProcess {
     ///
     /// # Errors
     /// It does not start.
-    pub async fn start(order: ProxyOrder) -> Result<Self, TrialError> {
+    pub async fn start(order: ProxyOptions) -> Result<Self, TrialError> {
         let mut proxy = Self { order, child: None };
         proxy.start_again().await?;
         Ok(proxy)
@@ -45,13 +45,13 @@ impl ProxyProcess {
     /// # Errors
     /// It does not start.
     pub async fn start_again(&mut self) -> Result<(), TrialError> {
-        let ProxyOrder { program, kubeconfig, listen, admin, log } = &self.order;
+        let ProxyOptions { program, kubeconfig, listen, admin, log } = &self.order;
         let fail = |why: &dyn std::fmt::Display| TrialError::of("the proxy", why);
         let mut command = Command::new(program);
         command.arg("run-proxy").arg("--kubeconfig").arg(kubeconfig);
         command.args(["--listen", listen, "--admin", admin, "--auth", "delegated"]);
         let child = self.child.insert(process::spawn(&mut command, log).map_err(|error| fail(&error))?);
-        let page = PagePlace::Tcp(admin.clone());
+        let page = PageAddress::Tcp(admin.clone());
         let is_up = until(START_MAX, async || {
             if child.try_wait().ok().flatten().is_some() {
                 return Some(false);

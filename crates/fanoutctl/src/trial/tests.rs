@@ -5,7 +5,7 @@ use std::time::Duration;
 use demo::RunningUpstream;
 use tokio::time::{sleep, timeout};
 
-use super::{CrowdCounts, InformerCrowd, PODS_PATH, TargetCredentials, Writers};
+use super::{InformerFleet, InformerFleetCounts, PODS_PATH, TargetCredentials, Writers};
 
 const INFORMERS: usize = 7;
 const PODS: usize = 12;
@@ -23,10 +23,10 @@ async fn eventually<F: Future<Output = bool>>(what: &str, look: impl Fn() -> F) 
 }
 
 /// Runs informers against the demo upstream, whose faults `amid` injects.
-async fn judged(up: &RunningUpstream, amid: impl AsyncFnOnce(&InformerCrowd, &Writers)) -> CrowdCounts {
+async fn judged(up: &RunningUpstream, amid: impl AsyncFnOnce(&InformerFleet, &Writers)) -> InformerFleetCounts {
     let target = TargetCredentials::default().target(&up.url()).await.expect("a URL");
     let writers = Writers::create(&target, PODS).await.expect("pods are created");
-    let crowd = InformerCrowd::start(target.clone(), PODS_PATH, INFORMERS, PODS);
+    let crowd = InformerFleet::start(target.clone(), PODS_PATH, INFORMERS, PODS);
     let all = INFORMERS as u64;
     eventually("all have their state", || async { crowd.judge(writers.ledger()).synced == all }).await;
     writers.begin(&target, RATE);
@@ -40,7 +40,7 @@ async fn judged(up: &RunningUpstream, amid: impl AsyncFnOnce(&InformerCrowd, &Wr
     counts
 }
 
-async fn until_delivered(crowd: &InformerCrowd, writers: &Writers, more: u64) {
+async fn until_delivered(crowd: &InformerFleet, writers: &Writers, more: u64) {
     let before = crowd.judge(writers.ledger()).delivered;
     let wanted = before + more * INFORMERS as u64;
     eventually("changes are delivered", || async { crowd.judge(writers.ledger()).delivered >= wanted }).await;

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::TrialError;
 use super::ledger::WriteLedger;
 use base::Tasks;
-use probe::{ShortClient, ShortReply, Target, WatchProtocol};
+use probe::{Target, UnaryClient, UnaryResponse, WatchProtocol};
 
 /// Those who change objects, past the proxy, and note each version. An object has one writer.
 pub struct Writers {
@@ -41,20 +41,20 @@ fn name_of(object: usize) -> String {
 }
 
 #[derive(Deserialize)]
-struct Named<'a> {
+struct WrittenObject<'a> {
     #[serde(borrow)]
-    metadata: Versioned<'a>,
+    metadata: VersionedMetadata<'a>,
 }
 
 #[derive(Deserialize)]
-struct Versioned<'a> {
+struct VersionedMetadata<'a> {
     #[serde(rename = "resourceVersion")]
     resource_version: &'a str,
 }
 
 /// The version of the object that is the answer.
-fn version_of(reply: &ShortReply) -> Option<u64> {
-    serde_json::from_slice::<Named<'_>>(&reply.body).ok()?.metadata.resource_version.parse().ok()
+fn version_of(reply: &UnaryResponse) -> Option<u64> {
+    serde_json::from_slice::<WrittenObject<'_>>(&reply.body).ok()?.metadata.resource_version.parse().ok()
 }
 
 impl Writers {
@@ -68,7 +68,7 @@ impl Writers {
             tasks: Tasks::new(),
             stop: CancellationToken::new(),
         };
-        let client = ShortClient::new(target, WatchProtocol::H1, &writers.tasks);
+        let client = UnaryClient::new(target, WatchProtocol::H1, &writers.tasks);
         let creating = async {
             for object in 0..objects {
                 let version = create(&client, object).await?;
@@ -88,7 +88,7 @@ impl Writers {
     pub fn begin(&self, target: &Target, rate: f64) {
         let objects = self.ledger.latest().len();
         for writer in 0..WRITERS.min(objects) {
-            let client = ShortClient::new(target, WatchProtocol::H1, &self.tasks);
+            let client = UnaryClient::new(target, WatchProtocol::H1, &self.tasks);
             let (ledger, stop) = (self.ledger.clone(), self.stop.clone());
             let every = Duration::from_secs_f64(WRITERS.min(objects) as f64 / rate);
             self.tasks.spawn("writer", async move {
@@ -119,7 +119,7 @@ impl Writers {
 }
 
 /// Changes an object; returns the version that it has then, changed or not, however long it takes to find out.
-async fn change(client: &ShortClient, object: usize, nth: usize) -> u64 {
+async fn change(client: &UnaryClient, object: usize, nth: usize) -> u64 {
     let path = format!("{PODS_PATH}/{}", name_of(object));
     let patch = format!(r#"{{"metadata":{{"annotations":{{"kube-fanout.io/try":"{nth}"}}}}}}"#);
     let sent = client.send(Method::PATCH, &path, MERGE_PATCH, Bytes::from(patch)).await;
@@ -141,7 +141,7 @@ async fn change(client: &ShortClient, object: usize, nth: usize) -> u64 {
     }
 }
 
-async fn create(client: &ShortClient, object: usize) -> Result<u64, TrialError> {
+async fn create(client: &UnaryClient, object: usize) -> Result<u64, TrialError> {
     let name = name_of(object);
     let fail = |why: &dyn std::fmt::Display| TrialError::of(&format!("creating pod {name}"), why);
     let spec = r#"{"containers":[{"name":"c","image":"registry.example/nothing:1"}]}"#;

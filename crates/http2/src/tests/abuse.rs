@@ -65,14 +65,14 @@ async fn output_queued_for_unreading_client_is_bounded() {
 #[tokio::test(start_paused = true)]
 async fn protocol_violation_sends_goaway_with_reason_and_closes() {
     for (kind, flags, stream, payload, reason) in [
-        (FrameKind::Data, 0, 1, &b"data"[..], Reason::Protocol),
-        (FrameKind::Headers, END_HEADERS, 2, GET, Reason::Protocol),
-        (FrameKind::Headers, END_HEADERS, 1, &[0x80], Reason::Compression),
-        (FrameKind::Reset, 0, 1, &[0, 0, 0, 8], Reason::Protocol),
-        (FrameKind::WindowUpdate, 0, 0, &[127, 255, 255, 255], Reason::FlowControl),
-        (FrameKind::Settings, 0, 0, &[0, 4, 255, 255, 255, 255], Reason::FlowControl),
-        (FrameKind::Ping, 0, 0, &[0; 7], Reason::FrameSize),
-        (FrameKind::Continuation, 0, 1, &[], Reason::Protocol),
+        (FrameKind::Data, 0, 1, &b"data"[..], ErrorCode::Protocol),
+        (FrameKind::Headers, END_HEADERS, 2, GET, ErrorCode::Protocol),
+        (FrameKind::Headers, END_HEADERS, 1, &[0x80], ErrorCode::Compression),
+        (FrameKind::Reset, 0, 1, &[0, 0, 0, 8], ErrorCode::Protocol),
+        (FrameKind::WindowUpdate, 0, 0, &[127, 255, 255, 255], ErrorCode::FlowControl),
+        (FrameKind::Settings, 0, 0, &[0, 4, 255, 255, 255, 255], ErrorCode::FlowControl),
+        (FrameKind::Ping, 0, 0, &[0; 7], ErrorCode::FrameSize),
+        (FrameKind::Continuation, 0, 1, &[], ErrorCode::Protocol),
     ] {
         let mut client = Client::new(1 << 16).await;
         client.put(kind, flags, stream, payload).await;
@@ -92,7 +92,7 @@ async fn window_update_flood_without_data_ends_connection() {
         }
         client.put(FrameKind::Reset, 0, 3, &8_u32.to_be_bytes()).await;
         client.write(&vec![bytes(FrameKind::WindowUpdate, 0, stream, &[0, 0, 0, 1]); TOO_MANY]).await;
-        assert_eq!(client.reason().await, Reason::EnhanceYourCalm as u32, "stream {stream}");
+        assert_eq!(client.reason().await, ErrorCode::EnhanceYourCalm as u32, "stream {stream}");
     }
 }
 
@@ -103,7 +103,7 @@ async fn data_on_reset_stream_is_free_and_returns_connection_window() {
         client.ask(stream, POST, false).await;
         client.next().await;
         client.server.0.lock()[stream as usize / 2].2.cut("test");
-        assert_eq!(client.numbers().await, reset(stream, Reason::Cancel));
+        assert_eq!(client.numbers().await, reset(stream, ErrorCode::Cancel));
         // More frames than the abuse budget allows.
         let sent = bytes(FrameKind::Data, 0, stream, &[0; 128]);
         client.write(&vec![sent; UPLOAD_BYTES_MAX / 128]).await;
@@ -115,7 +115,7 @@ async fn data_on_reset_stream_is_free_and_returns_connection_window() {
     client.put(FrameKind::Ping, 0, 0, &[1; 8]).await;
     assert_eq!(client.next().await.0.kind, FrameKind::Ping);
     client.write(&vec![bytes(FrameKind::Data, 0, 1, &[0]); TOO_MANY]).await;
-    assert_eq!(client.reason().await, Reason::EnhanceYourCalm as u32);
+    assert_eq!(client.reason().await, ErrorCode::EnhanceYourCalm as u32);
 }
 
 /// A stream with a long response, whose request body nothing reads.
@@ -130,7 +130,7 @@ async fn unread_request_body_is_limited_to_its_window() {
     client.put(FrameKind::Ping, 0, 0, &[1; 8]).await;
     assert_eq!(client.next().await.0.kind, FrameKind::Ping, "the window of the stream is not given back");
     client.put(FrameKind::Data, 0, 1, &[0]).await;
-    assert_eq!(client.numbers().await, reset(1, Reason::FlowControl));
+    assert_eq!(client.numbers().await, reset(1, ErrorCode::FlowControl));
 }
 
 #[tokio::test(start_paused = true)]
@@ -151,7 +151,7 @@ async fn unfinished_header_block_times_out_and_ends_connection() {
         let start = Instant::now();
         client.io.write_all(&begun).await.expect("open");
         // The first stream has begun already.
-        assert_eq!(client.reason().await, Reason::EnhanceYourCalm as u32);
+        assert_eq!(client.reason().await, ErrorCode::EnhanceYourCalm as u32);
         assert_eq!(start.elapsed().as_secs(), LIMITS.header_max.as_secs());
         assert!(client.ended.await.expect("no panic").is_err());
     }
@@ -165,7 +165,7 @@ async fn unfinished_header_block_beyond_budget_ends_connection() {
     assert!(others.hold_unfinished((16 << 20) + (16 << 10)));
     client.put(FrameKind::Headers, END_STREAM, 1, &[0; 1 << 14]).await;
     client.put(FrameKind::Continuation, 0, 1, &[0; 1 << 14]).await;
-    assert_eq!(client.reason().await, Reason::EnhanceYourCalm as u32);
+    assert_eq!(client.reason().await, ErrorCode::EnhanceYourCalm as u32);
     drop(client.io);
     let ended = client.ended.await.expect("no panic").expect_err("it breaks a rule");
     assert!(ended.contains("too many incomplete header blocks"), "{ended}");
@@ -198,7 +198,7 @@ async fn request_heads_beyond_budget_are_refused_until_released() {
     let _all = client.budget.connection().charge(HEADS_BYTES_MAX).expect("the budget is empty");
     // Both come before the first is answered.
     client.write(&[get(1), get(3)]).await;
-    assert_eq!(client.numbers().await, reset(3, Reason::Refused));
+    assert_eq!(client.numbers().await, reset(3, ErrorCode::Refused));
     assert_eq!(client.next().await.0.stream, 1);
     client.ask(5, GET, true).await;
     assert_eq!((client.next().await.0.stream, client.server.asked()), (5, 2));
@@ -256,5 +256,5 @@ async fn response_head_beyond_listener_budget_resets_stream() {
             headers.push(head.stream);
         }
     }
-    assert_eq!((headers, resets), (vec![1], vec![(3, (Reason::EnhanceYourCalm as u32).to_be_bytes().into())]));
+    assert_eq!((headers, resets), (vec![1], vec![(3, (ErrorCode::EnhanceYourCalm as u32).to_be_bytes().into())]));
 }

@@ -34,9 +34,9 @@ async fn pending_requests_start_in_small_batches() {
             polled.lock().2 += 1;
             std::task::Poll::<Response<Body>>::Pending
         });
-        Some((answer, Cut::default()))
+        Some((answer, AbortSignal::default()))
     });
-    let mut http2 = ServerConnection::new(far, limits, heads, service);
+    let mut http2 = Http2Connection::new(far, limits, heads, service);
     near.write_all(&asked(MANY)).await.expect("open");
     while !http2.wake_set().is_quiet() {
         assert!(http2.poll(&mut Context::from_waker(Waker::noop())).is_pending());
@@ -48,7 +48,7 @@ async fn pending_requests_start_in_small_batches() {
 async fn connection_waiting_for_turn_holds_no_thread_buffer() {
     let mut waiting = [(); 2].map(|()| {
         let heads = Arc::<HeadBudget>::default().connection();
-        ServerConnection::new(
+        Http2Connection::new(
             tokio::io::empty(),
             LIMITS,
             heads,
@@ -72,7 +72,7 @@ async fn polls(is_over: bool) -> Vec<(usize, usize)> {
     let (mut from, mut to) = tokio::io::split(near);
     let server = Server::default();
     let (heads, answering) = (Arc::<HeadBudget>::default().connection(), server.clone());
-    let mut http2 = ServerConnection::new(far, LIMITS, heads, known(move |request| Some(answering.answer(request))));
+    let mut http2 = Http2Connection::new(far, LIMITS, heads, known(move |request| Some(answering.answer(request))));
     to.write_all(&asked(STREAMS)).await.expect("open");
     let (mut seen, mut sent) = (Vec::new(), 0);
     for piece in 0.. {

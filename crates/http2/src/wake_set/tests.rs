@@ -13,11 +13,11 @@ use http::Response;
 use http_body_util::Empty;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::super::connection::{Limits, ServerConnection};
+use super::super::connection::{Limits, Http2Connection};
 use super::super::head_budget::HeadBudget;
 use super::super::tests::known;
 use super::*;
-use base::Cut;
+use base::AbortSignal;
 
 /// The parts that wait for something: two streams and the reader.
 const PARTS: usize = 3;
@@ -139,10 +139,10 @@ fn run(plan: Vec<(usize, usize)>) -> World {
             listen(&world, this, cx);
             Poll::<Response<Empty<bytes::Bytes>>>::Pending
         });
-        Some((answer, Cut::default()))
+        Some((answer, AbortSignal::default()))
     });
     let heads = Arc::<HeadBudget>::default().connection();
-    let mut connection = ServerConnection::new(Socket(world.clone(), ASKED), limits, heads, service);
+    let mut connection = Http2Connection::new(Socket(world.clone(), ASKED), limits, heads, service);
     let flag = Arc::new(TaskFlag::default());
     let waker = Waker::from(flag.clone());
     flag.0.store(true, Ordering::SeqCst);

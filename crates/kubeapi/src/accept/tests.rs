@@ -1,12 +1,12 @@
 use super::*;
-use Choice::{NotAcceptable, NotStreamable, Plain};
 use MediaType::{Json, Protobuf, Yaml};
+use NegotiatedType::{NotAcceptable, NotStreamable, Plain};
 use proptest::prelude::*;
 
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
-fn converted(media: MediaType, target: Conversion, version: MetaVersion) -> Choice {
-    Choice::Converted { media, target, version }
+fn converted(media: MediaType, target: Conversion, version: MetaVersion) -> NegotiatedType {
+    NegotiatedType::Converted { media, target, version }
 }
 
 /// The sort compares each clause with each in the worst case, so its input is bounded.
@@ -72,9 +72,9 @@ fn best_supported_accept_clause_wins() {
         ("application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json", Plain(Json)),
         ("application/cbor,application/json", Plain(Json)),
     ] {
-        assert_eq!(negotiate(Some(accept), Offers::BUILTIN), choice, "{accept}");
+        assert_eq!(negotiate(Some(accept), SupportedTypes::BUILTIN), choice, "{accept}");
     }
-    assert_eq!(negotiate(None, Offers::BUILTIN), Plain(Json));
+    assert_eq!(negotiate(None, SupportedTypes::BUILTIN), Plain(Json));
 }
 
 #[test]
@@ -90,9 +90,9 @@ fn cbor_is_preferred_if_ranked_first() {
         ("application/*;q=0.9,application/json", false),
         ("application/json;as=Story;g=meta.k8s.io;v=v1,application/cbor", true),
     ] {
-        assert_eq!(prefers_cbor(Some(accept), Offers::BUILTIN), preferred, "{accept}");
+        assert_eq!(prefers_cbor(Some(accept), SupportedTypes::BUILTIN), preferred, "{accept}");
     }
-    assert!(!prefers_cbor(None, Offers::BUILTIN));
+    assert!(!prefers_cbor(None, SupportedTypes::BUILTIN));
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn custom_resources_use_protobuf_only_for_conversions() {
         ),
         ("application/*", Plain(Json)),
     ] {
-        assert_eq!(negotiate(Some(accept), Offers::CUSTOM), choice, "{accept}");
+        assert_eq!(negotiate(Some(accept), SupportedTypes::CUSTOM), choice, "{accept}");
     }
 }
 
@@ -122,7 +122,7 @@ fn watch_requires_a_streamable_media_type() {
         ("application/yaml;stream=watch,application/json", Plain(Json)),
         ("text/html", NotAcceptable),
     ] {
-        assert_eq!(negotiate(Some(accept), Offers::BUILTIN.watching()), choice, "{accept}");
+        assert_eq!(negotiate(Some(accept), SupportedTypes::BUILTIN.watching()), choice, "{accept}");
     }
 }
 
@@ -135,7 +135,7 @@ fn error_responses_ignore_conversion_clauses() {
         ("application/yaml", Plain(Yaml)),
         ("application/json;sv=v1", NotAcceptable),
     ] {
-        assert_eq!(negotiate(Some(accept), Offers::ERROR), choice, "{accept}");
+        assert_eq!(negotiate(Some(accept), SupportedTypes::ERROR), choice, "{accept}");
     }
 }
 
@@ -154,7 +154,7 @@ fn router_accepts_only_exact_types_or_the_full_wildcard() {
         (Some("text/html,"), false),
         (Some("application/cbor"), false),
     ] {
-        assert_eq!(router_accepts(accept, Offers::BUILTIN), accepted, "{accept:?}");
+        assert_eq!(router_accepts(accept, SupportedTypes::BUILTIN), accepted, "{accept:?}");
     }
 }
 
@@ -169,10 +169,10 @@ fn json_only_server_ignores_other_media_types() {
         (partial, NotAcceptable),
         ("application/yaml", NotAcceptable),
     ] {
-        assert_eq!(negotiate(Some(accept), Offers::BUILTIN.in_json()), choice, "{accept}");
+        assert_eq!(negotiate(Some(accept), SupportedTypes::BUILTIN.in_json()), choice, "{accept}");
     }
     for (accept, accepted) in [("application/json", true), ("*/*", true), (PROTOBUF, false), ("application/*", false)] {
-        assert_eq!(router_accepts(Some(accept), Offers::BUILTIN.in_json()), accepted, "{accept}");
+        assert_eq!(router_accepts(Some(accept), SupportedTypes::BUILTIN.in_json()), accepted, "{accept}");
     }
 }
 
@@ -220,8 +220,8 @@ fn browsers_and_curl_receive_indented_json() {
         ("", None, Some("application/yaml,application/json;pretty=1"), false),
     ] {
         let query = Query::parse(query);
-        assert_eq!(pretty(&query, agent, accept, Offers::BUILTIN), indented, "{query:?} {agent:?} {accept:?}");
-        assert!(!pretty(&query, agent, accept, Offers::BUILTIN.watching()), "never a watch");
+        assert_eq!(pretty(&query, agent, accept, SupportedTypes::BUILTIN), indented, "{query:?} {agent:?} {accept:?}");
+        assert!(!pretty(&query, agent, accept, SupportedTypes::BUILTIN.watching()), "never a watch");
     }
 }
 
@@ -232,11 +232,11 @@ proptest! {
         likely in "(application/|json|yaml|\\*|/|;|,|=|q|as|0.5|stream| ){0,20}",
     ) {
         for accept in [accept, likely] {
-            for offers in [Offers::BUILTIN, Offers::CUSTOM, Offers::ERROR, Offers::BUILTIN.in_json()] {
+            for offers in [SupportedTypes::BUILTIN, SupportedTypes::CUSTOM, SupportedTypes::ERROR, SupportedTypes::BUILTIN.in_json()] {
                 let _ = negotiate(Some(&accept), offers);
                 let _ = negotiate(Some(&accept), offers.watching());
             }
-            let _ = router_accepts(Some(&accept), Offers::BUILTIN);
+            let _ = router_accepts(Some(&accept), SupportedTypes::BUILTIN);
             let _ = asks_for(Some(&accept), "Table", "meta.k8s.io", "v1");
         }
     }

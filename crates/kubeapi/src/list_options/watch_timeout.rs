@@ -6,8 +6,8 @@ pub enum WatchTimeout {
     /// The server chooses.
     Unset,
     /// The watch ends at once.
-    Over,
-    Lasts(Duration),
+    Elapsed,
+    After(Duration),
 }
 
 const NANOSECONDS: i64 = 1_000_000_000;
@@ -18,16 +18,16 @@ impl WatchTimeout {
     pub fn of(timeout_seconds: Option<i64>) -> Self {
         match u64::try_from(timeout_seconds.unwrap_or(0).wrapping_mul(NANOSECONDS)) {
             Ok(0) => Self::Unset,
-            Ok(nanoseconds) => Self::Lasts(Duration::from_nanos(nanoseconds)),
-            Err(_) => Self::Over,
+            Ok(nanoseconds) => Self::After(Duration::from_nanos(nanoseconds)),
+            Err(_) => Self::Elapsed,
         }
     }
 
     /// The requested duration, at most `max`; `max` if none was requested.
     pub fn within(self, max: Duration) -> Duration {
         match self {
-            Self::Lasts(length) => length.min(max),
-            Self::Unset | Self::Over => max,
+            Self::After(length) => length.min(max),
+            Self::Unset | Self::Elapsed => max,
         }
     }
 }
@@ -42,14 +42,14 @@ mod tests {
         for (seconds, expected) in [
             (None, WatchTimeout::Unset),
             (Some(0), WatchTimeout::Unset),
-            (Some(300), WatchTimeout::Lasts(Duration::from_secs(300))),
-            (Some(-1), WatchTimeout::Over),
-            (Some(9_223_372_036), WatchTimeout::Lasts(Duration::from_secs(9_223_372_036))),
-            (Some(9_223_372_037), WatchTimeout::Over),
-            (Some(18_446_744_073), WatchTimeout::Over),
-            (Some(18_446_744_074), WatchTimeout::Lasts(Duration::from_nanos(290_448_384))),
-            (Some(99_999_999_999), WatchTimeout::Lasts(Duration::from_nanos(7_766_279_630_452_241_920))),
-            (Some(i64::MAX), WatchTimeout::Over),
+            (Some(300), WatchTimeout::After(Duration::from_secs(300))),
+            (Some(-1), WatchTimeout::Elapsed),
+            (Some(9_223_372_036), WatchTimeout::After(Duration::from_secs(9_223_372_036))),
+            (Some(9_223_372_037), WatchTimeout::Elapsed),
+            (Some(18_446_744_073), WatchTimeout::Elapsed),
+            (Some(18_446_744_074), WatchTimeout::After(Duration::from_nanos(290_448_384))),
+            (Some(99_999_999_999), WatchTimeout::After(Duration::from_nanos(7_766_279_630_452_241_920))),
+            (Some(i64::MAX), WatchTimeout::Elapsed),
             (Some(i64::MIN), WatchTimeout::Unset),
             (Some(1 << 55), WatchTimeout::Unset),
         ] {

@@ -152,12 +152,14 @@ fn statuses_round_trip_in_json_and_protobuf() {
 fn malformed_status_is_rejected_and_unknown_fields_ignored() {
     let lenient = br#"{"kind":"Status","message":null,"details":{"causes":null,"x":1},"code":410,"y":[]}"#;
     assert!(Status::from_json(lenient).expect("read").is_expired());
-    assert!(matches!(Status::from_json(br#"{"kind":"Pod"}"#), Err(NotAStatus::OtherKind(kind)) if kind == "Pod"));
-    assert!(matches!(Status::from_json(b"[]x"), Err(NotAStatus::Json(_))));
+    assert!(
+        matches!(Status::from_json(br#"{"kind":"Pod"}"#), Err(StatusDecodeError::OtherKind(kind)) if kind == "Pod")
+    );
+    assert!(matches!(Status::from_json(b"[]x"), Err(StatusDecodeError::Json(_))));
     for document in
         [b"".as_slice(), b"k8s", b"k8s\0\x0a\x7f", b"k8s\0\x0b", b"k8s\0\x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"]
     {
-        assert!(matches!(Status::from_protobuf(document), Err(NotAStatus::Protobuf(_))), "{document:x?}");
+        assert!(matches!(Status::from_protobuf(document), Err(StatusDecodeError::Protobuf(_))), "{document:x?}");
     }
     let future = b"k8s\0\x0a\x0c\x0a\x02v1\x12\x06Status\x12\x03\x30\x9a\x03\x4d\x01\x02\x03\x04";
     assert_eq!(Status::from_protobuf(future).expect("unknown fields are skipped").code, 410);

@@ -8,7 +8,7 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::sync::Mutex;
 
-use super::{AnswerBody, Driver, Io, LinkError, PendingAnswer};
+use super::{Driver, Io, LinkError, PendingResponse, ResponseStream};
 
 /// The sender of an HTTP/1.1 connection, which carries one request at a time.
 #[derive(Clone)]
@@ -21,12 +21,12 @@ pub(super) async fn open(io: Io) -> Result<(super::Sender, Driver), LinkError> {
 }
 
 impl H1Sender {
-    pub(super) async fn send(&self, request: Request<()>, body: Bytes) -> Result<PendingAnswer, LinkError> {
+    pub(super) async fn send(&self, request: Request<()>, body: Bytes) -> Result<PendingResponse, LinkError> {
         let mut sender = self.0.lock().await;
         sender.ready().await?;
         let response = sender.send_request(request.map(|()| Full::new(body))).await?;
         let (head, body) = response.into_parts();
-        Ok(PendingAnswer { status: head.status, headers: head.headers, body: AnswerBody::H1(body) })
+        Ok(PendingResponse { status: head.status, headers: head.headers, body: ResponseStream::H1(body) })
     }
 
     pub(super) fn is_closed(&self) -> bool {

@@ -4,7 +4,7 @@ use h2::client::{Builder, SendRequest};
 use http::Request;
 
 use super::go_windows::GoWindows;
-use super::{AnswerBody, Driver, Io, LinkError, PendingAnswer, Windows};
+use super::{Driver, Io, LinkError, PendingResponse, ResponseStream, Windows};
 
 #[derive(Clone)]
 pub struct H2Sender(SendRequest<Bytes>);
@@ -21,14 +21,14 @@ pub(super) async fn open(io: Io, windows: Windows) -> Result<(super::Sender, Dri
 }
 
 impl H2Sender {
-    pub(super) async fn send(&self, request: Request<()>, body: Bytes) -> Result<PendingAnswer, LinkError> {
+    pub(super) async fn send(&self, request: Request<()>, body: Bytes) -> Result<PendingResponse, LinkError> {
         let mut sender = self.0.clone().ready().await?;
         let (response, mut stream) = sender.send_request(request, body.is_empty())?;
         if !body.is_empty() {
             stream.send_data(body, true)?;
         }
         let (head, body) = response.await?.into_parts();
-        Ok(PendingAnswer { status: head.status, headers: head.headers, body: AnswerBody::H2(body) })
+        Ok(PendingResponse { status: head.status, headers: head.headers, body: ResponseStream::H2(body) })
     }
 }
 

@@ -9,7 +9,7 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::handshake::client::generate_key;
 use tokio_tungstenite::tungstenite::{Error, Message};
 
-use super::{AnswerBody, Driver, Io, LinkError, PendingAnswer};
+use super::{Driver, Io, LinkError, PendingResponse, ResponseStream};
 use crate::target::Target;
 
 /// A connection that can be upgraded to a WebSocket once.
@@ -35,7 +35,7 @@ impl WebSocketSender {
         self.io.lock().is_none()
     }
 
-    pub(super) async fn send(&self, request: Request<()>) -> Result<PendingAnswer, LinkError> {
+    pub(super) async fn send(&self, request: Request<()>) -> Result<PendingResponse, LinkError> {
         let io = self.io.lock().take().ok_or_else(|| LinkError::Ws("the connection is used".to_owned()))?;
         let (mut head, ()) = request.into_parts();
         head.uri = format!("ws://{}{}", self.authority, head.uri).parse().map_err(http::Error::from)?;
@@ -48,8 +48,8 @@ impl WebSocketSender {
         head.headers.insert(SEC_WEBSOCKET_KEY, key);
         match tokio_tungstenite::client_async(Request::from_parts(head, ()), io).await {
             Ok((stream, answer)) => {
-                let (status, body) = (http::StatusCode::OK, AnswerBody::Ws(Box::new(WebSocketMessages(stream))));
-                Ok(PendingAnswer { status, headers: answer.into_parts().0.headers, body })
+                let (status, body) = (http::StatusCode::OK, ResponseStream::Ws(Box::new(WebSocketMessages(stream))));
+                Ok(PendingResponse { status, headers: answer.into_parts().0.headers, body })
             }
             // The body is not read, because it may be an endless watch stream in another form.
             Err(Error::Http(answer)) if answer.status().is_success() => {
@@ -57,8 +57,8 @@ impl WebSocketSender {
             }
             Err(Error::Http(answer)) => {
                 let (head, text) = answer.into_parts();
-                let body = AnswerBody::Refusal(text.map(Bytes::from));
-                Ok(PendingAnswer { status: head.status, headers: head.headers, body })
+                let body = ResponseStream::Refusal(text.map(Bytes::from));
+                Ok(PendingResponse { status: head.status, headers: head.headers, body })
             }
             Err(error) => Err(LinkError::Ws(error.to_string())),
         }
@@ -85,7 +85,7 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
 
-    use crate::{Ask, OpenedLink, TargetCredentials, WatchProtocol, Windows};
+    use crate::{EstablishedConnection, RequestSpec, TargetCredentials, WatchProtocol, Windows};
 
     #[tokio::test]
     async fn response_without_upgrade_fails_the_websocket_watch() {
@@ -106,8 +106,8 @@ mod tests {
         let ask = async || {
             let windows = Windows { stream: 1 << 20, connection: 1 << 20, socket: None, as_go: false };
             let opened = crate::open(&target, WatchProtocol::Ws, windows).await;
-            let OpenedLink { sender, .. } = opened.expect("a connection");
-            sender.get(&target, &Ask::get("/api/v1/pods?watch=1", "application/json")).await
+            let EstablishedConnection { sender, .. } = opened.expect("a connection");
+            sender.get(&target, &RequestSpec::get("/api/v1/pods?watch=1", "application/json")).await
         };
         let why = ask().await.err().expect("no watch").to_string();
         assert!(why.contains("responded with 200 OK instead of an upgrade"), "{why}");

@@ -1,14 +1,14 @@
 use std::time::Duration;
 
-use crate::record::{AskedServer, RecordedEncoding, Transport};
-use crate::scene::{Scene, between};
-use crate::world::World;
+use crate::object_set::ObjectSet;
+use crate::record::{RecordedEncoding, RequestTarget, Transport};
+use crate::run_context::{RunContext, between};
 
 /// The properties of a client for a whole run, drawn from the seed and its number.
 #[derive(Clone, Debug)]
 pub(crate) struct Behaviour {
     pub(crate) role: Role,
-    pub(crate) server: AskedServer,
+    pub(crate) server: RequestTarget,
     pub(crate) encoding: RecordedEncoding,
     pub(crate) transport: Transport,
     /// The namespace that it reads; `None` means all.
@@ -68,7 +68,7 @@ pub(crate) struct WatchLength {
 }
 
 impl Behaviour {
-    pub(crate) fn draw(client: u32, scene: &Scene, rng: &mut fastrand::Rng) -> Self {
+    pub(crate) fn draw(client: u32, scene: &RunContext, rng: &mut fastrand::Rng) -> Self {
         let world = &scene.world;
         let of_all = if scene.informers { &INFORMERS[..] } else { &ROLES[..] };
         let role = of_all[client as usize % of_all.len()];
@@ -79,7 +79,7 @@ impl Behaviour {
         let of_encodings = if encoding % 2 == 0 { 0 } else { encoding / 2 % encodings.len() };
         let namespace = rng.usize(..world.namespaces.len());
         let namespace = rng.bool().then(|| world.namespaces[namespace].clone());
-        let (labels, fields) = (World::label_selector(rng), world.field_selector(rng));
+        let (labels, fields) = (ObjectSet::label_selector(rng), world.field_selector(rng));
         // A resuming client must learn its position. So informers request bookmarks, and do not use field selectors
         // that may never match an object.
         let (selects, bookmarks) = (rng.u8(..10), rng.u8(..4) > 0 || scene.informers);
@@ -102,7 +102,7 @@ impl Behaviour {
     pub(crate) fn twin(encoding: RecordedEncoding) -> Self {
         Self {
             role: Role::Informer,
-            server: AskedServer::Direct,
+            server: RequestTarget::Direct,
             encoding,
             transport: Transport::H2,
             namespace: None,
@@ -121,7 +121,7 @@ impl Behaviour {
         drawn.filter(|_| !narrowed)
     }
 
-    pub(crate) fn path(&self, world: &World) -> String {
+    pub(crate) fn path(&self, world: &ObjectSet) -> String {
         world.resource.collection(self.namespace.as_deref())
     }
 }

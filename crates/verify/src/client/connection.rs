@@ -3,7 +3,9 @@ use std::sync::Arc;
 use crate::links::SharedLink;
 use crate::record::Transport;
 use base::Tasks;
-use probe::{self, Ask, LinkError, OpenedLink, PendingAnswer, Sender, Target, WatchProtocol, Windows};
+use probe::{
+    self, EstablishedConnection, LinkError, PendingResponse, RequestSpec, Sender, Target, WatchProtocol, Windows,
+};
 
 const WINDOWS: Windows = Windows { stream: 1 << 20, connection: 4 << 20, socket: None, as_go: false };
 
@@ -35,8 +37,8 @@ impl ClientConnection {
 
     /// Sends a read. If the server has closed the connection, the read is sent again on a new one, as every client
     /// does.
-    pub(crate) async fn get(&mut self, path: &str, accept: &str) -> Result<PendingAnswer, LinkError> {
-        let ask = Ask::get(path, accept);
+    pub(crate) async fn get(&mut self, path: &str, accept: &str) -> Result<PendingResponse, LinkError> {
+        let ask = RequestSpec::get(path, accept);
         if let Some(link) = &self.shared {
             return self.get_by(link, &ask).await;
         }
@@ -52,7 +54,7 @@ impl ClientConnection {
         Ok(answer)
     }
 
-    async fn get_by(&self, link: &SharedLink, ask: &Ask<'_>) -> Result<PendingAnswer, LinkError> {
+    async fn get_by(&self, link: &SharedLink, ask: &RequestSpec<'_>) -> Result<PendingResponse, LinkError> {
         let (times, sender) = link.sender(0, async || self.dial().await).await?;
         if let Ok(answer) = sender.get(&self.target, ask).await {
             return Ok(answer);
@@ -62,7 +64,7 @@ impl ClientConnection {
     }
 
     async fn dial(&self) -> Result<Sender, LinkError> {
-        let OpenedLink { sender, driver, .. } = probe::open(&self.target, self.protocol, WINDOWS).await?;
+        let EstablishedConnection { sender, driver, .. } = probe::open(&self.target, self.protocol, WINDOWS).await?;
         self.tasks.spawn("verify connection", driver);
         Ok(sender)
     }

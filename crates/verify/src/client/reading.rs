@@ -9,12 +9,12 @@ use super::connection::ClientConnection;
 use super::query::QueryText;
 use crate::decode::{self, DecodedEvent};
 use crate::record::{
-    AskedServer, CallRecord, EndRecord, Ending, EventKind, EventRecord, Op, ReadVerb, Record, RecordedEncoding,
-    RecordedStatus, ReturnRecord, Transport,
+    CallRecord, EndRecord, Ending, EventKind, EventRecord, Op, ReadVerb, Record, RecordedEncoding, RecordedStatus,
+    RequestTarget, ReturnRecord, Transport,
 };
-use crate::scene::Scene;
+use crate::run_context::RunContext;
 use base::now_ns;
-use probe::{AnswerBody, Frames, Framing, LinkError, PendingAnswer};
+use probe::{Frames, Framing, LinkError, PendingResponse, ResponseStream};
 
 /// The maximum size of a body.
 const BODY_BYTES_MAX: usize = 64 << 20;
@@ -28,8 +28,8 @@ const SHORT: Duration = Duration::from_secs(1);
 const NEVER: Duration = Duration::from_secs(86_400 * 365);
 
 /// A sender of one client's requests that records their results.
-pub(super) struct ClientReads<'a> {
-    pub(super) scene: &'a Scene,
+pub(super) struct RecordingClient<'a> {
+    pub(super) scene: &'a RunContext,
     pub(super) client: u32,
     pub(super) behaviour: Behaviour,
     /// The connection for lists, gets, and watches without a `WebSocket`.
@@ -39,7 +39,7 @@ pub(super) struct ClientReads<'a> {
 
 /// The result of a read.
 #[derive(Debug)]
-pub(super) enum Answered<T> {
+pub(super) enum ReadOutcome<T> {
     With(Op, T),
     Refused {
         code: u16,
@@ -50,7 +50,7 @@ pub(super) enum Answered<T> {
 }
 
 /// A fully read response with its headers.
-struct WholeAnswer {
+struct FullResponse {
     code: StatusCode,
     encoding: Option<RecordedEncoding>,
     from_memory: bool,
@@ -59,7 +59,7 @@ struct WholeAnswer {
 
 /// Where a watch begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum WatchFrom {
+pub(super) enum ClientWatchStart {
     Version(u64),
     /// With initial events, of a state that is not older than a version.
     Initial(Option<u64>),
@@ -71,7 +71,7 @@ pub(super) enum WatchFrom {
 
 /// A watch that has ended.
 #[derive(Debug)]
-pub(super) struct WatchOver {
+pub(super) struct EndedWatch {
     /// The version at which to resume, if there is one.
     pub(super) place: Option<u64>,
     pub(super) is_expired: bool,
@@ -79,8 +79,8 @@ pub(super) struct WatchOver {
     pub(super) is_short: bool,
 }
 
-impl<'a> ClientReads<'a> {
-    pub(super) fn new(scene: &'a Scene, client: u32, behaviour: Behaviour) -> Self {
+impl<'a> RecordingClient<'a> {
+    pub(super) fn new(scene: &'a RunContext, client: u32, behaviour: Behaviour) -> Self {
         let over = |transport| {
             let connection = ClientConnection::new(scene.target(behaviour.server), transport, &scene.tasks);
             connection.sharing(scene.links.of(behaviour.server, client))
@@ -91,14 +91,14 @@ impl<'a> ClientReads<'a> {
     }
 
     /// Switches to another server.
-    pub(super) fn go_to(&mut self, server: AskedServer) {
+    pub(super) fn go_to(&mut self, server: RequestTarget) {
         if server != self.behaviour.server {
             *self = Self::new(self.scene, self.client, Behaviour { server, ..self.behaviour.clone() });
         }
     }
 
     /// Switches to a random judged server that satisfies `may`; returns `false` if there is none.
-    pub(super) fn go_to_some(&mut self, rng: &mut fastrand::Rng, may: impl Fn(AskedServer) -> bool) -> bool {
+    pub(super) fn go_to_some(&mut self, rng: &mut fastrand::Rng, may: impl Fn(RequestTarget) -> bool) -> bool {
         // Clients of the comparison server do not switch.
         if !self.behaviour.server.is_judged() {
             return false;
@@ -134,7 +134,7 @@ impl<'a> ClientReads<'a> {
     }
 
     /// Sends a request and reads its whole response.
-    async fn whole(&mut self, path: &str, is_list: bool) -> Result<WholeAnswer, LinkError> {
+    async fn whole(&mut self, path: &str, is_list: bool) -> Result<FullResponse, LinkError> {
         let encoding = self.behaviour.encoding;
         let mut answer = self.connection.get(path, decode::accept(encoding, is_list, false)).await?;
         let (body, bytes) = answer.body.read(BODY_BYTES_MAX).await.inspect_err(|_| self.connection.give_up())?;
@@ -142,11 +142,11 @@ impl<'a> ClientReads<'a> {
             self.scene.notes.add(format!("responses larger than {} MiB were not read", BODY_BYTES_MAX >> 20));
         }
         let (encoding, from_memory) = (encoding_in(&answer, encoding), is_from_memory(&answer));
-        Ok(WholeAnswer { code: answer.status, encoding, from_memory, body })
+        Ok(FullResponse { code: answer.status, encoding, from_memory, body })
     }
 
     /// Reads one list, or one page of one.
-    pub(super) async fn list(&mut self, query: &QueryText, page_of: Option<Op>) -> Answered<decode::DecodedList> {
+    pub(super) async fn list(&mut self, query: &QueryText, page_of: Option<Op>) -> ReadOutcome<decode::DecodedList> {
         let path = self.behaviour.path(&self.scene.world);
         let op = self.call(ReadVerb::List, &path, query, page_of);
         let answer = self.whole(&query.behind(&path), true).await;
@@ -159,7 +159,7 @@ impl<'a> ClientReads<'a> {
     }
 
     /// Reads one object.
-    pub(super) async fn get(&mut self, path: &str, query: &QueryText) -> Answered<crate::record::RecordedItem> {
+    pub(super) async fn get(&mut self, path: &str, query: &QueryText) -> ReadOutcome<crate::record::RecordedItem> {
         let op = self.call(ReadVerb::Get, path, query, None);
         let answer = self.whole(&query.behind(path), false).await;
         self.read(op, answer, decode::item, |item, answer| {
@@ -171,11 +171,11 @@ impl<'a> ClientReads<'a> {
     fn read<T>(
         &self,
         op: Op,
-        answer: Result<WholeAnswer, LinkError>,
+        answer: Result<FullResponse, LinkError>,
         decode: impl FnOnce(RecordedEncoding, &[u8]) -> Option<T>,
         fill: impl FnOnce(&T, &mut ReturnRecord),
-    ) -> Answered<T> {
-        let WholeAnswer { code, encoding, from_memory, body } = match answer {
+    ) -> ReadOutcome<T> {
+        let FullResponse { code, encoding, from_memory, body } = match answer {
             Ok(answer) => answer,
             Err(error) => return self.broke(op, &error),
         };
@@ -185,33 +185,33 @@ impl<'a> ClientReads<'a> {
             let (status, retry_after) = decode::status(&body);
             told.status = status;
             self.returned(told);
-            return Answered::Refused { code: code.as_u16(), retry_after };
+            return ReadOutcome::Refused { code: code.as_u16(), retry_after };
         }
         told.encoding = encoding.filter(|encoding| *encoding != asked);
         let Some(read) = decode(encoding.unwrap_or(asked), &body) else {
             self.scene.notes.add(format!("a response in {asked:?} could not be parsed"));
             told.code = 0;
             self.returned(told);
-            return Answered::Broken;
+            return ReadOutcome::Broken;
         };
         fill(&read, &mut told);
         self.scene.world.saw(told.version.unwrap_or_default());
         self.returned(told);
-        Answered::With(op, read)
+        ReadOutcome::With(op, read)
     }
 
-    fn broke<T>(&self, op: Op, error: &LinkError) -> Answered<T> {
+    fn broke<T>(&self, op: Op, error: &LinkError) -> ReadOutcome<T> {
         self.returned(ReturnRecord { op, status: said(error), ..ReturnRecord::default() });
-        Answered::Broken
+        ReadOutcome::Broken
     }
 
     /// Runs one watch to its end.
     pub(super) async fn watch(
         &mut self,
-        from: WatchFrom,
+        from: ClientWatchStart,
         resumes: Option<Op>,
         length: WatchLength,
-    ) -> Answered<WatchOver> {
+    ) -> ReadOutcome<EndedWatch> {
         let path = self.behaviour.path(&self.scene.world);
         let query = self.watch_query(from, length);
         let op = self.call(ReadVerb::Watch, &path, &query, resumes);
@@ -226,7 +226,7 @@ impl<'a> ClientReads<'a> {
             },
             () = self.scene.leave.cancelled() => {
                 connection.give_up();
-                return Answered::Broken;
+                return ReadOutcome::Broken;
             }
         };
         let (code, from_memory) = (answer.status.as_u16(), is_from_memory(&answer));
@@ -236,7 +236,7 @@ impl<'a> ClientReads<'a> {
             let (status, retry_after) = decode::status(&body);
             told.status = status;
             self.returned(told);
-            return Answered::Refused { code, retry_after };
+            return ReadOutcome::Refused { code, retry_after };
         }
         let encoding = encoding_in(&answer, self.behaviour.encoding).unwrap_or(self.behaviour.encoding);
         told.encoding = Some(encoding).filter(|encoding| *encoding != self.behaviour.encoding);
@@ -246,33 +246,33 @@ impl<'a> ClientReads<'a> {
         if !is_at_end && self.behaviour.transport == Transport::H1 {
             self.connection.give_up();
         }
-        Answered::With(op, over)
+        ReadOutcome::With(op, over)
     }
 
-    fn watch_query(&self, from: WatchFrom, length: WatchLength) -> QueryText {
+    fn watch_query(&self, from: ClientWatchStart, length: WatchLength) -> QueryText {
         let Behaviour { labels, fields, bookmarks, .. } = &self.behaviour;
         let mut query = QueryText::default().with("watch", "true");
         query = query.with_some("labelSelector", labels.as_deref()).with_some("fieldSelector", fields.as_deref());
-        let wants_bookmarks = *bookmarks || matches!(from, WatchFrom::Initial(_));
+        let wants_bookmarks = *bookmarks || matches!(from, ClientWatchStart::Initial(_));
         query = query.with_some("allowWatchBookmarks", wants_bookmarks.then_some("true"));
         query = query.with_some("timeoutSeconds", length.timeout_seconds.map(|seconds| seconds.to_string()).as_deref());
         match from {
-            WatchFrom::Version(version) => query.with("resourceVersion", &version.to_string()),
-            WatchFrom::Initial(version) => {
+            ClientWatchStart::Version(version) => query.with("resourceVersion", &version.to_string()),
+            ClientWatchStart::Initial(version) => {
                 let query = query.with("sendInitialEvents", "true").with("resourceVersionMatch", "NotOlderThan");
                 query.with_some("resourceVersion", version.map(|version| version.to_string()).as_deref())
             }
-            WatchFrom::Anything { zero } => query.with_some("resourceVersion", zero.then_some("0")),
+            ClientWatchStart::Anything { zero } => query.with_some("resourceVersion", zero.then_some("0")),
         }
     }
 }
 
-fn encoding_in(answer: &PendingAnswer, asked: RecordedEncoding) -> Option<RecordedEncoding> {
+fn encoding_in(answer: &PendingResponse, asked: RecordedEncoding) -> Option<RecordedEncoding> {
     let content_type = answer.headers.get(CONTENT_TYPE)?.to_str().ok()?;
     decode::encoding_of(content_type, asked)
 }
 
-fn is_from_memory(answer: &PendingAnswer) -> bool {
+fn is_from_memory(answer: &PendingResponse) -> bool {
     answer.headers.get("kube-fanout-served").is_some_and(|served| served == "cache")
 }
 
@@ -282,37 +282,37 @@ fn said(error: &LinkError) -> RecordedStatus {
 
 /// A reader of one stream that records its events.
 struct Follower<'a> {
-    scene: &'a Scene,
+    scene: &'a RunContext,
     op: Op,
     encoding: RecordedEncoding,
-    from: WatchFrom,
+    from: ClientWatchStart,
     place: Option<u64>,
-    told: Told,
+    told: StreamContent,
 }
 
 /// The kind of events that a stream has sent so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Told {
+enum StreamContent {
     Nothing,
     Events,
     Error,
     /// A 410: the history has expired.
     Expired,
     /// A frame that is not an event.
-    Nonsense,
+    Malformed,
 }
 
 impl<'a> Follower<'a> {
-    fn new(scene: &'a Scene, op: Op, encoding: RecordedEncoding, from: WatchFrom) -> Self {
+    fn new(scene: &'a RunContext, op: Op, encoding: RecordedEncoding, from: ClientWatchStart) -> Self {
         let place = match from {
-            WatchFrom::Version(version) => Some(version),
-            WatchFrom::Initial(_) | WatchFrom::Anything { .. } => None,
+            ClientWatchStart::Version(version) => Some(version),
+            ClientWatchStart::Initial(_) | ClientWatchStart::Anything { .. } => None,
         };
-        Self { scene, op, encoding, from, place, told: Told::Nothing }
+        Self { scene, op, encoding, from, place, told: StreamContent::Nothing }
     }
 
     /// Follows the stream to its end. Also returns whether the server ended it, which permits reuse of its connection.
-    async fn follow(mut self, mut body: AnswerBody, cut: Option<Duration>) -> (WatchOver, bool) {
+    async fn follow(mut self, mut body: ResponseStream, cut: Option<Duration>) -> (EndedWatch, bool) {
         let framing = match (body.is_of_messages(), decode::frames_have_lengths(self.encoding)) {
             (true, _) => Framing::Messages,
             (false, true) => Framing::Lengths,
@@ -331,7 +331,7 @@ impl<'a> Follower<'a> {
                 Some(Ok(chunk)) => {
                     let at_ns = now_ns();
                     let fed = frames.feed(&chunk, |frame| self.frame(frame, at_ns));
-                    if fed.is_err() || self.told == Told::Nonsense {
+                    if fed.is_err() || self.told == StreamContent::Malformed {
                         break Ending::Torn;
                     }
                 }
@@ -339,37 +339,37 @@ impl<'a> Follower<'a> {
                 None if frames.is_whole() => break Ending::Clean,
                 None => break Ending::Torn,
             }
-            if matches!(self.told, Told::Error | Told::Expired) {
+            if matches!(self.told, StreamContent::Error | StreamContent::Expired) {
                 until = until.min(Instant::now() + AFTER_ERROR);
             }
         };
         self.scene.recorder.put(&Record::End(EndRecord { op: self.op, at_ns: now_ns(), how }));
-        let is_short = how != Ending::Left && began.elapsed() < SHORT && self.told != Told::Events;
-        let over = WatchOver { place: self.place, is_expired: self.told == Told::Expired, is_short };
+        let is_short = how != Ending::Left && began.elapsed() < SHORT && self.told != StreamContent::Events;
+        let over = EndedWatch { place: self.place, is_expired: self.told == StreamContent::Expired, is_short };
         (over, how == Ending::Clean)
     }
 
     fn frame(&mut self, frame: &[u8], at_ns: u64) {
         let Some(event) = self.scene.frames.event(self.encoding, frame) else {
             self.scene.notes.add("a watch frame was not an event");
-            self.told = Told::Nonsense;
+            self.told = StreamContent::Malformed;
             return;
         };
         let DecodedEvent { kind, item, initial_end, status } = &*event;
         let (kind, initial_end) = (*kind, *initial_end);
         self.told = match (kind, self.told) {
-            (EventKind::Error, _) if status.code == StatusCode::GONE.as_u16() => Told::Expired,
-            (EventKind::Error, _) => Told::Error,
-            (_, told @ (Told::Error | Told::Expired)) => told,
-            _ => Told::Events,
+            (EventKind::Error, _) if status.code == StatusCode::GONE.as_u16() => StreamContent::Expired,
+            (EventKind::Error, _) => StreamContent::Error,
+            (_, told @ (StreamContent::Error | StreamContent::Expired)) => told,
+            _ => StreamContent::Events,
         };
         let version = item.version;
         self.scene.world.saw(version);
         // Initial events are ordered by key, so only their end gives a version at which to resume.
         let is_place = match self.from {
-            WatchFrom::Version(_) => kind != EventKind::Error,
-            WatchFrom::Initial(_) => initial_end || self.place.is_some() && kind != EventKind::Error,
-            WatchFrom::Anything { .. } => false,
+            ClientWatchStart::Version(_) => kind != EventKind::Error,
+            ClientWatchStart::Initial(_) => initial_end || self.place.is_some() && kind != EventKind::Error,
+            ClientWatchStart::Anything { .. } => false,
         };
         if is_place {
             self.place = Some(version);

@@ -1,23 +1,23 @@
 //! Bookmarkable: a bookmark guarantees that everything up to it was delivered.
 
-use super::super::follow::{Step, follow};
+use super::super::event_match::{EventMatch, follow};
+use super::super::event_text;
+use super::super::guarantee::Guarantee;
 use super::super::history::History;
-use super::super::operation::{Operation, Told};
-use super::super::promise::Promise;
-use super::super::say;
-use super::super::violation::Judged;
+use super::super::operation::{Operation, ReceivedItem};
+use super::super::violation::GuaranteeVerdict;
 
 /// Judges that every matching change up to a bookmark was sent before it, and that all later ones are above it.
 /// Bookmarks do not decrease, and only watches that request them get them.
-pub(super) fn bookmarkable(history: &History) -> Judged {
-    let mut judged = Judged::new(Promise::Bookmarkable);
-    for op in history.watches(Promise::Bookmarkable) {
+pub(super) fn bookmarkable(history: &History) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(Guarantee::Bookmarkable);
+    for op in history.watches(Guarantee::Bookmarkable) {
         let asked = op.ask.as_ref().is_some_and(|ask| ask.bookmarks);
         for told in op.events.iter().filter(|told| told.is_bookmark()) {
             judged.instances += 1;
             if !asked {
                 judged.violation(op, &[told.line], || {
-                    ("no bookmarks, because none were requested".to_owned(), say::told(history, told))
+                    ("no bookmarks, because none were requested".to_owned(), event_text::told(history, told))
                 });
             }
         }
@@ -28,21 +28,21 @@ pub(super) fn bookmarkable(history: &History) -> Judged {
 }
 
 /// Checks that a bookmark is not below anything sent before it, and that everything sent after it is above it.
-fn rising(history: &History, op: &Operation, judged: &mut Judged) {
+fn rising(history: &History, op: &Operation, judged: &mut GuaranteeVerdict) {
     // The last bookmark, and the highest version sent, with its line.
     let end = op.events[..op.live_from].last().filter(|told| told.initial_end);
     let mut bookmark = end.copied();
     let mut newest = (op.start().unwrap_or(0), op.line);
     for told in op.live() {
-        let behind = |bookmark: &Told| told.is_object() && told.version <= bookmark.version;
+        let behind = |bookmark: &ReceivedItem| told.is_object() && told.version <= bookmark.version;
         if told.is_bookmark() && told.version < newest.0 {
             judged.violation(op, &[newest.1, told.line], || {
-                (format!("bookmarks at {} and later", newest.0), say::told(history, told))
+                (format!("bookmarks at {} and later", newest.0), event_text::told(history, told))
             });
         }
         if let Some(bookmark) = bookmark.filter(|bookmark| behind(bookmark)) {
             judged.violation(op, &[bookmark.line, told.line], || {
-                (format!("events above {} after that bookmark", bookmark.version), say::told(history, told))
+                (format!("events above {} after that bookmark", bookmark.version), event_text::told(history, told))
             });
         }
         if told.is_bookmark() {
@@ -54,16 +54,16 @@ fn rising(history: &History, op: &Operation, judged: &mut Judged) {
     }
 }
 
-fn missed(history: &History, op: &Operation, judged: &mut Judged) {
+fn missed(history: &History, op: &Operation, judged: &mut GuaranteeVerdict) {
     let Some((truth, view)) = history.view(op) else { return };
     follow(truth, view, op, |step| {
-        let Step::Missed { position, event } = step else { return };
+        let EventMatch::Missed { position, event } = step else { return };
         let (told, expected) = (&op.live()[event], &view.events[position]);
         if told.is_bookmark() {
             let line = truth.changes[expected.change as usize].line;
             judged.violation(op, &[line, told.line], || {
-                let got = format!("{} without it", say::told(history, told));
-                (format!("{} first", say::expected(history, truth, expected)), got)
+                let got = format!("{} without it", event_text::told(history, told));
+                (format!("{} first", event_text::expected(history, truth, expected)), got)
             });
         }
     });

@@ -3,19 +3,19 @@
 use std::collections::HashMap;
 
 use super::super::digest::Digest;
+use super::super::event_text;
+use super::super::guarantee::Guarantee;
 use super::super::history::History;
-use super::super::operation::{Operation, Told};
-use super::super::promise::Promise;
-use super::super::record::{AskedServer, EventKind, ReadVerb, RecordedEncoding};
-use super::super::say;
-use super::super::violation::Judged;
+use super::super::operation::{Operation, ReceivedItem};
+use super::super::record::{EventKind, ReadVerb, RecordedEncoding, RequestTarget};
+use super::super::violation::GuaranteeVerdict;
 
 /// A key for which there is one sequence of bytes: an object at a version, as an event, an item or a whole response.
 /// For an event, it includes whether the object was deleted.
-type Spelled<'a> = (&'a str, RecordedEncoding, ReadVerb, super::super::names::KeyNumber, u64, bool);
+type EncodedKey<'a> = (&'a str, RecordedEncoding, ReadVerb, super::super::interner::KeyId, u64, bool);
 
 /// Where the bytes were seen first.
-struct Seen<'a> {
+struct FirstEncoding<'a> {
     bytes: Digest,
     line: u32,
     op: &'a Operation,
@@ -23,18 +23,18 @@ struct Seen<'a> {
 
 /// Judges that an object has the same bytes in all responses, including the apiserver's if it was read too. A response
 /// must have the requested encoding.
-pub(super) fn typed_bytes(history: &History) -> Judged {
-    let mut judged = Judged::new(Promise::TypedBytes);
-    let mut first: HashMap<Spelled<'_>, Seen<'_>> = HashMap::new();
-    let direct = history.operations.iter().filter(|op| op.server == AskedServer::Direct);
+pub(super) fn typed_bytes(history: &History) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(Guarantee::TypedBytes);
+    let mut first: HashMap<EncodedKey<'_>, FirstEncoding<'_>> = HashMap::new();
+    let direct = history.operations.iter().filter(|op| op.server == RequestTarget::Direct);
     // The apiserver's responses come first, because the others are compared with them.
-    for op in direct.chain(history.judged(Promise::TypedBytes)) {
+    for op in direct.chain(history.judged(Guarantee::TypedBytes)) {
         let (Some(ask), Some(answer)) = (&op.ask, op.answered(200)) else { continue };
         let is_judged = op.server.is_judged();
         if let Some(encoding) = answer.encoding.filter(|encoding| is_judged && *encoding != op.encoding) {
             judged.instances += 1;
             judged.violation(op, &[answer.line], || {
-                (say::encoding(op.encoding).to_owned(), say::encoding(encoding).to_owned())
+                (event_text::encoding(op.encoding).to_owned(), event_text::encoding(encoding).to_owned())
             });
         }
         for told in answer.items.iter().chain(&op.events).filter(|told| told.is_object()) {
@@ -42,7 +42,7 @@ pub(super) fn typed_bytes(history: &History) -> Judged {
             let gone = told.kind == EventKind::Deleted;
             let spelled = (ask.collection.as_str(), op.encoding, op.verb, told.key, told.version, gone);
             let Some(seen) = first.get(&spelled) else {
-                first.insert(spelled, Seen { bytes, line: told.line, op });
+                first.insert(spelled, FirstEncoding { bytes, line: told.line, op });
                 continue;
             };
             if is_judged {
@@ -56,10 +56,16 @@ pub(super) fn typed_bytes(history: &History) -> Judged {
     judged
 }
 
-fn other(history: &History, op: &Operation, told: &Told, seen: &Seen<'_>, judged: &mut Judged) {
+fn other(
+    history: &History,
+    op: &Operation,
+    told: &ReceivedItem,
+    seen: &FirstEncoding<'_>,
+    judged: &mut GuaranteeVerdict,
+) {
     judged.violation(op, &[seen.op.line, seen.line, told.line], || {
-        let who = if seen.op.server == AskedServer::Direct { "the apiserver's response" } else { "another response" };
-        let encoding = say::encoding(op.encoding);
+        let who = if seen.op.server == RequestTarget::Direct { "the apiserver's response" } else { "another response" };
+        let encoding = event_text::encoding(op.encoding);
         let object = format!("{} at {} in {encoding}", history.key(told.key), told.version);
         (format!("{object} with the same bytes as in {who}"), "different bytes".to_owned())
     });

@@ -2,21 +2,21 @@
 
 use std::collections::HashMap;
 
+use super::super::guarantee::Guarantee;
 use super::super::history::History;
-use super::super::names::KeyNumber;
-use super::super::operation::{Operation, Told};
-use super::super::promise::Promise;
+use super::super::interner::KeyId;
+use super::super::operation::{Operation, ReceivedItem};
 use super::super::record::{EventKind, Op, ReadVerb};
 use super::super::truth::ResourceTruth;
-use super::super::view::{SelectionView, Sum};
-use super::super::violation::Judged;
+use super::super::view::{SelectionView, StateFingerprint};
+use super::super::violation::GuaranteeVerdict;
 use super::difference::difference;
 
 /// The state of a client: the version of each object.
 #[derive(Clone, Debug, Default)]
-struct Held {
-    objects: HashMap<KeyNumber, u64>,
-    sum: Sum,
+struct ClientState {
+    objects: HashMap<KeyId, u64>,
+    sum: StateFingerprint,
     /// The version of the last event or list.
     event: u64,
     /// The last known moment: of an event, a bookmark or the list.
@@ -25,14 +25,14 @@ struct Held {
 
 /// Judges that a list and the watches after it have no gap and no overlap. The client's state must be correct at every
 /// bookmark and at the end of each watch.
-pub(super) fn continuity(history: &History) -> Judged {
-    let mut judged = Judged::new(Promise::Continuity);
+pub(super) fn continuity(history: &History) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(Guarantee::Continuity);
     let mut resumed: HashMap<Op, usize> = HashMap::new();
     for before in history.operations.iter().filter_map(|op| op.resumes) {
         *resumed.entry(before).or_default() += 1;
     }
-    let mut held: HashMap<Op, Held> = HashMap::new();
-    for op in history.watches(Promise::Continuity) {
+    let mut held: HashMap<Op, ClientState> = HashMap::new();
+    for op in history.watches(Guarantee::Continuity) {
         let Some((truth, view)) = history.view(op) else { continue };
         let Some(base) = base(history, op, &mut held, &mut resumed) else { continue };
         let after = watch(history, op, truth, view, base, &mut judged);
@@ -47,11 +47,11 @@ pub(super) fn continuity(history: &History) -> Judged {
 fn base(
     history: &History,
     op: &Operation,
-    held: &mut HashMap<Op, Held>,
+    held: &mut HashMap<Op, ClientState>,
     resumed: &mut HashMap<Op, usize>,
-) -> Option<Held> {
+) -> Option<ClientState> {
     if op.state.is_some() {
-        return Some(Held::of(op.initial().iter(), op.state?));
+        return Some(ClientState::of(op.initial().iter(), op.state?));
     }
     let (start, before) = (op.start()?, history.before(op)?);
     if before.verb == ReadVerb::List {
@@ -65,7 +65,7 @@ fn base(
 }
 
 /// Returns the state from the pages of a list that ends with this operation. All pages must have the same version.
-fn listed(history: &History, last: &Operation) -> Option<Held> {
+fn listed(history: &History, last: &Operation) -> Option<ClientState> {
     let answer = last.answered(200).filter(|answer| !answer.more)?;
     let mut pages = vec![answer];
     let mut page = last;
@@ -74,7 +74,7 @@ fn listed(history: &History, last: &Operation) -> Option<Held> {
         pages.push(before.answered(200).filter(|before| before.version == answer.version)?);
         page = before;
     }
-    Some(Held::of(pages.iter().flat_map(|page| &page.items), answer.version?))
+    Some(ClientState::of(pages.iter().flat_map(|page| &page.items), answer.version?))
 }
 
 /// Applies the events of a watch; stops once the client's state is wrong.
@@ -83,9 +83,9 @@ fn watch(
     op: &Operation,
     truth: &ResourceTruth,
     view: &SelectionView,
-    mut held: Held,
-    judged: &mut Judged,
-) -> Option<Held> {
+    mut held: ClientState,
+    judged: &mut GuaranteeVerdict,
+) -> Option<ClientState> {
     for told in op.live() {
         match told.kind {
             EventKind::Added | EventKind::Modified => held.put(told),
@@ -112,9 +112,9 @@ fn judge(
     op: &Operation,
     truth: &ResourceTruth,
     view: &SelectionView,
-    held: &Held,
+    held: &ClientState,
     line: u32,
-    judged: &mut Judged,
+    judged: &mut GuaranteeVerdict,
 ) -> Option<()> {
     let moment = held.moment;
     if !truth.knows(moment) {
@@ -134,21 +134,21 @@ fn judge(
     None
 }
 
-impl Held {
-    fn of<'a>(told: impl Iterator<Item = &'a Told>, version: u64) -> Self {
+impl ClientState {
+    fn of<'a>(told: impl Iterator<Item = &'a ReceivedItem>, version: u64) -> Self {
         let mut held = Self::default();
         told.for_each(|told| held.put(told));
         (held.event, held.moment) = (version, version);
         held
     }
 
-    fn put(&mut self, told: &Told) {
+    fn put(&mut self, told: &ReceivedItem) {
         self.drop(told);
         self.sum.add(told.key, told.version);
         self.objects.insert(told.key, told.version);
     }
 
-    fn drop(&mut self, told: &Told) {
+    fn drop(&mut self, told: &ReceivedItem) {
         if let Some(version) = self.objects.remove(&told.key) {
             self.sum.take(told.key, version);
         }

@@ -2,21 +2,21 @@
 
 use std::collections::BTreeMap;
 
-use super::super::follow::{Followed, Step, follow};
+use super::super::event_match::{EventMatch, FollowResult, follow};
+use super::super::event_text;
+use super::super::guarantee::Guarantee;
 use super::super::history::History;
 use super::super::operation::Operation;
-use super::super::promise::Promise;
 use super::super::record::Ending;
-use super::super::say;
 use super::super::truth::ResourceTruth;
 use super::super::view::SelectionView;
-use super::super::violation::Judged;
+use super::super::violation::GuaranteeVerdict;
 
 /// Judges that every matching change between two delivered moments is delivered, and no invented one. No clean end may
 /// cut an event short.
-pub(super) fn reliable(history: &History) -> Judged {
-    let mut judged = Judged::new(Promise::Reliable);
-    for op in history.watches(Promise::Reliable) {
+pub(super) fn reliable(history: &History) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(Guarantee::Reliable);
+    for op in history.watches(Guarantee::Reliable) {
         if let Some(over) = op.over.filter(|over| over.how == Ending::Torn) {
             judged.violation(op, &[over.line], || {
                 ("a stream that ends between two events".into(), "one that ends within an event".into())
@@ -28,23 +28,23 @@ pub(super) fn reliable(history: &History) -> Judged {
         let mut missed: BTreeMap<usize, usize> = BTreeMap::new();
         let mut unheard = Vec::new();
         let reached = follow(truth, view, op, |step| match step {
-            Step::Due { .. } => judged.instances += 1,
-            Step::Missed { position, event } => drop(missed.insert(position, event)),
-            Step::Past { position: Some(position), .. } => drop(missed.remove(&position)),
-            Step::Unheard { event } => unheard.push(event),
-            Step::Past { .. } | Step::Foreign { .. } => {}
+            EventMatch::Due { .. } => judged.instances += 1,
+            EventMatch::Missed { position, event } => drop(missed.insert(position, event)),
+            EventMatch::Past { position: Some(position), .. } => drop(missed.remove(&position)),
+            EventMatch::NotLearnt { event } => unheard.push(event),
+            EventMatch::Past { .. } | EventMatch::Foreign { .. } => {}
         });
         for event in unheard {
             let told = &op.live()[event];
             judged.violation(op, &[told.line], || {
-                ("events of actual changes".to_owned(), format!("{} without a change", say::told(history, told)))
+                ("events of actual changes".to_owned(), format!("{} without a change", event_text::told(history, told)))
             });
         }
         for (position, event) in missed {
             let (told, expected) = (&op.live()[event], &view.events[position]);
             judged.violation(op, &[truth.changes[expected.change as usize].line, told.line], || {
-                let got = format!("{} without it", say::told(history, told));
-                (format!("{} first", say::expected(history, truth, expected)), got)
+                let got = format!("{} without it", event_text::told(history, told));
+                (format!("{} first", event_text::expected(history, truth, expected)), got)
             });
         }
         overdue(history, op, truth, view, &reached, &mut judged);
@@ -59,8 +59,8 @@ fn overdue(
     op: &Operation,
     truth: &ResourceTruth,
     view: &SelectionView,
-    reached: &Followed,
-    judged: &mut Judged,
+    reached: &FollowResult,
+    judged: &mut GuaranteeVerdict,
 ) {
     let Some(patience) = history.run.patience_ns.filter(|_| op.start().is_some()) else { return };
     let until = op.over.map_or(history.end_ns, |over| over.at_ns);
@@ -75,16 +75,16 @@ fn overdue(
         let line = truth.changes[expected.change as usize].line;
         let end = op.over.map_or(0, |over| over.line);
         judged.violation(op, &[line, end], || {
-            let expected = say::expected(history, truth, expected);
+            let expected = event_text::expected(history, truth, expected);
             (format!("{expected} within {} ms", patience / 1_000_000), "neither it nor a later event".to_owned())
         });
     }
 }
 
 /// Judges that a watch from a version begins with the first matching change after it.
-pub(super) fn resumable(history: &History) -> Judged {
-    let mut judged = Judged::new(Promise::Resumable);
-    for op in history.watches(Promise::Resumable) {
+pub(super) fn resumable(history: &History) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(Guarantee::Resumable);
+    for op in history.watches(Guarantee::Resumable) {
         let Some((truth, view)) = history.view(op) else { continue };
         let Some(start) = op.start().filter(|start| op.state.is_none() && truth.knows(*start)) else { continue };
         let Some(told) = op.live().iter().find(|told| told.is_object() && told.version <= truth.to) else { continue };
@@ -97,10 +97,11 @@ pub(super) fn resumable(history: &History) -> Judged {
         if !is_first && (!is_none || told.version <= start) {
             let line = first.map_or(0, |first| truth.changes[first.change as usize].line);
             judged.violation(op, &[line, told.line], || {
-                let first = first.map_or_else(|| "nothing".to_owned(), |first| say::expected(history, truth, first));
+                let first =
+                    first.map_or_else(|| "nothing".to_owned(), |first| event_text::expected(history, truth, first));
                 (
                     format!("{first} as the first event after {start}"),
-                    format!("{} as the first event", say::told(history, told)),
+                    format!("{} as the first event", event_text::told(history, told)),
                 )
             });
         }

@@ -3,18 +3,18 @@
 use std::collections::BTreeMap;
 
 use super::super::history::History;
-use super::super::names::KeyNumber;
-use super::super::operation::Told;
+use super::super::interner::KeyId;
+use super::super::operation::ReceivedItem;
 use super::super::truth::ResourceTruth;
 
 /// Returns the first difference in the order of keys: the expected and actual object, and the line of the change.
 pub(super) fn difference<'a>(
     history: &History,
     truth: &ResourceTruth,
-    expected: impl Iterator<Item = (&'a KeyNumber, &'a u32)>,
-    told: impl Iterator<Item = (KeyNumber, u64)>,
+    expected: impl Iterator<Item = (&'a KeyId, &'a u32)>,
+    told: impl Iterator<Item = (KeyId, u64)>,
 ) -> Option<(String, String, u32)> {
-    let mut told_of: BTreeMap<KeyNumber, u64> = BTreeMap::new();
+    let mut told_of: BTreeMap<KeyId, u64> = BTreeMap::new();
     for (key, version) in told {
         if told_of.insert(key, version).is_some() {
             let key = history.key(key);
@@ -37,6 +37,6 @@ pub(super) fn difference<'a>(
 }
 
 /// Converts delivered objects into the input of [`difference`].
-pub(super) fn objects(told: &[Told]) -> impl Iterator<Item = (KeyNumber, u64)> {
+pub(super) fn objects(told: &[ReceivedItem]) -> impl Iterator<Item = (KeyId, u64)> {
     told.iter().map(|told| (told.key, told.version))
 }

@@ -1,18 +1,18 @@
 //! Filtered and Typed: each event is one that its watch should get, with the right type and content.
 
+use super::super::event_text;
+use super::super::guarantee::Guarantee;
 use super::super::history::History;
-use super::super::operation::{Operation, Told};
-use super::super::promise::Promise;
+use super::super::operation::{Operation, ReceivedItem};
 use super::super::record::EventKind;
-use super::super::say;
 use super::super::truth::ResourceTruth;
 use super::super::view::SelectionView;
-use super::super::violation::Judged;
+use super::super::violation::GuaranteeVerdict;
 
 /// Judges that no event matches neither before nor after the change.
-pub(super) fn filtered(history: &History) -> Judged {
-    let mut judged = Judged::new(Promise::Filtered);
-    for op in history.watches(Promise::Filtered) {
+pub(super) fn filtered(history: &History) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(Guarantee::Filtered);
+    for op in history.watches(Guarantee::Filtered) {
         let Some((truth, view)) = history.view(op) else { continue };
         for (at, told) in objects(op) {
             judged.instances += 1;
@@ -24,7 +24,7 @@ pub(super) fn filtered(history: &History) -> Judged {
             if !is_covered || is_foreign {
                 let line = told.change().map_or(0, |change| truth.changes[change as usize].line);
                 judged.violation(op, &[line, told.line], || {
-                    ("events of selected objects".to_owned(), say::told(history, told))
+                    ("events of selected objects".to_owned(), event_text::told(history, told))
                 });
             }
         }
@@ -33,9 +33,9 @@ pub(super) fn filtered(history: &History) -> Judged {
 }
 
 /// Judges that each event has the type and the content of its change for the selection.
-pub(super) fn typed(history: &History) -> Judged {
-    let mut judged = Judged::new(Promise::Typed);
-    for op in history.watches(Promise::Typed) {
+pub(super) fn typed(history: &History) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(Guarantee::Typed);
+    for op in history.watches(Guarantee::Typed) {
         let Some((truth, view)) = history.view(op) else { continue };
         for (at, told) in objects(op) {
             let Some(change) = told.change() else { continue };
@@ -57,8 +57,9 @@ pub(super) fn typed(history: &History) -> Judged {
                 judged.violation(op, &[line, told.line], || {
                     let mut expected = *told;
                     expected.kind = kind;
-                    let [expected, got] = [(&expected, content), (told, told.digest)]
-                        .map(|(told, digest)| format!("{} {}", say::told(history, told), say::content(digest)));
+                    let [expected, got] = [(&expected, content), (told, told.digest)].map(|(told, digest)| {
+                        format!("{} {}", event_text::told(history, told), event_text::content(digest))
+                    });
                     (expected, got)
                 });
             }
@@ -67,7 +68,7 @@ pub(super) fn typed(history: &History) -> Judged {
     judged
 }
 
-fn objects(op: &Operation) -> impl Iterator<Item = (usize, &Told)> {
+fn objects(op: &Operation) -> impl Iterator<Item = (usize, &ReceivedItem)> {
     op.events.iter().enumerate().filter(|(_, told)| told.is_object())
 }
 

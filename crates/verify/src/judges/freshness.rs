@@ -2,24 +2,26 @@
 
 use std::collections::HashMap;
 
-use super::super::ask::{Fresh, ReadPlan};
+use super::super::event_text;
+use super::super::guarantee::Guarantee;
 use super::super::history::History;
 use super::super::operation::Operation;
-use super::super::promise::Promise;
-use super::super::record::{AskedServer, ReadVerb, RecordedEncoding};
-use super::super::say;
-use super::super::timeline::Witnessed;
-use super::super::violation::Judged;
-use super::versions::{ShownVersion, shown};
+use super::super::parsed_request::{FreshnessRequirement, ReadPlan};
+use super::super::record::{ReadVerb, RecordedEncoding, RequestTarget};
+use super::super::timeline::VersionTimeline;
+use super::super::violation::GuaranteeVerdict;
+use super::versions::{ResponseVersion, shown};
 
 /// Judges that a response to a request without a version contains everything that any participant knew before the
 /// request.
-pub(super) fn consistent(history: &History) -> Judged {
-    let mut judged = Judged::new(Promise::Consistent);
-    for op in history.judged(Promise::Consistent) {
+pub(super) fn consistent(history: &History) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(Guarantee::Consistent);
+    for op in history.judged(Guarantee::Consistent) {
         let plan = op.ask.as_ref().map(|ask| ask.plan);
         let Some(
-            ReadPlan::Read(Fresh::Consistent) | ReadPlan::State(Fresh::Consistent) | ReadPlan::Next(Fresh::Consistent),
+            ReadPlan::Read(FreshnessRequirement::Consistent)
+            | ReadPlan::State(FreshnessRequirement::Consistent)
+            | ReadPlan::Next(FreshnessRequirement::Consistent),
         ) = plan
         else {
             continue;
@@ -36,43 +38,45 @@ pub(super) fn consistent(history: &History) -> Judged {
         match shown {
             // A list may have an older version if it contains all current objects: nothing has changed since, or every
             // change was undone.
-            ShownVersion::State { version, line } => {
+            ResponseVersion::State { version, line } => {
                 let newer = truth.difference(version, known);
                 if let Some(change) = newer {
                     judged.violation(op, &[change.line, line], || {
                         (
-                            format!("{}, with {}", words(), say::change(history, change)),
+                            format!("{}, with {}", words(), event_text::change(history, change)),
                             format!("the state at {version}"),
                         )
                     });
                 }
             }
-            ShownVersion::Object { .. } => shown.judge(history, op, known, &mut judged, words),
+            ResponseVersion::Object { .. } => shown.judge(history, op, known, &mut judged, words),
         }
     }
     judged
 }
 
 /// Checks that a watch that begins with the next event begins after everything known.
-fn next(history: &History, op: &Operation, known: u64, judged: &mut Judged) {
+fn next(history: &History, op: &Operation, known: u64, judged: &mut GuaranteeVerdict) {
     let Some(told) = op.events.iter().find(|told| told.is_object()) else { return };
     judged.instances += 1;
     if told.version <= known {
         judged.violation(op, &[told.line], || {
-            (format!("events after {known}, which was known before"), say::told(history, told))
+            (format!("events after {known}, which was known before"), event_text::told(history, told))
         });
     }
 }
 
 /// Judges that a response from a cache is not older than an earlier one. A server that marks responses from its cache
 /// forwards the other requests to its upstream, so those are not compared.
-pub(super) fn monotone(history: &History) -> Judged {
-    let mut judged = Judged::new(Promise::Monotone);
+pub(super) fn monotone(history: &History) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(Guarantee::Monotone);
     let waived = waived(history);
     let seen = seen(history, &waived);
-    for op in history.judged(Promise::Monotone).filter(|op| history.may_be_from_memory(op)) {
+    for op in history.judged(Guarantee::Monotone).filter(|op| history.may_be_from_memory(op)) {
         let Some(ask) = &op.ask else { continue };
-        let (ReadPlan::Read(Fresh::Any) | ReadPlan::State(Fresh::Any)) = ask.plan else { continue };
+        let (ReadPlan::Read(FreshnessRequirement::Any) | ReadPlan::State(FreshnessRequirement::Any)) = ask.plan else {
+            continue;
+        };
         let Some(shown) = shown(history, op) else { continue };
         judged.instances += 1;
         let timeline = seen.get(&(op.server, ask.collection.as_str(), op.encoding, period(&waived, op.at_ns)));
@@ -83,11 +87,11 @@ pub(super) fn monotone(history: &History) -> Judged {
 }
 
 /// The key of one cache: a server, a collection, an encoding, and a period between two moments.
-type Memory<'a> = (AskedServer, &'a str, RecordedEncoding, usize);
+type CacheKey<'a> = (RequestTarget, &'a str, RecordedEncoding, usize);
 
 /// Collects the version that each judged server had returned from its cache by each moment. Each collection and
 /// encoding has its own cache. The collection starts again whenever a fault permits the server to go back.
-fn seen<'a>(history: &'a History, waived: &[u64]) -> HashMap<Memory<'a>, Witnessed> {
+fn seen<'a>(history: &'a History, waived: &[u64]) -> HashMap<CacheKey<'a>, VersionTimeline> {
     let mut points: HashMap<_, Vec<_>> = HashMap::new();
     let shows_memory = |op: &&Operation| op.server.is_judged() && history.may_be_from_memory(op);
     for op in history.operations.iter().filter(shows_memory) {
@@ -101,8 +105,8 @@ fn seen<'a>(history: &'a History, waived: &[u64]) -> HashMap<Memory<'a>, Witness
         }
         // With a limit, the response may come from the store.
         let is_memory = match ask.plan {
-            ReadPlan::Read(Fresh::Any) => true,
-            ReadPlan::Read(Fresh::NotOlderThan(_)) => ask.limit == 0,
+            ReadPlan::Read(FreshnessRequirement::Any) => true,
+            ReadPlan::Read(FreshnessRequirement::NotOlderThan(_)) => ask.limit == 0,
             _ => false,
         };
         let answer = op.answered(200).filter(|_| is_memory && op.verb == ReadVerb::List);
@@ -110,13 +114,13 @@ fn seen<'a>(history: &'a History, waived: &[u64]) -> HashMap<Memory<'a>, Witness
             add(at_ns, version);
         }
     }
-    points.into_iter().map(|(key, points)| (key, Witnessed::new(points))).collect()
+    points.into_iter().map(|(key, points)| (key, VersionTimeline::new(points))).collect()
 }
 
 /// Returns the start of each fault that permits a server to go back, in order.
 fn waived(history: &History) -> Vec<u64> {
     let faults = history.faults.iter().map(|line| &line.record);
-    let waives = faults.filter(|fault| fault.waives.contains(&Promise::Monotone));
+    let waives = faults.filter(|fault| fault.waives.contains(&Guarantee::Monotone));
     let mut began: Vec<_> = waives.map(|fault| fault.from_ns).collect();
     began.sort_unstable();
     began

@@ -1,20 +1,20 @@
 //! `InitialEvents`: the initial events of a watch are the state at one version.
 
-use super::super::ask::ReadPlan;
+use super::super::event_text;
+use super::super::guarantee::Guarantee;
 use super::super::history::History;
 use super::super::operation::Operation;
-use super::super::promise::Promise;
+use super::super::parsed_request::ReadPlan;
 use super::super::record::EventKind;
-use super::super::say;
-use super::super::view::Sum;
-use super::super::violation::Judged;
+use super::super::view::StateFingerprint;
+use super::super::violation::GuaranteeVerdict;
 use super::difference::{difference, objects};
 
 /// Judges that initial events are only ADDED, and exactly the matching part of the state at one version, each object
 /// once. If the watch requested it, one bookmark at that version marks their end; other watches get none.
-pub(super) fn initial_events(history: &History) -> Judged {
-    let mut judged = Judged::new(Promise::InitialEvents);
-    for op in history.watches(Promise::InitialEvents) {
+pub(super) fn initial_events(history: &History) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(Guarantee::InitialEvents);
+    for op in history.watches(Guarantee::InitialEvents) {
         let begins = matches!(op.ask.as_ref().map(|ask| ask.plan), Some(ReadPlan::State(_)));
         let stray = if begins { op.live() } else { &op.events };
         for told in stray.iter().filter(|told| told.initial_end) {
@@ -24,7 +24,7 @@ pub(super) fn initial_events(history: &History) -> Judged {
                 } else {
                     "no initial events, because none were requested"
                 };
-                (expected.to_owned(), say::told(history, told))
+                (expected.to_owned(), event_text::told(history, told))
             });
         }
         if begins && (op.state.is_some() || op.is_no_state) {
@@ -35,7 +35,7 @@ pub(super) fn initial_events(history: &History) -> Judged {
     judged
 }
 
-fn state(history: &History, op: &Operation, judged: &mut Judged) {
+fn state(history: &History, op: &Operation, judged: &mut GuaranteeVerdict) {
     let Some(version) = op.state else {
         let line = op.events.get(op.live_from).map_or(0, |told| told.line);
         judged.violation(op, &[line], || {
@@ -47,15 +47,15 @@ fn state(history: &History, op: &Operation, judged: &mut Judged) {
         return;
     };
     let end = op.events[..op.live_from].last().map_or(0, |told| told.line);
-    let odd = |told: &&super::super::operation::Told| told.kind != EventKind::Added || told.version > version;
+    let odd = |told: &&super::super::operation::ReceivedItem| told.kind != EventKind::Added || told.version > version;
     if let Some(told) = op.initial().iter().find(odd) {
         judged.violation(op, &[told.line, end], || {
-            (format!("initial events ADDED up to {version}"), say::told(history, told))
+            (format!("initial events ADDED up to {version}"), event_text::told(history, told))
         });
         return;
     }
     let Some((truth, view)) = history.view(op).filter(|(truth, _)| truth.knows(version)) else { return };
-    let mut sum = Sum::default();
+    let mut sum = StateFingerprint::default();
     op.initial().iter().for_each(|told| sum.add(told.key, told.version));
     if sum != view.sum_at(version) && judged.has_room() {
         let mut replay = view.replay(truth);

@@ -2,11 +2,11 @@
 
 use std::ops::RangeInclusive;
 
+use super::super::guarantee::Guarantee;
 use super::super::history::History;
 use super::super::operation::Operation;
-use super::super::promise::Promise;
 use super::super::record::Ending;
-use super::super::violation::Judged;
+use super::super::violation::GuaranteeVerdict;
 use super::SECOND_NS;
 
 /// The duration in seconds of a watch without a requested timeout: the apiserver draws it.
@@ -18,9 +18,9 @@ const LATE_NS: u64 = 10 * SECOND_NS;
 
 /// Judges that a watch that the server ends cleanly, without an error, has reached its timeout, and that no watch is
 /// open longer. Watches during a fault are excluded.
-pub(super) fn timed(history: &History) -> Judged {
-    let mut judged = Judged::new(Promise::Timed);
-    for op in history.watches(Promise::Timed) {
+pub(super) fn timed(history: &History) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(Guarantee::Timed);
+    for op in history.watches(Guarantee::Timed) {
         let asked = op.ask.as_ref().and_then(|ask| ask.timeout_seconds);
         let (Some(asked), Some(answer), Some(over)) = (asked, &op.answer, op.over) else { continue };
         let lasts = if asked > 0 { asked..=asked } else { CHOSEN };

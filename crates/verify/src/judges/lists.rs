@@ -1,23 +1,23 @@
 //! `ListSnapshot`: a list is the matching part of the state at its version, in the order of keys.
 
+use super::super::guarantee::Guarantee;
 use super::super::history::History;
-use super::super::names::KeyNumber;
-use super::super::operation::{Answer, Operation, Told};
-use super::super::promise::Promise;
+use super::super::interner::KeyId;
+use super::super::operation::{Operation, ReceivedItem, ReceivedResponse};
 use super::super::record::{Op, ReadVerb};
 use super::super::truth::ResourceTruth;
-use super::super::view::{SelectionView, Sum};
-use super::super::violation::Judged;
+use super::super::view::{SelectionView, StateFingerprint};
+use super::super::violation::GuaranteeVerdict;
 use super::difference::{difference, objects};
 use std::collections::{BTreeMap, HashMap};
 
 /// Judges that a list or a page is the state that it claims to be, and that a GET returns an object that existed.
-pub(super) fn list_snapshot(history: &History) -> Judged {
-    let mut judged = Judged::new(Promise::ListSnapshot);
+pub(super) fn list_snapshot(history: &History) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(Guarantee::ListSnapshot);
     // Pages, and lists that differ from the state, by selection and version. They are sorted so that the state is
     // replayed only once.
     let mut closer: Vec<(usize, u64, &Operation)> = Vec::new();
-    for op in history.judged(Promise::ListSnapshot) {
+    for op in history.judged(Guarantee::ListSnapshot) {
         let Some(answer) = op.answered(200) else { continue };
         match op.verb {
             ReadVerb::Watch => {}
@@ -59,8 +59,8 @@ pub(super) fn list_snapshot(history: &History) -> Judged {
 }
 
 /// Whether this is a one-page list that is ordered and equal to the state.
-fn is_whole(op: &Operation, answer: &Answer, view: &SelectionView, version: u64) -> bool {
-    let mut sum = Sum::default();
+fn is_whole(op: &Operation, answer: &ReceivedResponse, view: &SelectionView, version: u64) -> bool {
+    let mut sum = StateFingerprint::default();
     answer.items.iter().for_each(|item| sum.add(item.key, item.version));
     let is_one_page = !answer.more && is_first(op) && answer.remaining.unwrap_or(0) == 0;
     is_one_page && answer.items.is_sorted_by_key(|item| item.key) && sum == view.sum_at(version)
@@ -71,8 +71,14 @@ fn is_first(op: &Operation) -> bool {
 }
 
 /// Checks that each item has the content of its version.
-fn contents(history: &History, op: &Operation, answer: &Answer, truth: &ResourceTruth, judged: &mut Judged) {
-    let other = |item: &&Told| {
+fn contents(
+    history: &History,
+    op: &Operation,
+    answer: &ReceivedResponse,
+    truth: &ResourceTruth,
+    judged: &mut GuaranteeVerdict,
+) {
+    let other = |item: &&ReceivedItem| {
         let change = item.change().map(|change| &truth.changes[change as usize]);
         let content = change.and_then(|change| change.content(op.encoding));
         item.digest.zip(content).is_some_and(|(got, expected)| got != expected)
@@ -81,7 +87,7 @@ fn contents(history: &History, op: &Operation, answer: &Answer, truth: &Resource
         let change = item.change().map(|change| &truth.changes[change as usize]);
         judged.violation(op, &[change.map_or(0, |change| change.line), item.line], || {
             let words = |digest| {
-                format!("{} at {} {}", history.key(item.key), item.version, super::super::say::content(digest))
+                format!("{} at {} {}", history.key(item.key), item.version, super::super::event_text::content(digest))
             };
             (words(change.and_then(|change| change.content(op.encoding))), words(item.digest))
         });
@@ -89,7 +95,7 @@ fn contents(history: &History, op: &Operation, answer: &Answer, truth: &Resource
 }
 
 /// Returns where the next page of each list begins, by operation.
-fn ends(history: &History) -> HashMap<Op, KeyNumber> {
+fn ends(history: &History) -> HashMap<Op, KeyId> {
     let lists = history.operations.iter().filter(|op| op.verb == ReadVerb::List);
     let end = |op: &Operation| {
         let first = op.ask.as_ref().map(|ask| ask.first.as_str()).filter(|first| !first.is_empty())?;
@@ -103,12 +109,12 @@ fn ends(history: &History) -> HashMap<Op, KeyNumber> {
 fn page(
     history: &History,
     op: &Operation,
-    state: &BTreeMap<KeyNumber, u32>,
-    ends: &HashMap<Op, KeyNumber>,
+    state: &BTreeMap<KeyId, u32>,
+    ends: &HashMap<Op, KeyId>,
     truth: &ResourceTruth,
     view: &SelectionView,
     before: Option<usize>,
-    judged: &mut Judged,
+    judged: &mut GuaranteeVerdict,
 ) -> Option<usize> {
     let (answer, ask) = (op.answer.as_ref()?, op.ask.as_ref()?);
     let items = &answer.items;
@@ -123,7 +129,7 @@ fn page(
     let first = history.keys.at_or_behind(&ask.first);
     let rest = || state.range(first..);
     // A page extends to the start of the next one. If the next one was not requested, the page extends to its last key.
-    let is_on_it = |key: &KeyNumber| match ends.get(&op.op) {
+    let is_on_it = |key: &KeyId| match ends.get(&op.op) {
         _ if !answer.more => true,
         Some(end) => key < end,
         None => items.last().is_some_and(|last| *key <= last.key),
@@ -154,7 +160,7 @@ fn page(
     Some(count)
 }
 
-fn get(history: &History, op: &Operation, answer: &Answer, judged: &mut Judged) {
+fn get(history: &History, op: &Operation, answer: &ReceivedResponse, judged: &mut GuaranteeVerdict) {
     let Some(truth) = history.truth(op) else { return };
     let Some(item) = answer.items.first().filter(|item| item.version <= truth.to) else { return };
     let change = item.change().map(|change| &truth.changes[change as usize]);

@@ -1,19 +1,19 @@
 //! Ordered and Unique: versions increase, and no change is delivered twice.
 
+use super::super::event_text;
+use super::super::guarantee::Guarantee;
 use super::super::history::History;
-use super::super::names::KeyNumber;
-use super::super::operation::{Operation, Told};
-use super::super::promise::Promise;
-use super::super::say;
-use super::super::violation::Judged;
+use super::super::interner::KeyId;
+use super::super::operation::{Operation, ReceivedItem};
+use super::super::violation::GuaranteeVerdict;
 use std::collections::HashMap;
 
 /// Judges that versions never decrease after the initial events, and that those of one object increase.
-pub(super) fn ordered(history: &History) -> Judged {
-    let mut judged = Judged::new(Promise::Ordered);
-    for op in history.watches(Promise::Ordered) {
-        let mut of_key: HashMap<KeyNumber, &Told> = op.initial().iter().map(|told| (told.key, told)).collect();
-        let mut last: Option<&Told> = None;
+pub(super) fn ordered(history: &History) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(Guarantee::Ordered);
+    for op in history.watches(Guarantee::Ordered) {
+        let mut of_key: HashMap<KeyId, &ReceivedItem> = op.initial().iter().map(|told| (told.key, told)).collect();
+        let mut last: Option<&ReceivedItem> = None;
         for told in op.live().iter().filter(|told| told.is_object()) {
             judged.instances += 1;
             let same = of_key.insert(told.key, told).filter(|before| before.version >= told.version);
@@ -21,7 +21,7 @@ pub(super) fn ordered(history: &History) -> Judged {
             if let Some(before) = same.or(any) {
                 judged.violation(op, &[before.line, told.line], || {
                     let least = if same.is_some() { "an event above" } else { "no event below" };
-                    (format!("{least} {}", say::told(history, before)), say::told(history, told))
+                    (format!("{least} {}", event_text::told(history, before)), event_text::told(history, told))
                 });
             }
             last = Some(told);
@@ -31,10 +31,10 @@ pub(super) fn ordered(history: &History) -> Judged {
 }
 
 /// Judges that no change is delivered twice, and none again to a watch that resumes after it.
-pub(super) fn unique(history: &History) -> Judged {
-    let mut judged = Judged::new(Promise::Unique);
-    for op in history.watches(Promise::Unique) {
-        let mut newest: HashMap<KeyNumber, u64> = HashMap::new();
+pub(super) fn unique(history: &History) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(Guarantee::Unique);
+    for op in history.watches(Guarantee::Unique) {
+        let mut newest: HashMap<KeyId, u64> = HashMap::new();
         for (at, told) in op.live().iter().enumerate().filter(|(_, told)| told.is_object()) {
             judged.instances += 1;
             let newest = newest.entry(told.key).or_default();
@@ -43,7 +43,7 @@ pub(super) fn unique(history: &History) -> Judged {
             *newest = told.version.max(*newest);
             if let Some(first) = again {
                 judged.violation(op, &[first.line, told.line], || {
-                    let told = say::told(history, told);
+                    let told = event_text::told(history, told);
                     (format!("{told} once"), format!("{told} again"))
                 });
             }
@@ -52,12 +52,12 @@ pub(super) fn unique(history: &History) -> Judged {
     judged
 }
 
-fn find<'a>(events: &'a [Told], wanted: &Told) -> Option<&'a Told> {
+fn find<'a>(events: &'a [ReceivedItem], wanted: &ReceivedItem) -> Option<&'a ReceivedItem> {
     events.iter().find(|told| told.is_object() && told.key == wanted.key && told.version == wanted.version)
 }
 
 /// Finds the same event in an earlier watch of the chain that this one resumes.
-fn told_before<'a>(history: &'a History, op: &Operation, told: &Told) -> Option<&'a Told> {
+fn told_before<'a>(history: &'a History, op: &Operation, told: &ReceivedItem) -> Option<&'a ReceivedItem> {
     if op.start().is_none_or(|start| told.version > start) {
         return None;
     }

@@ -1,21 +1,21 @@
 //! Expired and Future: history is refused only if it may be forgotten, and a version only while it is in the future.
 
-use super::super::ask::{Fresh, ReadPlan};
+use super::super::event_text;
+use super::super::guarantee::Guarantee;
 use super::super::history::History;
-use super::super::operation::{Operation, Told};
-use super::super::promise::Promise;
-use super::super::record::{AskedServer, EventKind, ReadVerb};
+use super::super::operation::{Operation, ReceivedItem};
+use super::super::parsed_request::{FreshnessRequirement, ReadPlan};
+use super::super::record::{EventKind, ReadVerb, RequestTarget};
 use super::super::refused_requests::is_of_the_future;
-use super::super::say;
-use super::super::violation::Judged;
+use super::super::violation::GuaranteeVerdict;
 
 /// How late the truth may be. Changes learnt this long after a 410 may have happened before it.
 const TRUTH_LAG_NS: u64 = 1_000_000_000;
 
 /// Judges that a 410 is returned only if history may have been forgotten. A watch gets it as its last event.
-pub(super) fn expired(history: &History) -> Judged {
-    let mut judged = Judged::new(Promise::Expired);
-    for op in history.judged(Promise::Expired) {
+pub(super) fn expired(history: &History) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(Guarantee::Expired);
+    for op in history.judged(Guarantee::Expired) {
         if let Some(answer) = op.answered(410) {
             judged.instances += 1;
             let plan = op.ask.as_ref().map(|ask| ask.plan);
@@ -39,13 +39,13 @@ pub(super) fn expired(history: &History) -> Judged {
     judged
 }
 
-fn errors(history: &History, op: &Operation, judged: &mut Judged) {
+fn errors(history: &History, op: &Operation, judged: &mut GuaranteeVerdict) {
     let errors = op.events.iter().enumerate().filter(|(_, told)| told.kind == EventKind::Error);
     for ((at, told), status) in errors.zip(&op.errors) {
         judged.instances += 1;
         if let Some(next) = op.events.get(at + 1) {
             judged.violation(op, &[told.line, next.line], || {
-                ("no event after an error".to_owned(), say::told(history, next))
+                ("no event after an error".to_owned(), event_text::told(history, next))
             });
         }
         let position = position(history, op, &op.events[..at]);
@@ -59,7 +59,7 @@ fn errors(history: &History, op: &Operation, judged: &mut Judged) {
 }
 
 /// Returns how far a watch had got, by the events sent to it.
-pub(super) fn position(history: &History, op: &Operation, told: &[Told]) -> u64 {
+pub(super) fn position(history: &History, op: &Operation, told: &[ReceivedItem]) -> u64 {
     let live = told.get(op.live_from..).unwrap_or_default().iter().map(|told| told.version).max();
     // A watch that was still sending the state, or nothing, was at the server's position.
     let start = op.start().unwrap_or_else(|| history.witnessed(op, op.at_ns));
@@ -78,7 +78,7 @@ fn is_forgotten(history: &History, op: &Operation, version: u64, at_ns: u64) -> 
 
 /// The same for one server, and the resource of an operation.
 pub(super) fn is_forgotten_by(
-    server: AskedServer,
+    server: RequestTarget,
     history: &History,
     op: &Operation,
     version: u64,
@@ -104,14 +104,14 @@ pub(super) fn is_forgotten_by(
 
 /// Judges requests with a version of the future. A watch gets no event at or below it, and no refusal, unless later
 /// changes may have happened and been forgotten. A read is refused only while the version is in the future.
-pub(super) fn future(history: &History) -> Judged {
-    let mut judged = Judged::new(Promise::Future);
-    for op in history.judged(Promise::Future) {
+pub(super) fn future(history: &History) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(Guarantee::Future);
+    for op in history.judged(Guarantee::Future) {
         match op.ask.as_ref().map(|ask| ask.plan) {
             Some(ReadPlan::Behind(version)) => behind(history, op, version, &mut judged),
             Some(
-                ReadPlan::Read(Fresh::NotOlderThan(version))
-                | ReadPlan::State(Fresh::NotOlderThan(version))
+                ReadPlan::Read(FreshnessRequirement::NotOlderThan(version))
+                | ReadPlan::State(FreshnessRequirement::NotOlderThan(version))
                 | ReadPlan::Exact(version),
             ) => refused(history, op, version, &mut judged),
             _ => {}
@@ -120,7 +120,7 @@ pub(super) fn future(history: &History) -> Judged {
     judged
 }
 
-fn behind(history: &History, op: &Operation, version: u64, judged: &mut Judged) {
+fn behind(history: &History, op: &Operation, version: u64, judged: &mut GuaranteeVerdict) {
     // The compacted versions existed, whether or not any participant had seen them.
     let past = history.witnessed(op, op.at_ns).max(history.compacted_by(op.at_ns));
     if op.answered(200).is_none() || version <= past {
@@ -137,8 +137,8 @@ fn behind(history: &History, op: &Operation, version: u64, judged: &mut Judged) 
                 let refuses = status.code == 410 && !is_gone || is_of_the_future(&status);
                 refuses.then(|| format!("{} {}", status.code, status.message))
             }
-            EventKind::Bookmark => (told.version < version).then(|| say::told(history, told)),
-            _ => (told.version <= version).then(|| say::told(history, told)),
+            EventKind::Bookmark => (told.version < version).then(|| event_text::told(history, told)),
+            _ => (told.version <= version).then(|| event_text::told(history, told)),
         };
         if let Some(got) = got {
             judged.violation(op, &[told.line], || (format!("the events after {version}, a future version"), got));
@@ -146,7 +146,7 @@ fn behind(history: &History, op: &Operation, version: u64, judged: &mut Judged) 
     }
 }
 
-fn refused(history: &History, op: &Operation, version: u64, judged: &mut Judged) {
+fn refused(history: &History, op: &Operation, version: u64, judged: &mut GuaranteeVerdict) {
     let error = op.events.iter().find(|told| told.kind == EventKind::Error).zip(op.errors.first());
     let error = error.map(|(told, status)| (told.at_ns, told.line, status));
     let answer = op.answered(504).map(|answer| (answer.at_ns, answer.line, &answer.status));

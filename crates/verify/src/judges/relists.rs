@@ -2,16 +2,16 @@
 
 use std::collections::HashMap;
 
-use super::super::ask::{Fresh, ParsedCall, ReadPlan};
-use super::super::history::{AtLine, History};
-use super::super::promise::Promise;
-use super::super::record::{AskedRecord, CallRecord, ReadVerb, RecordedEncoding};
-use super::super::violation::Judged;
+use super::super::guarantee::Guarantee;
+use super::super::history::{History, NumberedRecord};
+use super::super::parsed_request::{FreshnessRequirement, ParsedRequest, ReadPlan};
+use super::super::record::{CallRecord, ReadVerb, RecordedEncoding, UpstreamRequestRecord};
+use super::super::violation::GuaranteeVerdict;
 
 /// Judges that from each fault to the next, a collection is listed at most as often as the fault took effect. One list
 /// is always allowed.
-pub(super) fn one_relist(history: &History) -> Judged {
-    let mut judged = Judged::new(Promise::OneRelist);
+pub(super) fn one_relist(history: &History) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(Guarantee::OneRelist);
     // Without a record of the server's upstream requests, an excess list would not be noticed. Then nothing is judged.
     if history.asked.is_empty() {
         return judged;
@@ -20,12 +20,14 @@ pub(super) fn one_relist(history: &History) -> Judged {
     faults.sort_by_key(|fault| fault.from_ns);
     for (at, fault) in faults.iter().enumerate() {
         let until = faults.get(at + 1).map_or(u64::MAX, |next| next.from_ns);
-        if fault.waives.contains(&Promise::OneRelist) {
+        if fault.waives.contains(&Guarantee::OneRelist) {
             continue;
         }
         judged.instances += 1;
         let mut lists: HashMap<(&str, RecordedEncoding), Vec<u32>> = HashMap::new();
-        let during = |asked: &&AtLine<AskedRecord>| fault.from_ns <= asked.record.at_ns && asked.record.at_ns < until;
+        let during = |asked: &&NumberedRecord<UpstreamRequestRecord>| {
+            fault.from_ns <= asked.record.at_ns && asked.record.at_ns < until
+        };
         for asked in history.asked.iter().filter(during).filter(|asked| is_relist(&asked.record)) {
             let of_one = lists.entry((asked.record.path.as_str(), asked.record.encoding)).or_default();
             of_one.push(asked.line);
@@ -45,15 +47,16 @@ pub(super) fn one_relist(history: &History) -> Judged {
 /// Whether a request reads a whole state: a list without a continue token, or a watch with initial events. Requests for
 /// one object, or with a selector, only find the store's version. Among forwarded requests, only those for any version
 /// count: informers begin with them, and the server's cache must answer them.
-fn is_relist(asked: &AskedRecord) -> bool {
+fn is_relist(asked: &UpstreamRequestRecord) -> bool {
     let call =
         CallRecord { verb: asked.verb, path: asked.path.clone(), query: asked.query.clone(), ..CallRecord::default() };
-    let Some(ask) = ParsedCall::parse(&call).filter(|_| asked.code == 200) else { return false };
+    let Some(ask) = ParsedRequest::parse(&call).filter(|_| asked.code == 200) else { return false };
     let is_whole = match asked.verb {
         ReadVerb::List => ask.limit != 1 && ask.first.is_empty(),
         ReadVerb::Watch => ask.explicit,
         ReadVerb::Get => false,
     };
-    let is_of_memory = matches!(ask.plan, ReadPlan::Read(Fresh::Any) | ReadPlan::State(Fresh::Any));
+    let is_of_memory =
+        matches!(ask.plan, ReadPlan::Read(FreshnessRequirement::Any) | ReadPlan::State(FreshnessRequirement::Any));
     is_whole && !ask.selection.is_selective() && (is_of_memory || !asked.forwarded)
 }

@@ -1,19 +1,19 @@
 //! Steady: a watch with bookmarks gets an event at least every minute.
 
-use super::super::ask::ReadPlan;
+use super::super::guarantee::Guarantee;
 use super::super::history::History;
 use super::super::operation::Operation;
-use super::super::promise::Promise;
-use super::super::violation::Judged;
+use super::super::parsed_request::ReadPlan;
+use super::super::violation::GuaranteeVerdict;
 use super::SECOND_NS;
 
 /// A bookmark is sent every minute (KEP-956). The rest is a tolerance for a busy machine.
 const SILENCE_MAX_NS: u64 = 75 * SECOND_NS;
 
 /// Judges that a watch with bookmarks is never silent for longer than [`SILENCE_MAX_NS`] unless there is a fault.
-pub(super) fn steady(history: &History) -> Judged {
-    let mut judged = Judged::new(Promise::Steady);
-    for op in history.watches(Promise::Steady) {
+pub(super) fn steady(history: &History) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(Guarantee::Steady);
+    for op in history.watches(Guarantee::Steady) {
         if !op.ask.as_ref().is_some_and(|ask| ask.bookmarks) {
             continue;
         }

@@ -1,18 +1,21 @@
 //! `NotOlderThan` and Exact: a response has the requested version, or a later one.
 
-use super::super::ask::{Fresh, ReadPlan};
+use super::super::guarantee::Guarantee;
 use super::super::history::History;
 use super::super::operation::Operation;
-use super::super::promise::Promise;
+use super::super::parsed_request::{FreshnessRequirement, ReadPlan};
 use super::super::record::ReadVerb;
-use super::super::violation::Judged;
+use super::super::violation::GuaranteeVerdict;
 
 /// Judges that a response is not older than the requested version.
-pub(super) fn not_older_than(history: &History) -> Judged {
-    let mut judged = Judged::new(Promise::NotOlderThan);
-    for op in history.judged(Promise::NotOlderThan) {
+pub(super) fn not_older_than(history: &History) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(Guarantee::NotOlderThan);
+    for op in history.judged(Guarantee::NotOlderThan) {
         let plan = op.ask.as_ref().map(|ask| ask.plan);
-        let Some(ReadPlan::Read(Fresh::NotOlderThan(asked)) | ReadPlan::State(Fresh::NotOlderThan(asked))) = plan
+        let Some(
+            ReadPlan::Read(FreshnessRequirement::NotOlderThan(asked))
+            | ReadPlan::State(FreshnessRequirement::NotOlderThan(asked)),
+        ) = plan
         else {
             continue;
         };
@@ -25,9 +28,9 @@ pub(super) fn not_older_than(history: &History) -> Judged {
 }
 
 /// Judges that a list at a requested version has it, and so does each of its pages.
-pub(super) fn exact(history: &History) -> Judged {
-    let mut judged = Judged::new(Promise::Exact);
-    for op in history.judged(Promise::Exact) {
+pub(super) fn exact(history: &History) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(Guarantee::Exact);
+    for op in history.judged(Guarantee::Exact) {
         let Some(ReadPlan::Exact(asked) | ReadPlan::Page(asked)) = op.ask.as_ref().map(|ask| ask.plan) else {
             continue;
         };
@@ -50,7 +53,7 @@ fn of_version(version: Option<u64>) -> String {
 }
 
 /// The content of a response, as far as its age is judged.
-pub(super) enum ShownVersion {
+pub(super) enum ResponseVersion {
     /// A state: of a list, or of the initial events of a watch.
     State { version: u64, line: u32 },
     /// One object of a version, or its absence.
@@ -58,23 +61,23 @@ pub(super) enum ShownVersion {
 }
 
 /// Returns the content of a response; `None` if it has none.
-pub(super) fn shown(history: &History, op: &Operation) -> Option<ShownVersion> {
+pub(super) fn shown(history: &History, op: &Operation) -> Option<ResponseVersion> {
     let answer = op.answer.as_ref()?;
     match (op.verb, answer.code) {
-        (ReadVerb::List, 200) => Some(ShownVersion::State { version: answer.version?, line: answer.line }),
+        (ReadVerb::List, 200) => Some(ResponseVersion::State { version: answer.version?, line: answer.line }),
         (ReadVerb::Watch, 200) => {
             let line = op.events[..op.live_from].last().map_or(answer.line, |told| told.line);
-            Some(ShownVersion::State { version: op.state?, line })
+            Some(ResponseVersion::State { version: op.state?, line })
         }
         (ReadVerb::Get, 200) => {
-            Some(ShownVersion::Object { version: Some(answer.items.first()?.version), line: answer.line })
+            Some(ResponseVersion::Object { version: Some(answer.items.first()?.version), line: answer.line })
         }
-        (ReadVerb::Get, 404) => history.truth(op).map(|_| ShownVersion::Object { version: None, line: answer.line }),
+        (ReadVerb::Get, 404) => history.truth(op).map(|_| ResponseVersion::Object { version: None, line: answer.line }),
         _ => None,
     }
 }
 
-impl ShownVersion {
+impl ResponseVersion {
     /// Checks that the content is not older than a version. An object must have been in that form at that version or
     /// later.
     pub(super) fn judge(
@@ -82,7 +85,7 @@ impl ShownVersion {
         history: &History,
         op: &Operation,
         least: u64,
-        judged: &mut Judged,
+        judged: &mut GuaranteeVerdict,
         expected: impl FnOnce() -> String,
     ) {
         match self {
@@ -109,7 +112,7 @@ impl ShownVersion {
                     judged.violation(op, &[change.line, *line], || {
                         let got = version
                             .map_or_else(|| "no object".to_owned(), |version| format!("the object at {version}"));
-                        (format!("{}, with {}", expected(), super::super::say::change(history, change)), got)
+                        (format!("{}, with {}", expected(), super::super::event_text::change(history, change)), got)
                     });
                 }
             }

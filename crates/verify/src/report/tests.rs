@@ -2,7 +2,7 @@ use std::path::PathBuf;
 
 use super::*;
 use crate::record::{CallRecord, EventRecord, ReadVerb, Record, RunRecord, TruthRecord};
-use crate::{Counts, Hops, Promise};
+use crate::{Counts, Guarantee, ServerSwitches};
 
 /// Writes a record in which a watch delivers an event that never happened.
 fn record(name: &str) -> PathBuf {
@@ -44,16 +44,24 @@ fn record(name: &str) -> PathBuf {
 
 fn verdict() -> RunVerdict {
     let violation = Violation {
-        promise: Promise::Reliable,
+        promise: Guarantee::Reliable,
         op: Some(2),
         expected: "ADDED a/b & no other".to_owned(),
         got: "ADDED a/c".to_owned(),
         lines: vec![3, 6],
     };
-    let kept = Judged { promise: Promise::Ordered, instances: 12, broken: 0, violations: Vec::new() };
-    let broken = Judged { promise: Promise::Reliable, instances: 3, broken: 1, violations: vec![violation] };
+    let kept = GuaranteeVerdict { promise: Guarantee::Ordered, instances: 12, broken: 0, violations: Vec::new() };
+    let broken =
+        GuaranteeVerdict { promise: Guarantee::Reliable, instances: 3, broken: 1, violations: vec![violation] };
     let (judged, counts) = (vec![kept, broken], Counts::default());
-    RunVerdict { run: about_run(), counts, hops: Hops::default(), judged, refused: Vec::new(), lacks: Vec::new() }
+    RunVerdict {
+        run: about_run(),
+        counts,
+        hops: ServerSwitches::default(),
+        judged,
+        refused: Vec::new(),
+        lacks: Vec::new(),
+    }
 }
 
 fn about_run() -> RunRecord {

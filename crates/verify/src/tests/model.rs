@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use super::super::digest::Digest;
 use super::super::record::{
-    AskedRecord, AskedServer, CallRecord, CompactedRecord, EndRecord, Ending, EventKind, EventRecord, FaultRecord,
-    KnownRecord, Op, ReadVerb, Record, RecordedItem, RecordedStatus, ReturnRecord, RunRecord, TruthRecord, WriteVerb,
-    WrittenRecord,
+    CallRecord, CompactedRecord, EndRecord, Ending, EventKind, EventRecord, FaultRecord, Op, ReadVerb, Record,
+    RecordedItem, RecordedStatus, RequestTarget, ReturnRecord, RunRecord, TruthRangeRecord, TruthRecord,
+    UpstreamRequestRecord, WriteRecord, WriteVerb,
 };
 use super::acts::{Act, KEYS, Plan, Scope};
 use base64::Engine as _;
@@ -32,7 +32,7 @@ struct Open {
     op: Op,
     of: Scope,
     bookmarks: bool,
-    server: AskedServer,
+    server: RequestTarget,
     /// Everything up to this version was sent, and nothing after it.
     told: u64,
     /// The version at which its client would resume.
@@ -118,7 +118,7 @@ impl Model {
             Act::Follow { bookmarks } => {
                 if let Some((op, of, version)) = self.listed {
                     let behind = Plan::Behind(version.cast_signed() - self.version.cast_signed());
-                    self.watch(behind, of, bookmarks, AskedServer::Subject, Some(op));
+                    self.watch(behind, of, bookmarks, RequestTarget::Subject, Some(op));
                 }
             }
             Act::Compact { back } => {
@@ -165,7 +165,7 @@ impl Model {
         };
         self.learn(self.version, key, label, kind);
         let deleted = before.filter(|_| verb == WriteVerb::Delete).map(|(version, _)| version);
-        self.records.push(Record::Written(WrittenRecord {
+        self.records.push(Record::Written(WriteRecord {
             call_ns: self.at_ns,
             return_ns: self.at_ns + 1,
             verb,
@@ -192,7 +192,7 @@ impl Model {
     }
 
     fn know(&mut self, to: u64) {
-        let known = KnownRecord { resource: "pods".into(), from: BEGINNING, to, at_ns: self.at_ns };
+        let known = TruthRangeRecord { resource: "pods".into(), from: BEGINNING, to, at_ns: self.at_ns };
         self.records.push(Record::Known(known));
     }
 
@@ -201,17 +201,17 @@ impl Model {
         let at_ns = self.at_ns;
         let fault = FaultRecord { name: "cut".into(), from_ns: at_ns, to_ns: at_ns, hits: 1, ..FaultRecord::default() };
         self.records.push(Record::Fault(fault));
-        let asked = AskedRecord {
+        let asked = UpstreamRequestRecord {
             at_ns,
             verb: ReadVerb::List,
             path: "/api/v1/pods".into(),
             code: 200,
-            ..AskedRecord::default()
+            ..UpstreamRequestRecord::default()
         };
         self.records.push(Record::Asked(asked));
     }
 
-    fn call(&mut self, verb: ReadVerb, path: String, query: String, resumes: Option<Op>, server: AskedServer) -> Op {
+    fn call(&mut self, verb: ReadVerb, path: String, query: String, resumes: Option<Op>, server: RequestTarget) -> Op {
         self.ops += 1;
         let (op, at_ns) = (self.ops, self.at_ns);
         // An operation that resumes nothing belongs to a new client.
@@ -262,7 +262,7 @@ impl Model {
         let mut resumes = None;
         let mut behind = String::new();
         loop {
-            let op = self.call(ReadVerb::List, of.path(), query, resumes, AskedServer::Subject);
+            let op = self.call(ReadVerb::List, of.path(), query, resumes, RequestTarget::Subject);
             self.scopes.insert(op, of);
             let version = match shown {
                 Ok(version) => version,
@@ -308,7 +308,7 @@ impl Model {
         let shown = self.plan(plan);
         let (namespace, name) = key.split_once('/').unwrap();
         let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
-        let op = self.call(ReadVerb::Get, path, query, None, AskedServer::Subject);
+        let op = self.call(ReadVerb::Get, path, query, None, RequestTarget::Subject);
         let found = shown.map(|version| self.state(version).get(key).map(|(version, _)| item(key, *version)));
         self.answer(match found {
             Ok(Some(item)) => {
@@ -323,7 +323,7 @@ impl Model {
         });
     }
 
-    fn watch(&mut self, plan: Plan, of: Scope, bookmarks: bool, server: AskedServer, resumes: Option<Op>) {
+    fn watch(&mut self, plan: Plan, of: Scope, bookmarks: bool, server: RequestTarget, resumes: Option<Op>) {
         let initial = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
         let version = match plan {
             Plan::Consistent => initial.to_owned(),
@@ -439,9 +439,9 @@ impl Model {
         let behind = Plan::Behind(open.moment.cast_signed() - self.version.cast_signed());
         // Every second watch resumes at another server.
         let server = match open.server {
-            AskedServer::Direct => AskedServer::Direct,
-            _ if self.ops.is_multiple_of(2) => AskedServer::Also(0),
-            _ => AskedServer::Subject,
+            RequestTarget::Direct => RequestTarget::Direct,
+            _ if self.ops.is_multiple_of(2) => RequestTarget::Also(0),
+            _ => RequestTarget::Subject,
         };
         self.watch(behind, open.of, open.bookmarks, server, Some(open.op));
         if amid {

@@ -3,11 +3,11 @@
 mod reads;
 mod streams;
 
-use super::super::promise::Promise;
+use super::super::guarantee::Guarantee;
 use super::spoiling::Spoiling;
 
 /// The name, the broken promise, and the mutation.
-pub(super) type Mutation = (&'static str, Promise, fn(&mut Spoiling<'_>) -> Option<()>);
+pub(super) type Mutation = (&'static str, Guarantee, fn(&mut Spoiling<'_>) -> Option<()>);
 
 pub(super) fn all() -> Vec<Mutation> {
     [&streams::MUTATIONS[..], &reads::MUTATIONS[..]].concat()

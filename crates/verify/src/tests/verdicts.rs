@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::super::guarantee::Guarantee;
 use super::super::history::History;
-use super::super::promise::Promise;
 use super::super::rates::Counts;
 use super::super::verdict::{Outcome, Requirements, RunVerdict, excerpt};
 
@@ -27,19 +27,19 @@ fn verdict(records: &str, requirements: &Requirements) -> RunVerdict {
 fn verdict_is_pass_violation_or_inconclusive() {
     let nothing = Requirements::default();
     let kept = verdict(&run(11), &nothing);
-    assert_eq!((kept.outcome(), kept.outcome().code()), (Outcome::Kept, 0));
+    assert_eq!((kept.outcome(), kept.outcome().code()), (Outcome::Passed, 0));
     let broken = verdict(&run(12), &nothing);
-    assert_eq!((broken.outcome(), broken.outcome().code()), (Outcome::Broken, 1));
+    assert_eq!((broken.outcome(), broken.outcome().code()), (Outcome::Violated, 1));
     let least = Counts { events: 2, watches: 1, ..Counts::default() };
     let busier = Requirements { least, ..Requirements::default() };
     let void = verdict(&run(11), &busier);
-    assert_eq!((void.outcome(), void.outcome().code()), (Outcome::Void, 2));
+    assert_eq!((void.outcome(), void.outcome().code()), (Outcome::Inconclusive, 2));
     assert_eq!(void.lacks, ["1 events, at least 2 required"]);
     // What is broken is broken in however short a run.
-    assert_eq!(verdict(&run(12), &busier).outcome(), Outcome::Broken);
-    let judged = BTreeSet::from([Promise::Reliable, Promise::Exact]);
+    assert_eq!(verdict(&run(12), &busier).outcome(), Outcome::Violated);
+    let judged = BTreeSet::from([Guarantee::Reliable, Guarantee::Exact]);
     let void = verdict(&run(11), &Requirements { judged, ..Requirements::default() });
-    assert_eq!((void.outcome(), &void.lacks[..]), (Outcome::Void, &["no check of Exact".to_owned()][..]));
+    assert_eq!((void.outcome(), &void.lacks[..]), (Outcome::Inconclusive, &["no check of Exact".to_owned()][..]));
 }
 
 #[test]

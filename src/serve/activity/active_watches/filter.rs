@@ -1,4 +1,4 @@
-use super::open_watch::SeenWatch;
+use super::open_watch::WatchEntry;
 use super::order::SortBy;
 use super::recent::RecentRow;
 use kubeapi::Query;
@@ -32,7 +32,7 @@ impl Filter {
         Self { user, agent, resource, text, limit: limit.min(LIMIT_MAX), sort, is_up }
     }
 
-    pub(super) fn takes_watch(&self, watch: &SeenWatch) -> bool {
+    pub(super) fn takes_watch(&self, watch: &WatchEntry) -> bool {
         if [&self.user, &self.agent, &self.resource, &self.text].iter().all(|part| part.is_none()) {
             return true;
         }

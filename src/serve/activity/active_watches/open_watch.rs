@@ -5,7 +5,7 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use super::order::{SortBy, WatchRank};
-use super::who::Who;
+use super::request_source::RequestSource;
 use crate::cache::{Cursor, EventsWaiting, Follower};
 use crate::serve::activity::watch_transport::WatchTransport;
 use crate::serve::route::WatchRead;
@@ -13,14 +13,14 @@ use crate::wire::Representation;
 
 /// The properties of a watch that are fixed when it opens.
 pub(crate) struct WatchDescription {
-    who: Who,
+    who: RequestSource,
     follower: Follower,
     representation: Representation,
     protocol: WatchTransport,
 }
 
 /// An open watch with the counters shown on the debug pages.
-pub(crate) struct SeenWatch {
+pub(crate) struct WatchEntry {
     what: WatchDescription,
     /// When the watch opened, in microseconds since the registry was created.
     opened: u64,
@@ -66,7 +66,7 @@ pub(super) struct WatchRow {
 const SENDING_MAX: Duration = Duration::from_secs(1);
 
 impl WatchDescription {
-    pub(crate) fn new(who: Who, cursor: &Cursor, read: &WatchRead, protocol: WatchTransport) -> Self {
+    pub(crate) fn new(who: RequestSource, cursor: &Cursor, read: &WatchRead, protocol: WatchTransport) -> Self {
         Self { who, follower: cursor.follower(), representation: read.representation, protocol }
     }
 
@@ -82,14 +82,14 @@ impl WatchDescription {
     }
 }
 
-impl SeenWatch {
+impl WatchEntry {
     /// Creates an entry for a watch that opens at `at`, relative to the creation of the registry.
     pub(super) fn new(what: WatchDescription, at: Duration) -> Self {
         let [told, next, bytes, asked] = std::array::from_fn(|_| AtomicU64::new(0));
         Self { what, opened: micros(at), told, next, bytes, asked }
     }
 
-    pub(super) fn who(&self) -> &Who {
+    pub(super) fn who(&self) -> &RequestSource {
         &self.what.who
     }
 
@@ -181,10 +181,10 @@ fn micros(at: Duration) -> u64 {
     u64::try_from(at.as_micros()).unwrap_or(u64::MAX >> 1)
 }
 
-impl std::fmt::Debug for SeenWatch {
+impl std::fmt::Debug for WatchEntry {
     /// Omits the user, because only authorized operators may see it.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SeenWatch").field("opened", &self.opened).finish_non_exhaustive()
+        f.debug_struct("WatchEntry").field("opened", &self.opened).finish_non_exhaustive()
     }
 }
 
@@ -195,6 +195,6 @@ mod tests {
     /// Each open watch has one entry.
     #[test]
     fn watch_registry_entry_size_is_bounded() {
-        assert!(size_of::<SeenWatch>() <= 96, "{} bytes", size_of::<SeenWatch>());
+        assert!(size_of::<WatchEntry>() <= 96, "{} bytes", size_of::<WatchEntry>());
     }
 }

@@ -5,17 +5,17 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::who::{Who, shortened};
+use super::request_source::{RequestSource, shortened};
 
 /// A bounded log of recent events, oldest first. A repeated event increments a counter instead of evicting other
 /// events.
 #[derive(Debug, Default)]
-pub(super) struct Recent(Mutex<VecDeque<RecentEntry>>);
+pub(super) struct RecentLog(Mutex<VecDeque<RecentEntry>>);
 
 #[derive(Debug)]
 struct RecentEntry {
     at: Instant,
-    who: Who,
+    who: RequestSource,
     method: &'static str,
     asked: Arc<str>,
     reason: Arc<str>,
@@ -43,8 +43,8 @@ const KEPT_MAX: usize = 256;
 /// The number of latest events that are compared with a new one to detect a repetition.
 const ALIKE_AMONG: usize = 8;
 
-impl Recent {
-    pub(super) fn note(&self, who: &Who, method: &str, asked: &str, reason: Arc<str>) {
+impl RecentLog {
+    pub(super) fn note(&self, who: &RequestSource, method: &str, asked: &str, reason: Arc<str>) {
         let (at, asked, method) = (Instant::now(), shortened(asked), known(method));
         let mut kept = self.0.lock();
         let is_alike = |happening: &&mut RecentEntry| {
@@ -92,8 +92,8 @@ mod tests {
 
     #[test]
     fn recent_requests_are_bounded_and_repeats_counted() {
-        let recent = Recent::default();
-        let who = Who::new(None, Some(&http::HeaderValue::from_static("kubectl")));
+        let recent = RecentLog::default();
+        let who = RequestSource::new(None, Some(&http::HeaderValue::from_static("kubectl")));
         for n in 0..2 * KEPT_MAX {
             recent.note(&who, "GET", &format!("/api/v1/{n}"), "writes".into());
         }

@@ -48,7 +48,7 @@ fn unsendable_request_is_refused_by_the_proxy() {
         (Error::Unsendable(Unsendable::Nested), 403, nested),
         (Error::Unsendable(Unsendable::NoImpersonator), 403, no_impersonator),
         (Error::Unsendable(Unsendable::UnencodableUser), 403, unencodable),
-        (Error::Unaskable("a b: no".to_owned()), 502, "cannot build the upstream request: a b: no"),
+        (Error::InvalidRequest("a b: no".to_owned()), 502, "cannot build the upstream request: a b: no"),
     ]);
 }
 
@@ -80,5 +80,5 @@ fn shared_response_above_list_budget_is_not_shared() {
         ConcurrencyLimits::new(&ConcurrencyConfig { lists_bytes_max: 2 << 10, ..ConcurrencyConfig::default() });
     let answer = |bytes: usize| Response::new(Bytes::from(vec![0; bytes]));
     assert!(in_place(answer(1 << 10), &concurrency, None).is_ok());
-    assert!(matches!(in_place(answer(64 << 10), &concurrency, None), Err(Unshared::TooLarge)));
+    assert!(matches!(in_place(answer(64 << 10), &concurrency, None), Err(CoalesceError::TooLarge)));
 }

@@ -7,13 +7,13 @@ use kubeapi::{Query, RequestInfo};
 
 fn grant() -> GrantStatus {
     let request = RequestInfo::parse("GET", "/api/v1/pods", &Query::parse("")).expect("a plain path");
-    let grant = Authorizer::open().grant(&Caller::Ourselves, &request).now_or_never().expect("nobody is asked");
+    let grant = Authorizer::open().grant(&Caller::ProxyItself, &request).now_or_never().expect("nobody is asked");
     Permit::Whole(grant.expect("whoever asks is us")).grant_status()
 }
 
 const BODY_MAX: Duration = Duration::from_secs(60);
 
-fn slow_readers(unread: Unread) -> SlowReaderReaper {
+fn slow_readers(unread: SlowReaderLimits) -> SlowReaderReaper {
     SlowReaderReaper::new(unread, BODY_MAX)
 }
 
@@ -28,9 +28,9 @@ fn watchdog_size_is_bounded() {
 #[tokio::test(start_paused = true)]
 async fn watch_gets_full_grace_after_each_wake() {
     let grace = Duration::from_secs(5);
-    let slow_readers = slow_readers(Unread { grace, ..Unread::default() });
-    *slow_readers.0.leaving.lock() = Leaving::Early(3_600_000_000, 3_600_000_000);
-    let cut = Cut::default();
+    let slow_readers = slow_readers(SlowReaderLimits { grace, ..SlowReaderLimits::default() });
+    *slow_readers.0.leaving.lock() = DrainProgress::Spread(3_600_000_000, 3_600_000_000);
+    let cut = AbortSignal::default();
     let deadline = Instant::now() + Duration::from_secs(600);
     let watchdog = Watchdog::new(slow_readers.clone(), cut.clone(), deadline, grant(), false);
     tokio::spawn(slow_readers.timers().clone().run());
@@ -50,7 +50,7 @@ async fn watch_gets_full_grace_after_each_wake() {
 
 fn long_watch(slow_readers: &SlowReaderReaper, is_late: bool) -> Arc<Watchdog> {
     let far = Instant::now() + Duration::from_secs(600);
-    let watchdog = Watchdog::new(slow_readers.clone(), Cut::default(), far, grant(), is_late);
+    let watchdog = Watchdog::new(slow_readers.clone(), AbortSignal::default(), far, grant(), is_late);
     watchdog.set_alarm(far);
     watchdog
 }
@@ -61,7 +61,7 @@ fn long_watch(slow_readers: &SlowReaderReaper, is_late: bool) -> Arc<Watchdog> {
 async fn drain_spreads_early_watches_and_ends_late_ones_last() {
     let grace = Duration::from_secs(20);
     let (trigger, drain) = DrainTrigger::new();
-    let slow_readers = slow_readers(Unread::default());
+    let slow_readers = slow_readers(SlowReaderLimits::default());
     tokio::spawn(slow_readers.clone().keep(drain.clone()));
     let watch = |is_late| long_watch(&slow_readers, is_late);
     let early: Vec<_> = (0..50).map(|_| watch(false)).collect();
@@ -71,8 +71,9 @@ async fn drain_spreads_early_watches_and_ends_late_ones_last() {
     let late = [watch(true), watch(true)];
     // Its request arrived before the drain started.
     let between = watch(false);
-    let leaving =
-        |watches: &[Arc<Watchdog>]| watches.iter().filter(|watchdog| watchdog.due() == Some(Fired::Drained)).count();
+    let leaving = |watches: &[Arc<Watchdog>]| {
+        watches.iter().filter(|watchdog| watchdog.due() == Some(FiredTimer::Drained)).count()
+    };
     tokio::time::sleep(grace.mul_f64(0.45)).await;
     assert!((10..40).contains(&leaving(&early)), "{}", leaving(&early));
     early.iter().for_each(|watchdog| watchdog.set_alarm(Instant::now() + grace));
@@ -90,7 +91,7 @@ async fn drain_spreads_early_watches_and_ends_late_ones_last() {
 #[tokio::test(start_paused = true)]
 async fn watches_end_immediately_once_listener_closes() {
     let (trigger, drain) = DrainTrigger::new();
-    let slow_readers = slow_readers(Unread::default());
+    let slow_readers = slow_readers(SlowReaderLimits::default());
     tokio::spawn(slow_readers.clone().keep(drain.clone()));
     let watches: Vec<_> = (0..20).map(|_| long_watch(&slow_readers, false)).collect();
     let under_way = drain.under_way();
@@ -98,17 +99,17 @@ async fn watches_end_immediately_once_listener_closes() {
     tokio::time::sleep(Duration::from_millis(1)).await;
     drop(under_way);
     tokio::time::sleep(Duration::from_millis(1)).await;
-    assert!(watches.iter().all(|watchdog| watchdog.due() == Some(Fired::Drained)));
+    assert!(watches.iter().all(|watchdog| watchdog.due() == Some(FiredTimer::Drained)));
 }
 
 #[tokio::test(start_paused = true)]
 async fn watch_is_woken_once_at_the_last_time_that_was_set() {
     let (_trigger, drain) = DrainTrigger::new();
-    let slow_readers = slow_readers(Unread::default());
+    let slow_readers = slow_readers(SlowReaderLimits::default());
     tokio::spawn(slow_readers.clone().keep(drain));
     let (began, second) = (Instant::now(), Duration::from_secs(1));
     let watches: Vec<_> = (0..2)
-        .map(|_| Watchdog::new(slow_readers.clone(), Cut::default(), began + 600 * second, grant(), false))
+        .map(|_| Watchdog::new(slow_readers.clone(), AbortSignal::default(), began + 600 * second, grant(), false))
         .collect();
     watches.iter().for_each(|watchdog| watchdog.set_alarm(began + second));
     watches[1].set_alarm(began + 2 * second);
@@ -128,7 +129,7 @@ async fn watch_is_woken_once_at_the_last_time_that_was_set() {
 /// The check after the grace period is part of the watch's only entry.
 #[tokio::test(start_paused = true)]
 async fn watch_has_one_timer_which_goes_with_it() {
-    let slow_readers = slow_readers(Unread::default());
+    let slow_readers = slow_readers(SlowReaderLimits::default());
     let watchdog = long_watch(&slow_readers, false);
     watchdog.wake_by_ref();
     watchdog.end();
@@ -141,9 +142,9 @@ async fn watch_has_one_timer_which_goes_with_it() {
 /// It may wait for the rest of a version, and then its client stops reading.
 #[tokio::test(start_paused = true)]
 async fn watch_that_reacted_to_its_deadline_and_did_not_end_is_cut() {
-    let slow_readers = slow_readers(Unread::default());
+    let slow_readers = slow_readers(SlowReaderLimits::default());
     tokio::spawn(slow_readers.timers().clone().run());
-    let (cut, deadline) = (Cut::default(), Instant::now() + Duration::from_secs(60));
+    let (cut, deadline) = (AbortSignal::default(), Instant::now() + Duration::from_secs(60));
     let watchdog = Watchdog::new(slow_readers, cut.clone(), deadline, grant(), false);
     watchdog.set_alarm(deadline);
     let reacts = || watchdog.has_fired(&mut Waker::noop().clone(), &Context::from_waker(Waker::noop()));

@@ -1,6 +1,6 @@
 //! Answers GETs.
 
-use super::Reader;
+use super::ReadHandler;
 use crate::auth::Permit;
 use crate::serve::activity::metrics;
 use crate::serve::read::request::ReadRequest;
@@ -11,7 +11,7 @@ use crate::serve::route::{ForwardReason, GetRead};
 use crate::upstream::Resource;
 use kubeapi::Status;
 
-impl Reader {
+impl ReadHandler {
     /// Returns one object.
     pub(crate) async fn get(
         &self,
@@ -31,7 +31,7 @@ impl Reader {
         self.sources.fresh(feed, read.version, (request.received, false)).await?;
         self.sources.of_present(&source).await?;
         let Some(current) = feed.reader.current() else {
-            return Err(NotServable::Over);
+            return Err(NotServable::FeedEnded);
         };
         let Some(object) = current.get(&read.key).cloned() else {
             metrics::served("get", &feed.spec.key, read.representation);

@@ -5,14 +5,14 @@ use futures_util::FutureExt;
 use super::*;
 use crate::auth::{Authorizer, Caller};
 use crate::cache::{CacheConfig, Snapshot};
-use crate::feeds::{Demand, Feeds};
+use crate::feeds::{FeedStartRequest, Feeds};
 use base::DrainTrigger;
 use kubeapi::{Gvr, PageStore, Query, RequestInfo};
 
 const DEADLINE: Duration = Duration::from_secs(3);
 
 /// Waits for one of the events that a request may wait for, none of which occurs.
-async fn waits(feed: &FeedHandle, wait: usize) -> InVain {
+async fn waits(feed: &FeedHandle, wait: usize) -> FeedWaitError {
     let (reader, deadline, received) = (&feed.reader, Instant::now() + DEADLINE, Instant::now());
     let in_vain = match wait {
         0 => while_it_runs(reader, deadline, feed.freshness.reached(received)).await.err(),
@@ -28,11 +28,11 @@ async fn waits(feed: &FeedHandle, wait: usize) -> InVain {
 #[tokio::test(start_paused = true)]
 async fn every_wait_ends_when_feed_ends_or_deadline_passes() {
     for wait in 0..3 {
-        for (ends, expected) in [(true, InVain::Over), (false, InVain::Late)] {
+        for (ends, expected) in [(true, FeedWaitError::FeedEnded), (false, FeedWaitError::Timeout)] {
             let (feeds, mut demands) = Feeds::new(CacheConfig::default());
             let key = FeedKey { gvr: Gvr::new("", "v1", "pods"), scope: Scope::Cluster, encoding: Encoding::Protobuf };
             let feed = feeds.handle(&FeedSpec::like_pods(key), None).expect("there is room");
-            let Demand { mut writer, .. } = demands.try_recv().expect("the feed is demanded");
+            let FeedStartRequest { mut writer, .. } = demands.try_recv().expect("the feed is demanded");
             writer.replace(Snapshot::from_objects(ResourceVersion(10), Vec::new()));
             writer.set_state(FeedState::Live);
             let began = Instant::now();
@@ -67,14 +67,14 @@ async fn ready_result_is_returned_although_feed_ended() {
 fn get_uses_only_feed_of_current_crd_definition() {
     let (feeds, mut demands) = Feeds::new(CacheConfig::default());
     let _handle = feeds.handle(&spec(&widgets("uid/1"), Scope::Cluster, Encoding::Json), None).expect("there is room");
-    let Demand { mut writer, .. } = demands.try_recv().expect("the feed is demanded");
+    let FeedStartRequest { mut writer, .. } = demands.try_recv().expect("the feed is demanded");
     writer.replace(Snapshot::from_objects(ResourceVersion(10), Vec::new()));
     writer.set_state(FeedState::Live);
     let (_trigger, drain) = DrainTrigger::new();
-    let sources = Sources::new(ServeConfig::default().into(), feeds, drain);
+    let sources = FeedSources::new(ServeConfig::default().into(), feeds, drain);
     let path = "/apis/example.com/v1/namespaces/a/widgets/w";
     let info = RequestInfo::parse("GET", path, &Query::default()).expect("a plain path");
-    let grant = Authorizer::open().grant(&Caller::Ourselves, &info).now_or_never().expect("nobody is asked");
+    let grant = Authorizer::open().grant(&Caller::ProxyItself, &info).now_or_never().expect("nobody is asked");
     let permit = Permit::Whole(grant.expect("whoever asks is us"));
     for (edition, is_read) in [("uid/1", true), ("uid/2", false)] {
         let json = Representation::Object(Encoding::Json);

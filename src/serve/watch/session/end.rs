@@ -4,7 +4,7 @@ use super::{Common, State};
 use crate::cache::Pull;
 use crate::feeds::RenderingRefusal;
 use crate::serve::activity::WatchEnd;
-use crate::wire::Refused;
+use crate::wire::TranscodeError;
 use kubeapi::{ResourceVersion, Status};
 
 /// Why a watch ends, and what its client receives last.
@@ -17,7 +17,7 @@ pub(super) enum Exit {
     Error(Box<Status>, WatchEnd),
     /// Nothing, because an object cannot be rendered for this client. The watch ends between two events, as watches
     /// may. The client resumes after the last version it has seen, from a feed that has the whole object.
-    Unrenderable(Refused),
+    Unrenderable(TranscodeError),
 }
 
 impl Exit {
@@ -26,8 +26,8 @@ impl Exit {
     }
 }
 
-impl From<Refused> for Exit {
-    fn from(refused: Refused) -> Self {
+impl From<TranscodeError> for Exit {
+    fn from(refused: TranscodeError) -> Self {
         Self::Unrenderable(refused)
     }
 }

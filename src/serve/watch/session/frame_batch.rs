@@ -4,12 +4,12 @@ use bytes::Bytes;
 
 use crate::cache::{CacheReader, Cursor, Snapshot, View};
 use crate::listing::cost;
-use crate::wire::{Object, Refused};
+use crate::wire::{Object, TranscodeError};
 use kubeapi::EventType;
 
 /// The progress of a state that is sent in portions, each limited by the client's room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Portion<T = ()> {
+pub(super) enum SendProgress<T = ()> {
     /// More portions follow.
     More,
     /// This was the last portion.
@@ -35,8 +35,8 @@ impl FrameBatch<'_> {
         snapshot: &Snapshot,
         view: &View,
         start: &str,
-        frame: impl Fn(&Self, &Arc<Object>) -> Result<Option<Bytes>, Refused>,
-    ) -> Result<Option<String>, Refused> {
+        frame: impl Fn(&Self, &Arc<Object>) -> Result<Option<Bytes>, TranscodeError>,
+    ) -> Result<Option<String>, TranscodeError> {
         let (mut bytes, is_expensive) = (self.batch.iter().map(Bytes::len).sum::<usize>(), view.is_expensive());
         let start = Some(start).filter(|start| !start.is_empty());
         for object in snapshot.looked_at(view, self.reader.namespaced(), start) {
@@ -62,7 +62,7 @@ impl FrameBatch<'_> {
     }
 
     /// Returns an object as an ADDED event.
-    pub(super) fn added(&self, object: &Arc<Object>) -> Result<Option<Bytes>, Refused> {
+    pub(super) fn added(&self, object: &Arc<Object>) -> Result<Option<Bytes>, TranscodeError> {
         let renderer = self.cursor.renderer();
         Ok(Some(renderer.envelope().frame(EventType::Added, &self.reader.body(object, renderer)?)))
     }

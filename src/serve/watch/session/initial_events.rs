@@ -1,25 +1,25 @@
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use super::frame_batch::{FrameBatch, Portion};
+use super::frame_batch::{FrameBatch, SendProgress};
 use crate::auth::Permit;
 use crate::cache::{CacheReader, Chunk, Cursor, PlainChunk, Snapshot};
 use crate::listing::ChunkWriter;
 use crate::listing::PageChunks;
-use crate::listing::Rest;
+use crate::listing::YieldPause;
 use crate::serve::limits::StatePin;
-use crate::wire::Refused;
+use crate::wire::TranscodeError;
 
 /// The initial state of a watch, as ADDED events.
 #[derive(Debug)]
 pub(super) struct InitialEvents {
     pub(super) snapshot: Snapshot,
     pub(super) pin: StatePin,
-    how: How,
+    how: InitialEncoding,
 }
 
 #[derive(Debug)]
-enum How {
+enum InitialEncoding {
     /// Frame by frame, from the first key not yet sent.
     Frames { next: String },
     /// In chunks of frames that all watches share, from the first piece not yet sent.
@@ -34,15 +34,15 @@ struct SharedFrames {
     /// The bytes of the current chunk, once it is encoded.
     plain: Option<PlainChunk>,
     piece: usize,
-    rest: Rest,
+    rest: YieldPause,
 }
 
 /// How many frames were put into a batch, and whether they are the last.
-type Put = (usize, Portion);
+type FrameProgress = (usize, SendProgress);
 
 impl InitialEvents {
     pub(super) fn new(snapshot: Snapshot, pin: StatePin) -> Self {
-        Self { snapshot, pin, how: How::Frames { next: String::new() } }
+        Self { snapshot, pin, how: InitialEncoding::Frames { next: String::new() } }
     }
 
     /// Sends the state in shared chunks, if the watch's view consists of whole chunks.
@@ -59,27 +59,31 @@ impl InitialEvents {
         let mut chunks = PageChunks::new(self.snapshot.clone(), shared);
         chunks.put_chunks(permit, cursor.view(), reader.namespaced(), None, usize::MAX);
         let writer = ChunkWriter::added(reader.clone(), cursor.renderer().clone());
-        let how = How::Chunks(Box::new(SharedFrames {
+        let how = InitialEncoding::Chunks(Box::new(SharedFrames {
             writer,
             chunks,
             index: 0,
             plain: None,
             piece: 0,
-            rest: Rest::default(),
+            rest: YieldPause::default(),
         }));
         Self { how, ..self }
     }
 
     /// Appends about `room` bytes of frames to an empty batch. It puts at least one frame or one piece of a chunk,
     /// unless the scan budget is used up first.
-    pub(super) fn poll_put(&mut self, cx: &mut Context<'_>, out: &mut FrameBatch<'_>) -> Poll<Result<Put, Refused>> {
+    pub(super) fn poll_put(
+        &mut self,
+        cx: &mut Context<'_>,
+        out: &mut FrameBatch<'_>,
+    ) -> Poll<Result<FrameProgress, TranscodeError>> {
         match &mut self.how {
-            How::Chunks(shared) => shared.poll_put(cx, out),
-            How::Frames { next } => {
+            InitialEncoding::Chunks(shared) => shared.poll_put(cx, out),
+            InitialEncoding::Frames { next } => {
                 let more = out.put(&self.snapshot, out.cursor.view(), next, FrameBatch::added)?;
-                let portion = more.map_or(Portion::Last(()), |key| {
+                let portion = more.map_or(SendProgress::Last(()), |key| {
                     *next = key;
-                    Portion::More
+                    SendProgress::More
                 });
                 Poll::Ready(Ok((out.batch.len(), portion)))
             }
@@ -88,7 +92,11 @@ impl InitialEvents {
 }
 
 impl SharedFrames {
-    fn poll_put(&mut self, cx: &mut Context<'_>, out: &mut FrameBatch<'_>) -> Poll<Result<Put, Refused>> {
+    fn poll_put(
+        &mut self,
+        cx: &mut Context<'_>,
+        out: &mut FrameBatch<'_>,
+    ) -> Poll<Result<FrameProgress, TranscodeError>> {
         let FrameBatch { room, batch, .. } = out;
         let (mut frames, mut bytes) = (0, 0);
         ready!(self.rest.poll(cx));
@@ -96,7 +104,7 @@ impl SharedFrames {
             let plain = match &self.plain {
                 Some(plain) => plain,
                 None => match self.writer.poll_plain(&self.chunks, self.index, cx) {
-                    Poll::Pending if !batch.is_empty() => return Poll::Ready(Ok((frames, Portion::More))),
+                    Poll::Pending if !batch.is_empty() => return Poll::Ready(Ok((frames, SendProgress::More))),
                     polled => {
                         if self.writer.has_worked() {
                             self.rest.begin();
@@ -111,7 +119,7 @@ impl SharedFrames {
             };
             // A piece that is alone in a batch is not copied.
             if !batch.is_empty() && bytes + piece.len() > *room {
-                return Poll::Ready(Ok((frames, Portion::More)));
+                return Poll::Ready(Ok((frames, SendProgress::More)));
             }
             if self.piece == 0 {
                 frames += self.chunks.chunk(self.index).lengths().items;
@@ -121,6 +129,6 @@ impl SharedFrames {
             self.piece += 1;
         }
         // A bookmark follows the last frame. It gets its own batch if this one must not be copied.
-        Poll::Ready(Ok((frames, if bytes > *room { Portion::More } else { Portion::Last(()) })))
+        Poll::Ready(Ok((frames, if bytes > *room { SendProgress::More } else { SendProgress::Last(()) })))
     }
 }

@@ -11,18 +11,18 @@ use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 
-use super::frame_batch::{FrameBatch, Portion};
+use super::frame_batch::{FrameBatch, SendProgress};
 use crate::auth::{Readable, Verdict, VerdictChanges};
-use crate::cache::{Cursor, Event, FilteredEvent, Mark, Pull, Snapshot, View};
+use crate::cache::{Cursor, Event, FilteredEvent, Pull, Snapshot, SnapshotMark, View};
 use crate::serve::limits::StatePin;
-use crate::wire::{Object, Refused};
+use crate::wire::{Object, TranscodeError};
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
 /// The namespaces that a watch shows, and those that are being added or removed.
 pub(super) struct PartialView {
     readable: Readable,
-    places: BTreeMap<Arc<str>, Place>,
-    turn: Option<Turn>,
+    places: BTreeMap<Arc<str>, NamespaceVisibility>,
+    turn: Option<ViewChange>,
     /// Whether decisions have changed since the namespaces were last checked.
     stale: bool,
     changed: Pin<Box<dyn Future<Output = VerdictChanges> + Send>>,
@@ -31,15 +31,15 @@ pub(super) struct PartialView {
 /// The visibility of a namespace for the client. A namespace without an entry has not occurred yet, because it had no
 /// matching objects.
 #[derive(Debug)]
-enum Place {
+enum NamespaceVisibility {
     Shown,
     Hidden,
-    Leaving(Leaving),
+    Leaving(NamespaceRemoval),
 }
 
 /// A namespace that is no longer shown, and of which the client still knows objects.
 #[derive(Debug, Default)]
-struct Leaving {
+struct NamespaceRemoval {
     /// Objects that have changed since. The client has received their deletion, or never knew them.
     touched: HashSet<ObjectKey>,
     /// Set if the namespace was still being added: the client knows only keys before this one.
@@ -47,42 +47,42 @@ struct Leaving {
 }
 
 /// The addition and removal of namespaces at one mark.
-struct Turn {
-    mark: Mark,
+struct ViewChange {
+    mark: SnapshotMark,
     pin: StatePin,
     coming: VecDeque<Arc<str>>,
     going: Option<VecDeque<Arc<str>>>,
     /// The key of the next object to send, in the first namespace that is being added or removed.
     next: String,
     /// Set if the mark is the initial state.
-    begins: Option<Begins>,
+    begins: Option<InitialStateTerms>,
     /// Whether frames were put that are older than the mark, or that only this watch receives.
     told_older: bool,
 }
 
 /// The terms of the initial state.
 #[derive(Debug, Clone, Copy)]
-struct Begins {
+struct InitialStateTerms {
     end_bookmark: bool,
 }
 
 /// The handling of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    Told,
+enum EventDisposition {
+    Send,
     /// The namespace is shown from here on.
-    Enters,
+    SendAdded,
     Hidden,
     /// The namespace is hidden from here on, and the client must receive deletions for its objects.
-    Leaves,
+    SendDeleted,
     /// The client must receive a deletion for the object.
-    TakenBack,
+    Retract,
     /// The permission is not decided yet and is being requested.
     Undecided,
 }
 
 /// The result of a completed turn.
-pub(super) struct TurnEnd {
+pub(super) struct ViewChangeEnd {
     /// The version of the mark.
     pub(super) at: ResourceVersion,
     /// Whether the turn's frames were older than the mark, so that the client needs the watch's current version.
@@ -105,21 +105,21 @@ impl PartialView {
             match readable.verdict(&namespace) {
                 Some(Verdict::Allowed) if state.is_some() => {
                     coming.push_back(namespace.clone());
-                    places.insert(namespace, Place::Hidden)
+                    places.insert(namespace, NamespaceVisibility::Hidden)
                 }
-                Some(Verdict::Allowed) => places.insert(namespace, Place::Shown),
-                Some(Verdict::Denied | Verdict::Unclear) => places.insert(namespace, Place::Hidden),
+                Some(Verdict::Allowed) => places.insert(namespace, NamespaceVisibility::Shown),
+                Some(Verdict::Denied | Verdict::Unclear) => places.insert(namespace, NamespaceVisibility::Hidden),
                 // The namespace appeared after the watch's position.
                 None => None,
             };
         }
-        let turn = state.map(|(pin, snapshot)| Turn {
+        let turn = state.map(|(pin, snapshot)| ViewChange {
             mark: cursor.mark_here(snapshot),
             pin,
             coming,
             going: None,
             next: String::new(),
-            begins: Some(Begins { end_bookmark }),
+            begins: Some(InitialStateTerms { end_bookmark }),
             told_older: false,
         });
         let changed = Box::pin(readable.verdicts().changed());
@@ -145,20 +145,27 @@ impl PartialView {
         for (namespace, place) in &mut self.places {
             let allowed = self.readable.verdict(namespace) == Some(Verdict::Allowed);
             match place {
-                Place::Shown if !allowed => {
-                    *place = Place::Leaving(Leaving::default());
+                NamespaceVisibility::Shown if !allowed => {
+                    *place = NamespaceVisibility::Leaving(NamespaceRemoval::default());
                     goes = true;
                 }
-                Place::Hidden if allowed => coming.push_back(namespace.clone()),
-                Place::Leaving(_) => goes = true,
-                Place::Shown | Place::Hidden => {}
+                NamespaceVisibility::Hidden if allowed => coming.push_back(namespace.clone()),
+                NamespaceVisibility::Leaving(_) => goes = true,
+                NamespaceVisibility::Shown | NamespaceVisibility::Hidden => {}
             }
         }
         if self.turn.is_none() && (goes || !coming.is_empty()) {
             let mark = cursor.mark();
             let pin = pin(&mark.snapshot);
-            self.turn =
-                Some(Turn { mark, pin, coming, going: None, next: String::new(), begins: None, told_older: false });
+            self.turn = Some(ViewChange {
+                mark,
+                pin,
+                coming,
+                going: None,
+                next: String::new(),
+                begins: None,
+                told_older: false,
+            });
         }
         self.turn.is_some()
     }
@@ -189,43 +196,46 @@ impl PartialView {
     }
 
     /// Sends the frames of the current turn at the mark. The watch must have been read up to the mark.
-    pub(super) fn tell(&mut self, out: &mut FrameBatch<'_>) -> Result<Portion<TurnEnd>, Refused> {
+    pub(super) fn tell(&mut self, out: &mut FrameBatch<'_>) -> Result<SendProgress<ViewChangeEnd>, TranscodeError> {
         let Self { readable, places, turn, stale, .. } = self;
-        let Some(turn) = turn else { return Ok(Portion::More) };
+        let Some(turn) = turn else { return Ok(SendProgress::More) };
         turn.pin.progressed();
-        if turn.come(readable, places, out)? == Portion::More {
-            return Ok(Portion::More);
+        if turn.come(readable, places, out)? == SendProgress::More {
+            return Ok(SendProgress::More);
         }
         let at = turn.mark.snapshot.rv;
-        if let Some(Begins { end_bookmark: true }) = turn.begins {
+        if let Some(InitialStateTerms { end_bookmark: true }) = turn.begins {
             out.batch.push(out.reader.bookmark(at, true, out.cursor.renderer())?);
-            turn.begins = Some(Begins { end_bookmark: false });
+            turn.begins = Some(InitialStateTerms { end_bookmark: false });
         }
-        if turn.go(places, out)? == Portion::More {
-            return Ok(Portion::More);
+        if turn.go(places, out)? == SendProgress::More {
+            return Ok(SendProgress::More);
         }
-        let end = TurnEnd { at, told_older: turn.told_older };
+        let end = ViewChangeEnd { at, told_older: turn.told_older };
         self.turn = None;
         // Decisions that have changed during this turn need another one.
         *stale = true;
-        Ok(Portion::Last(end))
+        Ok(SendProgress::Last(end))
     }
 }
 
-impl Turn {
+impl ViewChange {
     /// Sends the objects of added namespaces.
     fn come(
         &mut self,
         readable: &Readable,
-        places: &mut BTreeMap<Arc<str>, Place>,
+        places: &mut BTreeMap<Arc<str>, NamespaceVisibility>,
         out: &mut FrameBatch<'_>,
-    ) -> Result<Portion, Refused> {
+    ) -> Result<SendProgress, TranscodeError> {
         while let Some(namespace) = self.coming.front().cloned() {
             let started = std::mem::take(&mut self.next);
             if readable.verdict(&namespace) != Some(Verdict::Allowed) {
                 let place = match started.as_str() {
-                    "" => Place::Hidden,
-                    _ => Place::Leaving(Leaving { before: Some(started), ..Leaving::default() }),
+                    "" => NamespaceVisibility::Hidden,
+                    _ => NamespaceVisibility::Leaving(NamespaceRemoval {
+                        before: Some(started),
+                        ..NamespaceRemoval::default()
+                    }),
                 };
                 places.insert(namespace, place);
                 self.coming.pop_front();
@@ -236,24 +246,28 @@ impl Turn {
             self.told_older |= self.begins.is_none() && out.batch.len() > before;
             if let Some(next) = more {
                 self.next = next;
-                return Ok(Portion::More);
+                return Ok(SendProgress::More);
             }
-            places.insert(namespace, Place::Shown);
+            places.insert(namespace, NamespaceVisibility::Shown);
             self.coming.pop_front();
         }
-        Ok(Portion::Last(()))
+        Ok(SendProgress::Last(()))
     }
 
     /// Sends the deletions for removed namespaces.
-    fn go(&mut self, places: &mut BTreeMap<Arc<str>, Place>, out: &mut FrameBatch<'_>) -> Result<Portion, Refused> {
-        let leaving = |places: &BTreeMap<Arc<str>, Place>| {
-            let leaving = places.iter().filter(|(_, place)| matches!(place, Place::Leaving(_)));
+    fn go(
+        &mut self,
+        places: &mut BTreeMap<Arc<str>, NamespaceVisibility>,
+        out: &mut FrameBatch<'_>,
+    ) -> Result<SendProgress, TranscodeError> {
+        let leaving = |places: &BTreeMap<Arc<str>, NamespaceVisibility>| {
+            let leaving = places.iter().filter(|(_, place)| matches!(place, NamespaceVisibility::Leaving(_)));
             leaving.map(|(namespace, _)| namespace.clone()).collect()
         };
         let going = self.going.get_or_insert_with(|| leaving(places));
         let at = self.mark.snapshot.rv;
         while let Some(namespace) = going.front().cloned() {
-            let Some(Place::Leaving(left)) = places.get(&namespace) else {
+            let Some(NamespaceVisibility::Leaving(left)) = places.get(&namespace) else {
                 going.pop_front();
                 continue;
             };
@@ -266,12 +280,12 @@ impl Turn {
             let more = out.put(&self.mark.snapshot, &in_namespace(out, &namespace), &start, gone)?;
             if let Some(next) = more {
                 self.next = next;
-                return Ok(Portion::More);
+                return Ok(SendProgress::More);
             }
-            places.insert(namespace, Place::Hidden);
+            places.insert(namespace, NamespaceVisibility::Hidden);
             going.pop_front();
         }
-        Ok(Portion::Last(()))
+        Ok(SendProgress::Last(()))
     }
 }
 
@@ -280,7 +294,7 @@ fn in_namespace(out: &FrameBatch<'_>, namespace: &str) -> View {
     View::new(Some(namespace), out.cursor.view().selector().clone())
 }
 
-impl Leaving {
+impl NamespaceRemoval {
     /// Whether the client knows the object as it is at the mark.
     fn knows(&self, key: &ObjectKey) -> bool {
         !self.touched.contains(key) && self.before.as_deref().is_none_or(|before| key.as_str() < before)
@@ -288,7 +302,7 @@ impl Leaving {
 }
 
 fn sift(
-    places: &mut BTreeMap<Arc<str>, Place>,
+    places: &mut BTreeMap<Arc<str>, NamespaceVisibility>,
     readable: &Readable,
     event: &Event,
     seen: EventType,
@@ -296,25 +310,25 @@ fn sift(
 ) -> FilteredEvent {
     let (key, namespace) = (&event.object.key, event.object.key.namespace());
     match fate(places.get(namespace), readable.verdict(namespace)) {
-        Fate::Told => FilteredEvent::Tell,
-        Fate::Enters => {
-            places.insert(namespace.into(), Place::Shown);
-            FilteredEvent::Tell
+        EventDisposition::Send => FilteredEvent::Send,
+        EventDisposition::SendAdded => {
+            places.insert(namespace.into(), NamespaceVisibility::Shown);
+            FilteredEvent::Send
         }
-        Fate::Hidden => {
+        EventDisposition::Hidden => {
             if !places.contains_key(namespace) {
-                places.insert(namespace.into(), Place::Hidden);
+                places.insert(namespace.into(), NamespaceVisibility::Hidden);
             }
             FilteredEvent::Skip
         }
-        Fate::Leaves => {
+        EventDisposition::SendDeleted => {
             *stale = true;
             let touched = HashSet::from([key.clone()]);
-            places.insert(namespace.into(), Place::Leaving(Leaving { touched, before: None }));
+            places.insert(namespace.into(), NamespaceVisibility::Leaving(NamespaceRemoval { touched, before: None }));
             taken_back(seen)
         }
-        Fate::TakenBack => match places.get_mut(namespace) {
-            Some(Place::Leaving(left)) => {
+        EventDisposition::Retract => match places.get_mut(namespace) {
+            Some(NamespaceVisibility::Leaving(left)) => {
                 if left.touched.insert(key.clone()) {
                     taken_back(seen)
                 } else {
@@ -323,7 +337,7 @@ fn sift(
             }
             _ => FilteredEvent::Skip,
         },
-        Fate::Undecided => {
+        EventDisposition::Undecided => {
             readable.ask(namespace);
             FilteredEvent::Undecided
         }
@@ -333,17 +347,17 @@ fn sift(
 /// Returns what the client receives for an object's first change after its permission was revoked: a deletion, if the
 /// client knew the object.
 fn taken_back(seen: EventType) -> FilteredEvent {
-    if seen == EventType::Added { FilteredEvent::Skip } else { FilteredEvent::TellGone }
+    if seen == EventType::Added { FilteredEvent::Skip } else { FilteredEvent::SendDeleted }
 }
 
-fn fate(place: Option<&Place>, verdict: Option<Verdict>) -> Fate {
+fn fate(place: Option<&NamespaceVisibility>, verdict: Option<Verdict>) -> EventDisposition {
     match (place, verdict) {
-        (None, None) => Fate::Undecided,
-        (None, Some(Verdict::Allowed)) => Fate::Enters,
-        (Some(Place::Shown), Some(Verdict::Allowed)) => Fate::Told,
-        (Some(Place::Shown), _) => Fate::Leaves,
-        (Some(Place::Leaving(_)), _) => Fate::TakenBack,
-        (None | Some(Place::Hidden), _) => Fate::Hidden,
+        (None, None) => EventDisposition::Undecided,
+        (None, Some(Verdict::Allowed)) => EventDisposition::SendAdded,
+        (Some(NamespaceVisibility::Shown), Some(Verdict::Allowed)) => EventDisposition::Send,
+        (Some(NamespaceVisibility::Shown), _) => EventDisposition::SendDeleted,
+        (Some(NamespaceVisibility::Leaving(_)), _) => EventDisposition::Retract,
+        (None | Some(NamespaceVisibility::Hidden), _) => EventDisposition::Hidden,
     }
 }
 
@@ -356,22 +370,22 @@ mod tests {
         const ALLOWED: Option<Verdict> = Some(Verdict::Allowed);
         const DENIED: Option<Verdict> = Some(Verdict::Denied);
         const UNCLEAR: Option<Verdict> = Some(Verdict::Unclear);
-        let leaving = Place::Leaving(Leaving::default());
+        let leaving = NamespaceVisibility::Leaving(NamespaceRemoval::default());
         for (place, verdict, expected) in [
-            (None, None, Fate::Undecided),
-            (None, ALLOWED, Fate::Enters),
-            (None, DENIED, Fate::Hidden),
-            (None, UNCLEAR, Fate::Hidden),
-            (Some(&Place::Shown), ALLOWED, Fate::Told),
-            (Some(&Place::Shown), DENIED, Fate::Leaves),
-            (Some(&Place::Shown), UNCLEAR, Fate::Leaves),
-            (Some(&Place::Shown), None, Fate::Leaves),
+            (None, None, EventDisposition::Undecided),
+            (None, ALLOWED, EventDisposition::SendAdded),
+            (None, DENIED, EventDisposition::Hidden),
+            (None, UNCLEAR, EventDisposition::Hidden),
+            (Some(&NamespaceVisibility::Shown), ALLOWED, EventDisposition::Send),
+            (Some(&NamespaceVisibility::Shown), DENIED, EventDisposition::SendDeleted),
+            (Some(&NamespaceVisibility::Shown), UNCLEAR, EventDisposition::SendDeleted),
+            (Some(&NamespaceVisibility::Shown), None, EventDisposition::SendDeleted),
             // Missed events are sent at a mark, not one by one.
-            (Some(&Place::Hidden), ALLOWED, Fate::Hidden),
-            (Some(&Place::Hidden), DENIED, Fate::Hidden),
+            (Some(&NamespaceVisibility::Hidden), ALLOWED, EventDisposition::Hidden),
+            (Some(&NamespaceVisibility::Hidden), DENIED, EventDisposition::Hidden),
             // The namespace must be removed completely before it can be added again.
-            (Some(&leaving), ALLOWED, Fate::TakenBack),
-            (Some(&leaving), DENIED, Fate::TakenBack),
+            (Some(&leaving), ALLOWED, EventDisposition::Retract),
+            (Some(&leaving), DENIED, EventDisposition::Retract),
         ] {
             assert_eq!(fate(place, verdict), expected, "{place:?} {verdict:?}");
         }

@@ -6,15 +6,15 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use super::WatchTerms;
+use super::WatchOptions;
 use super::end::Exit;
 use crate::auth::GrantStatus;
 use crate::cache::Snapshot;
 use crate::feeds::FeedHandle;
 use crate::serve::activity::WatchEnd;
-use crate::serve::limits::{Fired, SlowReaderReaper, StatePin, Watchdog};
+use crate::serve::limits::{FiredTimer, SlowReaderReaper, StatePin, Watchdog};
 use crate::serve::response::revoked;
-use base::{Cut, DrainWatch, Draining, random};
+use base::{AbortSignal, DrainGuard, DrainWatch, random};
 use kubeapi::WatchTimeout;
 
 /// The timers of a watch, and the watchdog that fires them even if the watch is never polled.
@@ -24,11 +24,11 @@ pub(crate) struct WatchTimers {
     /// The future of the permission's end, if the permission can end. It wakes the watchdog.
     _revocation: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     /// Keeps the drain waiting until the watch has ended, even after its request has ended (WebSocket).
-    _held: Draining,
+    _held: DrainGuard,
     /// The task that the watchdog wakes.
     task: Waker,
     /// The timer that has fired, until the watch has reacted to it.
-    fired: Option<Fired>,
+    fired: Option<FiredTimer>,
     /// Whether to send a bookmark once no events are pending.
     is_bookmark_due: bool,
 }
@@ -50,10 +50,10 @@ impl WatchTimers {
     /// the request has waited for (R-TIMEOUT-1). `cut` ends a watch that is not polled.
     pub(crate) fn start(
         received: Instant,
-        terms: &WatchTerms,
+        terms: &WatchOptions,
         grant: GrantStatus,
         slow_readers: SlowReaderReaper,
-        cut: Cut,
+        cut: AbortSignal,
         drain: &DrainWatch,
     ) -> Self {
         let clock = Clock::new(received, terms.timeout_seconds, terms.lasts_min);
@@ -89,10 +89,10 @@ impl WatchTimers {
     /// Returns the exit for a timer that ends the watch. Otherwise, the timer is set again.
     pub(super) fn exit(&mut self, cx: &Context<'_>) -> Option<Exit> {
         match self.fired(cx)? {
-            Fired::Time if self.clock.is_over(Instant::now()) => Some(Exit::Silent(WatchEnd::Timeout)),
-            Fired::Drained => Some(Exit::Silent(WatchEnd::Drained)),
-            Fired::Revoked => self.revocation(),
-            Fired::Time => {
+            FiredTimer::Time if self.clock.is_over(Instant::now()) => Some(Exit::Silent(WatchEnd::Timeout)),
+            FiredTimer::Drained => Some(Exit::Silent(WatchEnd::Drained)),
+            FiredTimer::Revoked => self.revocation(),
+            FiredTimer::Time => {
                 self.fired = None;
                 self.is_bookmark_due = true;
                 self.set(self.clock.deadline);
@@ -102,7 +102,7 @@ impl WatchTimers {
     }
 
     /// Returns the timer that has fired and to which the watch has not reacted yet.
-    pub(super) fn fired(&mut self, cx: &Context<'_>) -> Option<Fired> {
+    pub(super) fn fired(&mut self, cx: &Context<'_>) -> Option<FiredTimer> {
         if self.watchdog.has_fired(&mut self.task, cx) && self.fired.is_none() {
             self.fired = self.watchdog.due();
         }
@@ -150,8 +150,8 @@ impl Clock {
     fn new(received: Instant, timeout_seconds: Option<i64>, min: Duration) -> Self {
         let lasts = match WatchTimeout::of(timeout_seconds) {
             WatchTimeout::Unset => min.mul_f64(1.0 + random::f64()),
-            WatchTimeout::Over => Duration::ZERO,
-            WatchTimeout::Lasts(length) => length.min(LASTS_MAX),
+            WatchTimeout::Elapsed => Duration::ZERO,
+            WatchTimeout::After(length) => length.min(LASTS_MAX),
         };
         let deadline = received + lasts;
         Self { deadline, next_bookmark: (received + BOOKMARK_PERIOD).min(Self::last_bookmark(received, deadline)) }

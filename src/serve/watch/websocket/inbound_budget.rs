@@ -19,7 +19,7 @@ pub(super) struct InboundBudget<I> {
 /// The error of a client that exceeded its budget.
 #[derive(Debug, thiserror::Error)]
 #[error("the client sent too much data on a watch")]
-pub(super) struct TooMuch;
+pub(super) struct InboundBudgetExceeded;
 
 /// The burst that a client may send: about 10,000 empty frames.
 const AT_ONCE_BYTES_MAX: usize = 64 << 10;
@@ -47,7 +47,7 @@ impl<I> InboundBudget<I> {
         self.left = self.left.saturating_add(bytes).min(AT_ONCE_BYTES_MAX);
     }
 
-    fn spend(&mut self, bytes: usize) -> Result<(), TooMuch> {
+    fn spend(&mut self, bytes: usize) -> Result<(), InboundBudgetExceeded> {
         let now = Instant::now();
         let passed = usize::try_from(now.duration_since(self.since).as_millis()).unwrap_or(usize::MAX);
         let earned = passed.saturating_mul(BYTES_PER_SECOND) / 1_000;
@@ -55,7 +55,7 @@ impl<I> InboundBudget<I> {
             self.add(earned);
             self.since = now;
         }
-        self.left = self.left.checked_sub(bytes).ok_or(TooMuch)?;
+        self.left = self.left.checked_sub(bytes).ok_or(InboundBudgetExceeded)?;
         Ok(())
     }
 }

@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 
-use super::{Absent, Arity, Facts, FieldFact, MINORS_MAX, Message, MessageId, NONE, ObjectKind, Omit, ValueKind};
+use super::{
+    Absent, Arity, FieldSchema, MINORS_MAX, Message, MessageId, NONE, ObjectKind, Omit, TypeSchema, ValueKind,
+};
 
 /// Returns the minors that the text covers.
 pub(super) fn minors(text: &str) -> RangeInclusive<u32> {
@@ -14,7 +16,7 @@ pub(super) fn minors(text: &str) -> RangeInclusive<u32> {
 }
 
 /// Parses the facts of one minor.
-pub(super) fn facts(text: &'static str, minor: u32) -> Facts {
+pub(super) fn facts(text: &'static str, minor: u32) -> TypeSchema {
     let ids = message_ids(text);
     let mut kinds = Vec::new();
     let mut messages: Vec<Message> = Vec::with_capacity(ids.len());
@@ -38,7 +40,7 @@ pub(super) fn facts(text: &'static str, minor: u32) -> Facts {
             _ => panic!("{GENERATED}: {line}"),
         }
     }
-    Facts { kinds, messages, object_meta: ids["meta/v1.ObjectMeta"] }
+    TypeSchema { kinds, messages, object_meta: ids["meta/v1.ObjectMeta"] }
 }
 
 /// Numbers messages in their order of appearance.
@@ -47,7 +49,7 @@ fn message_ids(text: &'static str) -> HashMap<&'static str, MessageId> {
     names.zip(0..).map(|(name, id)| (name, MessageId(id))).collect()
 }
 
-fn field(message: &str, name: &'static str, kind: ValueKind, flags: &str) -> FieldFact {
+fn field(message: &str, name: &'static str, kind: ValueKind, flags: &str) -> FieldSchema {
     let has = |flag: char| flags.contains(flag);
     let arity = match () {
         () if has('i') => Arity::Embedded,
@@ -74,7 +76,7 @@ fn field(message: &str, name: &'static str, kind: ValueKind, flags: &str) -> Fie
         _ => Omit::Never,
     };
     let key = format!(r#","{name}":"#).into_bytes().into();
-    FieldFact {
+    FieldSchema {
         key,
         name,
         kind,
@@ -135,7 +137,7 @@ fn kind_of(word: &str, ids: &HashMap<&'static str, MessageId>) -> ValueKind {
 }
 
 impl Message {
-    fn push(&mut self, number: usize, field: FieldFact) {
+    fn push(&mut self, number: usize, field: FieldSchema) {
         if self.by_number.len() <= number {
             self.by_number.resize(number + 1, NONE);
         }

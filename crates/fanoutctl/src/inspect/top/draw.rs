@@ -11,7 +11,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::Paragraph;
 use tokio::time::Instant;
 
-use super::look::WatchesLook;
+use super::poll::WatchesResult;
 use super::screen::{Mode, Screen, Tab, WATCHES_MAX};
 use crate::inspect::table::{grouped, seconds};
 use style::{Palette, fit, width};
@@ -52,7 +52,7 @@ fn draw_tabs(frame: &mut Frame<'_>, area: Rect, screen: &Screen, counted: &str, 
     let look = screen.proxy().look.as_ref();
     let feeds = look.map_or(0, |look| look.status.feeds.len() as u64);
     let watches = match look.map(|look| &look.watches) {
-        Some(WatchesLook::Shown { total, .. }) if screen.watches.filter.is_empty() => *total,
+        Some(WatchesResult::Shown { total, .. }) if screen.watches.filter.is_empty() => *total,
         _ => look.map_or(0, |look| look.status.watches),
     };
     let tab = |tab: Tab, name: &str, count: u64| {

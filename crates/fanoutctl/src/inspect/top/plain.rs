@@ -5,13 +5,13 @@ use futures_util::future::join_all;
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
-use super::TopOrder;
-use super::look::{Look, WatchesLook, WatchesQuery};
-use super::proxy::SeenProxy;
+use super::TopOptions;
+use super::poll::{PollResult, WatchesQuery, WatchesResult};
+use super::proxy::PolledProxy;
 use crate::inspect::rows::{number, text};
 use crate::inspect::status::{HEAD, row};
 use crate::inspect::table::{bytes, grouped, lines, printable, seconds};
-use crate::inspect::{AskedProxy, InspectError};
+use crate::inspect::{InspectError, ProxyTarget};
 
 /// Maximum number of feeds, and of watches, per proxy.
 const ROWS_MAX: usize = 12;
@@ -22,12 +22,12 @@ const NAME_CHARS_MAX: usize = 28;
 ///
 /// # Errors
 /// No proxy responds to the first request, or standard output is closed.
-pub(super) async fn print(proxies: &[AskedProxy], order: &TopOrder) -> Result<(), InspectError> {
+pub(super) async fn print(proxies: &[ProxyTarget], order: &TopOptions) -> Result<(), InspectError> {
     let query = WatchesQuery { sort: "behind", is_up: false, text: String::new(), limit: ROWS_MAX };
-    let mut seen: Vec<_> = proxies.iter().map(|proxy| SeenProxy::new(proxy.name.clone(), order.every)).collect();
+    let mut seen: Vec<_> = proxies.iter().map(|proxy| PolledProxy::new(proxy.name.clone(), order.every)).collect();
     let mut shown = 0;
     loop {
-        let looks = join_all(proxies.iter().map(|proxy| Look::at(proxy, Some(&query)))).await;
+        let looks = join_all(proxies.iter().map(|proxy| PollResult::at(proxy, Some(&query)))).await;
         if let (0, true, Some(Err(error))) = (shown, looks.iter().all(Result::is_err), looks.first()) {
             return Err(error.clone());
         }
@@ -51,7 +51,7 @@ fn say(text: &str) -> std::io::Result<()> {
     out.flush()
 }
 
-fn write(text: &mut String, proxy: &SeenProxy) {
+fn write(text: &mut String, proxy: &PolledProxy) {
     let look = match (&proxy.silence, &proxy.look) {
         (None, Some(look)) => look,
         (silence, _) => {
@@ -77,7 +77,7 @@ fn write(text: &mut String, proxy: &SeenProxy) {
     feeds.sort_by_key(|feed| std::cmp::Reverse(feed["readers"].as_u64()));
     let rows: Vec<_> = feeds.iter().take(ROWS_MAX).map(|feed| row(feed)).collect();
     text.push_str(&lines(&HEAD, &rows));
-    let WatchesLook::Shown { rows, .. } = &look.watches else {
+    let WatchesResult::Shown { rows, .. } = &look.watches else {
         text.push_str("\nwatches are hidden: use a unix socket or --token-file\n\n");
         return;
     };

@@ -3,19 +3,19 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::look::Look;
+use super::poll::PollResult;
 use super::rates::{Counters, Rates};
 use crate::inspect::InspectError;
 
 /// A proxy as it is known from the looks at it so far.
-pub(super) struct SeenProxy {
+pub(super) struct PolledProxy {
     pub(super) name: String,
     /// What it said last.
-    pub(super) look: Option<Look>,
+    pub(super) look: Option<PollResult>,
     pub(super) rates: Option<Rates>,
     /// Events delivered in a second, the latest last; `None` while it did not answer.
     pub(super) delivered: VecDeque<Option<u64>>,
-    pub(super) silence: Option<NoAnswer>,
+    pub(super) silence: Option<ProxyOutage>,
     /// What the next rates are measured from.
     base: Option<Counters>,
     /// Looks that follow each other sooner are too near to measure rates between them.
@@ -23,7 +23,7 @@ pub(super) struct SeenProxy {
 }
 
 /// A proxy does not answer.
-pub(super) struct NoAnswer {
+pub(super) struct ProxyOutage {
     pub(super) why: String,
     pub(super) since: Instant,
 }
@@ -31,7 +31,7 @@ pub(super) struct NoAnswer {
 /// Rates that are kept for the picture of deliveries.
 const RATES_MAX: usize = 300;
 
-impl SeenProxy {
+impl PolledProxy {
     /// A proxy that was not polled yet. It is polled at intervals of `every`.
     pub(super) fn new(name: String, every: Duration) -> Self {
         let (delivered, between) = (VecDeque::new(), every / 2);
@@ -39,7 +39,7 @@ impl SeenProxy {
     }
 
     /// Takes what a look found. While a proxy does not answer, what it said last stays, but for what happens now.
-    pub(super) fn saw(&mut self, look: Result<Look, InspectError>, now: Instant) {
+    pub(super) fn saw(&mut self, look: Result<PollResult, InspectError>, now: Instant) {
         match look {
             Ok(look) => {
                 self.silence = None;
@@ -48,7 +48,7 @@ impl SeenProxy {
             }
             Err(error) => {
                 let since = self.silence.take().map_or(now, |silence| silence.since);
-                self.silence = Some(NoAnswer { why: error.to_string(), since });
+                self.silence = Some(ProxyOutage { why: error.to_string(), since });
                 // It is measured anew from its return.
                 (self.rates, self.base) = (None, None);
                 self.note(None);
@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn rates_ignore_samples_too_close_and_gaps_without_response() {
         let (at, every) = (Instant::now(), Duration::from_secs(2));
-        let mut proxy = SeenProxy::new("a".to_owned(), every);
+        let mut proxy = PolledProxy::new("a".to_owned(), every);
         let (mut delivered, mut seen) = (0, Vec::new());
         // Tenths of seconds, and whether it answers; it delivers ten in each of them.
         for (tenths, answers) in

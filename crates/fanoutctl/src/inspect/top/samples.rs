@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::look::{Look, WatchesLook};
+use super::poll::{PollResult, WatchesResult};
 use super::rates::Counters;
 use crate::inspect::metrics::MetricsText;
 use crate::inspect::status::ProxyStatus;
@@ -14,7 +14,7 @@ pub(super) fn counters(at: Instant, delivered: u64) -> Counters {
 }
 
 /// A proxy with two feeds, of which one is stale, and three watches.
-pub(super) fn look(counters: Counters) -> Look {
+pub(super) fn look(counters: Counters) -> PollResult {
     let status = ProxyStatus {
         name: "unix:/run/admin.sock".to_owned(),
         pending: Vec::new(),
@@ -31,7 +31,7 @@ pub(super) fn look(counters: Counters) -> Look {
         metrics: MetricsText(String::new()),
     };
     let rows = vec![watch("a", "Zeta/1", 7), watch("b", "kubelet/v1.37.1 (linux/amd64)", 0), watch("c", "alpha/2", 0)];
-    Look { status, counters, watches: WatchesLook::Shown { total: 5_000, rows } }
+    PollResult { status, counters, watches: WatchesResult::Shown { total: 5_000, rows } }
 }
 
 pub(super) fn feed(resource: &str, state: &str, readers: u64) -> Value {

@@ -3,14 +3,14 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::look::{Look, WatchesLook, WatchesQuery};
-use super::proxy::SeenProxy;
+use super::poll::{PollResult, WatchesQuery, WatchesResult};
+use super::proxy::PolledProxy;
 use super::view::{FEED_ORDERS, TableView, WATCH_ORDERS};
 use crate::inspect::InspectError;
 
 /// The state of the screen: the data of the proxies, and the selected view of it.
 pub(super) struct Screen {
-    pub(super) proxies: Vec<SeenProxy>,
+    pub(super) proxies: Vec<PolledProxy>,
     /// The proxy whose feeds and watches are shown.
     pub(super) selected: usize,
     pub(super) tab: Tab,
@@ -46,7 +46,7 @@ impl Screen {
     /// A screen of these proxies, which are looked at again after `every`.
     pub(super) fn new(names: impl Iterator<Item = String>, every: Duration, has_colours: bool) -> Self {
         Self {
-            proxies: names.map(|name| SeenProxy::new(name, every)).collect(),
+            proxies: names.map(|name| PolledProxy::new(name, every)).collect(),
             selected: 0,
             tab: Tab::Feeds,
             feeds: TableView::new(&FEED_ORDERS),
@@ -58,7 +58,7 @@ impl Screen {
         }
     }
 
-    pub(super) fn saw(&mut self, nth: usize, look: Result<Look, InspectError>, now: Instant) {
+    pub(super) fn saw(&mut self, nth: usize, look: Result<PollResult, InspectError>, now: Instant) {
         if let Some(proxy) = self.proxies.get_mut(nth) {
             proxy.saw(look, now);
         }
@@ -71,7 +71,7 @@ impl Screen {
         (nth == self.selected).then(query)
     }
 
-    pub(super) fn proxy(&self) -> &SeenProxy {
+    pub(super) fn proxy(&self) -> &PolledProxy {
         &self.proxies[self.selected]
     }
 
@@ -94,8 +94,8 @@ impl Screen {
         let Some(look) = &self.proxy().look else { return &[] };
         match (self.tab, &look.watches) {
             (Tab::Feeds, _) => &look.status.feeds,
-            (Tab::Watches, WatchesLook::Shown { rows, .. }) => rows,
-            (Tab::Watches, WatchesLook::NotAsked | WatchesLook::Hidden(_)) => &[],
+            (Tab::Watches, WatchesResult::Shown { rows, .. }) => rows,
+            (Tab::Watches, WatchesResult::NotAsked | WatchesResult::Hidden(_)) => &[],
         }
     }
 }

@@ -12,27 +12,27 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::draw::draw;
 use super::keys::{KeyEffect, press};
-use super::look::Look;
+use super::poll::PollResult;
 use super::screen::Screen;
-use crate::inspect::{AskedProxy, InspectError};
+use crate::inspect::{InspectError, ProxyTarget};
 
 /// The terminal in its alternate screen. Dropping it restores the terminal, which also happens before a panic is printed.
-struct OwnScreen(DefaultTerminal);
+struct TerminalGuard(DefaultTerminal);
 
 /// Polls in progress, each with the index of its proxy.
-type Looks<'a> = FuturesUnordered<LocalBoxFuture<'a, (usize, Result<Look, InspectError>)>>;
+type PendingPolls<'a> = FuturesUnordered<LocalBoxFuture<'a, (usize, Result<PollResult, InspectError>)>>;
 
 /// Who is looked at, and who is next.
-struct Looking<'a> {
-    proxies: &'a [AskedProxy],
-    looks: Looks<'a>,
+struct Poller<'a> {
+    proxies: &'a [ProxyTarget],
+    looks: PendingPolls<'a>,
     /// Proxies that are being looked at, and those that are to be looked at when that is over.
     is_asked: Vec<bool>,
     is_due: Vec<bool>,
 }
 
 /// Whatever else asks for an end.
-struct EndSignals(Vec<Signal>);
+struct ExitSignals(Vec<Signal>);
 
 /// A shorter time would leave no time for anything else.
 const EVERY_MIN: Duration = Duration::from_millis(10);
@@ -41,10 +41,10 @@ const EVERY_MIN: Duration = Duration::from_millis(10);
 ///
 /// # Errors
 /// None of them answers at first, or the terminal cannot be used.
-pub(super) async fn show(proxies: &[AskedProxy], every: Duration, has_colours: bool) -> Result<(), InspectError> {
+pub(super) async fn show(proxies: &[ProxyTarget], every: Duration, has_colours: bool) -> Result<(), InspectError> {
     let wrong = |error: std::io::Error| InspectError::of("terminal", error);
     let mut screen = Screen::new(proxies.iter().map(|proxy| proxy.name.clone()), every, has_colours);
-    let mut looking = Looking::at(proxies);
+    let mut looking = Poller::at(proxies);
     looking.begin(&screen);
     // A wrong address is said where it was typed.
     while let Some((nth, look)) = looking.next().await {
@@ -56,8 +56,8 @@ pub(super) async fn show(proxies: &[AskedProxy], every: Duration, has_colours: b
             Some(_) => {}
         }
     }
-    let mut signals = EndSignals::listen().map_err(wrong)?;
-    let mut own = OwnScreen(ratatui::try_init().map_err(wrong)?);
+    let mut signals = ExitSignals::listen().map_err(wrong)?;
+    let mut own = TerminalGuard(ratatui::try_init().map_err(wrong)?);
     let mut keys = EventStream::new();
     let mut ticks = interval(every.max(EVERY_MIN));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -84,11 +84,11 @@ pub(super) async fn show(proxies: &[AskedProxy], every: Duration, has_colours: b
     }
 }
 
-impl<'a> Looking<'a> {
+impl<'a> Poller<'a> {
     /// All are to be looked at.
-    fn at(proxies: &'a [AskedProxy]) -> Self {
+    fn at(proxies: &'a [ProxyTarget]) -> Self {
         let (is_asked, is_due) = (vec![false; proxies.len()], vec![true; proxies.len()]);
-        Self { proxies, looks: Looks::new(), is_asked, is_due }
+        Self { proxies, looks: PendingPolls::new(), is_asked, is_due }
     }
 
     /// Begins to look at those that are due.
@@ -96,20 +96,20 @@ impl<'a> Looking<'a> {
         for (nth, proxy) in self.proxies.iter().enumerate() {
             if self.is_due[nth] && !self.is_asked[nth] {
                 let query = screen.query(nth);
-                self.looks.push(Box::pin(async move { (nth, Look::at(proxy, query.as_ref()).await) }));
+                self.looks.push(Box::pin(async move { (nth, PollResult::at(proxy, query.as_ref()).await) }));
                 (self.is_due[nth], self.is_asked[nth]) = (false, true);
             }
         }
     }
 
-    async fn next(&mut self) -> Option<(usize, Result<Look, InspectError>)> {
+    async fn next(&mut self) -> Option<(usize, Result<PollResult, InspectError>)> {
         let (nth, look) = self.looks.next().await?;
         self.is_asked[nth] = false;
         Some((nth, look))
     }
 }
 
-impl EndSignals {
+impl ExitSignals {
     fn listen() -> std::io::Result<Self> {
         let kinds = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
         kinds.into_iter().map(signal).collect::<std::io::Result<_>>().map(Self)
@@ -120,7 +120,7 @@ impl EndSignals {
     }
 }
 
-impl Drop for OwnScreen {
+impl Drop for TerminalGuard {
     fn drop(&mut self) {
         // Nothing can be done about a terminal that is gone.
         let _ = self.0.show_cursor();

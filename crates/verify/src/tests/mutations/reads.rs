@@ -1,35 +1,35 @@
 //! Errors in lists, GETs and bytes, and in the server's requests to its upstream.
 
-use super::super::super::promise::Promise;
+use super::super::super::guarantee::Guarantee;
 use super::super::super::record::{EventKind, ReadVerb, Record, RecordedEncoding, RecordedStatus};
 use super::super::model::content;
 use super::super::spoiling::{Answered, Spoiling};
 use super::Mutation;
 
 pub(super) const MUTATIONS: [Mutation; 23] = [
-    ("a list has an object of another version", Promise::ListSnapshot, torn),
-    ("a list lacks an object", Promise::ListSnapshot, lacking),
-    ("a list has an object twice", Promise::ListSnapshot, twice),
-    ("a list is in another order", Promise::ListSnapshot, disordered),
-    ("a list shows another content", Promise::ListSnapshot, other_content),
-    ("a page says that more remains than does", Promise::ListSnapshot, remaining),
-    ("a page begins too late", Promise::ListSnapshot, skipped),
-    ("a GET of what never was", Promise::ListSnapshot, never),
-    ("a list of another version than asked for", Promise::Exact, not_exact),
-    ("a page of another version", Promise::Exact, other_page),
-    ("a list that is older than asked for", Promise::NotOlderThan, older),
-    ("an object that is older than asked for", Promise::NotOlderThan, older_object),
-    ("a list without what was written", Promise::Consistent, stale),
-    ("an object without what was written", Promise::Consistent, stale_object),
-    ("initial events without what was written", Promise::Consistent, stale_state),
-    ("a list that is older than the one before", Promise::Monotone, back),
-    ("an object that is older than the list before", Promise::Monotone, object_back),
-    ("a 410 for a version that is there", Promise::Expired, refused),
-    ("a version that is known is of the future", Promise::Future, too_large),
-    ("an object has other bytes", Promise::TypedBytes, other_bytes),
-    ("an answer in another encoding", Promise::TypedBytes, other_encoding),
-    ("a second list after an incident", Promise::OneRelist, second_list),
-    ("a client that has a state lists again", Promise::BeginsOnce, begin_again),
+    ("a list has an object of another version", Guarantee::ListSnapshot, torn),
+    ("a list lacks an object", Guarantee::ListSnapshot, lacking),
+    ("a list has an object twice", Guarantee::ListSnapshot, twice),
+    ("a list is in another order", Guarantee::ListSnapshot, disordered),
+    ("a list shows another content", Guarantee::ListSnapshot, other_content),
+    ("a page says that more remains than does", Guarantee::ListSnapshot, remaining),
+    ("a page begins too late", Guarantee::ListSnapshot, skipped),
+    ("a GET of what never was", Guarantee::ListSnapshot, never),
+    ("a list of another version than asked for", Guarantee::Exact, not_exact),
+    ("a page of another version", Guarantee::Exact, other_page),
+    ("a list that is older than asked for", Guarantee::NotOlderThan, older),
+    ("an object that is older than asked for", Guarantee::NotOlderThan, older_object),
+    ("a list without what was written", Guarantee::Consistent, stale),
+    ("an object without what was written", Guarantee::Consistent, stale_object),
+    ("initial events without what was written", Guarantee::Consistent, stale_state),
+    ("a list that is older than the one before", Guarantee::Monotone, back),
+    ("an object that is older than the list before", Guarantee::Monotone, object_back),
+    ("a 410 for a version that is there", Guarantee::Expired, refused),
+    ("a version that is known is of the future", Guarantee::Future, too_large),
+    ("an object has other bytes", Guarantee::TypedBytes, other_bytes),
+    ("an answer in another encoding", Guarantee::TypedBytes, other_encoding),
+    ("a second list after an incident", Guarantee::OneRelist, second_list),
+    ("a client that has a state lists again", Guarantee::BeginsOnce, begin_again),
 ];
 
 fn nonempty(it: &Spoiling<'_>, least: usize) -> Vec<Answered> {

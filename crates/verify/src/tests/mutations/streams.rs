@@ -1,42 +1,42 @@
 //! Errors in watches.
 
-use super::super::super::promise::Promise;
+use super::super::super::guarantee::Guarantee;
 use super::super::super::record::{Ending, EventKind, EventRecord, Record, RecordedStatus};
 use super::super::model::content;
 use super::super::spoiling::{Spoiling, Stream};
 use super::Mutation;
 
 pub(super) const MUTATIONS: [Mutation; 30] = [
-    ("an event is lost", Promise::Reliable, lose),
-    ("a deletion is lost", Promise::Reliable, lose_deletion),
-    ("one of two of a version is lost", Promise::Reliable, lose_sibling),
-    ("a stream falls silent", Promise::Reliable, fall_silent),
-    ("a stream ends within an event, as if it were whole", Promise::Reliable, tear),
-    ("an event of nothing", Promise::Reliable, invent),
-    ("an event comes twice", Promise::Unique, repeat),
-    ("what was told is told again behind a resume", Promise::Unique, replay),
-    ("two events change places", Promise::Ordered, swap),
-    ("the first event behind a resume is lost", Promise::Resumable, lose_first),
-    ("a resume begins too early", Promise::Resumable, replay),
-    ("ADDED for MODIFIED", Promise::Typed, mistype),
-    ("what leaves a selection is MODIFIED", Promise::Typed, leave_as_modified),
-    ("a deletion shows another content", Promise::Typed, deletion_of_other),
-    ("an event shows another content", Promise::Typed, other_content),
-    ("an event of another selection", Promise::Filtered, foreign),
-    ("a bookmark runs ahead of an event", Promise::Bookmarkable, early_bookmark),
-    ("a bookmark that nobody asked for", Promise::Bookmarkable, unasked_bookmark),
-    ("a bookmark goes back", Promise::Bookmarkable, falling_bookmark),
-    ("the initial events end before the last of them", Promise::InitialEvents, early_end),
-    ("a deletion among initial events", Promise::InitialEvents, initial_deletion),
-    ("an initial event of another version", Promise::InitialEvents, initial_other),
-    ("an initial event is lost", Promise::InitialEvents, initial_lost),
-    ("a 410 for history that is there", Promise::Expired, expire),
-    ("an event behind an error", Promise::Expired, behind_error),
-    ("an old event for who waits for the future", Promise::Future, old_for_future),
-    ("a change between two moments is lost to who holds a state", Promise::Continuity, lose_held),
-    ("a watch ends without a word", Promise::Timed, end_early),
-    ("a watch goes on for hours", Promise::Timed, go_on),
-    ("a watch says nothing for minutes", Promise::Steady, say_nothing),
+    ("an event is lost", Guarantee::Reliable, lose),
+    ("a deletion is lost", Guarantee::Reliable, lose_deletion),
+    ("one of two of a version is lost", Guarantee::Reliable, lose_sibling),
+    ("a stream falls silent", Guarantee::Reliable, fall_silent),
+    ("a stream ends within an event, as if it were whole", Guarantee::Reliable, tear),
+    ("an event of nothing", Guarantee::Reliable, invent),
+    ("an event comes twice", Guarantee::Unique, repeat),
+    ("what was told is told again behind a resume", Guarantee::Unique, replay),
+    ("two events change places", Guarantee::Ordered, swap),
+    ("the first event behind a resume is lost", Guarantee::Resumable, lose_first),
+    ("a resume begins too early", Guarantee::Resumable, replay),
+    ("ADDED for MODIFIED", Guarantee::Typed, mistype),
+    ("what leaves a selection is MODIFIED", Guarantee::Typed, leave_as_modified),
+    ("a deletion shows another content", Guarantee::Typed, deletion_of_other),
+    ("an event shows another content", Guarantee::Typed, other_content),
+    ("an event of another selection", Guarantee::Filtered, foreign),
+    ("a bookmark runs ahead of an event", Guarantee::Bookmarkable, early_bookmark),
+    ("a bookmark that nobody asked for", Guarantee::Bookmarkable, unasked_bookmark),
+    ("a bookmark goes back", Guarantee::Bookmarkable, falling_bookmark),
+    ("the initial events end before the last of them", Guarantee::InitialEvents, early_end),
+    ("a deletion among initial events", Guarantee::InitialEvents, initial_deletion),
+    ("an initial event of another version", Guarantee::InitialEvents, initial_other),
+    ("an initial event is lost", Guarantee::InitialEvents, initial_lost),
+    ("a 410 for history that is there", Guarantee::Expired, expire),
+    ("an event behind an error", Guarantee::Expired, behind_error),
+    ("an old event for who waits for the future", Guarantee::Future, old_for_future),
+    ("a change between two moments is lost to who holds a state", Guarantee::Continuity, lose_held),
+    ("a watch ends without a word", Guarantee::Timed, end_early),
+    ("a watch goes on for hours", Guarantee::Timed, go_on),
+    ("a watch says nothing for minutes", Guarantee::Steady, say_nothing),
 ];
 
 fn lose(it: &mut Spoiling<'_>) -> Option<()> {

@@ -6,8 +6,8 @@ use std::task::Poll;
 use tokio::time::Instant;
 
 use super::fixture::{Stage, TERMS, WATCH_LIST, app_x, lasting, pass, pass_ms};
-use crate::cache::{CacheConfig, FeedState, Start, View};
-use crate::serve::watch::session::WatchTerms;
+use crate::cache::{CacheConfig, FeedState, StartPosition, View};
+use crate::serve::watch::session::WatchOptions;
 use kubeapi::ResourceVersion;
 
 const NOTHING: [String; 0] = [];
@@ -101,7 +101,7 @@ async fn last_bookmark_is_sent_two_seconds_before_timeout() {
 #[tokio::test(start_paused = true)]
 async fn watch_without_bookmarks_gets_none() {
     let mut stage = Stage::empty();
-    let mut client = stage.watch_after(10, WatchTerms { bookmarks: false, ..lasting(150) });
+    let mut client = stage.watch_after(10, WatchOptions { bookmarks: false, ..lasting(150) });
     assert_eq!(client.told(), NOTHING);
     for second in 1..150 {
         stage.bookmark(10 + second);
@@ -182,7 +182,7 @@ async fn events_after_bookmark_have_later_versions() {
 #[tokio::test(start_paused = true)]
 async fn bookmark_advances_past_events_not_selected() {
     let mut stage = Stage::empty();
-    let opened = stage.reader.open(Start::After(ResourceVersion(10)), app_x()).expect("in the ring");
+    let opened = stage.reader.open(StartPosition::After(ResourceVersion(10)), app_x()).expect("in the ring");
     let mut client = stage.client(opened, TERMS);
     stage.put("p", "y", 11);
     assert_eq!(client.told(), NOTHING);

@@ -8,7 +8,7 @@ use tokio::runtime::{Builder, Runtime};
 use super::fixture::{Client, Stage, TERMS, WATCH_LIST, added, lasting, pass, pass_ms};
 use crate::cache::{CacheConfig, FeedEnd, Snapshot, View};
 use crate::serve::activity::WatchEnd;
-use crate::serve::watch::session::WatchTerms;
+use crate::serve::watch::session::WatchOptions;
 use kubeapi::{ResourceVersion, Status};
 
 const NOTHING: [String; 0] = [];
@@ -20,7 +20,7 @@ fn small_ring() -> Stage {
 #[tokio::test(start_paused = true)]
 async fn watch_ends_after_requested_timeout() {
     let mut stage = Stage::empty();
-    let mut client = stage.watch_after(10, WatchTerms { bookmarks: false, ..lasting(5) });
+    let mut client = stage.watch_after(10, WatchOptions { bookmarks: false, ..lasting(5) });
     pass_ms(4_999).await;
     stage.put("p", "x", 11);
     assert_eq!(client.told(), ["ADDED p 11"]);
@@ -37,7 +37,7 @@ async fn watch_ends_after_requested_timeout() {
 async fn watch_timeout_counts_from_request_arrival() {
     let mut stage = Stage::new(CacheConfig::default(), &[("p", "x", 5)]);
     stage.waited = Duration::from_secs(3);
-    let mut waited = stage.watch_after(10, WatchTerms { bookmarks: false, ..lasting(5) });
+    let mut waited = stage.watch_after(10, WatchOptions { bookmarks: false, ..lasting(5) });
     pass_ms(1_999).await;
     stage.put("q", "x", 11);
     assert_eq!(waited.told(), ["ADDED q 11"]);
@@ -53,7 +53,7 @@ async fn watch_without_timeout_lasts_30_to_60_minutes() {
     for timeout_seconds in [None, Some(0)] {
         let stage = Stage::empty();
         let mut clients: Vec<_> =
-            (0..50).map(|_| stage.watch_after(10, WatchTerms { timeout_seconds, ..TERMS })).collect();
+            (0..50).map(|_| stage.watch_after(10, WatchOptions { timeout_seconds, ..TERMS })).collect();
         let over = |clients: &mut Vec<Client>| {
             clients.retain_mut(|client| client.told() != ["over"]);
             50 - clients.len()
@@ -72,7 +72,7 @@ async fn watch_without_timeout_lasts_30_to_60_minutes() {
 async fn watch_without_timeout_uses_upstream_minimum() {
     let stage = Stage::empty();
     let lasts_min = Duration::from_secs(300);
-    let mut clients: Vec<_> = (0..20).map(|_| stage.watch_after(10, WatchTerms { lasts_min, ..TERMS })).collect();
+    let mut clients: Vec<_> = (0..20).map(|_| stage.watch_after(10, WatchOptions { lasts_min, ..TERMS })).collect();
     pass(299).await;
     assert!(clients.iter_mut().all(|client| client.told() != ["over"]));
     pass(302).await;
@@ -84,7 +84,7 @@ async fn negative_timeout_ends_watch_immediately() {
     let mut stage = Stage::new(CacheConfig::default(), &[("p", "x", 5)]);
     // The last two overflow when converted to nanoseconds, and become negative.
     for seconds in [-1, 9_223_372_037, i64::MAX] {
-        let terms = || WatchTerms { end_bookmark: true, ..lasting(seconds) };
+        let terms = || WatchOptions { end_bookmark: true, ..lasting(seconds) };
         assert_eq!(stage.watch_current(View::everything(), terms()).told(), ["over"], "{seconds}: no state");
         let mut client = stage.watch_after(10, terms());
         stage.put("p", "x", stage.reader.progress().rv.0 + 1);
@@ -95,7 +95,7 @@ async fn negative_timeout_ends_watch_immediately() {
 #[tokio::test(start_paused = true)]
 async fn very_long_timeout_does_not_overflow() {
     let stage = Stage::empty();
-    let mut client = stage.watch_after(10, WatchTerms { bookmarks: false, ..lasting(9_223_372_036) });
+    let mut client = stage.watch_after(10, WatchOptions { bookmarks: false, ..lasting(9_223_372_036) });
     assert_eq!(client.told(), NOTHING);
     pass(300 * 24 * 3600).await;
     assert_eq!(client.told(), NOTHING);
@@ -123,7 +123,7 @@ async fn relist_expires_watches_with_410() {
     let mut clients = [
         stage.watch_after(10, TERMS),
         stage.watch_current(View::everything(), WATCH_LIST),
-        stage.watch_after(10, WatchTerms { bookmarks: false, ..TERMS }),
+        stage.watch_after(10, WatchOptions { bookmarks: false, ..TERMS }),
     ];
     assert_eq!(clients[0].told(), NOTHING);
     assert_eq!(clients[2].told(), NOTHING);
@@ -212,7 +212,7 @@ async fn lagging_watch_ends_at_its_drain_time() {
 async fn drained_watch_gets_final_bookmark_unless_events_are_pending() {
     for (terms, pending, expected) in [
         (TERMS, false, vec!["BOOKMARK 20", "over"]),
-        (WatchTerms { bookmarks: false, ..TERMS }, false, vec!["over"]),
+        (WatchOptions { bookmarks: false, ..TERMS }, false, vec!["over"]),
         // Events are pending, so a bookmark would be wrong. The client resumes from its last event.
         (TERMS, true, vec!["over"]),
     ] {
@@ -235,7 +235,7 @@ async fn drained_watch_gets_final_bookmark_unless_events_are_pending() {
 async fn draining_watch_sends_events_until_its_end_time() {
     let stage = Stage::empty();
     // The watch may leave after the minute in which a bookmark is due.
-    let mut client = stage.watch_after(10, WatchTerms { bookmarks: false, ..TERMS });
+    let mut client = stage.watch_after(10, WatchOptions { bookmarks: false, ..TERMS });
     let (mut writer, ending) = stage.drain(GRACE).await;
     let mut told = Vec::new();
     let mut rv = 10;

@@ -14,20 +14,23 @@ use tokio::time::Instant;
 
 use crate::auth::{Authorizer, Caller, Permit, Readable};
 use crate::cache::{
-    CacheConfig, CacheReader, CacheWriter, Change, Chunk, FeedEnd, FeedState, OpenedWatch, Snapshot, Start, View,
+    CacheConfig, CacheReader, CacheWriter, Change, Chunk, FeedEnd, FeedState, OpenedWatch, Snapshot, StartPosition,
+    View,
 };
-use crate::feeds::{Demand, FeedHandle, Feeds, Scope};
+use crate::feeds::{FeedHandle, FeedStartRequest, Feeds, Scope};
 use crate::listing::ScanBudget;
 use crate::listing::{CpuSlices, Slice};
 use crate::serve::activity::WatchTransport;
 use crate::serve::activity::metrics::Watches;
 use crate::serve::feed_spec;
-use crate::serve::limits::{ConcurrencyConfig, ConcurrencyLimits, ConcurrencyPermit, SlowReaderReaper, Unread};
+use crate::serve::limits::{
+    ConcurrencyConfig, ConcurrencyLimits, ConcurrencyPermit, SlowReaderLimits, SlowReaderReaper,
+};
 use crate::serve::read::FeedSource;
-use crate::serve::watch::session::{WatchSession, WatchTerms, WatchTimers};
+use crate::serve::watch::session::{WatchOptions, WatchSession, WatchTimers};
 use crate::upstream::{Resource, ResourceOrigin};
 use crate::wire::{Encoding, JsonLayout, Object, ObjectReader, Renderer, Representation, WatchItem};
-use base::{Cut, DrainTrigger, DrainWatch};
+use base::{AbortSignal, DrainTrigger, DrainWatch};
 use kubeapi::{
     EventType, FieldTable, Gvr, LabelSelector, MetaVersion, PageStore, Query, RequestInfo, ResourceVersion, Selector,
 };
@@ -45,13 +48,13 @@ pub(super) struct Stage {
     pub(super) waited: Duration,
     pub(super) slow_readers: SlowReaderReaper,
     pub(super) feeds: Feeds,
-    _demands: mpsc::Receiver<Demand>,
+    _demands: mpsc::Receiver<FeedStartRequest>,
 }
 
 /// One watch and its client.
 pub(super) struct Client {
     pub(super) session: WatchSession,
-    pub(super) cut: Cut,
+    pub(super) cut: AbortSignal,
     wakes: Arc<WakeCounter>,
 }
 
@@ -67,7 +70,7 @@ impl Wake for WakeCounter {
 pub(super) const ROOM: usize = 32 << 10;
 
 /// With bookmarks, and without a timeout for the first half hour.
-pub(super) const TERMS: WatchTerms = WatchTerms {
+pub(super) const TERMS: WatchOptions = WatchOptions {
     bookmarks: true,
     end_bookmark: false,
     timeout_seconds: None,
@@ -76,10 +79,10 @@ pub(super) const TERMS: WatchTerms = WatchTerms {
 };
 
 /// A watch-list: the state, and a bookmark that marks its end.
-pub(super) const WATCH_LIST: WatchTerms = WatchTerms { end_bookmark: true, ..TERMS };
+pub(super) const WATCH_LIST: WatchOptions = WatchOptions { end_bookmark: true, ..TERMS };
 
-pub(super) fn lasting(seconds: i64) -> WatchTerms {
-    WatchTerms { timeout_seconds: Some(seconds), ..TERMS }
+pub(super) fn lasting(seconds: i64) -> WatchOptions {
+    WatchOptions { timeout_seconds: Some(seconds), ..TERMS }
 }
 
 impl Stage {
@@ -89,7 +92,7 @@ impl Stage {
         let (feeds, mut demands) = Feeds::new(config);
         let feed =
             feeds.handle(&feed_spec(&pod_resource(), Scope::Cluster, Encoding::Json), None).expect("there is room");
-        let Demand { mut writer, .. } = demands.try_recv().expect("the feed is demanded");
+        let FeedStartRequest { mut writer, .. } = demands.try_recv().expect("the feed is demanded");
         let objects = pods.iter().map(|(name, app, rv)| added(name, app, *rv).object);
         writer.replace(Snapshot::from_objects(ResourceVersion(10), objects.collect::<Vec<Object>>()));
         writer.set_state(FeedState::Live);
@@ -97,7 +100,7 @@ impl Stage {
         let concurrency =
             ConcurrencyLimits::new(&ConcurrencyConfig { watches_max: 100, ..ConcurrencyConfig::default() });
         let (slow_readers, slices) =
-            (SlowReaderReaper::new(Unread::default(), Duration::from_secs(60)), CpuSlices::new(1));
+            (SlowReaderReaper::new(SlowReaderLimits::default(), Duration::from_secs(60)), CpuSlices::new(1));
         tokio::spawn(slow_readers.clone().keep(watch.clone()));
         let reader = feed.reader.clone();
         let waited = Duration::ZERO;
@@ -126,17 +129,23 @@ impl Stage {
         self.writer.advance(ResourceVersion(rv), false);
     }
 
-    pub(super) fn watch_after(&self, rv: u64, terms: WatchTerms) -> Client {
-        let opened = self.reader.open(Start::After(ResourceVersion(rv)), View::everything());
+    pub(super) fn watch_after(&self, rv: u64, terms: WatchOptions) -> Client {
+        let opened = self.reader.open(StartPosition::After(ResourceVersion(rv)), View::everything());
         self.client(opened.expect("in the ring"), terms)
     }
 
-    pub(super) fn watch_current(&self, view: View, terms: WatchTerms) -> Client {
-        self.client(self.reader.open(Start::Current, view).expect("current"), terms)
+    pub(super) fn watch_current(&self, view: View, terms: WatchOptions) -> Client {
+        self.client(self.reader.open(StartPosition::Current, view).expect("current"), terms)
     }
 
     /// Opens a watch that shows what `readable` allows.
-    pub(super) fn watch_part(&self, readable: &Readable, start: Start, view: View, terms: WatchTerms) -> Client {
+    pub(super) fn watch_part(
+        &self,
+        readable: &Readable,
+        start: StartPosition,
+        view: View,
+        terms: WatchOptions,
+    ) -> Client {
         let opened = self.reader.open(start, view).expect("in the ring");
         self.permitted(
             &Permit::Part(readable.clone()),
@@ -147,28 +156,28 @@ impl Stage {
     }
 
     /// Opens a partial watch with an initial state, which sends only the metadata of objects.
-    pub(super) fn watch_metadata_of_part(&self, readable: &Readable, terms: WatchTerms) -> Client {
-        let opened = self.reader.open(Start::Current, View::everything()).expect("current");
+    pub(super) fn watch_metadata_of_part(&self, readable: &Readable, terms: WatchOptions) -> Client {
+        let opened = self.reader.open(StartPosition::Current, View::everything()).expect("current");
         let metadata = Representation::Metadata(Encoding::Json, MetaVersion::V1);
         let renderer = Renderer::derived(metadata, self.reader.envelope(), 34).expect("of anything");
         self.permitted(&Permit::Part(readable.clone()), opened, (None, renderer), &terms)
     }
 
     /// Opens a watch whose sink accepts chunks of frames.
-    pub(super) fn watch_in_chunks(&self, view: View, terms: WatchTerms) -> Client {
-        let opened = self.reader.open(Start::Current, view).expect("current");
+    pub(super) fn watch_in_chunks(&self, view: View, terms: WatchOptions) -> Client {
+        let opened = self.reader.open(StartPosition::Current, view).expect("current");
         let chunks =
             opened.snapshot.as_ref().expect("asked for").chunks().now_or_never().expect("few enough for one go");
         self.client_of(opened, Some(chunks), terms)
     }
 
-    pub(super) fn client(&self, opened: OpenedWatch, terms: WatchTerms) -> Client {
+    pub(super) fn client(&self, opened: OpenedWatch, terms: WatchOptions) -> Client {
         self.client_of(opened, None, terms)
     }
 
-    fn client_of(&self, opened: OpenedWatch, chunks: Option<Arc<[Chunk]>>, terms: WatchTerms) -> Client {
+    fn client_of(&self, opened: OpenedWatch, chunks: Option<Arc<[Chunk]>>, terms: WatchOptions) -> Client {
         let request = RequestInfo::parse("GET", "/api/v1/pods", &Query::parse("watch=1")).expect("a plain path");
-        let grant = Authorizer::open().grant(&Caller::Ourselves, &request).now_or_never().expect("nobody is asked");
+        let grant = Authorizer::open().grant(&Caller::ProxyItself, &request).now_or_never().expect("nobody is asked");
         self.permitted(
             &Permit::Whole(grant.expect("whoever asks is us")),
             opened,
@@ -182,9 +191,9 @@ impl Stage {
         permit: &Permit,
         opened: OpenedWatch,
         (chunks, renderer): (Option<Arc<[Chunk]>>, Renderer),
-        terms: &WatchTerms,
+        terms: &WatchOptions,
     ) -> Client {
-        let (cut, key) = (Cut::default(), &self.feed.spec.key);
+        let (cut, key) = (AbortSignal::default(), &self.feed.spec.key);
         let metrics = Watches::default().open(key, Representation::Object(Encoding::Json), WatchTransport::Http1);
         let OpenedWatch { snapshot, cursor } = opened;
         let received = Instant::now() - self.waited;

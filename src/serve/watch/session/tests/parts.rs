@@ -5,7 +5,7 @@ use std::task::Poll;
 
 use super::fixture::{Client, ROOM, Stage, TERMS, WATCH_LIST, app_x};
 use crate::auth::{Readable, Verdict};
-use crate::cache::{CacheConfig, Start, View};
+use crate::cache::{CacheConfig, StartPosition, View};
 use crate::listing::cost;
 use kubeapi::ResourceVersion;
 
@@ -20,7 +20,7 @@ fn readable() -> Readable {
 }
 
 fn watch_list(stage: &Stage, readable: &Readable) -> Client {
-    stage.watch_part(readable, Start::Current, View::everything(), WATCH_LIST)
+    stage.watch_part(readable, StartPosition::Current, View::everything(), WATCH_LIST)
 }
 
 #[tokio::test(start_paused = true)]
@@ -141,7 +141,7 @@ async fn resumed_watch_deletes_listed_objects_of_revoked_namespace() {
     let mut stage = stage();
     stage.delete("c/p", "x", 11);
     let readable = Readable::told(&[("a", Verdict::Allowed), ("b", Verdict::Allowed)]);
-    let after = Start::After(ResourceVersion(10));
+    let after = StartPosition::After(ResourceVersion(10));
     let mut client = stage.watch_part(&readable, after, View::everything(), TERMS);
     assert_eq!(client.told(), NOTHING);
     assert!(readable.is_asked("c"), "it had objects at version 10");
@@ -189,7 +189,7 @@ async fn informers_converge_on_readable_objects() {
         let namespaces = ["a", "b", "b-c", "d"];
         let view = if rng.bool() { View::everything() } else { app_x() };
         let selects = !view.is_everything();
-        let mut client = stage.watch_part(&readable, Start::Current, view, WATCH_LIST);
+        let mut client = stage.watch_part(&readable, StartPosition::Current, view, WATCH_LIST);
         let (mut informer, mut state) = (Informer::default(), BTreeMap::new());
         let mut rv = 10;
         for _ in 0..200 {

@@ -5,8 +5,8 @@ use std::task::Poll;
 use bytes::Bytes;
 
 use super::fixture::{Client, ROOM, Stage, TERMS, WATCH_LIST, app_x, pass, pass_ms};
-use crate::cache::{CacheConfig, Start, View};
-use crate::serve::watch::session::WatchTerms;
+use crate::cache::{CacheConfig, StartPosition, View};
+use crate::serve::watch::session::WatchOptions;
 use kubeapi::{LabelSelector, ResourceVersion, Selector};
 
 const PODS: [(&str, &str, u64); 4] = [("q", "y", 5), ("p", "x", 9), ("s", "x", 3), ("r", "x", 7)];
@@ -41,7 +41,7 @@ async fn initial_state_is_in_key_order_with_one_end_bookmark() {
 #[tokio::test(start_paused = true)]
 async fn end_bookmark_is_sent_only_for_watch_list() {
     let stage = stage();
-    for terms in [TERMS, WatchTerms { bookmarks: false, ..TERMS }] {
+    for terms in [TERMS, WatchOptions { bookmarks: false, ..TERMS }] {
         assert_eq!(stage.watch_current(View::everything(), terms).told(), STATE);
     }
 }
@@ -165,7 +165,7 @@ async fn initial_state_chunks_are_shared_between_watches() {
     };
     let in_namespace = || View::new(Some("b"), Selector::everything());
     for (view, end_bookmark) in [(View::everything(), true), (in_namespace(), true), (in_namespace(), false)] {
-        let terms = || WatchTerms { end_bookmark, ..TERMS };
+        let terms = || WatchOptions { end_bookmark, ..TERMS };
         let frames = all(&mut stage.watch_current(view.clone(), terms()));
         let one = all(&mut stage.watch_in_chunks(view.clone(), terms()));
         let other = all(&mut stage.watch_in_chunks(view, terms()));
@@ -222,7 +222,7 @@ async fn sparse_history_is_scanned_in_slices() {
         stage.put("q", "y", rv);
     }
     stage.put("p", "x", 4_011);
-    let opened = stage.reader.open(Start::After(ResourceVersion(10)), app_x()).expect("in the ring");
+    let opened = stage.reader.open(StartPosition::After(ResourceVersion(10)), app_x()).expect("in the ring");
     let mut client = stage.client(opened, TERMS);
     let mut pauses = 0;
     while client.poll(ROOM) == Poll::Pending {
@@ -242,7 +242,7 @@ async fn large_scans_run_one_at_a_time() {
     for rv in 11..4_011 {
         stage.put("q", "y", rv);
     }
-    let open = || stage.reader.open(Start::After(ResourceVersion(10)), app_x()).expect("in the ring");
+    let open = || stage.reader.open(StartPosition::After(ResourceVersion(10)), app_x()).expect("in the ring");
     let mut clients: Vec<_> = (0..20).map(|_| stage.client(open(), TERMS)).collect();
     let mut rounds = 0;
     while clients.iter().any(|client| !client.session.is_parked()) {

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::fixture::{Client, Stage, TERMS, WATCH_LIST, app_x, lasting, pass};
 use crate::auth::{Readable, Verdict};
-use crate::cache::{CacheConfig, Start, View};
-use crate::serve::watch::session::WatchTerms;
+use crate::cache::{CacheConfig, StartPosition, View};
+use crate::serve::watch::session::WatchOptions;
 
 const PODS: [(&str, &str, u64); 2] = [("p", "x", 5), ("q", "x", 6)];
 const GRACE: Duration = Duration::from_secs(100);
@@ -25,10 +25,10 @@ async fn seconds(seconds: u64) {
 #[tokio::test(start_paused = true)]
 async fn unpolled_watch_is_cut_after_its_timeout() {
     let stage = stage();
-    let state = stage.watch_current(View::everything(), WatchTerms { end_bookmark: true, ..lasting(20) });
+    let state = stage.watch_current(View::everything(), WatchOptions { end_bookmark: true, ..lasting(20) });
     let live = stage.watch_after(10, lasting(20));
     let readable = Readable::told(&[("a", Verdict::Allowed)]);
-    let part = stage.watch_part(&readable, Start::Current, View::everything(), lasting(20));
+    let part = stage.watch_part(&readable, StartPosition::Current, View::everything(), lasting(20));
     let mut polled = stage.watch_current(View::everything(), lasting(20));
     assert_eq!(polled.told(), ["ADDED p 5", "ADDED q 6"]);
     assert_eq!(stage.feeds.pins().len(), 2, "who has been told its state has none any more");
@@ -52,7 +52,7 @@ async fn unread_initial_state_is_cut_after_a_minute_but_slow_is_not() {
         stage.watch_current(View::everything(), WATCH_LIST),
         stage.watch_in_chunks(View::everything(), WATCH_LIST),
         stage.watch_current(app_x(), WATCH_LIST),
-        stage.watch_part(&readable, Start::Current, View::everything(), WATCH_LIST),
+        stage.watch_part(&readable, StartPosition::Current, View::everything(), WATCH_LIST),
     ];
     let mut slow = stage.watch_current(View::everything(), WATCH_LIST);
     seconds(50).await;

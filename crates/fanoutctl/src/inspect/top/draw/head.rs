@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::pace;
 use super::style::{BAR, Palette, fit, width};
 use crate::inspect::table::{bytes, grouped, seconds};
-use crate::inspect::top::proxy::SeenProxy;
+use crate::inspect::top::proxy::PolledProxy;
 use crate::inspect::top::screen::Screen;
 
 /// From this width the chart is beside the numbers, otherwise below them.
@@ -86,7 +86,7 @@ pub(super) fn proxies(frame: &mut Frame<'_>, area: Rect, screen: &Screen, palett
 }
 
 /// The numbers of a proxy in the list, the most important first.
-fn numbers(proxy: &SeenProxy) -> Vec<String> {
+fn numbers(proxy: &PolledProxy) -> Vec<String> {
     let Some(status) = proxy.look.as_ref().map(|look| &look.status) else { return Vec::new() };
     let watches = format!("{} watches", grouped(status.watches));
     let rate = proxy.rates.map_or(String::new(), |rates| format!("{} events/s", grouped(rates.delivered)));
@@ -94,7 +94,7 @@ fn numbers(proxy: &SeenProxy) -> Vec<String> {
     vec![fit(&watches, 17, true), fit(&rate, 18, true), fit(&held, 15, true)]
 }
 
-fn state(proxy: &SeenProxy, palette: Palette) -> (&'static str, Style) {
+fn state(proxy: &PolledProxy, palette: Palette) -> (&'static str, Style) {
     match (&proxy.silence, &proxy.look) {
         (Some(_), _) => ("no response", palette.bad()),
         (None, None) => ("connecting", Style::new()),
@@ -136,7 +136,7 @@ pub(super) fn summary(frame: &mut Frame<'_>, area: Rect, screen: &Screen, palett
     frame.render_widget(sparkline.style(palette.picture()).absent_value_symbol("·"), bars);
 }
 
-fn said(proxy: &SeenProxy) -> Vec<(&'static str, String)> {
+fn said(proxy: &PolledProxy) -> Vec<(&'static str, String)> {
     let Some(status) = proxy.look.as_ref().map(|look| &look.status) else { return Vec::new() };
     let (held, budget) = (bytes(status.held_bytes), bytes(status.budget_bytes));
     let rates = proxy.rates.map(|rates| {

@@ -7,7 +7,7 @@ use super::left_out;
 use super::style::{HEAD, Palette, clean, fit, width};
 use crate::inspect::table::grouped;
 use crate::inspect::top::columns::{self, Column, FEED_COLUMNS, GAP, WATCH_COLUMNS};
-use crate::inspect::top::look::WatchesLook;
+use crate::inspect::top::poll::WatchesResult;
 use crate::inspect::top::screen::{Screen, Tab};
 
 /// Draws the selected table, and returns which rows are visible.
@@ -18,7 +18,7 @@ pub(super) fn table(frame: &mut Frame<'_>, area: Rect, screen: &mut Screen, pale
     let first = screen.view().first;
     let last = (first + page).min(rows);
     let total = match screen.proxy().look.as_ref().map(|look| &look.watches) {
-        Some(WatchesLook::Shown { total, .. }) if screen.tab == Tab::Watches => *total,
+        Some(WatchesResult::Shown { total, .. }) if screen.tab == Tab::Watches => *total,
         _ => 0,
     };
     let rows = screen.view().rows(screen.rows());
@@ -81,8 +81,8 @@ fn lines(frame: &mut Frame<'_>, area: Rect, of: (&Screen, &[Column]), rows: &[&V
 fn nothing(screen: &Screen) -> Vec<String> {
     let Some(look) = &screen.proxy().look else { return vec![" No response yet.".to_owned()] };
     match (screen.tab, &look.watches) {
-        (Tab::Watches, WatchesLook::NotAsked) => vec![" Loading watches.".to_owned()],
-        (Tab::Watches, WatchesLook::Hidden(status)) => vec![
+        (Tab::Watches, WatchesResult::NotAsked) => vec![" Loading watches.".to_owned()],
+        (Tab::Watches, WatchesResult::Hidden(status)) => vec![
             format!(" Watches are hidden ({}).", status.as_u16()),
             " Use a unix socket, or --token-file with a token of a user who may get /debug/watches.".to_owned(),
         ],

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::inspect::InspectError;
-use crate::inspect::top::look::Look;
+use crate::inspect::top::poll::PollResult;
 use crate::inspect::top::samples;
 
 const EVERY: Duration = Duration::from_secs(2);
@@ -71,11 +71,11 @@ fn watches_tab_shows_rows_or_the_reason_for_none() {
     let row = " pods.v1 by fields  a      Zeta/1                               7  stalled     5 s  4.0 KiB    90 s  h2";
     assert_eq!(lines[8], row);
     for (watches, why) in [
-        (WatchesLook::NotAsked, "Loading watches."),
-        (WatchesLook::Hidden(http::StatusCode::FORBIDDEN), "Watches are hidden (403)."),
-        (WatchesLook::of(&json!({"total": 0, "watches": []})), "No open watches."),
+        (WatchesResult::NotAsked, "Loading watches."),
+        (WatchesResult::Hidden(http::StatusCode::FORBIDDEN), "Watches are hidden (403)."),
+        (WatchesResult::of(&json!({"total": 0, "watches": []})), "No open watches."),
     ] {
-        let look = Look { watches, ..samples::look(samples::counters(now, 0)) };
+        let look = PollResult { watches, ..samples::look(samples::counters(now, 0)) };
         screen.saw(0, Ok(look), now);
         let lines = drawn(&mut screen, (120, 24), now);
         assert!(shows(&lines, why), "{why}: {lines:#?}");
@@ -106,7 +106,8 @@ fn client_text_cannot_control_the_terminal() {
     screen.watches.filter = "\u{1b}[31m".to_owned();
     let rows =
         vec![samples::watch("\u{1b}[2Jroot\u{202e}", "kubelet\r\n\u{9b}31m\u{7}\u{1b}]0;owned\u{1b}\\ \u{1b}[31m", 1)];
-    let look = Look { watches: WatchesLook::Shown { total: 1, rows }, ..samples::look(samples::counters(now, 0)) };
+    let look =
+        PollResult { watches: WatchesResult::Shown { total: 1, rows }, ..samples::look(samples::counters(now, 0)) };
     screen.saw(0, Ok(look), now);
     for mode in [Mode::Tables, Mode::Filter] {
         screen.mode = mode;

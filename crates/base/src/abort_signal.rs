@@ -1,0 +1,95 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_util::task::AtomicWaker;
+
+/// Ends a future from outside: the task that runs it drops it, wherever it is suspended.
+///
+/// Clones share the state. One task runs the future, and any number may cut it. The reason of the first cut counts.
+#[derive(Debug, Clone, Default)]
+pub struct AbortSignal(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// Whether `why` or `within` is set. Tasks check it for each event, and it needs only one cache line.
+    is_touched: AtomicBool,
+    why: OnceLock<&'static str>,
+    /// See [`AbortSignal::within`]. Boxed to keep the type small, because watches have no such limit.
+    within: OnceLock<Box<(Duration, &'static str)>>,
+    runner: AtomicWaker,
+}
+
+impl AbortSignal {
+    /// Ends the future. Only the first reason counts.
+    pub fn cut(&self, why: &'static str) {
+        let is_first = self.0.why.set(why).is_ok();
+        self.0.is_touched.store(true, Ordering::SeqCst);
+        if is_first {
+            self.0.runner.wake();
+        }
+    }
+
+    /// The reason, once the future has been cut.
+    pub fn why(&self) -> Option<&'static str> {
+        self.0.why.get().copied()
+    }
+
+    pub fn is_cut(&self) -> bool {
+        self.0.is_touched.load(Ordering::SeqCst) && self.0.why.get().is_some()
+    }
+
+    /// Requests that the running task cuts the future with this reason if it is not complete within `max`. Futures that
+    /// complete at once pay nothing for it, and the task of a whole connection may ignore it. Only the first call
+    /// counts.
+    pub fn within(&self, max: Duration, why: &'static str) {
+        let _ = self.0.within.set(Box::new((max, why)));
+        self.0.is_touched.store(true, Ordering::SeqCst);
+    }
+
+    /// The limit and the reason that [`within`](Self::within) has set.
+    pub fn limit(&self) -> Option<(Duration, &'static str)> {
+        if !self.0.is_touched.load(Ordering::SeqCst) {
+            return None;
+        }
+        self.0.within.get().map(|limit| **limit)
+    }
+
+    /// Ready once the future has been cut. Until then, registers the task of `cx`, replacing an earlier one.
+    pub fn poll_cut(&self, cx: &Context<'_>) -> Poll<()> {
+        if self.is_cut() {
+            return Poll::Ready(());
+        }
+        self.0.runner.register(cx.waker());
+        if self.is_cut() { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    /// Completes once the future has been cut. For the running task.
+    pub async fn over(&self) {
+        std::future::poll_fn(|cx| self.poll_cut(cx)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn cut_wakes_the_running_task_and_keeps_the_first_reason() {
+        let cut = AbortSignal::default();
+        let heard = tokio::spawn({
+            let cut = cut.clone();
+            async move {
+                cut.over().await;
+                cut.why()
+            }
+        });
+        tokio::task::yield_now().await;
+        assert!(!cut.is_cut() && cut.why().is_none());
+        cut.cut("first");
+        cut.cut("second");
+        assert_eq!(heard.await.expect("no panic"), Some("first"));
+        assert!(cut.is_cut());
+    }
+}

@@ -1,0 +1,40 @@
+use super::plan::Plan;
+use super::scenario::Variant;
+use probe::{TargetCredentials, WatchProtocol};
+
+/// A server that is measured.
+#[derive(Clone, Debug, Default)]
+pub struct MeasuredServer {
+    pub name: String,
+    pub url: String,
+    /// The protocol of this server, if it differs from the plan's.
+    pub protocol: Option<WatchProtocol>,
+    /// Its process id, if it runs on this machine.
+    pub pid: Option<u32>,
+    /// The URL of its metrics, if CPU and memory are read from them.
+    pub metrics: Option<String>,
+}
+
+impl MeasuredServer {
+    /// Returns the plan for this server.
+    pub fn plan(&self, plan: &Plan) -> Plan {
+        Plan { protocol: self.protocol.unwrap_or(plan.protocol), ..plan.clone() }
+    }
+}
+
+/// The options of one bench command.
+#[derive(Clone, Debug)]
+pub struct BenchOptions {
+    pub scenario: String,
+    pub about: String,
+    pub variants: Vec<Variant>,
+    pub sides: Vec<MeasuredServer>,
+    /// The URL of the server to which objects are written, for all sides.
+    pub write: String,
+    pub credentials: TargetCredentials,
+    pub rounds: usize,
+    /// Whether the objects are kept at the end.
+    pub keep: bool,
+    /// The command line, for the record.
+    pub command: Vec<String>,
+}

@@ -1,0 +1,146 @@
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// The media type of requested objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ObjectEncoding {
+    Json,
+    Protobuf,
+    Metadata,
+    MetadataProtobuf,
+    Table,
+}
+
+const METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+const METADATA_PROTOBUF: &str = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+const METADATA_PROTOBUF_LIST: &str =
+    "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+const PROTOBUF_STREAM: &str = "application/vnd.kubernetes.protobuf;stream=watch";
+const TABLE: &str = "application/json;as=Table;g=meta.k8s.io;v=v1";
+
+impl ObjectEncoding {
+    /// Returns the Accept header of a watch.
+    pub(super) fn of_watch(self) -> &'static str {
+        match self {
+            Self::Json => "application/json",
+            Self::Protobuf => PROTOBUF_STREAM,
+            Self::Metadata => METADATA,
+            Self::MetadataProtobuf => METADATA_PROTOBUF,
+            Self::Table => TABLE,
+        }
+    }
+
+    /// Returns the Accept header of a LIST.
+    pub(super) fn of_list(self) -> &'static str {
+        match self {
+            Self::Json => "application/json",
+            Self::Protobuf => PROTOBUF,
+            Self::Metadata => METADATA_LIST,
+            Self::MetadataProtobuf => METADATA_PROTOBUF_LIST,
+            Self::Table => TABLE,
+        }
+    }
+
+    pub(super) fn is_protobuf(self) -> bool {
+        matches!(self, Self::Protobuf | Self::MetadataProtobuf)
+    }
+}
+
+/// Which objects a watch selects. The values of the watches are spread over those of the objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SelectorKind {
+    All,
+    Namespace,
+    Node,
+    Name,
+    Label,
+}
+
+/// The kind of objects that are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ObjectShape {
+    Pod,
+    Configmap,
+}
+
+impl ObjectShape {
+    pub(super) fn collection(self) -> &'static str {
+        match self {
+            Self::Pod => "pods",
+            Self::Configmap => "configmaps",
+        }
+    }
+}
+
+/// How an object is changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WriteMethod {
+    /// A merge patch of one annotation. The request is small; the server reads, merges and writes.
+    Patch,
+    /// The whole object, as the server returned it.
+    Put,
+}
+
+/// A burst of load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Storm {
+    /// Informers that all start at the same moment.
+    Join,
+    /// Full LISTs.
+    List,
+    /// Watches whose connections are all cut, and that resume at their positions.
+    Resume,
+    /// Small GETs.
+    Get,
+}
+
+/// How a watch begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WatchStartMode {
+    /// From a recent version, which is requested once for all watches.
+    Now,
+    /// With the existing objects, in the stream.
+    WatchList,
+    /// With a LIST of its own.
+    List,
+}
+
+/// A rate of writes per second.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Rate {
+    PerSecond(f64),
+    /// As fast as the writers can.
+    Max,
+}
+
+impl Serialize for Rate {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::PerSecond(rate) => serializer.serialize_f64(*rate),
+            Self::Max => serializer.serialize_str("max"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Rate {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum RateValue {
+            Number(f64),
+            Text(String),
+        }
+        let wrong = || serde::de::Error::custom("expected writes per second, or max");
+        match RateValue::deserialize(deserializer).map_err(|_| wrong())? {
+            RateValue::Number(rate) => Ok(Self::PerSecond(rate)),
+            RateValue::Text(text) if text == "max" => Ok(Self::Max),
+            RateValue::Text(text) => text.parse().map(Self::PerSecond).map_err(|_| wrong()),
+        }
+    }
+}

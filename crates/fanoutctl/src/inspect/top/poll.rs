@@ -1,0 +1,81 @@
+use serde_json::Value;
+use tokio::time::Instant;
+
+use super::rates::Counters;
+use crate::inspect::explain::escaped;
+use crate::inspect::status::ProxyStatus;
+use crate::inspect::{InspectError, ProxyTarget};
+
+/// What a proxy said when it was looked at.
+pub(super) struct PollResult {
+    pub(super) status: ProxyStatus,
+    pub(super) counters: Counters,
+    pub(super) watches: WatchesResult,
+}
+
+/// The watches of a proxy, as far as they were asked for and are shown.
+pub(super) enum WatchesResult {
+    NotAsked,
+    /// Who reads what is not shown to everybody; the status says why.
+    Hidden(http::StatusCode),
+    Shown {
+        /// How many are open and were asked for.
+        total: u64,
+        rows: Vec<Value>,
+    },
+}
+
+/// Which watches are asked for, and which of them come first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct WatchesQuery {
+    pub(super) sort: &'static str,
+    pub(super) is_up: bool,
+    /// A part of a user, an agent or a resource.
+    pub(super) text: String,
+    pub(super) limit: usize,
+}
+
+impl PollResult {
+    /// Looks at a proxy, and at its watches if some are asked for.
+    pub(super) async fn at(proxy: &ProxyTarget, query: Option<&WatchesQuery>) -> Result<Self, InspectError> {
+        let status = ProxyStatus::of(proxy).await?;
+        let counters = Counters::of(&status.metrics, Instant::now());
+        let watches = match query {
+            None => WatchesResult::NotAsked,
+            Some(query) => match proxy.json(&query.path()).await? {
+                Ok(page) => WatchesResult::of(&page),
+                Err(not) => WatchesResult::Hidden(not.status),
+            },
+        };
+        Ok(Self { status, counters, watches })
+    }
+}
+
+impl WatchesResult {
+    pub(super) fn of(page: &Value) -> Self {
+        let rows = page["watches"].as_array().cloned().unwrap_or_default();
+        Self::Shown { total: page["total"].as_u64().unwrap_or(rows.len() as u64), rows }
+    }
+}
+
+impl WatchesQuery {
+    fn path(&self) -> String {
+        let Self { sort, is_up, text, limit } = self;
+        let order = if *is_up { "up" } else { "down" };
+        let text = if text.is_empty() { String::new() } else { format!("&text={}", escaped(text)) };
+        format!("/debug/watches?limit={limit}&sort={sort}&order={order}{text}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn watches_query_includes_sort_order_and_filter() {
+        let mut query = WatchesQuery { sort: "behind", is_up: false, text: String::new(), limit: 12 };
+        assert_eq!(query.path(), "/debug/watches?limit=12&sort=behind&order=down");
+        (query.sort, query.is_up, query.text) = ("agent", true, "a b".to_owned());
+        assert_eq!(query.path(), "/debug/watches?limit=12&sort=agent&order=up&text=a%20b");
+    }
+}

@@ -1,0 +1,201 @@
+use std::collections::VecDeque;
+
+use super::ledger::WriteLedger;
+
+/// The objects of one informer, and the changes that it received since it was last judged.
+#[derive(Debug)]
+pub(super) struct InformerStore {
+    /// The version of each object that is held; 0 is none.
+    held: Vec<u64>,
+    /// The initial state that is arriving.
+    staged: Option<Vec<u64>>,
+    /// The version to resume from; `None` if it must relist.
+    at: Option<u64>,
+    told: VecDeque<u64>,
+    judged_to: u64,
+    pub(super) counts: InformerCounts,
+}
+
+/// What has happened to an informer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct InformerCounts {
+    pub(super) delivered: u64,
+    pub(super) lost: u64,
+    /// Changes that were never written, or that arrived twice.
+    pub(super) wrong: u64,
+    /// The number of initial states received.
+    pub(super) states: u64,
+}
+
+impl InformerStore {
+    pub(super) fn new(objects: usize) -> Self {
+        let (held, told) = (vec![0; objects], VecDeque::new());
+        Self { held, staged: None, at: None, told, judged_to: 0, counts: InformerCounts::default() }
+    }
+
+    /// The version to go on from.
+    pub(super) fn at(&self) -> Option<u64> {
+        self.at
+    }
+
+    /// Starts a stream. It begins with the state if there is no version to resume from.
+    pub(super) fn begins(&mut self) {
+        self.staged = self.at.is_none().then(|| vec![0; self.held.len()]);
+    }
+
+    /// Takes a change, or an object of the arriving initial state. Version 0 means that the object was deleted.
+    pub(super) fn takes(&mut self, object: usize, version: u64, is_gone: bool) {
+        let held = if is_gone { 0 } else { version };
+        if let Some(staged) = &mut self.staged {
+            if let Some(place) = staged.get_mut(object) {
+                *place = held;
+            }
+            return;
+        }
+        self.counts.delivered += 1;
+        if self.at.is_some_and(|at| version <= at) {
+            self.counts.wrong += 1;
+            return;
+        }
+        match self.held.get_mut(object) {
+            Some(place) => *place = held,
+            None => self.counts.wrong += 1,
+        }
+        self.told.push_back(version);
+        self.at = Some(version);
+    }
+
+    /// Takes a version up to which all events have arrived.
+    pub(super) fn reaches(&mut self, version: u64, ends_state: bool) {
+        if let Some(staged) = self.staged.take_if(|_| ends_state) {
+            // Earlier events are contained in the state.
+            (self.held, self.judged_to) = (staged, version);
+            self.told.clear();
+            self.counts.states += 1;
+            self.at = Some(version);
+        } else if self.staged.is_none() && self.at.is_none_or(|at| version > at) {
+            self.at = Some(version);
+        }
+    }
+
+    /// Forgets the position, so that the informer relists.
+    pub(super) fn expires(&mut self) {
+        self.at = None;
+    }
+
+    /// Compares the received changes with the written ones, as far as both are known.
+    pub(super) fn judge(&mut self, ledger: &WriteLedger) {
+        let to = ledger.whole_to().min(self.at.unwrap_or_default());
+        self.judge_to(ledger, to);
+    }
+
+    /// The same at the end: a change that has not arrived by now is lost.
+    pub(super) fn judge_all(&mut self, ledger: &WriteLedger) {
+        self.judge_to(ledger, ledger.newest());
+        let differs = |(held, latest): (&u64, &u64)| held != latest;
+        let different = self.held.iter().zip(&ledger.latest()).filter(|pair| differs(*pair)).count() as u64;
+        // An object that is old for a change that is counted already is not counted twice.
+        self.counts.lost = self.counts.lost.max(different);
+    }
+
+    fn judge_to(&mut self, ledger: &WriteLedger, to: u64) {
+        if to <= self.judged_to {
+            return;
+        }
+        for version in ledger.between(self.judged_to, to) {
+            while self.told.front().is_some_and(|told| *told < version) {
+                self.told.pop_front();
+                self.counts.wrong += 1;
+            }
+            match self.told.front() {
+                Some(told) if *told == version => drop(self.told.pop_front()),
+                _ => self.counts.lost += 1,
+            }
+        }
+        while self.told.front().is_some_and(|told| *told <= to) {
+            self.told.pop_front();
+            self.counts.wrong += 1;
+        }
+        self.judged_to = to;
+    }
+
+    pub(super) fn judged_to(&self) -> u64 {
+        self.judged_to
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two objects of versions 1 and 2, and changes of versions 10, 20 and 30 of the first.
+    fn world() -> (WriteLedger, InformerStore) {
+        let ledger = WriteLedger::new(2, 1);
+        ledger.created(0, 1);
+        ledger.created(1, 2);
+        let mut seen = InformerStore::new(2);
+        seen.begins();
+        seen.takes(0, 1, false);
+        seen.takes(1, 2, false);
+        seen.reaches(2, true);
+        for version in [10, 20, 30] {
+            ledger.sends(0);
+            ledger.found(0, 0, version);
+        }
+        (ledger, seen)
+    }
+
+    fn judged(told: &[u64]) -> (u64, u64) {
+        let (ledger, mut seen) = world();
+        told.iter().for_each(|version| seen.takes(0, *version, false));
+        seen.judge_all(&ledger);
+        (seen.counts.lost, seen.counts.wrong)
+    }
+
+    #[test]
+    fn lost_change_is_found_by_its_version() {
+        assert_eq!(judged(&[10, 20, 30]), (0, 0));
+        assert_eq!(judged(&[10, 30]), (1, 0), "in the middle, and the state is right");
+        assert_eq!(judged(&[10, 20]), (1, 0), "at the end");
+        assert_eq!(judged(&[]), (3, 0));
+        assert_eq!(judged(&[10, 20, 20, 30]), (0, 1), "told twice");
+        assert_eq!(judged(&[10, 20, 25, 30]), (0, 1), "never written");
+    }
+
+    #[test]
+    fn pending_change_is_not_lost() {
+        let (ledger, mut seen) = world();
+        seen.takes(0, 10, false);
+        seen.judge(&ledger);
+        assert_eq!((seen.counts.lost, seen.judged_to()), (0, 10));
+        // A version is reached without its change: nothing more of it can come.
+        seen.reaches(20, false);
+        seen.judge(&ledger);
+        assert_eq!((seen.counts.lost, seen.judged_to()), (1, 20));
+    }
+
+    #[test]
+    fn relist_replaces_earlier_events() {
+        let (ledger, mut seen) = world();
+        seen.expires();
+        seen.begins();
+        seen.takes(0, 30, false);
+        seen.takes(1, 2, false);
+        seen.reaches(25, false);
+        assert_eq!(seen.at(), None, "a bookmark amid the state is no end of it");
+        seen.reaches(30, true);
+        seen.judge_all(&ledger);
+        assert_eq!((seen.counts.lost, seen.counts.wrong, seen.counts.states), (0, 0, 2));
+    }
+
+    #[test]
+    fn state_that_differs_from_upstream_counts_as_lost() {
+        let (ledger, mut seen) = world();
+        seen.expires();
+        seen.begins();
+        seen.takes(0, 30, false);
+        seen.reaches(30, true);
+        seen.judge_all(&ledger);
+        assert_eq!(seen.counts.lost, 1, "the second object is not there");
+    }
+}

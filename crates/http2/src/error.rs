@@ -1,0 +1,43 @@
+use std::io;
+
+/// An error code of HTTP/2 (RFC 9113 §7).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(super) enum ErrorCode {
+    No = 0x0,
+    Protocol = 0x1,
+    Internal = 0x2,
+    FlowControl = 0x3,
+    StreamClosed = 0x5,
+    FrameSize = 0x6,
+    Refused = 0x7,
+    Cancel = 0x8,
+    Compression = 0x9,
+    EnhanceYourCalm = 0xb,
+}
+
+/// An error that the client has made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Http2Error {
+    /// Ends the connection. The text gives the cause in the log.
+    Connection(ErrorCode, &'static str),
+    /// Resets that stream.
+    Stream(u32, ErrorCode),
+}
+
+/// Why a connection has ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectionError {
+    #[error("HTTP/2 protocol error: {0}")]
+    Rule(&'static str),
+    #[error("the client did not acknowledge a PING")]
+    Dead,
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl Http2Error {
+    pub(super) const fn protocol(what: &'static str) -> Self {
+        Self::Connection(ErrorCode::Protocol, what)
+    }
+}

@@ -1,0 +1,87 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::super::cost::steps;
+use super::super::{Attributes, ObjectKey};
+use super::{Condition, Subject};
+
+/// The merged conditions, one per subject. The cost per object depends on the number of fields, not on how often or how
+/// verbosely a selector names them.
+#[derive(Debug, Clone, Default)]
+pub(super) struct MergedFieldTerms {
+    all: Arc<[(Subject, FieldConstraint)]>,
+    /// Whether the conditions contradict each other.
+    impossible: bool,
+}
+
+#[derive(Debug, Clone)]
+enum FieldConstraint {
+    Is(Box<str>),
+    /// None of these, sorted.
+    Not(Box<[Box<str>]>),
+}
+
+impl MergedFieldTerms {
+    pub(super) fn of(conditions: &[Condition]) -> Self {
+        let mut subjects = BTreeMap::<_, (BTreeSet<&str>, BTreeSet<&str>)>::new();
+        for condition in conditions {
+            let (is, not) = subjects.entry(condition.subject).or_default();
+            if condition.negated { not } else { is }.insert(&condition.value);
+        }
+        let wants = subjects.into_iter().filter_map(|(subject, (is, not))| {
+            let want = FieldConstraint::of(&is, &not);
+            match (subject, want) {
+                // The value is the same for every object, so the result is known.
+                (Subject::Absent, Some(want)) => (!want.holds("")).then_some(None),
+                (_, want) => Some(want.map(|want| (subject, want))),
+            }
+        });
+        match wants.collect::<Option<Arc<[_]>>>() {
+            Some(all) => Self { all, impossible: false },
+            None => Self { impossible: true, ..Self::default() },
+        }
+    }
+
+    pub(super) fn match_all(&self, key: &ObjectKey, attributes: &Attributes) -> bool {
+        !self.impossible
+            && self.all.iter().all(|(subject, want)| {
+                want.holds(match subject {
+                    Subject::Name => key.name(),
+                    Subject::Namespace => key.namespace(),
+                    Subject::Field(position) => attributes.field(*position),
+                    Subject::Absent => "",
+                })
+            })
+    }
+
+    pub(super) fn are_impossible(&self) -> bool {
+        self.impossible
+    }
+
+    pub(super) fn comparisons(&self) -> usize {
+        let of = |want: &FieldConstraint| match want {
+            FieldConstraint::Is(_) => 1,
+            FieldConstraint::Not(values) => steps(values.len()),
+        };
+        self.all.iter().map(|(_, want)| of(want)).sum()
+    }
+}
+
+impl FieldConstraint {
+    /// Merges the conditions on one field; `None` if they contradict each other.
+    fn of(is: &BTreeSet<&str>, not: &BTreeSet<&str>) -> Option<Self> {
+        let mut is = is.iter();
+        match (is.next(), is.next()) {
+            (None, _) => Some(Self::Not(not.iter().map(|value| (*value).into()).collect())),
+            (Some(only), None) => (!not.contains(only)).then(|| Self::Is((*only).into())),
+            (Some(_), Some(_)) => None,
+        }
+    }
+
+    fn holds(&self, value: &str) -> bool {
+        match self {
+            Self::Is(only) => &**only == value,
+            Self::Not(values) => values.binary_search_by(|candidate| (**candidate).cmp(value)).is_err(),
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Clients and writers of an in-process server, with their records in memory. The caller controls the clock and
+//! supplies the truth.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+
+use super::Digest;
+use super::client;
+use super::frame_decode_cache::FrameDecodeCache;
+use super::links::SharedLinks;
+use super::object_set::{ObjectSet, VerifiedResource};
+use super::record::{
+    EventKind, Record, RecordedEncoding, RunRecord, Transport, TruthRangeRecord, TruthRecord, TruthSource,
+};
+use super::recorder::Recorder;
+use super::run_context::{Notes, RunContext};
+use super::writer::{self, WriterPlan};
+use base::{Tasks, now_ns};
+use probe::{InMemoryConnect, Target};
+
+/// The clients, their number, and the servers that they use.
+#[derive(Clone)]
+pub struct ClientFleetOptions {
+    /// The seed that determines all behaviour.
+    pub seed: u64,
+    pub resource: VerifiedResource,
+    pub namespaces: usize,
+    pub objects: usize,
+    /// The encodings of clients. JSON must be the first.
+    pub encodings: Vec<RecordedEncoding>,
+    pub transports: Vec<Transport>,
+    /// The factor by which everything that a client does lasts longer than with `fanoutctl verify`.
+    pub pace: u32,
+    /// See [`RunRecord`].
+    pub patience: Duration,
+    pub window_changes: Option<u64>,
+    /// Connects to the judged server.
+    pub subject: InMemoryConnect,
+    /// Connects to its upstream.
+    pub direct: InMemoryConnect,
+}
+
+/// Running clients and writers, with their records.
+pub struct ClientFleet {
+    scene: Arc<RunContext>,
+    /// Cancelled when writers must stop.
+    calm: CancellationToken,
+}
+
+/// The authority of in-memory servers in requests.
+const AUTHORITY: &str = "127.0.0.1:8001";
+/// The maximum size of a record.
+const RECORD_BYTES_MAX: u64 = 1 << 30;
+
+impl ClientFleet {
+    pub fn new(order: ClientFleetOptions) -> Self {
+        let ClientFleetOptions { seed, resource, namespaces, objects, encodings, transports, pace, .. } = order;
+        let scene = RunContext {
+            recorder: Recorder::in_memory(RECORD_BYTES_MAX),
+            world: ObjectSet::new(resource, namespaces, objects),
+            subjects: vec![Target::in_memory(AUTHORITY, order.subject)],
+            informers: false,
+            links: SharedLinks::new(1),
+            frames: FrameDecodeCache::default(),
+            direct: Some(Target::in_memory(AUTHORITY, order.direct)),
+            seed,
+            encodings,
+            transports,
+            pace,
+            leave: CancellationToken::new(),
+            tasks: Tasks::new(),
+            notes: Notes::default(),
+        };
+        scene.recorder.put(&Record::Run(RunRecord {
+            seed,
+            url: scene.subject().url().to_owned(),
+            truth: TruthSource::Etcd,
+            patience_ns: Some(u64::try_from(order.patience.as_nanos()).unwrap_or(u64::MAX)),
+            window_changes: order.window_changes,
+            ..RunRecord::default()
+        }));
+        Self { scene: Arc::new(scene), calm: CancellationToken::new() }
+    }
+
+    /// Returns the namespaces of its objects.
+    pub fn namespaces(&self) -> &[String] {
+        &self.scene.world.namespaces
+    }
+
+    /// Starts the client with this number.
+    pub fn begin(&self, client: u32) {
+        self.scene.tasks.spawn("clientele client", client::run(self.scene.clone(), client));
+    }
+
+    /// Runs the writer with this number out of `writers`, until [`calm`](Self::calm). All writers together write at
+    /// `rate` per second. Every second writer bypasses the judged server.
+    pub async fn write(&self, number: u32, writers: u32, rate: f64) {
+        let scene = &self.scene;
+        let past = scene.direct.as_ref().filter(|_| number % 2 == 1);
+        let target = past.unwrap_or_else(|| scene.subject()).clone();
+        writer::run(scene.clone(), number, WriterPlan { writers, rate }, target, self.calm.clone()).await;
+    }
+
+    /// Makes writers do their last changes.
+    pub fn calm(&self) {
+        self.calm.cancel();
+    }
+
+    /// Records a fact from the caller.
+    pub fn put(&self, record: &Record) {
+        self.scene.recorder.put(record);
+    }
+
+    /// Records a change of an object. The object is JSON, or `None` after a deletion.
+    pub fn learn(&self, version: u64, key: &str, kind: EventKind, object: Option<&[u8]>) {
+        let object: Option<Value> = object.and_then(|json| serde_json::from_slice(json).ok());
+        self.put(&Record::Truth(TruthRecord {
+            resource: self.resource(),
+            key: key.to_owned(),
+            version,
+            kind,
+            at_ns: now_ns(),
+            digest: object.as_ref().map(Digest::of_object),
+            metadata: object.as_ref().map(Digest::of_metadata),
+            labels: object.as_ref().map(super::truth_recorder::labels).unwrap_or_default(),
+            fields: BTreeMap::new(),
+            source: TruthSource::Etcd,
+        }));
+    }
+
+    /// Records that all changes after one version, up to another, were recorded.
+    pub fn known(&self, from: u64, to: u64) {
+        self.scene.world.saw(to);
+        self.put(&Record::Known(TruthRangeRecord { resource: self.resource(), from, to, at_ns: now_ns() }));
+    }
+
+    /// Returns the name of the resource in records.
+    pub fn resource(&self) -> String {
+        self.scene.world.resource.name()
+    }
+
+    /// Makes all clients leave. Returns the records, one per line, and the problems that are not violations.
+    pub async fn leave(self) -> (Vec<u8>, Vec<String>) {
+        self.scene.leave.cancel();
+        // Clients end at once, but one may wait for a response.
+        self.scene.tasks.finish(GOODBYE_MAX).await;
+        (self.scene.recorder.take(), self.scene.notes.take())
+    }
+}
+
+/// The maximum wait for a response at the end.
+const GOODBYE_MAX: Duration = Duration::from_secs(120);

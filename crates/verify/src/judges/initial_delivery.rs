@@ -1,0 +1,88 @@
+//! `BeginsOnce`: a client that switches between servers of one cluster never needs a second state.
+
+use std::collections::HashMap;
+
+use super::super::guarantee::Guarantee;
+use super::super::history::History;
+use super::super::operation::Operation;
+use super::super::parsed_request::ReadPlan;
+use super::super::record::{EventKind, ReadVerb, RequestTarget};
+use super::super::violation::GuaranteeVerdict;
+use super::refusals::{is_forgotten_by, position};
+
+/// The state that one client has received.
+#[derive(Clone, Copy, Debug)]
+struct InitialDelivery<'a> {
+    /// The operation that returned the first state.
+    first: &'a Operation,
+    /// The last event that refused the client's version, if any.
+    refusal: Option<RefusedResume>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct RefusedResume {
+    line: u32,
+    /// Whether every server of the run may have forgotten the changes after the client's position.
+    by_all: bool,
+}
+
+/// Judges that a client with a state never requests another one. Clients of such a run resume as long as any server may
+/// accept it.
+pub(super) fn begins_once(history: &History) -> GuaranteeVerdict {
+    let mut judged = GuaranteeVerdict::new(Guarantee::BeginsOnce);
+    if !history.run.begins_once {
+        return judged;
+    }
+    let mut clients: HashMap<u32, InitialDelivery<'_>> = HashMap::new();
+    for op in history.judged(Guarantee::BeginsOnce) {
+        let Some(begun) = clients.get_mut(&op.client) else {
+            if is_whole(op) {
+                clients.insert(op.client, InitialDelivery { first: op, refusal: None });
+            }
+            continue;
+        };
+        judged.instances += u64::from(op.verb == ReadVerb::Watch);
+        if begins(op) && !begun.refusal.is_some_and(|refused| refused.by_all) {
+            let (first, refusal) = (begun.first, begun.refusal.map_or(0, |refused| refused.line));
+            judged.violation(op, &[first.line, refusal], || {
+                let began = first.answer.as_ref().and_then(|answer| answer.version).or(first.state);
+                let got = if op.verb == ReadVerb::List { "another list" } else { "another initial state" };
+                (format!("a client that resumes from the state at {}", began.unwrap_or_default()), got.to_owned())
+            });
+        }
+        // An accepted operation cancels earlier refusals.
+        if op.answered(200).is_some() {
+            begun.refusal = refused(history, op);
+        }
+    }
+    judged
+}
+
+/// Returns the last error event of a watch.
+fn refused(history: &History, op: &Operation) -> Option<RefusedResume> {
+    let at = op.events.iter().rposition(|told| told.kind == EventKind::Error)?;
+    let (told, position) = (&op.events[at], position(history, op, &op.events[..at]));
+    let also = (0..history.run.also.len()).filter_map(|place| u8::try_from(place).ok());
+    let mut servers = std::iter::once(RequestTarget::Subject).chain(also.map(RequestTarget::Also));
+    let by_all = servers.all(|server| is_forgotten_by(server, history, op, position, told.at_ns));
+    let expired = op.errors.last().is_some_and(|status| status.code == 410);
+    Some(RefusedResume { line: told.line, by_all: expired && by_all })
+}
+
+/// Whether the operation delivered a whole state.
+fn is_whole(op: &Operation) -> bool {
+    match op.verb {
+        ReadVerb::List => op.answered(200).is_some_and(|answer| !answer.more),
+        ReadVerb::Watch => op.state.is_some(),
+        ReadVerb::Get => false,
+    }
+}
+
+/// Whether the operation requests a whole state.
+fn begins(op: &Operation) -> bool {
+    op.ask.as_ref().is_some_and(|ask| match op.verb {
+        ReadVerb::List => ask.first.is_empty(),
+        ReadVerb::Watch => matches!(ask.plan, ReadPlan::State(_)),
+        ReadVerb::Get => false,
+    })
+}

@@ -1,0 +1,142 @@
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use super::frame_decode_cache::FrameDecodeCache;
+use super::links::SharedLinks;
+use super::object_set::ObjectSet;
+use super::record::{RecordedEncoding, RequestTarget, Transport};
+use super::recorder::Recorder;
+use base::Tasks;
+use probe::Target;
+
+/// The shared state of clients, writers and sources of truth.
+pub(super) struct RunContext {
+    pub(super) recorder: Recorder,
+    pub(super) world: ObjectSet,
+    /// The judged servers: the first one, then the additional ones.
+    pub(super) subjects: Vec<Target>,
+    /// Whether clients are informers that never relist on their own.
+    pub(super) informers: bool,
+    pub(super) links: SharedLinks,
+    pub(super) frames: FrameDecodeCache,
+    /// The apiserver behind them, if it is known.
+    pub(super) direct: Option<Target>,
+    pub(super) seed: u64,
+    pub(super) encodings: Vec<RecordedEncoding>,
+    pub(super) transports: Vec<Transport>,
+    /// The factor by which pauses between requests and the duration of watches are lengthened.
+    pub(super) pace: u32,
+    /// Cancelled when clients must leave.
+    pub(super) leave: CancellationToken,
+    pub(super) tasks: Tasks,
+    pub(super) notes: Notes,
+}
+
+/// Problems that are not violations, for people: each text once, with its count.
+#[derive(Default)]
+pub(super) struct Notes(Mutex<Vec<(String, u64)>>);
+
+const NOTES_MAX: usize = 30;
+
+impl Notes {
+    pub(super) fn add(&self, note: impl Into<String>) {
+        let (note, mut notes) = (note.into(), self.0.lock());
+        if let Some((_, times)) = notes.iter_mut().find(|(known, _)| *known == note) {
+            *times += 1;
+        } else if notes.len() < NOTES_MAX {
+            notes.push((note, 1));
+        }
+    }
+
+    pub(super) fn take(&self) -> Vec<String> {
+        let notes = std::mem::take(&mut *self.0.lock());
+        let told = |(note, times)| if times == 1 { note } else { format!("{note} ({times} times)") };
+        notes.into_iter().map(told).collect()
+    }
+}
+
+/// The users of random numbers. Each has its own generator, so that its draws do not depend on the timing of others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum RngStream {
+    Client(u32),
+    Writer(u32),
+    Faults,
+}
+
+impl RunContext {
+    /// Returns the first judged server.
+    pub(super) fn subject(&self) -> &Target {
+        &self.subjects[0]
+    }
+
+    pub(super) fn target(&self, server: RequestTarget) -> &Target {
+        match server {
+            RequestTarget::Subject => self.subject(),
+            RequestTarget::Also(number) => &self.subjects[1 + usize::from(number)],
+            RequestTarget::Direct => self.direct.as_ref().unwrap_or_else(|| self.subject()),
+        }
+    }
+
+    /// Returns the servers that clients may use.
+    pub(super) fn servers(&self) -> impl Iterator<Item = RequestTarget> + use<> {
+        let also = u8::try_from(self.subjects.len().saturating_sub(1)).unwrap_or(u8::MAX);
+        std::iter::once(RequestTarget::Subject).chain((0..also).map(RequestTarget::Also))
+    }
+
+    pub(super) fn rng(&self, who: RngStream) -> fastrand::Rng {
+        rng(self.seed, who)
+    }
+
+    /// Pauses for a time scaled by the run's pace, or until the end; returns `false` if clients must leave.
+    pub(super) async fn pause(&self, time: Duration) -> bool {
+        tokio::select! {
+            biased;
+            () = self.leave.cancelled() => false,
+            () = sleep(time * self.pace) => true,
+        }
+    }
+}
+
+fn rng(seed: u64, who: RngStream) -> fastrand::Rng {
+    let (kind, index) = match who {
+        RngStream::Client(n) => (1, n),
+        RngStream::Writer(n) => (2, n),
+        RngStream::Faults => (3, 0),
+    };
+    fastrand::Rng::with_seed(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (kind << 32) ^ u64::from(index))
+}
+
+/// Draws a duration between two bounds.
+pub(super) fn between(rng: &mut fastrand::Rng, least: Duration, most: Duration) -> Duration {
+    least + most.saturating_sub(least).mul_f64(rng.f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_participant_has_its_own_reproducible_rng() {
+        let draws = |seed, who| rng(seed, who).u64(..);
+        let who =
+            [RngStream::Client(0), RngStream::Client(1), RngStream::Writer(0), RngStream::Writer(1), RngStream::Faults];
+        let drawn: std::collections::HashSet<_> =
+            [1, 2].into_iter().flat_map(|seed| who.map(|who| draws(seed, who))).collect();
+        assert_eq!(drawn.len(), 2 * who.len());
+        assert_eq!(draws(1, RngStream::Client(7)), draws(1, RngStream::Client(7)));
+    }
+
+    #[test]
+    fn repeated_notes_are_merged_with_a_count() {
+        let notes = Notes::default();
+        for note in ["a", "b", "a"] {
+            notes.add(note);
+        }
+        (0..1000).for_each(|n| notes.add(format!("many {n}")));
+        let told = notes.take();
+        assert_eq!((told[0].as_str(), told[1].as_str(), told.len()), ("a (2 times)", "b", NOTES_MAX));
+    }
+}

@@ -1,0 +1,160 @@
+//! Learns the truth independently of the judged server: from etcd through its JSON gateway, or from an apiserver.
+//!
+//! Both sources record their initial state, every change after it, and up to which version everything is known. A truth
+//! with a gap cannot be used: if a gap cannot be closed, the run is void.
+
+mod direct;
+mod etcd;
+mod windows;
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde_json::Value;
+use tokio::time::Instant;
+
+use super::Digest;
+use super::record::{EventKind, Record, TruthRangeRecord, TruthRecord, TruthSource};
+use super::run_context::RunContext;
+use base::now_ns;
+use tokio::sync::watch;
+
+pub(super) use direct::Direct;
+pub(super) use etcd::Etcd;
+pub(super) use windows::{forgets, keep_windows};
+
+/// The pause before another attempt to resume.
+const RETRY: Duration = Duration::from_millis(200);
+/// The interval between records of how far everything is known.
+const TELL_EVERY: Duration = Duration::from_secs(1);
+
+/// Why the truth cannot be learnt.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TruthError {
+    #[error("{url}: {what}")]
+    Unreachable { url: String, what: String },
+    #[error("etcd stores {key} as {form}, not as JSON: use a custom resource, or an apiserver for --truth")]
+    NotJson { key: String, form: &'static str },
+    #[error("the history was lost at {0}; later events cannot be checked")]
+    Gap(String),
+    #[error("cannot parse {0}")]
+    Malformed(String),
+}
+
+/// A recorder of the truth.
+pub(super) struct TruthRecorder {
+    scene: Arc<RunContext>,
+    source: TruthSource,
+    resource: String,
+    from: AtomicU64,
+    /// The version up to which everything is known.
+    to: watch::Sender<u64>,
+    /// When that was last recorded: it is recorded at intervals, and at the end.
+    told: Mutex<Option<Instant>>,
+    failure: watch::Sender<Option<TruthError>>,
+}
+
+impl TruthRecorder {
+    pub(super) fn new(scene: &Arc<RunContext>, source: TruthSource) -> Arc<Self> {
+        Arc::new(Self {
+            scene: scene.clone(),
+            source,
+            resource: scene.world.resource.name(),
+            from: AtomicU64::new(0),
+            to: watch::Sender::new(0),
+            told: Mutex::new(None),
+            failure: watch::Sender::new(None),
+        })
+    }
+
+    /// Sets the version of the initial state. Everything that is put before it is that state.
+    fn begin(&self, version: u64) {
+        self.from.store(version, Ordering::Relaxed);
+        self.known(version);
+    }
+
+    /// Marks everything up to a version as put.
+    fn known(&self, version: u64) {
+        if version <= *self.to.borrow() {
+            return;
+        }
+        self.scene.world.saw(version);
+        self.to.send_replace(version);
+        let mut told = self.told.lock();
+        if told.is_none_or(|told| told.elapsed() >= TELL_EVERY) {
+            *told = Some(Instant::now());
+            drop(told);
+            self.tell();
+        }
+    }
+
+    /// Records up to which version everything is known.
+    pub(super) fn tell(&self) {
+        self.scene.recorder.put(&Record::Known(TruthRangeRecord {
+            resource: self.resource.clone(),
+            from: self.from.load(Ordering::Relaxed),
+            to: self.to(),
+            at_ns: now_ns(),
+        }));
+    }
+
+    fn put(&self, kind: EventKind, key: &str, version: u64, object: Option<&Value>) {
+        self.scene.recorder.put(&Record::Truth(TruthRecord {
+            resource: self.resource.clone(),
+            key: key.to_owned(),
+            version,
+            kind,
+            at_ns: now_ns(),
+            digest: object.map(Digest::of_object),
+            metadata: object.map(Digest::of_metadata),
+            labels: object.map(labels).unwrap_or_default(),
+            fields: BTreeMap::new(),
+            source: self.source,
+        }));
+    }
+
+    fn failed(&self, error: TruthError) {
+        self.failure.send_replace(Some(error));
+    }
+
+    pub(super) fn to(&self) -> u64 {
+        *self.to.borrow()
+    }
+
+    /// Waits until everything up to a version is known.
+    pub(super) async fn reached(&self, version: u64) {
+        // The sender lives as long as this does.
+        let _ = self.to.subscribe().wait_for(|to| *to >= version).await;
+    }
+
+    /// Completes when no more can be learnt.
+    pub(super) async fn ended(&self) -> TruthError {
+        let mut failure = self.failure.subscribe();
+        let failed = failure.wait_for(Option::is_some).await.ok().and_then(|failed| failed.clone());
+        failed.unwrap_or_else(|| TruthError::Gap("the end".to_owned()))
+    }
+}
+
+pub(super) fn labels(object: &Value) -> BTreeMap<String, String> {
+    let labels = object["metadata"]["labels"].as_object();
+    let text = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_owned()));
+    labels.into_iter().flatten().filter_map(text).collect()
+}
+
+/// The existing keys. A change of an existing key is MODIFIED and of any other ADDED, independent of the source's event
+/// type.
+#[derive(Debug, Default)]
+struct ExistingKeys(HashSet<String>);
+
+impl ExistingKeys {
+    fn change(&mut self, key: &str, is_deletion: bool) -> EventKind {
+        if is_deletion {
+            self.0.remove(key);
+            return EventKind::Deleted;
+        }
+        if self.0.insert(key.to_owned()) { EventKind::Added } else { EventKind::Modified }
+    }
+}

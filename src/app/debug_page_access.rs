@@ -1,0 +1,55 @@
+//! Authorizes readers of the debug pages about clients, for `admin`.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use futures_util::FutureExt as _;
+use futures_util::future::ready;
+use http::HeaderMap;
+use tokio::runtime::Handle;
+
+use crate::admin::{PageAccess, PageAccessDenied, PrivatePages};
+use crate::auth::{Authorizer, Caller, NotGranted, RequestSender};
+use crate::serve::ActiveWatches;
+use kubeapi::{Query, RequestInfo};
+
+/// Returns the debug pages, for senders that upstream allows to `get` their paths. Must be called on the runtime that
+/// owns the connections to upstream.
+pub(super) fn private_pages(authorizer: Authorizer, active_watches: ActiveWatches) -> PrivatePages {
+    PrivatePages {
+        page: Arc::new(move |name, query| active_watches.page(name, query)),
+        admittance: admittance(authorizer),
+    }
+}
+
+fn admittance(authorizer: Authorizer) -> PageAccess {
+    let upstreams = Handle::current();
+    Arc::new(move |path, headers| {
+        if authorizer.is_open() {
+            return ready(Err(PageAccessDenied::CallerUnidentified)).boxed();
+        }
+        let (authorizer, path, headers) = (authorizer.clone(), path.to_owned(), headers.clone());
+        let asking = upstreams.spawn(async move { admit(&authorizer, &path, &headers).await });
+        async move { asking.await.map_err(|_| PageAccessDenied::Unknown)? }.boxed()
+    })
+}
+
+async fn admit(authorizer: &Authorizer, path: &str, headers: &HeaderMap) -> Result<(), PageAccessDenied> {
+    let sender = RequestSender { certificates: None, address: Ipv4Addr::LOCALHOST.into() };
+    let caller = authorizer.authenticate(sender, headers).await.map_err(|why| refusal(&why))?;
+    if !matches!(caller, Caller::Known(_)) {
+        return Err(PageAccessDenied::Unauthenticated);
+    }
+    let info = RequestInfo::parse("GET", path, &Query::default());
+    let info = info.map_err(|_| PageAccessDenied::Unknown)?;
+    authorizer.grant(&caller, &info).await.map(drop).map_err(|why| refusal(&why))
+}
+
+fn refusal(why: &NotGranted) -> PageAccessDenied {
+    match why {
+        NotGranted::Unauthenticated => PageAccessDenied::Unauthenticated,
+        NotGranted::Denied(_) => PageAccessDenied::Denied,
+        NotGranted::TooMany { .. } => PageAccessDenied::TooMany,
+        NotGranted::Unavailable(_) | NotGranted::ReviewsForbidden(_) => PageAccessDenied::Unknown,
+    }
+}

@@ -1,0 +1,59 @@
+//! The permissions of the proxy's own identity, and when refused reads are retried.
+
+use crate::feeds::Feeds;
+use crate::upstream::{Catalog, Client};
+
+/// The parts that upstream may have refused, and that retry when the proxy's permissions may have changed.
+#[derive(Debug, Clone)]
+pub(super) struct PermissionRetrier {
+    pub(super) client: Client,
+    pub(super) catalog: Catalog,
+    pub(super) feeds: Feeds,
+    /// Whether the proxy serves one node. Then there are as many proxies as nodes.
+    pub(super) on_node: bool,
+}
+
+impl PermissionRetrier {
+    /// Whether cluster-wide objects are followed: RBAC, and the definitions of resources.
+    pub(super) fn follow_cluster(&self) -> bool {
+        follow_cluster(self.on_node, self.catalog.reads().definitions)
+    }
+
+    /// Allows retries of refused reads, because the permissions of the proxy's credentials may have changed.
+    pub(super) fn changed(&self) {
+        self.feeds.rights_changed();
+        self.catalog.rights_changed();
+    }
+
+    /// Reports each change of the proxy's credentials; never returns.
+    pub(super) async fn keep_up(self) {
+        let mut credentials = self.client.credentials();
+        loop {
+            credentials.changed().await;
+            self.changed();
+        }
+    }
+}
+
+/// Decides whether to follow cluster-wide objects. A node's usual identity may read none of them. So on a node, a
+/// single read of the definitions decides: an identity that may read them has wider permissions.
+fn follow_cluster(on_node: bool, reads_definitions: bool) -> bool {
+    !on_node || reads_definitions
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn node_proxy_without_rights_does_not_follow_cluster_changes() {
+        for (on_node, reads_definitions, expected, what) in [
+            (false, false, true, "a central proxy tries, ever more rarely"),
+            (false, true, true, "a central proxy"),
+            (true, false, false, "a node's proxy with the rights of a node"),
+            (true, true, true, "a node's proxy with rights of its own"),
+        ] {
+            assert_eq!(follow_cluster(on_node, reads_definitions), expected, "{what}");
+        }
+    }
+}

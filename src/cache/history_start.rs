@@ -1,0 +1,188 @@
+//! The beginning of a feed's history, and the check that earlier events lead to it.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::lane::{Lane, LaneRead};
+use super::shared::Shared;
+use super::{BackfillMismatch, BackfilledEvents, CacheReader, Change, Event, MissingPrevious, RingHeadroom, Snapshot};
+use crate::wire::Object;
+use kubeapi::{EventType, ObjectKey, ResourceVersion};
+
+/// The beginning of a feed's history. Backfilled events must lead to it.
+#[derive(Debug)]
+pub struct HistoryStart {
+    /// Version that the first event follows.
+    pub at: ResourceVersion,
+    pub room: RingHeadroom,
+    /// The `seq` of the first event.
+    first: u64,
+    /// Time at which the first event arrived.
+    since: Instant,
+    /// The current state.
+    state: Snapshot,
+    /// Objects that have changed since the beginning, with their state at the beginning.
+    changed: HashMap<ObjectKey, ObjectAtStart>,
+    shared: Arc<Shared>,
+}
+
+/// State of an object at the beginning of a history.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ObjectAtStart {
+    Absent,
+    At(ResourceVersion),
+    /// It existed at an unknown version.
+    Present,
+}
+
+/// Number of events read under one lock.
+const AT_A_TIME: usize = 1_024;
+
+impl CacheReader {
+    /// Returns whether earlier events could be put in front of the feed's history.
+    pub fn may_begin_earlier(&self) -> bool {
+        self.shared.timeline.read().may_begin_earlier()
+    }
+
+    /// Returns the events whose objects' previous state is unknown, oldest first.
+    pub fn unexplained(&self) -> Vec<MissingPrevious> {
+        let (all, seqs) = {
+            let timeline = self.shared.timeline.read();
+            let seqs = timeline.ring.first_seq()..timeline.ring.seq_after(timeline.base);
+            (timeline.ring.lanes.all.clone(), seqs)
+        };
+        let mut found = Vec::new();
+        // Events that have left the ring during the read need no previous state.
+        let _ = read_all(&all, seqs, |event| found.extend(MissingPrevious::of(event.clone())));
+        found
+    }
+
+    /// Returns the beginning of the feed's history, or `None` if no events can be put in front of it.
+    pub fn beginning(&self) -> Option<HistoryStart> {
+        let (mut beginning, all, seqs, base) = {
+            let timeline = self.shared.timeline.read();
+            if !timeline.may_begin_earlier() {
+                return None;
+            }
+            let (first, end) = (timeline.ring.first_seq(), timeline.ring.next_seq);
+            let beginning = HistoryStart {
+                at: timeline.ring.floor,
+                room: timeline.ring.room(&self.shared.config.get(), self.shared.alternate_bytes()),
+                first,
+                since: Instant::now(),
+                state: timeline.snapshot(),
+                changed: HashMap::new(),
+                shared: self.shared.clone(),
+            };
+            (beginning, timeline.ring.lanes.all.clone(), first..end, timeline.base)
+        };
+        read_all(&all, seqs, |event| {
+            beginning.since = beginning.since.min(event.at);
+            beginning.changed.entry(event.object.key.clone()).or_insert_with(|| ObjectAtStart::before(event, base));
+        })?;
+        Some(beginning)
+    }
+}
+
+/// Reads the events with these numbers in batches, so that the writer is not blocked. Returns `None` if the oldest have
+/// left the ring during the read, or if the feed has ended.
+fn read_all(lane: &Lane, seqs: Range<u64>, mut each: impl FnMut(&Arc<Event>)) -> Option<()> {
+    let (mut next, mut events) = (seqs.start, Vec::new());
+    while next < seqs.end {
+        events.clear();
+        let LaneRead::Events { .. } = lane.read(next, AT_A_TIME, (usize::MAX, None), &mut events) else { return None };
+        events.iter().filter(|event| event.seq < seqs.end).for_each(&mut each);
+        next = events.last()?.seq + 1;
+    }
+    Some(())
+}
+
+impl HistoryStart {
+    /// Builds backfilled events from the changes after `from`.
+    ///
+    /// # Errors
+    /// The changes are out of order, do not lead to this beginning, or a change between them is missing.
+    pub fn joined_by(&self, from: ResourceVersion, changes: Vec<Change>) -> Result<BackfilledEvents, BackfillMismatch> {
+        let first = self.first - changes.len() as u64;
+        let mut last = HashMap::<ObjectKey, (ResourceVersion, Option<Arc<Object>>)>::new();
+        let (mut at, mut known) = (from, from);
+        let mut events = Vec::with_capacity(changes.len());
+        for (seq, Change { event_type, object, frame }) in (first..).zip(changes) {
+            let (key, rv, object) = (object.key.clone(), object.rv, Arc::new(object));
+            let is_next = rv > from && at <= rv && rv <= self.at;
+            let previous = match (last.get(&key), event_type) {
+                _ if !is_next => return Err(BackfillMismatch { key, rv }),
+                (Some((then, _)), _) if *then >= rv => return Err(BackfillMismatch { key, rv }),
+                (Some((_, Some(before))), EventType::Modified | EventType::Deleted) => Some(before.clone()),
+                (Some((_, None)) | None, EventType::Added) => None,
+                // A DELETED event carries the object's last content.
+                (None, EventType::Deleted) => Some(object.clone()),
+                (None, EventType::Modified) => {
+                    known = rv;
+                    None
+                }
+                _ => return Err(BackfillMismatch { key, rv }),
+            };
+            let write =
+                || self.shared.share.accounts.objects.keep(self.shared.envelope.frame(event_type, object.body()));
+            let frame = frame.unwrap_or_else(write);
+            let left = (event_type != EventType::Deleted).then(|| object.clone());
+            last.insert(key, (rv, left));
+            events.push(Arc::new(Event::new(seq, event_type, object, previous, frame, self.since)));
+            at = rv;
+        }
+        self.agrees_with(from, &last)?;
+        Ok(BackfilledEvents { from, until: self.at, known, events })
+    }
+
+    /// Checks that the last event of each object leaves its state at the beginning, and that every object changed after
+    /// `from` has an event.
+    fn agrees_with(
+        &self,
+        from: ResourceVersion,
+        last: &HashMap<ObjectKey, (ResourceVersion, Option<Arc<Object>>)>,
+    ) -> Result<(), BackfillMismatch> {
+        for (key, (rv, left)) in last {
+            let agrees = match self.then(key) {
+                ObjectAtStart::Absent => left.is_none(),
+                ObjectAtStart::At(then) => left.is_some() && then == *rv,
+                ObjectAtStart::Present => left.is_some(),
+            };
+            if !agrees {
+                return Err(BackfillMismatch { key: key.clone(), rv: *rv });
+            }
+        }
+        let unchanged = self.state.iter().filter(|object| !self.changed.contains_key(&object.key));
+        let unchanged = unchanged.map(|object| (&object.key, ObjectAtStart::At(object.rv)));
+        for (key, then) in unchanged.chain(self.changed.iter().map(|(key, then)| (key, *then))) {
+            if let ObjectAtStart::At(rv) = then
+                && rv > from
+                && !last.contains_key(key)
+            {
+                return Err(BackfillMismatch { key: key.clone(), rv });
+            }
+        }
+        Ok(())
+    }
+
+    fn then(&self, key: &ObjectKey) -> ObjectAtStart {
+        let unchanged = || self.state.get(key).map_or(ObjectAtStart::Absent, |object| ObjectAtStart::At(object.rv));
+        self.changed.get(key).copied().unwrap_or_else(unchanged)
+    }
+}
+
+impl ObjectAtStart {
+    /// Returns the state of the event's object before it, in a history whose list was at `base`.
+    fn before(event: &Event, base: ResourceVersion) -> Self {
+        match (&event.previous, event.event_type) {
+            (_, EventType::Added) => Self::Absent,
+            // The event is itself backfilled, so the previous state may be unknown.
+            _ if event.rv <= base => Self::Present,
+            (Some(previous), _) => Self::At(previous.rv),
+            (None, _) => Self::Absent,
+        }
+    }
+}

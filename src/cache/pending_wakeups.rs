@@ -1,0 +1,58 @@
+use std::sync::Arc;
+use std::task::Waker;
+
+use base::CoreWaker;
+
+/// Readers to wake once no lock is held, grouped by core. Proxies are woken first in each group, because other clients
+/// wait for them.
+#[derive(Debug, Default)]
+pub(super) struct PendingWakeups {
+    /// Readers without a core.
+    elsewhere: Readers,
+    cores: Vec<Option<(Arc<CoreWaker>, Readers)>>,
+}
+
+#[derive(Debug, Default)]
+struct Readers {
+    proxies: Vec<Waker>,
+    others: Vec<Waker>,
+}
+
+impl PendingWakeups {
+    pub(super) fn add(&mut self, waker: Waker, is_proxy: bool, core: Option<&Arc<CoreWaker>>) {
+        let readers = self.of(core);
+        let readers = if is_proxy { &mut readers.proxies } else { &mut readers.others };
+        readers.push(waker);
+    }
+
+    fn of(&mut self, core: Option<&Arc<CoreWaker>>) -> &mut Readers {
+        let Some(bell) = core else { return &mut self.elsewhere };
+        let number = bell.number();
+        if number >= self.cores.len() {
+            self.cores.resize_with(number + 1, || None);
+        }
+        match self.cores[number].get_or_insert_with(|| (bell.clone(), Readers::default())) {
+            (known, readers) if Arc::ptr_eq(known, bell) => readers,
+            // The core belongs to another application in the same process.
+            _ => &mut self.elsewhere,
+        }
+    }
+
+    pub(super) fn wake(self) {
+        for (bell, readers) in self.cores.into_iter().flatten() {
+            bell.ring(readers.in_order());
+        }
+        self.elsewhere.in_order().into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Readers {
+    fn in_order(self) -> Vec<Waker> {
+        let Self { mut proxies, others } = self;
+        if proxies.is_empty() {
+            return others;
+        }
+        proxies.extend(others);
+        proxies
+    }
+}

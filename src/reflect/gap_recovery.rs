@@ -1,0 +1,217 @@
+//! Recovers the changes that happened while no stream was open: the history between our last event and a list. The
+//! history is either proven or given up.
+//!
+//! An apiserver that restarts loses its window: a watch from our version gets 410 although usually nothing was lost. If
+//! every downstream watch ended because of that, the restart would reach the whole fleet. Therefore:
+//!
+//! 1. The 410 names the oldest version of the new window. The feed lists the state at *that* version and resumes the
+//!    watch after it, so all later history is upstream's own. Only the short gap before it remains.
+//! 2. An object whose version is the same on both sides did not change in the gap.
+//! 3. For an object that did, its versions in the gap are read one by one from the store
+//!    (`resourceVersionMatch=Exact`).
+//! 4. Every recovered change must lie in the gap. An unknown change that is not newer than the start of the gap belongs
+//!    to another history: upstream's storage went back (F3).
+//! 5. If the changes cannot be proven within the limits below, the feed does not invent them. It starts a new history,
+//!    and its watches end with 410 (F6).
+//!
+//! This cannot detect an object that was both created and deleted inside the gap (docs/DIFFERENCES.md).
+
+#[cfg(test)]
+mod tests;
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::cache::{Change, Snapshot};
+use crate::upstream::Error;
+use crate::wire::{Object, WatchItem};
+use kubeapi::{EventType, ObjectKey, ResourceVersion};
+
+use super::continuity::is_same;
+use super::initial_state::Lister;
+
+/// The maximum age of a gap that is mended. In a longer one, too many objects may have been created and deleted.
+pub(super) const OUTAGE_MAX: Duration = Duration::from_secs(5 * 60);
+/// The maximum number of objects that may differ.
+const DIFFERENCES_MAX: usize = 64;
+/// The maximum number of versions of one object in the gap.
+const VERSIONS_MAX: usize = 32;
+
+/// An object that differs between the two sides of the gap.
+#[derive(Debug, Clone)]
+pub(super) struct Difference {
+    pub(super) key: ObjectKey,
+    pub(super) before: Option<Arc<Object>>,
+    pub(super) after: Option<Arc<Object>>,
+}
+
+/// Returns the objects that differ, in key order.
+pub(super) fn differences(before: &Snapshot, after: &Snapshot) -> Vec<Difference> {
+    let (mut old, mut new) = (before.iter().peekable(), after.iter().peekable());
+    let mut found = Vec::new();
+    let differ = |before: Option<&Arc<Object>>, after: Option<&Arc<Object>>| {
+        let key = before.or(after)?.key.clone();
+        Some(Difference { key, before: before.cloned(), after: after.cloned() })
+    };
+    loop {
+        let order = match (old.peek(), new.peek()) {
+            (Some(old), Some(new)) => old.key.cmp(&new.key),
+            (Some(_), None) => Ordering::Less,
+            (None, Some(_)) => Ordering::Greater,
+            (None, None) => return found,
+        };
+        match order {
+            Ordering::Less => found.extend(differ(old.next(), None)),
+            Ordering::Greater => found.extend(differ(None, new.next())),
+            Ordering::Equal => {
+                let (old, new) = (old.next(), new.next());
+                if !old.zip(new).is_some_and(|(old, new)| is_same(old, new)) {
+                    found.extend(differ(old, new));
+                }
+            }
+        }
+    }
+}
+
+/// The result of mending a gap.
+#[derive(Debug)]
+pub(super) enum GapRecovery {
+    /// Every change in the gap, in order.
+    Changes(Vec<Change>),
+    /// The changes cannot be recovered within the limits.
+    Unknown,
+    /// The list cannot follow from our state: upstream has another history.
+    OtherHistory,
+}
+
+/// Reads past versions of single objects.
+pub(super) struct PastObjectReader<'a> {
+    pub(super) lister: Lister<'a>,
+    /// The start of the gap.
+    pub(super) from: ResourceVersion,
+}
+
+/// Why the changes of an object are not known.
+enum RecoveryError {
+    /// They cannot be recovered.
+    Unknown,
+    Contradiction,
+    Upstream(Error),
+}
+
+impl From<Error> for RecoveryError {
+    fn from(error: Error) -> Self {
+        Self::Upstream(error)
+    }
+}
+
+impl PastObjectReader<'_> {
+    /// Recovers every change in the gap, which ends at `until`. Fails only if upstream does.
+    pub(super) async fn recover(
+        &self,
+        differences: &[Difference],
+        until: ResourceVersion,
+    ) -> Result<GapRecovery, Error> {
+        if differences.len() > DIFFERENCES_MAX {
+            return Ok(GapRecovery::Unknown);
+        }
+        let mut changes = Vec::new();
+        for difference in differences {
+            match self.changes_of(difference, until).await {
+                Ok(found) => changes.extend(found),
+                Err(RecoveryError::Unknown) => return Ok(GapRecovery::Unknown),
+                Err(RecoveryError::Contradiction) => return Ok(GapRecovery::OtherHistory),
+                Err(RecoveryError::Upstream(error)) => return Err(error),
+            }
+        }
+        changes.sort_by_key(|change| change.object.rv);
+        Ok(GapRecovery::Changes(changes))
+    }
+
+    async fn changes_of(&self, of: &Difference, until: ResourceVersion) -> Result<Vec<Change>, RecoveryError> {
+        let known = of.before.as_ref().map(|object| object.rv);
+        let mut changes = Vec::new();
+        let mut next = match &of.after {
+            Some(object) => Some(Object::clone(object)),
+            None => {
+                let (last, at) = self.deletion(&of.key, known, until).await?;
+                changes.push(self.deleted(&last, at)?);
+                (Some(last.rv) != known).then_some(last)
+            }
+        };
+        while let Some(object) = next {
+            if !self.is_in_gap(object.rv) {
+                return Err(RecoveryError::Contradiction);
+            }
+            if changes.len() >= VERSIONS_MAX {
+                return Err(RecoveryError::Unknown);
+            }
+            let below = ResourceVersion(object.rv.0.saturating_sub(1));
+            changes.push(Change { event_type: EventType::Modified, object, frame: None });
+            next = match self.at(&of.key, below).await? {
+                Some(older) if Some(older.rv) == known => None,
+                Some(older) => Some(older),
+                None if known.is_none() => None,
+                // The object was deleted and created again in between, which this walk does not recover.
+                None => return Err(RecoveryError::Unknown),
+            };
+        }
+        Ok(changes)
+    }
+
+    /// Whether a change at `rv` can have happened in the gap.
+    fn is_in_gap(&self, rv: ResourceVersion) -> bool {
+        rv > self.from
+    }
+
+    /// Finds, by bisection, the last content of an object that is gone at `until` and the version of its deletion.
+    async fn deletion(
+        &self,
+        key: &ObjectKey,
+        known: Option<ResourceVersion>,
+        until: ResourceVersion,
+    ) -> Result<(Object, ResourceVersion), RecoveryError> {
+        let Some(mut there) = known else { return Err(RecoveryError::Unknown) };
+        let mut gone = until;
+        let mut last = None;
+        while there.0 + 1 < gone.0 || last.is_none() {
+            let middle = ResourceVersion(if there.0 + 1 < gone.0 { there.0.midpoint(gone.0) } else { there.0 });
+            match self.at(key, middle).await? {
+                Some(object) => {
+                    there = middle;
+                    last = Some(object);
+                }
+                // The feed received the object at that very version.
+                None if middle == there => return Err(RecoveryError::Contradiction),
+                None => gone = middle,
+            }
+        }
+        match last {
+            Some(last) if self.is_in_gap(gone) => Ok((last, gone)),
+            Some(_) => Err(RecoveryError::Contradiction),
+            None => Err(RecoveryError::Unknown),
+        }
+    }
+
+    /// Builds a DELETED event: the last content, at the version of the deletion.
+    fn deleted(&self, last: &Object, at: ResourceVersion) -> Result<Change, RecoveryError> {
+        let frame = self.lister.spec.envelope().frame(EventType::Deleted, &last.restamped(at));
+        match self.lister.reader.watch_event(frame).map_err(Error::Wire)? {
+            WatchItem::Change { event_type, object, frame } => Ok(Change { event_type, object, frame: Some(frame) }),
+            WatchItem::Bookmark { .. } | WatchItem::Error { .. } => Err(RecoveryError::Unknown),
+        }
+    }
+
+    async fn at(&self, key: &ObjectKey, rv: ResourceVersion) -> Result<Option<Object>, Error> {
+        self.lister.object_at(key, rv).await
+    }
+}
+
+/// Parses the oldest version of upstream's window from the message of its 410: `too old resource version: N (M)`
+/// (R-GONE-1). It is a hint: without it, the most recent state is listed and less can be proven.
+pub(super) fn window_start(message: &str) -> Option<ResourceVersion> {
+    let (_, rest) = message.split_once("too old resource version: ")?;
+    let (_, rest) = rest.split_once('(')?;
+    rest.split_once(')')?.0.parse().ok()
+}

@@ -1,0 +1,153 @@
+//! Advances a feed for readers that have seen a later version elsewhere: from another proxy, or from an apiserver.
+//!
+//! Two requests run side by side. One asks upstream to reach the lowest version that readers wait for. It is needed
+//! because an apiserver learns the position of a quiet resource only when a request names a higher version. The other
+//! is a watch from our own version, which sends the missing changes, or a bookmark if there are none. It takes a
+//! second, so it starts at once. If the collection is small, its versions are listed first. If they equal ours, the
+//! state has the requested version. That suffices for clients that read a state; watches and proxies follow the stream.
+//!
+//! A proxy also advances when it is asked to, and announces it on our own stream. With a proxy the watch is rarely
+//! needed.
+
+use std::convert::Infallible;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures_util::future::FutureExt as _;
+use tokio::time::{Instant, timeout};
+
+use super::super::metrics::SideRequest;
+use super::super::stream::StreamEnd;
+use super::{OptionalRequest, PROOF_MAX, Prover, STREAM_HEAD_START};
+use kubeapi::ResourceVersion;
+
+/// The timeout of a list of versions. Upstream responds at once if it has the version, and only after seconds if it
+/// never gets it, which must not delay other versions.
+const LISTED_WITHIN: Duration = Duration::from_millis(500);
+
+/// The response to a request to reach a version.
+enum ReachOutcome {
+    Reached(ResourceVersion),
+    /// Upstream does not have that version.
+    Behind,
+    Failed,
+}
+
+/// A requested version and the time of the first request for it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct RequestedVersion {
+    rv: ResourceVersion,
+    at: Instant,
+}
+
+impl Prover {
+    /// Reaches the versions that readers wait for, as long as they wait.
+    pub(super) async fn chase(&self) -> Infallible {
+        let (feed, reader) = (&self.upstream.feed, &self.upstream.feed.reader);
+        let mut wanted = feed.freshness.watch_versions();
+        let (mut progress, mut state) = (reader.follow_progress(), reader.watch_state());
+        let (mut history, mut upstream) = (reader.history(), ResourceVersion::default());
+        let mut asked: Option<RequestedVersion> = None;
+        let mut coming: OptionalRequest<'_, ReachOutcome> = None.into();
+        let mut resting: OptionalRequest<'_, ()> = None.into();
+        let mut rests = false;
+        let mut catching_up: OptionalRequest<'_, ()> = None.into();
+        let mut catches_up = false;
+        loop {
+            // A response to a request about another history says nothing about this one.
+            if std::mem::replace(&mut history, reader.history()) != history {
+                (upstream, asked, coming) = (ResourceVersion::default(), None, None.into());
+            }
+            wanted.borrow_and_update();
+            let reached = progress.look().rv;
+            feed.freshness.settle_versions(reached, reader.shown_at());
+            // The backoff applies to every version.
+            let next = feed.freshness.next_version(upstream.max(reached)).filter(|_| self.live() && !rests);
+            if next != asked.map(|asked| asked.rv) {
+                asked = next.map(|rv| RequestedVersion { rv, at: Instant::now() });
+                coming = next.map(|rv| self.come_to(rv).boxed()).into();
+            }
+            if !catches_up && self.live() && feed.freshness.begins_to_catch_up(upstream, !self.is_behind_a_proxy()) {
+                catching_up = Some(self.catch_up_for_all().boxed()).into();
+                catches_up = true;
+            }
+            state.borrow_and_update();
+            let is_wanted = feed.freshness.next_version(reached).is_some();
+            tokio::select! {
+                biased;
+                Some(came) = &mut coming, if asked.is_some() => match (came, asked.take()) {
+                    (ReachOutcome::Reached(rv), _) => upstream = upstream.max(rv),
+                    (ReachOutcome::Behind, Some(asked)) => feed.freshness.give_up_version(asked.rv, asked.at),
+                    (ReachOutcome::Behind, None) => {}
+                    (ReachOutcome::Failed, _) => (resting, rests) = (Some(self.unreached.rest().boxed()).into(), true),
+                },
+                Some(()) = &mut resting, if rests => rests = false,
+                Some(()) = &mut catching_up, if catches_up => catches_up = false,
+                () = progress.changed(), if is_wanted => {}
+                _ = wanted.changed() => {}
+                _ = state.changed() => {}
+            }
+        }
+    }
+
+    pub(super) fn is_behind_a_proxy(&self) -> bool {
+        self.behind_a_proxy.load(Ordering::Relaxed)
+    }
+
+    /// Asks upstream to reach a version, unless our own stream delivers it at once.
+    async fn come_to(&self, rv: ResourceVersion) -> ReachOutcome {
+        let reader = &self.upstream.feed.reader;
+        if timeout(STREAM_HEAD_START, reader.reached(rv)).await.is_ok() {
+            return ReachOutcome::Reached(rv);
+        }
+        self.upstream.metrics.asked(SideRequest::Position);
+        let lister = self.upstream.lister(SideRequest::Position);
+        let answer = match timeout(PROOF_MAX, lister.position(Some(rv))).await {
+            Ok(Ok(told)) if told.at >= rv => {
+                self.behind_a_proxy.store(told.is_from_memory, Ordering::Relaxed);
+                if told.is_from_memory {
+                    // The proxy announces its new position on our own stream.
+                    let _ = timeout(STREAM_HEAD_START, reader.reached(rv)).await;
+                }
+                Some(ReachOutcome::Reached(told.at))
+            }
+            Ok(Err(StreamEnd::Failed(error))) if error.is_too_large_version() => Some(ReachOutcome::Behind),
+            Ok(Err(error)) => {
+                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "cannot read a resourceVersion");
+                None
+            }
+            Ok(Ok(_)) | Err(_) => None,
+        };
+        if answer.is_some() {
+            self.unreached.succeeded();
+        }
+        answer.unwrap_or(ReachOutcome::Failed)
+    }
+
+    /// Catches up with upstream and announces the result to all waiting readers.
+    async fn catch_up_for_all(&self) {
+        // Recent changes are still on their way.
+        tokio::time::sleep(STREAM_HEAD_START).await;
+        let feed = &self.upstream.feed;
+        let before = feed.reader.progress().rv;
+        let Some(wanted) = feed.freshness.next_version(before) else { return };
+        if !feed.freshness.awaits_stream() || !self.watches_say_how_far() {
+            match timeout(LISTED_WITHIN, self.is_at(wanted)).await {
+                Ok(Ok(true)) => return self.behind.succeeded(),
+                Ok(Ok(false)) => {}
+                Ok(Err(error)) => tracing::debug!(feed = %feed.spec.key, %error, "cannot list resourceVersions"),
+                Err(_) => tracing::debug!(feed = %feed.spec.key, "listing resourceVersions timed out"),
+            }
+        }
+        if !self.watches_say_how_far() {
+            return self.behind.rest().await;
+        }
+        match timeout(PROOF_MAX, self.by_catching_up(true)).await {
+            Ok(Ok(())) if feed.reader.progress().rv > before => return self.behind.succeeded(),
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::debug!(feed = %feed.spec.key, %error, "catch-up failed"),
+            Err(_) => tracing::debug!(feed = %feed.spec.key, "catch-up timed out"),
+        }
+        self.behind.rest().await;
+    }
+}

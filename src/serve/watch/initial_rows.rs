@@ -1,0 +1,123 @@
+//! The initial state of a Table watch of one object. It is requested from upstream for each watch, because cells such
+//! as ages are computed when a row is printed.
+
+use std::sync::Arc;
+
+use crate::feeds::Scope;
+use crate::listing::OverLimit;
+use crate::serve::limits::ConcurrencyLimits;
+use crate::serve::read::{ReadRequest, spec};
+use crate::serve::route::{ForwardReason, WatchRead};
+use crate::upstream::{Cause, Client, Error, Resource};
+use crate::wire::{Encoding, ListPage, Object, ObjectReader, Representation, TABLE_ACCEPT};
+use kubeapi::{FlowDistinguisher, Gvr, Query, WatchStart};
+
+/// Parameters that a list does not have, or whose value the proxy chooses.
+const NOT_OF_LISTS: [&str; 6] =
+    ["watch", "allowWatchBookmarks", "sendInitialEvents", "timeoutSeconds", "timeout", "includeObject"];
+
+/// Why the initial rows are not available.
+#[derive(Debug, thiserror::Error)]
+enum InitialRowsError {
+    /// No permit is left for the request.
+    #[error(transparent)]
+    OverLimit(#[from] OverLimit),
+    #[error(transparent)]
+    Upstream(#[from] Error),
+}
+
+/// Requests the initial rows of Table watches from upstream.
+#[derive(Debug)]
+pub(crate) struct InitialRows {
+    pub(crate) client: Client,
+    pub(crate) concurrency: Arc<ConcurrencyLimits>,
+}
+
+impl InitialRows {
+    /// Replaces the initial state of a Table watch with a list from upstream. The watch continues after the list's
+    /// version. Returns the object from the list.
+    ///
+    /// # Errors
+    ///
+    /// Upstream's response is not as expected. The request must be forwarded.
+    pub(crate) async fn of_watch(
+        &self,
+        request: &ReadRequest,
+        resource: &Resource,
+        read: &mut WatchRead,
+    ) -> Result<Option<Object>, ForwardReason> {
+        let has_state =
+            matches!((read.representation, read.start), (Representation::Table(_), WatchStart::State { .. }));
+        if !has_state || request.fills_a_feed() {
+            return Ok(None);
+        }
+        let namespace = if resource.namespaced { request.info.namespace.as_str() } else { "" };
+        let path = list_path(request.http.uri().path(), namespace, &request.query, &resource.gvr)
+            .ok_or(ForwardReason::Table)?;
+        let ListPage { resource_version, continue_token, items, .. } =
+            self.rows(request.caller.payer().as_ref(), &path, resource).await.map_err(|error| {
+                tracing::debug!(%error, "cannot list the initial rows of a Table watch");
+                ForwardReason::Table
+            })?;
+        // Upstream was asked with the proxy's identity, so the result is checked against the caller's view.
+        if !continue_token.is_empty() || items.len() > 1 || !items.iter().all(|row| read.view.matches(row)) {
+            return Err(ForwardReason::Table);
+        }
+        read.start = WatchStart::After(resource_version);
+        Ok(items.into_iter().next())
+    }
+
+    async fn rows(
+        &self,
+        payer: Option<&FlowDistinguisher>,
+        path: &str,
+        resource: &Resource,
+    ) -> Result<ListPage, InitialRowsError> {
+        let _place = self.concurrency.forward(payer)?;
+        let (answered, body) = self.client.fetch(Cause::PassedThrough, path, TABLE_ACCEPT).await?;
+        if answered != Some(Encoding::Table.byte_encoding()) {
+            return Err(Error::OtherRepresentation { asked: Encoding::Table.to_string(), answered }.into());
+        }
+        let shape = spec(resource, Scope::Cluster, Encoding::Table).shape;
+        Ok(ObjectReader::new(Encoding::Table, shape, resource.fields.clone()).list(&body).map_err(Error::Wire)?)
+    }
+}
+
+/// Returns the path of the list for a watch's initial state, with whole objects; `None` for deprecated watch paths.
+fn list_path(path: &str, namespace: &str, query: &Query, gvr: &Gvr) -> Option<String> {
+    let collection = if namespace.is_empty() { gvr.path() } else { gvr.namespaced_path(namespace) };
+    let of_lists = |pair: &&str| {
+        let pair = Query::parse(pair);
+        pair.pairs().next().is_some_and(|(name, _)| !NOT_OF_LISTS.contains(&name))
+    };
+    let kept: Vec<_> = query.raw().split('&').filter(of_lists).chain(["includeObject=Object"]).collect();
+    (path == collection).then(|| format!("{path}?{}", kept.join("&")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn initial_table_list_keeps_selectors_and_version_of_watch() {
+        let pods = Gvr::new("", "v1", "pods");
+        for (path, namespace, query, expected) in [
+            (
+                "/api/v1/namespaces/a/pods",
+                "a",
+                "fieldSelector=metadata.name%3Dp&resourceVersion=0&watch=true",
+                Some("fieldSelector=metadata.name%3Dp&resourceVersion=0&includeObject=Object"),
+            ),
+            (
+                "/api/v1/pods",
+                "",
+                "w%61tch=1&labelSelector=a+in+(b)&includeObject=None&timeoutSeconds=5&&resourceVersion=",
+                Some("labelSelector=a+in+(b)&resourceVersion=&includeObject=Object"),
+            ),
+            ("/api/v1/watch/namespaces/a/pods/p", "a", "resourceVersion=0", None),
+        ] {
+            let expected = expected.map(|query| format!("{path}?{query}"));
+            assert_eq!(list_path(path, namespace, &Query::parse(query), &pods), expected, "{path}?{query}");
+        }
+    }
+}

@@ -1,0 +1,44 @@
+use std::sync::Arc;
+
+use super::definitions::CustomResourceDefinitions;
+use super::documents::{ApiServices, Groups, LegacyList};
+use super::served_resources::{DiscoveryRoot, DiscoveryState};
+use super::{Build, Resource, read, versions_in};
+
+/// Saved discovery documents of a server, for callers that have them already and send no requests.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct DiscoveryDocuments<'a> {
+    /// The responses for `/api` and `/apis`.
+    pub roots: [&'a [u8]; 2],
+    /// The responses for the group versions below these, from a server without aggregated discovery.
+    pub versions: &'a [&'a [u8]],
+    /// The `CustomResourceDefinitions` and the `APIServices`, if they may be read.
+    pub definitions: Option<&'a [u8]>,
+    pub services: Option<&'a [u8]>,
+    /// The response for `/version`.
+    pub build: &'a [u8],
+    pub protobuf: bool,
+}
+
+impl DiscoveryDocuments<'_> {
+    /// The resources that this server serves. Unreadable documents are ignored.
+    pub fn resources(&self) -> Vec<Arc<Resource>> {
+        let told = self.roots.into_iter().filter_map(versions_in).flatten();
+        let listed = self.versions.iter().filter_map(|body| read::<LegacyList>(body)).map(LegacyList::into_version);
+        let root = DiscoveryRoot { etag: None, versions: told.chain(listed).collect() };
+        let state = DiscoveryState {
+            roots: [root, DiscoveryRoot::default()],
+            protobuf: self.protobuf,
+            minor: Build::parse(self.build).map(|build| build.release.minor),
+            customs: self.definitions.and_then(read).map(CustomResourceDefinitions::served),
+            remote: self.services.and_then(read).map(ApiServices::remote),
+            ..DiscoveryState::default()
+        };
+        state.served().resources.into_values().collect()
+    }
+
+    /// The group versions in the roots of a server without aggregated discovery.
+    pub fn named(&self) -> Vec<String> {
+        self.roots.into_iter().filter_map(read::<Groups>).flat_map(Groups::group_versions).collect()
+    }
+}

@@ -1,0 +1,234 @@
+//! The resources that upstream serves, combined from all documents that were read.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use http::HeaderValue;
+
+use super::definitions::Definition;
+use super::documents::{ResourceEntry, ServedApi, VersionList};
+use super::{Documents, Resource, ResourceOrigin};
+use crate::wire::{Encoding, is_of_kubernetes};
+use kubeapi::{FieldTable, Gvr, PageStore};
+
+/// Groups that kube-apiserver serves itself, for identities that may not read APIServices.
+const BUILT_IN_GROUPS: [&str; 21] = [
+    "",
+    "admissionregistration.k8s.io",
+    "apiextensions.k8s.io",
+    "apiregistration.k8s.io",
+    "apps",
+    "authentication.k8s.io",
+    "authorization.k8s.io",
+    "autoscaling",
+    "batch",
+    "certificates.k8s.io",
+    "coordination.k8s.io",
+    "discovery.k8s.io",
+    "events.k8s.io",
+    "flowcontrol.apiserver.k8s.io",
+    "internal.apiserver.k8s.io",
+    "networking.k8s.io",
+    "node.k8s.io",
+    "policy",
+    "rbac.authorization.k8s.io",
+    "resource.k8s.io",
+    "scheduling.k8s.io",
+];
+const BUILT_IN_STORAGE_GROUPS: [&str; 2] = ["storage.k8s.io", "storagemigration.k8s.io"];
+
+/// The known facts about the resources and their servers.
+#[derive(Debug, Default)]
+pub(super) struct DiscoveryState {
+    /// The contents of `/api` and `/apis`.
+    pub(super) roots: [DiscoveryRoot; 2],
+    /// Whether upstream supports protobuf for its own types.
+    pub(super) protobuf: bool,
+    /// The minor version of its release, as last reported.
+    pub(super) minor: Option<u32>,
+    /// The defined custom resources; `None` if the proxy's identity may not read them.
+    pub(super) customs: Option<HashMap<Gvr, Definition>>,
+    /// The APIs behind the aggregation layer; `None` if the proxy's identity may not read them.
+    pub(super) remote: Option<Vec<ServedApi>>,
+    /// The documents that the proxy's own feeds provide, so that upstream is not asked for them.
+    pub(super) told: Documents<bool>,
+}
+
+/// The contents of one discovery root.
+#[derive(Debug, Default)]
+pub(super) struct DiscoveryRoot {
+    /// The `ETag` of the response, for conditional requests.
+    pub(super) etag: Option<HeaderValue>,
+    pub(super) versions: Vec<VersionList>,
+}
+
+/// The findings of one discovery. `None` in a discovery root means that it has not changed.
+#[derive(Debug, Default)]
+pub(super) struct DiscoveryFindings {
+    pub(super) roots: [Option<DiscoveryRoot>; 2],
+    pub(super) protobuf: Option<bool>,
+    pub(super) minor: Option<u32>,
+    /// The documents that were requested. If a requested one is `None`, it may not be read.
+    pub(super) asked: Documents<bool>,
+    pub(super) customs: Option<HashMap<Gvr, Definition>>,
+    pub(super) remote: Option<Vec<ServedApi>>,
+}
+
+/// The resources that upstream serves.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct ServedResources {
+    pub(super) resources: HashMap<Gvr, Arc<Resource>>,
+    /// The documents that were read. If the definitions were, they list all custom resources.
+    pub(super) read: Documents<bool>,
+    /// The minor version of upstream's release.
+    pub(super) minor: Option<u32>,
+}
+
+impl DiscoveryState {
+    /// Applies the findings. Contents that a feed has provided in the meantime are newer and stay.
+    pub(super) fn take(&mut self, found: DiscoveryFindings) {
+        for (root, found) in self.roots.iter_mut().zip(found.roots) {
+            if let Some(found) = found {
+                *root = found;
+            }
+        }
+        self.protobuf = found.protobuf.unwrap_or(self.protobuf);
+        self.minor = found.minor.or(self.minor);
+        if found.asked.definitions && !self.told.definitions {
+            self.customs = found.customs;
+        }
+        if found.asked.services && !self.told.services {
+            self.remote = found.remote;
+        }
+    }
+
+    pub(super) fn served(&self) -> ServedResources {
+        let entries = self.roots.iter().flat_map(|root| &root.versions).flat_map(|version| self.of_version(version));
+        let mut resources: HashMap<_, _> = entries.map(|resource| (resource.gvr.clone(), Arc::new(resource))).collect();
+        for resource in self.customs() {
+            // Discovery lags behind the definitions, which decide, except in groups that the server itself serves.
+            if resources.contains_key(&resource.gvr) || !is_built_in(&resource.gvr.group) {
+                resources.insert(resource.gvr.clone(), Arc::new(resource));
+            }
+        }
+        let read = Documents { definitions: self.customs.is_some(), services: self.remote.is_some() };
+        ServedResources { resources, read, minor: self.minor }
+    }
+
+    /// The kind of server behind a resource. In doubt it is another server, whose resources are not cached.
+    fn origin(&self, gvr: &Gvr) -> ResourceOrigin {
+        let is_named = |(group, version): &ServedApi| *group == *gvr.group && *version == *gvr.version;
+        let remote = self.remote.as_ref().map(|remote| remote.iter().any(is_named));
+        let is_custom = self.customs.as_ref().is_some_and(|customs| customs.contains_key(gvr));
+        match (remote, is_custom) {
+            (Some(true), _) => ResourceOrigin::Aggregated,
+            // kube-apiserver handles all requests below a group version of its own before it considers definitions.
+            (_, true) if is_built_in(&gvr.group) && is_of_kubernetes(&gvr.api_version()) => ResourceOrigin::BuiltIn,
+            (_, true) => ResourceOrigin::Custom,
+            _ if is_built_in(&gvr.group) => ResourceOrigin::BuiltIn,
+            (Some(false), false) if self.customs.is_none() => ResourceOrigin::Custom,
+            _ => ResourceOrigin::Aggregated,
+        }
+    }
+
+    fn pages(&self, gvr: &Gvr) -> PageStore {
+        PageStore::of_release(self.minor, gvr.has_watch_cache())
+    }
+
+    /// The resources that the definitions declare, whether discovery lists them already or not.
+    fn customs(&self) -> impl Iterator<Item = Resource> {
+        let defined = self.customs.iter().flatten().filter(|(gvr, _)| self.origin(gvr) == ResourceOrigin::Custom);
+        defined.map(|(gvr, definition)| Resource {
+            gvr: gvr.clone(),
+            kind: definition.kind.clone(),
+            list_kind: definition.list_kind.clone(),
+            namespaced: definition.namespaced,
+            watchable: true,
+            origin: ResourceOrigin::Custom,
+            fields: Arc::new(FieldTable::of_custom(&definition.selectable, definition.namespaced)),
+            encoding: Encoding::Json,
+            pages: self.pages(gvr),
+            edition: Some(definition.edition.clone()),
+        })
+    }
+
+    fn of_version<'a>(&'a self, version: &'a VersionList) -> impl Iterator<Item = Resource> + use<'a> {
+        let VersionList { group, version, resources } = version;
+        resources.iter().map(move |entry| self.resource(Gvr::new(group, version, &entry.plural), entry))
+    }
+
+    fn resource(&self, gvr: Gvr, entry: &ResourceEntry) -> Resource {
+        let origin = self.origin(&gvr);
+        let fields = match origin {
+            ResourceOrigin::BuiltIn => FieldTable::of_builtin(&gvr, entry.namespaced),
+            _ => FieldTable::of_custom(&[], entry.namespaced),
+        };
+        let is_protobuf = self.protobuf && origin == ResourceOrigin::BuiltIn;
+        Resource {
+            pages: self.pages(&gvr),
+            gvr,
+            list_kind: format!("{}List", entry.kind).into(),
+            kind: entry.kind.as_str().into(),
+            namespaced: entry.namespaced,
+            watchable: entry.watchable,
+            origin,
+            encoding: if is_protobuf { Encoding::Protobuf } else { Encoding::Json },
+            fields: Arc::new(fields),
+            edition: None,
+        }
+    }
+}
+
+/// Whether kube-apiserver itself serves the group.
+fn is_built_in(group: &str) -> bool {
+    BUILT_IN_GROUPS.contains(&group) || BUILT_IN_STORAGE_GROUPS.contains(&group)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn definition(kind: &str) -> Definition {
+        Definition {
+            edition: "1".into(),
+            kind: kind.into(),
+            list_kind: format!("{kind}List").into(),
+            namespaced: false,
+            selectable: Vec::new(),
+        }
+    }
+
+    fn entry(plural: &str, kind: &str) -> ResourceEntry {
+        ResourceEntry { plural: plural.to_owned(), kind: kind.to_owned(), namespaced: false, watchable: true }
+    }
+
+    /// As in upstream: the paths of a group version that kube-apiserver serves never lead to a definition's objects.
+    #[test]
+    fn builtin_resource_shadows_crd_of_same_group_version() {
+        let requests = Gvr::new("certificates.k8s.io", "v1", "certificatesigningrequests");
+        let other = Gvr::new("certificates.k8s.io", "v9", "certificatesigningrequests");
+        let missing = Gvr::new("certificates.k8s.io", "v1", "others");
+        let version = |gvr: &Gvr| VersionList {
+            group: gvr.group.to_string(),
+            version: gvr.version.to_string(),
+            resources: vec![entry(&gvr.resource, "CertificateSigningRequest")],
+        };
+        let roots = [
+            DiscoveryRoot::default(),
+            DiscoveryRoot { etag: None, versions: vec![version(&requests), version(&other)] },
+        ];
+        let customs = [&requests, &other, &missing].map(|gvr| (gvr.clone(), definition("Mine")));
+        let (customs, remote) = (Some(customs.into()), Some(Vec::new()));
+        let state = DiscoveryState { roots, protobuf: true, customs, remote, ..DiscoveryState::default() };
+        let served = state.served().resources;
+        let known = &served[&requests];
+        assert_eq!(
+            (known.origin, known.encoding, &*known.kind),
+            (ResourceOrigin::BuiltIn, Encoding::Protobuf, "CertificateSigningRequest",)
+        );
+        assert!(known.edition.is_none() && known.fields.position("spec.signerName").is_some());
+        // A version that Kubernetes does not have belongs to the definition.
+        assert_eq!((served[&other].origin, &*served[&other].kind), (ResourceOrigin::Custom, "Mine"));
+        assert!(!served.contains_key(&missing));
+    }
+}
