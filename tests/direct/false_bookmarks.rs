@@ -32,7 +32,9 @@ async fn relay(up: &RunningUpstream) -> (Stub, Streams) {
 
 async fn pass(behind: &Behind, streams: &Streams, request: Request<Incoming>) -> Result<Reply, Failure> {
     let query = request.uri().query().unwrap_or_default();
-    let is_watch = request.uri().path() == PODS && query.contains("watch=true");
+    // A streamed list that matches nothing proves freshness, and has no events.
+    let is_proof = query.contains("sendInitialEvents=true");
+    let is_watch = request.uri().path() == PODS && query.contains("watch=true") && !is_proof;
     let answer = behind.answer(request).await?;
     if !is_watch {
         return Ok(answer);

@@ -62,8 +62,9 @@ async fn no_list_or_initial_state_has_a_part_of_the_deletions_of_one_version() {
                 let initial = app.watch(EVENTS).query("resourceVersion", "0").initial_events().await;
                 initial.listed().await;
                 let mark = initial.bookmarks()[0].rv;
-                let added = initial.changes().iter().filter(|event| event.key.starts_with("leased/")).count();
-                assert_eq!(added, if mark >= at { 0 } else { LEASED.len() }, "at {mark} of {at}");
+                let changes = initial.changes();
+                let added = changes.iter().filter(|event| event.kind == "ADDED" && event.key.starts_with("leased/"));
+                assert_eq!(added.count(), if mark >= at { 0 } else { LEASED.len() }, "at {mark} of {at}");
                 if list.rv() >= at {
                     return;
                 }
@@ -114,7 +115,7 @@ async fn stream_that_breaks_between_the_deletions_is_resumed_before_them() {
             let version = query.split('&').find_map(|pair| pair.strip_prefix("resourceVersion=")?.parse::<u64>().ok());
             query.contains("watch=true") && version.is_some_and(|version| version < at)
         };
-        let is_resumed = asked.iter().filter(|query| repeats(query)).count() > 1;
+        let is_resumed = asked.iter().any(repeats);
         assert_eq!(gone(&watch), LEASED);
         assert_eq!(count(&app.get(ANY).await.items()), 0);
         if held && is_resumed {

@@ -62,7 +62,7 @@ mod tests;
 mod wake_set;
 mod windows;
 
-pub use connection::{Limits, Http2Connection};
+pub use connection::{Http2Connection, Limits};
 pub use error::ConnectionError;
 pub use head_budget::{ConnectionHeads, HeadBudget, HeadCharge};
 pub use parkable_body::ParkableBody;

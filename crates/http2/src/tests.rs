@@ -17,7 +17,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 use tokio::sync::mpsc;
 use tokio::time::{Duration, Instant, timeout};
 
-use super::connection::{Limits, SENT_BYTES_MAX, Http2Connection};
+use super::connection::{Http2Connection, Limits, SENT_BYTES_MAX};
 use super::error::ErrorCode;
 use super::frame::{ACK, END_HEADERS, END_STREAM, FrameHead, FrameKind, HEAD_BYTES, HIGHEST};
 use super::head_budget::HeadBudget;

@@ -164,7 +164,7 @@ mod tests {
             resources: names.iter().map(|&name| name.to_owned()).collect(),
             ..central.clone()
         };
-        let (ours, left) = ("spec.nodeName=n7", "NotChosen");
+        let (ours, left) = ("spec.nodeName=n7", "NotConfigured");
         for (coverage, expected) in [
             (open, ["all", "all", "all", "all", "all"]),
             (central.clone(), ["all", "Sensitive", "all", "all", "all"]),

@@ -39,7 +39,7 @@ pub enum Side {
 
 impl Side {
     pub fn kinds(self) -> &'static [Kind] {
-        use Kind::{Cut, Blackhole, Delay, Flip, GoAway, Reset, Trickle};
+        use Kind::{Blackhole, Cut, Delay, Flip, GoAway, Reset, Trickle};
         match self {
             Self::Upstream => &[Cut, Reset, Delay, Trickle, Blackhole, GoAway, Flip],
             Self::Downstream => &[Cut, Reset, Delay, Trickle, Blackhole, GoAway],

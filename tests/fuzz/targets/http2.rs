@@ -9,7 +9,7 @@ use base::AbortSignal;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::Full;
-use http2::{HeadBudget, Limits, ReceivedBody, Http2Connection, Service};
+use http2::{HeadBudget, Http2Connection, Limits, ReceivedBody, Service};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::runtime::Runtime;
 

@@ -86,8 +86,7 @@ mod tests {
         let names: BTreeSet<_> = MEANINGS.iter().map(|(reason, _)| reason).collect();
         assert_eq!(names.len(), MEANINGS.len());
         let document = include_str!("../../../../docs/METRICS.md");
-        let (_, ends) =
-            document.split_once("`kube_fanout_watches_ended_total`, why a watch ends:").expect("a paragraph");
+        let (_, ends) = document.split_once("of `kube_fanout_watches_ended_total`:").expect("a paragraph");
         let (ends, _) = ends.split_once("\n\n").expect("its end");
         for reason in ends.split(" · ").filter_map(|item| item.split('`').nth(1)) {
             assert!(names.contains(&reason), "{reason}");

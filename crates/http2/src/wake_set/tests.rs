@@ -13,7 +13,7 @@ use http::Response;
 use http_body_util::Empty;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::super::connection::{Limits, Http2Connection};
+use super::super::connection::{Http2Connection, Limits};
 use super::super::head_budget::HeadBudget;
 use super::super::tests::known;
 use super::*;
