@@ -23,7 +23,8 @@
 //! | level 6 | + 0.03 % | 26 ns/B | 0.1 ns/B | 75.33 % | 25 ns/B | 7 ns/B |
 //!
 //! So a piece without repetitions is stored, or compressed with Huffman codes alone. Huffman codes take a quarter of the
-//! time of level 6 (4.2 instead of 16 ns/B for base64 on another machine), and their output is as short.
+//! time of level 6 (4.2 instead of 16 ns/B for base64 on another machine). Their output is 0.07 % longer than the
+//! apiserver's.
 
 use bytes::Bytes;
 use zlib_rs::{Deflate, DeflateConfig, DeflateFlush, Strategy};
