@@ -74,6 +74,9 @@ pub(super) enum RequestClass {
     Rest,
 }
 
+/// The discovery documents that a proxy serves for sure. Those of a group may be an aggregated API server's.
+const DISCOVERY: [&str; 4] = ["/version", "/api", "/api/v1", "/apis"];
+
 impl AuditLine<'_> {
     /// `None` for what tells of no answer.
     pub(super) fn stage(&self) -> Option<AuditStage> {
@@ -119,8 +122,12 @@ impl AuditLine<'_> {
     }
 
     pub(super) fn fate(&self, is_held: impl Fn(&str) -> bool) -> RequestClass {
-        let Some(of) = &self.object_ref else { return RequestClass::Rest };
         let failed = self.response_status.as_ref().is_some_and(|status| status.code >= 400);
+        let Some(of) = &self.object_ref else {
+            let path = self.request_uri.split('?').next().unwrap_or_default();
+            let is_served = !failed && self.verb == "get" && DISCOVERY.contains(&path);
+            return if is_served { RequestClass::Get } else { RequestClass::Rest };
+        };
         if failed || of.resource.is_empty() || !of.subresource.is_empty() || !is_held(&self.resource()) {
             return RequestClass::Rest;
         }
