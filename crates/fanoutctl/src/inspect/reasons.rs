@@ -54,7 +54,7 @@ const MEANINGS: [(&str, &str); 41] = [
     ("over_budget", "this resource does not fit into feeds.memoryMebibytes"),
     ("no_proof", "it could not be proven in time that what is held is current: is upstream slow, or the stream gone?"),
     ("expensive_selector", "its selectors compare too much"),
-    // Reasons that the proxy records for refused clients, and for entries without a reason.
+    // Not used by this release as reasons of ended watches or forwarded requests.
     ("none", "no reason was given"),
     ("unauthenticated", "its credentials were rejected"),
 ];
@@ -86,9 +86,11 @@ mod tests {
         let names: BTreeSet<_> = MEANINGS.iter().map(|(reason, _)| reason).collect();
         assert_eq!(names.len(), MEANINGS.len());
         let document = include_str!("../../../../docs/METRICS.md");
-        let (_, ends) = document.split_once("of `kube_fanout_watches_ended_total`:").expect("a paragraph");
+        let (_, ends) = document.split_once("of `kube_fanout_watches_ended_total`:\n\n").expect("a table");
         let (ends, _) = ends.split_once("\n\n").expect("its end");
-        for reason in ends.split(" · ").filter_map(|item| item.split('`').nth(1)) {
+        let reasons: Vec<_> = ends.lines().skip(2).filter_map(|row| row.split('`').nth(1)).collect();
+        assert_eq!(reasons.len(), ends.lines().count() - 2, "each row names a reason");
+        for reason in reasons {
             assert!(names.contains(&reason), "{reason}");
         }
         // The reasons of forwarded requests, as a flat list.
