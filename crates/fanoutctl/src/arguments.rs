@@ -82,11 +82,11 @@ pub(crate) enum ToolCommand {
 }
 
 impl ToolCommand {
-    /// Reads the arguments of the process. A process that is called `kubectl-fanout` is a plugin of kubectl, and its
+    /// Reads the arguments of the process. If the process is named `kubectl-fanout`, it is a plugin of kubectl, and its
     /// arguments are those of `fanout`.
     ///
     /// # Errors
-    /// The arguments are invalid, or request help or the version.
+    /// If the arguments are invalid, or request help or the version.
     pub(crate) fn of_process() -> Result<Self, clap::Error> {
         if let Some(verb) = fanout::plugin_verb() {
             return verb.map(|verb| Self::Fanout { verb });

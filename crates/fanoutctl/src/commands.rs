@@ -1,4 +1,4 @@
-//! What each command of `fanoutctl` does, above the crates that do the work.
+//! The commands of `fanoutctl`. Each connects parsed arguments to the crate or module that does the work.
 
 pub(crate) mod bench;
 mod credentials;

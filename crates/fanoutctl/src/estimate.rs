@@ -1,7 +1,7 @@
-//! Reads an apiserver's audit log and says which of its requests proxies would have answered from memory.
+//! Estimates from an apiserver's audit log which requests proxies would have served from memory.
 //!
-//! The log is read once, line by line. What is kept is a row for each user agent and resource, and for each open watch
-//! its ID and when it began, so many of each at most; the time of any other request, its query and its user are not.
+//! The log is read once, line by line, in bounded memory. The tally keeps one row per user agent and resource, and the
+//! audit ID and start of each open watch. It keeps no time, query or user of any other request.
 
 mod audit_event;
 mod tally;
@@ -15,53 +15,53 @@ use audit_event::AuditLine;
 pub use tally::EstimateRow;
 use tally::LogTally;
 
-/// What the proxies would be.
+/// The proxies to assume.
 #[derive(Debug, Clone)]
 pub struct EstimateOptions {
-    /// How many there would be: each has streams of its own.
+    /// The number of proxies. Each has its own upstream streams.
     pub proxies: u64,
-    /// Kinds that are not held unless named, such as Secrets.
+    /// Sensitive kinds that the proxies would also cache, such as `secrets`.
     pub sensitive: BTreeSet<String>,
 }
 
-/// What a log says.
+/// The estimate for a log.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Estimate {
-    /// The time from the first record to the last.
+    /// Seconds from the first record to the last.
     pub seconds: f64,
-    /// All requests but those that an apiserver sends to itself.
+    /// All requests, except those that an apiserver sends to itself.
     pub requests: u64,
-    /// Requests of an apiserver to itself (`system:apiserver`), which no proxy answers. They are in no other number.
+    /// Requests of an apiserver to itself (`system:apiserver`), which no proxy serves. No other number includes them.
     pub of_apiserver: u64,
-    /// Those that would have been answered from memory.
+    /// Requests that the proxies would have served from memory.
     pub from_memory: u64,
-    /// Watches among all of them, and how many were open on average.
+    /// Watches among all requests, and the average number of open watches.
     pub watches: u64,
     pub watches_open: f64,
-    /// What the proxies would have asked in their place, at most: whether a feed is current, once a second for all who
-    /// wait for it.
+    /// The maximum number of requests that the proxies would have sent instead. They prove that a feed is current, once
+    /// a second for all waiting clients.
     pub questions: u64,
-    /// Streams that the proxies would have had open.
+    /// The number of upstream streams that the proxies would have had open.
     pub streams: u64,
     pub requests_per_second_before: f64,
     pub requests_per_second_after: f64,
-    /// Lines that are no record of an answer, and lines that cannot be read.
+    /// Lines that are not a record of a response, and lines that cannot be parsed.
     pub other_lines: u64,
     pub unreadable_lines: u64,
-    /// Those with the most to gain come first.
+    /// The rows, with the most requests served from memory first.
     pub rows: Vec<EstimateRow>,
-    /// All rows added up.
+    /// The sum of all rows.
     pub total: EstimateRow,
 }
 
-/// A longer line is no record: records at the level of metadata have a few KiB.
+/// The maximum length of a line. A record at the `Metadata` level has a few KiB, so a longer line is not one.
 const LINE_BYTES_MAX: u64 = 16 << 20;
 
-/// Reads a log, one record a line.
+/// Reads a log with one record per line.
 ///
 /// # Errors
-/// It cannot be read.
+/// If the log cannot be read.
 pub fn estimate(mut log: impl BufRead, order: &EstimateOptions) -> std::io::Result<Estimate> {
     let mut tally = LogTally::default();
     let mut line = Vec::new();
@@ -108,7 +108,7 @@ mod tests {
             done(0, "list", "/api/v1/pods?limit=500&resourceVersion=0"),
             record(1, "ResponseStarted", "watch", "/api/v1/pods?watch=1&resourceVersion=7", "informer/v1 (linux)"),
             done(1, "watch", "/api/v1/pods?watch=1&resourceVersion=7"),
-            // Proven to be current, with one question for both.
+            // One upstream request in this second proves that both responses are current.
             done(2, "list", "/api/v1/pods"),
             done(2, "list", "/api/v1/pods"),
             done(3, "list", "/api/v1/pods?resourceVersion=7&resourceVersionMatch=Exact"),
@@ -131,8 +131,7 @@ mod tests {
         assert_eq!((first.lists, first.watches, first.gets, first.rest), (3, 1, 1, 3));
     }
 
-    /// A log of 60 s in which 60 watches begin at its start and end at its end has 60 open, not one window of received
-    /// requests' worth.
+    /// If 60 watches last as long as a log of 60 s, 60 are open on average, although all requests arrive at its start.
     #[test]
     fn average_of_open_watches_covers_the_whole_log() {
         let watch = |id: usize, stage: &str, received: u32, reached: u32| {
@@ -154,10 +153,10 @@ mod tests {
         let begun: Vec<_> = (0..60).map(|id| watch(id, "ResponseStarted", 60, 60)).collect();
         let ended: Vec<_> = (0..60).map(|id| watch(id, "ResponseComplete", 60, 120)).collect();
         near(&read(&[begun.clone(), ended].concat()), 60.0, 60.0);
-        // Without their ends they are open to the end of the log.
+        // Watches without an end record are open until the end of the log.
         let later = [watch(99, "ResponseComplete", 119, 120)];
         near(&read(&[&begun[..], &later].concat()), 60.0, 60.0 + 1.0 / 60.0);
-        // Watches that began long before the log are counted within it.
+        // Watches that began long before the log count from its start.
         let old: Vec<_> = (0..60).map(|id| watch(id, "ResponseComplete", 0, 100 + u32::from(id >= 30) * 60)).collect();
         near(&read(&old), 60.0, 30.0);
     }

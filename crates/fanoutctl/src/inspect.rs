@@ -1,6 +1,6 @@
 //! Inspects running proxies: their status, their clients, their decisions, and whether the cache equals upstream.
 //!
-//! **Invariant:** it uses only HTTP. If a proxy hides a page, the command says so.
+//! **Invariant:** these commands use only HTTP. If a proxy refuses a page, the output says so.
 
 mod admin;
 mod diff;
@@ -27,7 +27,7 @@ pub use top::{TopOptions, TopOutput, top};
 
 use serde_json::Value;
 
-/// The result, as text and as JSON.
+/// The result of a command, as text and as JSON.
 #[derive(Debug, Clone)]
 pub struct InspectReport {
     pub text: String,
@@ -36,14 +36,14 @@ pub struct InspectReport {
     pub is_well: bool,
 }
 
-/// Why there is no result.
+/// A message that says why there is no result.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{0}")]
 pub struct InspectError(String);
 
 impl InspectError {
     fn of(what: &str, why: impl std::fmt::Display) -> Self {
-        // A server may control the text.
+        // A server may control the text, so control characters are removed.
         let lines: Vec<_> = format!("{what}: {why}").lines().map(|line| table::printable(line).into_owned()).collect();
         Self(lines.join("\n"))
     }

@@ -1,4 +1,4 @@
-//! `fanoutctl`: what evaluators and operators run beside the proxy.
+//! `fanoutctl`: the tools with which operators evaluate, test and inspect the proxy.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_macros, clippy::disallowed_methods, clippy::disallowed_types))]
 #![allow(unnameable_types, reason = "a binary exports nothing")]
@@ -16,7 +16,7 @@ use kube_fanout::cli::{EX_USAGE, FAILED, INCONCLUSIVE, Program};
 
 use arguments::{BenchArguments, FanoutVerb, ToolArguments, ToolCommand, TryArguments, VerifyArguments};
 
-/// As in the proxy, which `demo` and `try` run within this program.
+/// The same allocator as in the proxy, because `demo` and `try` run the proxy in this binary.
 #[cfg(target_os = "linux")]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -110,7 +110,7 @@ fn fanout(verb: FanoutVerb) -> ExitCode {
     })
 }
 
-/// The command line as typed, which is recorded with the results.
+/// Returns the command line as typed, to record it with the results.
 #[allow(clippy::disallowed_methods, reason = "recorded, not interpreted")]
 fn command_line() -> Vec<String> {
     std::env::args().collect()

@@ -1,8 +1,8 @@
-//! A trial on one machine: a control plane and a proxy as processes that can be killed, and informers that record what
-//! they receive, to find lost events.
+//! A trial on one machine: finds lost events while the control plane and the proxy are killed and restarted. Both run
+//! as processes. Informers record the events that they receive.
 //!
 //! ```text
-//! Writers ─► control plane ─► proxy ─► InformerFleet ─► Seen ◄── judged by ── WriteLedger ◄─ Writers
+//! Writers ─► control plane ─► proxy ─► InformerFleet ─► InformerStore ◄── compared with ── WriteLedger ◄─ Writers
 //! ```
 //!
 //! **Invariant:** lost events are found by resourceVersion and by the responses to the writers, never by what the proxy
@@ -31,7 +31,7 @@ pub use writers::{PODS_PATH, Writers};
 
 pub use probe::TargetCredentials;
 
-/// Why there is no trial, or no verdict.
+/// The reason that a trial could not run, or has no verdict.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct TrialError(String);

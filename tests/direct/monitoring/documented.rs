@@ -152,18 +152,24 @@ fn labels_of(cell: &str) -> (Labels, BTreeMap<String, Labels>) {
     (labels, values)
 }
 
-/// Paragraphs that begin with a label and then list its values: `` `kind`: `objects` with … · `events` what … ``.
+/// Paragraphs that begin with a label and then list its values: `` `kind`: `objects` with … · `events` what … ``. A
+/// paragraph without a list has its values in the first column of the table below it.
 fn paragraphs() -> Vec<Paragraph> {
     let mut found = Vec::new();
     let mut section = 0;
-    for paragraph in DOCUMENT.split("\n\n") {
+    let mut blocks = DOCUMENT.split("\n\n").peekable();
+    while let Some(paragraph) = blocks.next() {
         section += paragraph.lines().filter(|line| line.starts_with('#')).count();
         let text = paragraph.replace('\n', " ");
-        let Some((head, rest)) = text.split_once(": `").filter(|(head, _)| head.starts_with('`')) else { continue };
+        let table = blocks.peek().filter(|next| next.starts_with("| Value |"));
+        let (head, items) = match (text.split_once(": `"), table) {
+            (Some((head, rest)), _) => (head, format!("`{rest}").split(" · ").map(str::to_owned).collect::<Vec<_>>()),
+            (None, Some(table)) => (text.as_str(), table.lines().map(str::to_owned).collect()),
+            (None, None) => continue,
+        };
         let mut words = in_backticks(head);
-        let Some(label) = words.next() else { continue };
-        let values = format!("`{rest}");
-        let values = values.split(" · ").filter_map(|item| in_backticks(item).next()).collect();
+        let Some(label) = words.next().filter(|_| head.starts_with('`')) else { continue };
+        let values = items.iter().filter_map(|item| in_backticks(item).next()).collect();
         found.push(Paragraph { section, of_metric: words.next(), label, values });
     }
     found
@@ -188,6 +194,7 @@ fn metrics_document_parser_reads_labels_and_values() {
         ("kube_fanout_reloads_total", "outcome", "failed"),
         ("kube_fanout_reloads_total", "what", "client_ca"),
         ("kube_fanout_connections_failed_total", "reason", "evicted"),
+        ("kube_fanout_connections_failed_total", "reason", "uid_not_allowed"),
         ("kube_fanout_upstream_failures_total", "reason", "idle_timeout"),
         ("kube_fanout_upstream_requests_total", "cause", "forwarded"),
         ("kube_fanout_history_backfills_total", "outcome", "extended"),

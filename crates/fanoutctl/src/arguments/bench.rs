@@ -165,7 +165,7 @@ pub struct LoadArguments {
 }
 
 impl LoadArguments {
-    /// The flags that were given, by the names of the keys.
+    /// Returns the given flags, by the names of the keys.
     pub fn keys(&self) -> Map<String, Value> {
         let said = |value: &Value| !matches!(value, Value::Null | Value::Bool(false));
         match serde_json::to_value(self) {

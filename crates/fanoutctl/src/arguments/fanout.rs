@@ -156,27 +156,27 @@ pub enum OutputFormat {
 }
 
 impl AdminArguments {
-    /// Each address as it was named, and where that is.
+    /// Returns each address as given, with its parsed form.
     ///
     /// # Errors
-    /// An address that is none.
+    /// If an address is invalid.
     pub fn places(&self) -> Result<Vec<(String, PageAddress)>, String> {
         self.address.iter().map(|text| Ok((text.clone(), PageAddress::parse(text)?.0))).collect()
     }
 }
 
 impl ServerArguments {
-    /// The kubeconfig to read, if one is named.
+    /// Returns the kubeconfig to read, if the flag or `KUBECONFIG` names one.
     ///
     /// # Errors
-    /// `KUBECONFIG` is a list of several files.
+    /// If `KUBECONFIG` lists several files.
     pub fn kubeconfig(&self) -> Result<Option<PathBuf>, String> {
         let named = self.kubeconfig.clone().map(one_kubeconfig).transpose();
         Ok(named.map_err(|why| format!("--kubeconfig (KUBECONFIG): {why}"))?.flatten())
     }
 }
 
-/// Whether there can be a screen in colours, or one without; `None` if the terminal can only print lines.
+/// Returns whether the terminal supports a screen with colours; `None` if it supports only lines of text.
 #[allow(clippy::disallowed_methods, reason = "what every program is told about its terminal is no setting")]
 pub fn terminal_colours() -> Option<bool> {
     let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");

@@ -1,4 +1,4 @@
-//! The `bench` command: makes an order of its arguments, runs it, and writes the results.
+//! The `bench` command: converts its arguments into [`BenchOptions`], runs the bench, and writes the results.
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use bench::{
 };
 use kube_fanout::app::raise_open_files;
 
-/// An order, and where its results go.
+/// A validated `bench` command: what to measure, and where to write the results.
 #[derive(Debug)]
 pub struct Bench {
     order: BenchOptions,
@@ -21,7 +21,7 @@ pub struct Bench {
     report: Option<PathBuf>,
 }
 
-/// Why there are no results.
+/// The reason that a bench has no results.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchFailure {
     #[error(transparent)]
@@ -34,7 +34,7 @@ pub enum BenchFailure {
     Incomplete,
 }
 
-/// Lists the scenarios that are part of the binary, one a line.
+/// Lists the built-in scenarios, one per line.
 pub fn scenarios() -> String {
     let about = |name| Scenario::embedded(name).and_then(Result::ok).map(|of| of.about().to_owned());
     let line = |(name, _): &(&'static str, _)| format!("{name:<24}{}", about(name).unwrap_or_default());
@@ -42,10 +42,10 @@ pub fn scenarios() -> String {
 }
 
 impl Bench {
-    /// Reads the scenario, applies the flags to it and checks the result.
+    /// Reads the scenario, overrides it with the flags, and validates the result.
     ///
     /// # Errors
-    /// All problems together.
+    /// All problems at once.
     pub fn of(arguments: BenchArguments, command: Vec<String>) -> Result<Self, PlanProblems> {
         let mut problems = Vec::new();
         let scenario = scenario(arguments.scenario.as_deref()).unwrap_or_else(|wrong| {
@@ -149,7 +149,7 @@ fn sides(arguments: &BenchArguments, problems: &mut Vec<String>) -> Vec<Measured
         (0, count) => ('A'..).take(count).map(String::from).collect(),
         _ => arguments.names.clone(),
     };
-    // The words are those of the flag `--protocol`, and so of the plan.
+    // The names are those of `--protocol`, which `clap` has already checked, so parsing them cannot fail.
     let protocol = |name: &String| serde_json::from_value(name.as_str().into()).ok();
     let protocols: Vec<Option<WatchProtocol>> = arguments.protocols.iter().map(protocol).collect();
     let counts = [

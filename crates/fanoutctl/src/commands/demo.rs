@@ -1,5 +1,4 @@
-//! The `demo` command: an embedded upstream whose pods churn, the proxy in front of it, and watches of the bench as its
-//! clients, in one process.
+//! The `demo` command: runs an embedded upstream with changing pods, the proxy, and watch clients in one process.
 
 use std::io::Write;
 use std::pin::pin;
@@ -16,7 +15,7 @@ use kube_fanout::app::{BoundApp, StartError, TaskLost};
 use kube_fanout::config::ServeSettings;
 use kube_fanout::upstream::CredentialSource;
 
-/// Why the demo cannot run.
+/// The reason that the demo cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum DemoError {
     #[error("cannot start the demo upstream: {0}")]
@@ -31,16 +30,16 @@ pub enum DemoError {
     Lost(TaskLost),
 }
 
-/// How long the watchers may take to get their initial objects before the view starts without them.
+/// The longest wait for the watches' initial objects. After it, the view starts without them.
 const SYNC_MAX: Duration = Duration::from_secs(60);
 const REDRAW: Duration = Duration::from_secs(1);
-/// How long the last events may take to arrive before they count as missed.
+/// The longest wait for the last events. Those that arrive later count as missed.
 const CATCH_UP_MAX: Duration = Duration::from_secs(5);
-/// Watches on one HTTP/2 connection: as many streams as an apiserver allows.
+/// Watches per HTTP/2 connection: the number of concurrent streams that an apiserver allows.
 const WATCHES_PER_CONNECTION: usize = 100;
 const PODS: &str = "pods";
 
-/// A running demo: its upstream, its watches, and what the view starts to count from.
+/// A running demo: its upstream, its watches, and the counts at the start of the view.
 struct RunningDemo {
     up: RunningUpstream,
     fleet: Fleet,
@@ -48,18 +47,18 @@ struct RunningDemo {
     started: Instant,
     /// Whether every watch had its initial objects at `started`.
     is_whole: bool,
-    /// The counts at `started`, which are subtracted: the initial objects are not shown as events.
+    /// The counts at `started`. They are subtracted, so that the initial objects are not shown as events.
     first_events: u64,
     joined: WatchCounts,
 }
 
-/// Runs the demo until its time is up or `shutdown` completes, and sums up.
+/// Runs the demo until its time is up or `shutdown` completes, and prints a summary.
 ///
 /// # Errors
 /// See [`DemoError`].
 ///
 /// # Panics
-/// If the demo upstream's own address is no URL, or the proxy has no address although a listener is configured.
+/// If the demo upstream's address is not a URL, or the proxy has no address although a listener is configured.
 #[inline(never)]
 pub fn run(options: Options, shutdown: BoxFuture<'static, ()>) -> LocalBoxFuture<'static, Result<(), DemoError>> {
     Box::pin(run_until(options, shutdown))
@@ -113,7 +112,7 @@ async fn show(
     view.close(&summary).map_err(DemoError::Output)
 }
 
-/// Starts watches as informers open them: the initial objects come in the stream.
+/// Starts watches as informers do, with the initial objects in the stream (`sendInitialEvents`).
 async fn fleet(options: Options, address: &str) -> Result<Fleet, TargetError> {
     let watches = options.watches as usize;
     let connections = watches.div_ceil(WATCHES_PER_CONNECTION);
@@ -133,7 +132,8 @@ fn introduce(options: Options, address: &str, admin: &str) -> std::io::Result<()
 }
 
 impl RunningDemo {
-    /// Lets the pods change and redraws once a second, until the time is up or `shutdown` completes; sums up.
+    /// Changes pods and redraws the view once a second until the time is up or `shutdown` completes. Returns the
+    /// summary.
     async fn play(&self, view: &mut LiveView, shutdown: impl Future<Output = ()> + Unpin) -> Summary {
         self.fleet.open_window();
         let churning = self.up.churning();
@@ -141,7 +141,7 @@ impl RunningDemo {
         let elapsed = self.started.elapsed();
         churning.stop().await;
         let events = self.events();
-        // The last events are still on their way to the watches.
+        // The last events may not have reached the watches yet.
         let wanted = |_: &WatchCounts| self.fleet.missed(events) == 0;
         let _ = self.is_whole && self.fleet.until(CATCH_UP_MAX, wanted).await;
         self.summary(elapsed, events)
@@ -206,7 +206,7 @@ impl RunningDemo {
         self.up.counts().watches_open.of(PODS)
     }
 
-    /// The events of pods since `started`.
+    /// Returns the number of pod events since `started`.
     fn events(&self) -> u64 {
         self.up.events(PODS) - self.first_events
     }

@@ -10,7 +10,7 @@ use crate::estimate::{Estimate, EstimateOptions, EstimateRow, estimate};
 /// Reads the log and formats the estimate.
 ///
 /// # Errors
-/// The log cannot be read, or has no completed request.
+/// If the log cannot be read, or has no completed request.
 pub fn run(arguments: &EstimateArguments) -> Result<String, String> {
     let order = EstimateOptions {
         proxies: arguments.proxies.max(1),

@@ -10,16 +10,16 @@ use crate::inspect::{
     TailOptions, TopOptions, TopOutput, diff, explain, forward, status, tail, top,
 };
 
-/// The output, and whether the exit code is 0.
+/// The output of a verb, and whether the exit code is 0.
 pub struct CommandOutput {
     pub text: String,
     pub is_well: bool,
 }
 
-/// Runs a verb. `top` and `tail` print while they run.
+/// Runs a verb and returns its output. `top` and `tail` print while they run.
 ///
 /// # Errors
-/// Why there is no result.
+/// A message that says why there is no result.
 #[inline(never)]
 pub fn ask(verb: FanoutVerb) -> LocalBoxFuture<'static, Result<CommandOutput, String>> {
     Box::pin(async move { asked(verb).await })

@@ -1,5 +1,5 @@
-//! The `try` command: a control plane, the proxy and informers on this machine, actions by keys or by a script, and a
-//! line each second with delivered and lost events.
+//! The `try` command: runs a control plane, the proxy and informers on this machine. Keys or a script kill either
+//! server. A line per second shows delivered and lost events.
 
 mod note;
 mod setup;
@@ -17,34 +17,34 @@ use crate::trial::{InformerFleet, InformerFleetCounts, PressedKeys, Script, Tria
 use kube_fanout::app::raise_open_files;
 use setup::{Servers, TrialSetup};
 
-/// A trial that is to be made.
+/// A validated `try` command.
 #[derive(Debug)]
 pub struct Trial {
     arguments: TryArguments,
     script: Script,
-    /// This program, which is started as the proxy.
+    /// The path of this binary, which also runs the proxy process.
     program: PathBuf,
 }
 
 const REDRAW: Duration = Duration::from_secs(1);
-/// How long the informers may take to have their first state.
+/// The longest wait for the informers' first sync.
 const SYNC_MAX: Duration = Duration::from_secs(180);
-/// How long the last changes may take to arrive before they count as lost.
+/// The longest wait for the last changes. Those that arrive later count as lost.
 const CATCH_UP_MAX: Duration = Duration::from_secs(60);
-/// How long a killed server stays away, so that one can see it.
+/// The time between a kill and the restart: long enough for the user to see the outage.
 const AWAY: Duration = Duration::from_secs(1);
 
-/// Whether anything was lost.
+/// The result of a trial: whether each informer received every change exactly once and in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TrialVerdict {
     pub nothing_lost: bool,
 }
 
 impl Trial {
-    /// Checks what is asked for.
+    /// Validates the arguments.
     ///
     /// # Errors
-    /// The script is none, or it is not known where this program is.
+    /// If the script is invalid, or the path of this binary is unknown.
     pub fn of(arguments: TryArguments) -> Result<Self, String> {
         let script = arguments.script.as_deref().map(str::parse).transpose();
         let script = script.map_err(|why| format!("--script: {why}"))?.unwrap_or_default();
@@ -53,10 +53,10 @@ impl Trial {
         Ok(Self { arguments, script, program })
     }
 
-    /// Runs until a key, the script or `shutdown` ends it, and sums up.
+    /// Runs until a key, the script or `shutdown` ends it, and prints a summary.
     ///
     /// # Errors
-    /// See [`TrialError`]: there is nothing to try it on, or it cannot be said what was lost.
+    /// A [`TrialError`] if the control plane or the proxy does not start, or if the outcome of a write is unknown.
     #[inline(never)]
     pub fn run(self, shutdown: BoxFuture<'static, ()>) -> LocalBoxFuture<'static, Result<TrialVerdict, TrialError>> {
         Box::pin(self.run_until(shutdown))
@@ -85,18 +85,18 @@ impl Trial {
     }
 }
 
-/// A trial that is under way.
+/// A trial in progress.
 struct RunningTrial {
-    /// Not here while one of them is being killed and started again.
+    /// `None` while an action restarts one of them.
     servers: Option<Servers>,
     writers: Writers,
     crowd: InformerFleet,
     line: StatusLine,
-    /// How many times the apiserver and the proxy were killed.
+    /// How often the apiserver and the proxy were killed.
     actions: [u32; 2],
 }
 
-/// The end of an action: the servers, and what went wrong.
+/// The result of an action: the servers, and the error if it failed.
 type ActionResult = (Servers, Result<(), TrialError>);
 
 impl RunningTrial {
@@ -135,7 +135,7 @@ impl RunningTrial {
                     None
                 }
                 key = next_key(&mut keys) => TrialAction::of_key(key),
-                // One thing after the other: what is due waits for what is being done.
+                // Actions run one at a time. A scripted action waits until the previous one has completed.
                 () = sleep_until(due.unwrap_or(began)), if due.is_some() && doing.is_none() => script.take(),
             };
             match (action, self.servers.take()) {
@@ -158,7 +158,7 @@ impl RunningTrial {
         }
     }
 
-    /// Waits for what is being done.
+    /// Waits for the action in progress, if there is one.
     async fn settle(&mut self, doing: Option<LocalBoxFuture<'static, ActionResult>>) -> Result<(), TrialError> {
         if let Some(doing) = doing {
             let (servers, done) = doing.await;
@@ -168,7 +168,7 @@ impl RunningTrial {
         Ok(())
     }
 
-    /// Waits until every informer has its first state.
+    /// Waits until every informer has synced once.
     async fn synced(&self) -> Result<(), TrialError> {
         let missing = || {
             let counts = self.crowd.judge(self.writers.ledger());
@@ -180,13 +180,13 @@ impl RunningTrial {
         })
     }
 
-    /// Ends the changes, lets the last ones arrive, judges and says it.
+    /// Stops the writers, waits for the last events, compares the informers with the ledger, and prints the summary.
     async fn verdict(&self) -> Result<TrialVerdict, TrialError> {
         if !self.writers.finish().await {
             return Err(TrialError::of("the last writes", "their outcome is unknown"));
         }
         let is_behind = || self.crowd.judge(self.writers.ledger()).behind > 0;
-        // Whether all came in time is in the counts.
+        // The counts say whether all informers caught up in time.
         let _ = until(CATCH_UP_MAX, async || (!is_behind()).then_some(())).await;
         let counts = self.crowd.judge_all(self.writers.ledger());
         let text = summary(&counts, self.writers.ledger().written(), self.actions);
@@ -195,7 +195,7 @@ impl RunningTrial {
     }
 }
 
-/// The end of what is being done; nothing ends if nothing is.
+/// Waits for the action in progress. Without one, it never completes.
 async fn finished(doing: &mut Option<LocalBoxFuture<'static, ActionResult>>) -> ActionResult {
     match doing {
         Some(doing) => doing.await,
@@ -252,7 +252,7 @@ fn times(count: u32) -> String {
     }
 }
 
-/// A line that is redrawn in a terminal, and printed again elsewhere.
+/// A status line, redrawn in place on a terminal and printed as a new line elsewhere.
 #[derive(Debug)]
 struct StatusLine {
     is_terminal: bool,
@@ -289,7 +289,7 @@ impl StatusLine {
         out.flush()
     }
 
-    /// Prints a line that stays.
+    /// Prints a line that is not redrawn.
     fn say(&self, text: &str) -> io::Result<()> {
         let mut out = io::stdout().lock();
         writeln!(out, "{}{text}", if self.is_terminal { AGAIN } else { "" })?;

@@ -1,4 +1,4 @@
-//! The `verify` command: makes an order of its arguments, runs it, judges the record, and writes the report.
+//! The `verify` command: converts its arguments into a run, checks the record of the run, and writes the report.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -16,7 +16,7 @@ use verify::{
     RunVerdict, Transport, VerifyError, VerifyOptions, excerpt, page, run,
 };
 
-/// A run that is to be made and judged, or a record of an earlier run that is to be judged.
+/// A validated `verify` command: a new run to check, or the record of an earlier run.
 #[derive(Debug)]
 pub struct Verification {
     work: Work,
@@ -28,7 +28,7 @@ enum Work {
     Judge(JudgeOptions),
 }
 
-/// Why there is no verdict.
+/// The reason that there is no verdict.
 #[derive(Debug, thiserror::Error)]
 pub enum VerificationFailure {
     #[error(transparent)]
@@ -43,14 +43,14 @@ pub enum VerificationFailure {
     Judging(#[from] tokio::task::JoinError),
 }
 
-/// The file name of the report's page, in the folder of a run.
+/// The file name of the HTML report in the directory of a run.
 const PAGE: &str = "report.html";
 
 impl Verification {
-    /// Checks the arguments.
+    /// Validates the arguments.
     ///
     /// # Errors
-    /// All problems of the arguments together.
+    /// All problems of the arguments at once.
     pub fn of(arguments: VerifyArguments, command: Vec<String>) -> Result<Self, Vec<String>> {
         let work = match arguments.judge {
             Some(JudgeCommand::Judge { file, min_events, page }) => {
@@ -62,7 +62,8 @@ impl Verification {
         Ok(Self { work })
     }
 
-    /// Runs until it is done or `shutdown` completes, judges, and prints what was found; returns the exit code.
+    /// Runs until the duration is over or `shutdown` completes, checks the record, and prints the findings. Returns the
+    /// exit code.
     ///
     /// # Errors
     /// See [`VerificationFailure`].
@@ -99,12 +100,12 @@ impl Verification {
     }
 }
 
-/// A record that is to be judged.
+/// A record to check.
 #[derive(Debug)]
 struct JudgeOptions {
     record: PathBuf,
     requirements: Requirements,
-    /// Where the report's page is written, if one is wanted.
+    /// The file for the HTML report; `None` writes none.
     page: Option<PathBuf>,
     notes: Vec<String>,
 }
@@ -138,13 +139,13 @@ impl JudgeOptions {
     }
 }
 
-/// Returns what must have happened in a run for its verdict to count.
+/// Returns the minimum counts for a verdict; below them the run is inconclusive.
 fn requirements(events_min: u64, faults: bool) -> Requirements {
     let least = Counts { events: events_min, writes: 1, faults: u64::from(faults), ..Counts::default() };
     Requirements { least, judged: [Guarantee::Ordered, Guarantee::Reliable].into() }
 }
 
-/// The servers that the truth is read from: an etcd, an apiserver, or both.
+/// The sources of the true history: an etcd, an apiserver, or both.
 #[derive(Default)]
 struct TruthSources {
     etcd: Option<EtcdOptions>,
@@ -260,7 +261,7 @@ fn encoding(name: &str) -> RecordedEncoding {
 
 /// Returns the seed, and the command line that repeats the run with it.
 fn repeatable(said: Option<u64>, mut command: Vec<String>) -> (u64, String) {
-    // 32 bits: a person can read it out to another.
+    // 32 bits keep the seed short enough to copy by hand.
     let seed = said.unwrap_or_else(|| u64::from(fastrand::u32(..)));
     if said.is_none() {
         command.extend(["--seed".to_owned(), seed.to_string()]);

@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use kubeapi::Query;
 
-/// What is read of an event of `audit.k8s.io/v1`.
+/// An `audit.k8s.io/v1` event, with only the fields that are used.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct AuditLine<'a> {
@@ -36,7 +36,7 @@ struct AuditUser<'a> {
     username: Cow<'a, str>,
 }
 
-/// The user of an apiserver's own clients, which read from it over loopback and can use no proxy.
+/// The user of an apiserver's own clients. They read over loopback and cannot use a proxy.
 const APISERVER: &str = "system:apiserver";
 
 #[derive(Debug, Deserialize)]
@@ -56,21 +56,21 @@ struct ResponseStatus {
     code: u16,
 }
 
-/// The part of a request's life that an event tells of.
+/// The stage of a request at which the event was recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AuditStage {
-    /// A stream has begun.
+    /// The response head of a stream was sent (`ResponseStarted`).
     Started,
     Complete,
 }
 
-/// What would become of a request.
+/// How a proxy would treat a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestClass {
     List,
     Watch,
     Get,
-    /// Upstream answers it in any case.
+    /// The request would still go to upstream.
     Rest,
 }
 
@@ -78,7 +78,7 @@ pub(super) enum RequestClass {
 const DISCOVERY: [&str; 4] = ["/version", "/api", "/api/v1", "/apis"];
 
 impl AuditLine<'_> {
-    /// `None` for what tells of no answer.
+    /// Returns the stage; `None` for stages without a response.
     pub(super) fn stage(&self) -> Option<AuditStage> {
         match &*self.stage {
             "ResponseStarted" => Some(AuditStage::Started),
@@ -87,12 +87,12 @@ impl AuditLine<'_> {
         }
     }
 
-    /// What all records of one request have in common.
+    /// Returns the ID that all records of one request share.
     pub(super) fn audit_id(&self) -> &str {
         &self.audit_id
     }
 
-    /// Whether an apiserver asks itself.
+    /// Whether an apiserver sent the request to itself.
     pub(super) fn is_of_apiserver(&self) -> bool {
         self.user.username == APISERVER
     }
@@ -101,12 +101,12 @@ impl AuditLine<'_> {
         self.verb == "watch"
     }
 
-    /// The program, without what it says of its machine.
+    /// Returns the first word of the user agent, which names the program and its version.
     pub(super) fn agent(&self) -> &str {
         self.user_agent.split(' ').next().filter(|agent| !agent.is_empty()).unwrap_or("none")
     }
 
-    /// `pods`, `deployments.apps`; a path's kind where it is for no resource.
+    /// Returns the resource, such as `pods` or `deployments.apps`; `none` if the request is not for a resource.
     pub(super) fn resource(&self) -> String {
         match &self.object_ref {
             Some(of) if of.resource.is_empty() => "none".to_owned(),
@@ -116,7 +116,7 @@ impl AuditLine<'_> {
         }
     }
 
-    /// When the request came, and when this stage was reached, in seconds since 1970.
+    /// Returns the times at which the request was received and this stage was reached, in seconds since 1970.
     pub(super) fn times(&self) -> Option<(f64, f64)> {
         Some((seconds(&self.request_received_timestamp)?, seconds(&self.stage_timestamp)?))
     }
@@ -135,17 +135,17 @@ impl AuditLine<'_> {
         let version = query.first("resourceVersion").unwrap_or_default();
         match &*self.verb {
             "watch" => RequestClass::Watch,
-            // What is at one exact version is upstream's, and so is a Table, which kubectl asks for.
+            // Proxies forward lists at an exact version, and Tables, which kubectl requests.
             "list" if query.first("resourceVersionMatch") == Some("Exact") => RequestClass::Rest,
             "list" if self.agent().starts_with("kubectl/") => RequestClass::Rest,
             "list" => RequestClass::List,
-            // The most recent state of an object is upstream's to tell.
+            // Without a resourceVersion, a GET requests the most recent state, which proxies forward.
             "get" if !version.is_empty() => RequestClass::Get,
             _ => RequestClass::Rest,
         }
     }
 
-    /// Whether it has to be proven that what is held is current.
+    /// Whether the proxy would have to prove that its cache is current before it responds.
     pub(super) fn needs_proof(&self) -> bool {
         let query = self.query();
         let is_open = |name| query.first(name).unwrap_or_default().is_empty();
@@ -157,7 +157,7 @@ impl AuditLine<'_> {
     }
 }
 
-/// Seconds since 1970 of `2026-11-25T10:00:00.000000Z`.
+/// Parses a time such as `2026-11-25T10:00:00.000000Z` into seconds since 1970.
 fn seconds(text: &str) -> Option<f64> {
     let (date, time) = text.strip_suffix('Z')?.split_once('T')?;
     let mut date = date.splitn(3, '-').map(|part| part.parse::<i64>().ok());
@@ -165,7 +165,7 @@ fn seconds(text: &str) -> Option<f64> {
     let mut time = time.splitn(3, ':');
     let (hour, minute) = (time.next()?.parse::<f64>().ok()?, time.next()?.parse::<f64>().ok()?);
     let second = time.next()?.parse::<f64>().ok()?;
-    // Days by the civil calendar, with the year beginning in March.
+    // Converts the date to days (Howard Hinnant's algorithm). The year begins in March, so that leap days come last.
     let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
     let (era, of_era) = (year.div_euclid(400), year.rem_euclid(400));
     let days = era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + (153 * month + 2) / 5 + day - 1 - 719_468;

@@ -5,33 +5,34 @@ use serde::Serialize;
 use super::audit_event::{AuditLine, AuditStage, RequestClass};
 use super::{Estimate, EstimateOptions};
 
-/// What one program asks of one resource.
+/// The requests of one program for one resource.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EstimateRow {
     pub agent: String,
     pub resource: String,
-    /// What would be answered from memory.
+    /// LISTs, watches and GETs that would be served from memory.
     pub lists: u64,
     pub watches: u64,
     pub gets: u64,
-    /// What upstream answers in any case.
+    /// Requests that would still go to upstream.
     pub rest: u64,
 }
 
-/// What was read so far.
+/// The tally of the records read so far.
 #[derive(Debug, Default)]
 pub(super) struct LogTally {
     rows: HashMap<(String, String), Counts>,
-    /// Resources that clients list or watch, and the last second in which one of them had to be proven current.
+    /// Resources that clients list or watch. The value is the last second in which a request required a proof that the
+    /// cache is current.
     resources: HashMap<String, Option<i64>>,
     questions: u64,
     first: Option<f64>,
     last: f64,
     watch_seconds: f64,
-    /// When watches began whose end was not read yet, by their audit ID.
+    /// The starts of watches whose end was not read yet, by audit ID.
     open: HashMap<String, f64>,
-    /// The beginnings and ends of watches that are not in `watch_seconds` yet.
+    /// The starts and ends of completed watches that `watch_seconds` does not include yet.
     closed: Vec<(f64, f64)>,
     /// Requests of an apiserver to itself.
     of_apiserver: u64,
@@ -44,12 +45,12 @@ struct Counts {
     lists: u64,
     gets: u64,
     rest: u64,
-    /// An audit log has two records of a watch, one when it begins and one when it ends, or one for both.
+    /// A watch has a record at its start, a record at its end, or both, depending on the audit policy.
     watches_begun: u64,
     watches_ended: u64,
 }
 
-/// Rows that are kept; all others are one.
+/// Maximum number of rows. Further ones are added to a single row.
 pub(super) const ROWS_MAX: usize = 2_000;
 const RESOURCES_MAX: usize = 10_000;
 const OPEN_WATCHES_MAX: usize = 200_000;
@@ -72,7 +73,7 @@ impl LogTally {
             return;
         }
         if let Some((received, reached)) = event.times() {
-            // The log begins with its first record. A watch that ends in it may have begun long before.
+            // A watch that ends in the log may have begun long before it, so its start does not extend the log.
             let reached = reached.max(received);
             let logged = if event.is_watch() { reached } else { received };
             self.first = Some(self.first.map_or(logged, |first| first.min(logged)));
@@ -93,13 +94,13 @@ impl LogTally {
             (RequestClass::Get, _) => counts.gets += 1,
             (RequestClass::Watch, AuditStage::Started) => counts.watches_begun += 1,
             (RequestClass::Watch, AuditStage::Complete) => counts.watches_ended += 1,
-            // A watch that fails, or is upstream's, is counted by its end.
+            // A watch that fails or is forwarded counts once, at its end.
             (RequestClass::Rest, AuditStage::Complete) => counts.rest += 1,
             (RequestClass::Rest, AuditStage::Started) => {}
         }
     }
 
-    /// Notes how long a watch was open. One whose end is not in the log is open to the end of the log.
+    /// Records how long a watch was open. A watch without an end in the log counts as open until the end of the log.
     fn watch(&mut self, event: &AuditLine<'_>, stage: AuditStage, (received, reached): (f64, f64)) {
         match stage {
             AuditStage::Started if self.open.len() < OPEN_WATCHES_MAX => {
@@ -116,8 +117,8 @@ impl LogTally {
         }
     }
 
-    /// Adds up the watches that have ended. What lies before the first record is left out, because nothing else of that
-    /// time is known.
+    /// Adds the durations of ended watches to `watch_seconds`. Time before the first record is excluded, because the
+    /// log has no other requests of that time.
     fn fold_closed(&mut self) {
         let first = self.first.unwrap_or_default();
         self.watch_seconds += self.closed.drain(..).map(|(from, to)| to - from.max(first)).sum::<f64>();
@@ -128,7 +129,8 @@ impl LogTally {
         time.floor() as i64
     }
 
-    /// Notes a read of a feed: there is one, and perhaps a question, which answers all who ask within the second.
+    /// Records a read, which requires a feed of the resource. If the read needs a proof, it counts as one question to
+    /// upstream, which all reads within the same second share.
     fn read(&mut self, resource: &str, event: &AuditLine<'_>) {
         if self.resources.len() >= RESOURCES_MAX && !self.resources.contains_key(resource) {
             return;
@@ -171,7 +173,7 @@ impl LogTally {
         let sum = |of: fn(&EstimateRow) -> u64| rows.iter().map(of).sum::<u64>();
         let (from_memory, rest) = (sum(EstimateRow::answered_from_memory), sum(|row| row.rest));
         let seconds = last - first;
-        // A log of one moment has no rate.
+        // If all records have the same time, there is no rate.
         let per_second = |count: u64| if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
         let questions = self.questions * order.proxies;
         let held: HashSet<_> = self.resources.keys().collect();
@@ -194,7 +196,7 @@ impl LogTally {
     }
 }
 
-/// All rows added up.
+/// Returns the sum of all rows.
 fn total(rows: &[EstimateRow]) -> EstimateRow {
     let none = EstimateRow { agent: "TOTAL".to_owned(), ..EstimateRow::default() };
     rows.iter().fold(none, |sum, row| EstimateRow {
@@ -207,7 +209,7 @@ fn total(rows: &[EstimateRow]) -> EstimateRow {
 }
 
 impl EstimateRow {
-    /// What would be answered from memory.
+    /// Returns the number of requests that would be served from memory.
     pub fn answered_from_memory(&self) -> u64 {
         self.lists + self.watches + self.gets
     }

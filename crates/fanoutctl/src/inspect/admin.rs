@@ -7,17 +7,17 @@ use tokio::time::timeout;
 use super::InspectError;
 use base::PageAddress;
 
-/// A running proxy, and the token for its pages.
+/// The admin address of a running proxy, and the token for its pages.
 #[derive(Clone)]
 pub struct ProxyTarget {
     /// Its name in the output.
     pub name: String,
     pub place: PageAddress,
-    /// For pages that show clients.
+    /// The bearer token, for pages that show clients.
     pub token: Option<String>,
 }
 
-/// A page, or the refusal.
+/// The text of a page, or the proxy's refusal.
 pub(super) type PageResult = Result<String, PageRefusal>;
 
 /// The response of a proxy that refuses a page.
@@ -27,13 +27,13 @@ pub(super) struct PageRefusal {
     pub(super) why: String,
 }
 
-/// Maximum size of a page; more than ten thousand watches take.
+/// Maximum size of a page in bytes. Rows of ten thousand watches fit.
 const PAGE_BYTES_MAX: usize = 64 << 20;
-/// Timeout of a page.
+/// Timeout for reading a page.
 const PAGE_MAX: Duration = Duration::from_secs(15);
 
 impl ProxyTarget {
-    /// The page at this path.
+    /// Reads the page at this path.
     pub(super) async fn page(&self, path: &str) -> Result<PageResult, InspectError> {
         let asking = self.place.read(path, self.token.as_deref(), PAGE_BYTES_MAX);
         match timeout(PAGE_MAX, asking).await {
@@ -49,7 +49,7 @@ impl ProxyTarget {
         }
     }
 
-    /// A page that is JSON.
+    /// Reads the page at this path and parses it as JSON.
     pub(super) async fn json(&self, path: &str) -> Result<Result<Value, PageRefusal>, InspectError> {
         let text = match self.page(path).await? {
             Ok(text) => text,

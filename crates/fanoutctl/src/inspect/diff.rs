@@ -19,7 +19,7 @@ use super::{InspectError, InspectReport, resource};
 pub struct DiffOptions {
     pub resource: String,
     pub namespace: Option<String>,
-    /// The address of the proxy that clients have.
+    /// The client address of the proxy, not its admin address.
     pub proxy: ServerOptions,
     pub upstream: ServerOptions,
 }
@@ -56,7 +56,7 @@ struct ObjectMetadata {
     resource_version: String,
 }
 
-/// A collection at one resourceVersion: for each key the version of the object, and a hash of its bytes.
+/// A collection at one resourceVersion: for each key, the object's version and a hash of its bytes.
 struct Collection {
     version: String,
     objects: BTreeMap<String, ObjectDigest>,
@@ -69,16 +69,16 @@ struct ObjectDigest {
     hash: u64,
 }
 
-/// Objects in a page.
+/// Objects per page.
 const PAGE_OBJECTS: usize = 500;
 /// Maximum number of lines about differences; JSON has all of them.
 const LINES_MAX: usize = 50;
 const JSON: &str = "application/json";
 
-/// Lists from the proxy's cache, and from upstream at the resourceVersion of that list.
+/// Lists a collection from the proxy's cache, and from upstream at the same resourceVersion, and compares the two.
 ///
 /// # Errors
-/// A request fails, or the proxy does not serve this list from its cache.
+/// If a request fails, or the proxy does not serve this list from its cache.
 pub async fn diff(order: &DiffOptions) -> Result<InspectReport, InspectError> {
     let (proxy, upstream) = (ServerConnection::at(&order.proxy).await?, ServerConnection::at(&order.upstream).await?);
     let path = resource::path(&upstream, &order.resource, order.namespace.as_deref()).await?;

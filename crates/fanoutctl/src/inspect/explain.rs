@@ -17,10 +17,10 @@ pub struct ExplainOptions {
     pub limit: usize,
 }
 
-/// Explains, for each proxy, the state of its watches, and why watches ended and requests were refused or forwarded.
+/// Explains the state of each proxy's watches, and why watches ended and requests were refused or forwarded.
 ///
 /// # Errors
-/// A proxy does not respond, or does not show its clients.
+/// If a proxy does not respond, or does not show its clients.
 pub async fn explain(proxies: &[ProxyTarget], order: &ExplainOptions) -> Result<InspectReport, InspectError> {
     let query = order.query();
     let (mut text, mut found) = (String::new(), Vec::new());
@@ -55,7 +55,7 @@ impl ExplainOptions {
     }
 }
 
-/// Percent-encodes a text for a query.
+/// Percent-encodes a query value.
 pub(super) fn escaped(text: &str) -> String {
     let mut escaped = String::new();
     for byte in text.bytes() {

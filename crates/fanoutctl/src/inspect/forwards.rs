@@ -14,18 +14,18 @@ use super::{InspectError, ProxyTarget};
 use base::PageAddress;
 use base::{Backoff, Tasks};
 
-/// Pods, and where in them the admin pages are.
+/// The pods to inspect, and the port of their admin pages.
 #[derive(Debug, Clone)]
 pub struct PodSelection {
     pub selector: String,
-    /// kubectl's own without it.
+    /// The namespace of the pods; `None` selects kubectl's current namespace.
     pub namespace: Option<String>,
     pub port: u16,
     pub token: Option<String>,
 }
 
-/// A port of this machine that leads to a pod, for as long as this is held. A kubectl that ends, as when the pod starts
-/// again, is followed by another one with the same port.
+/// A local port that is forwarded to a pod until this is dropped. If kubectl exits, for example because the pod
+/// restarts, another kubectl takes over the same port.
 #[derive(Debug)]
 pub struct Forward {
     running: RunningKubectl,
@@ -35,21 +35,21 @@ pub struct Forward {
 /// The kubectl process that forwards; `None` once the forward is closed.
 type RunningKubectl = Arc<Mutex<Option<Child>>>;
 
-/// What kubectl writes: a line for each connection, and nothing goes on unless that is read.
+/// The output pipes of kubectl. It prints a line per connection, so it blocks if they are not read.
 struct KubectlOutput(BufReader<ChildStdout>, ChildStderr);
 
 const KUBECTL: &str = "kubectl";
-/// Each pod takes a process here and a stream of the apiserver.
+/// Maximum number of pods. Each needs a local process and a stream at the apiserver.
 const PODS_MAX: usize = 64;
-/// How long one of them may take.
+/// Timeout for opening one forward.
 const FORWARD_MAX: Duration = Duration::from_secs(20);
-/// As many are opened at once.
+/// Number of forwards opened concurrently.
 const AT_ONCE: usize = 8;
 
-/// Finds the pods that run, and forwards a port to each.
+/// Finds the running pods, and forwards a local port to each.
 ///
 /// # Errors
-/// kubectl cannot be run, finds no pod, or cannot forward to one.
+/// If kubectl cannot be run, finds no pod or more than `PODS_MAX`, or cannot forward to one.
 pub async fn forward(order: &PodSelection) -> Result<Vec<(ProxyTarget, Forward)>, InspectError> {
     let mut get = order.kubectl();
     get.args(["get", "pods", "-o", "name", "--field-selector=status.phase=Running", "-l", &order.selector]);
@@ -81,7 +81,7 @@ impl PodSelection {
         command
     }
 
-    /// The forward to a pod, and the port that it has here.
+    /// Opens a forward to a pod, and returns it with its local port.
     async fn to(&self, pod: &str) -> Result<(Forward, u16), InspectError> {
         let (child, output, port) = self.start(pod, None).await?;
         let (running, tasks) = (Arc::new(Mutex::new(Some(child))), Tasks::new());
@@ -89,13 +89,13 @@ impl PodSelection {
         Ok((Forward { running, _tasks: tasks }, port))
     }
 
-    /// Starts a kubectl, at a port that is free or at one that was used before.
+    /// Starts kubectl on the given local port, or on a free one, and returns the port.
     async fn start(&self, pod: &str, port: Option<u16>) -> Result<(Child, KubectlOutput, u16), InspectError> {
         let wrong = |why: &dyn std::fmt::Display| InspectError::of(&format!("kubectl port-forward {pod}"), why);
         let local = port.map(|port| port.to_string()).unwrap_or_default();
         let mut command = self.kubectl();
         command.args(["port-forward", "--address", "127.0.0.1", pod, &format!("{local}:{}", self.port)]);
-        // What it says on a terminal would be in the way of what is shown there.
+        // Output of kubectl on the terminal would disturb the screen of `top`.
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(|error| wrong(&error))?;
         let (stdout, stderr) =
@@ -112,7 +112,7 @@ impl PodSelection {
         Ok((child, KubectlOutput(stdout, stderr), port))
     }
 
-    /// Restarts kubectl whenever it ends, until the forward is closed. Backs off if it ends soon.
+    /// Restarts kubectl whenever it exits, until the forward is closed. Backs off if it exits soon.
     async fn go_on(self, pod: String, port: u16, mut output: KubectlOutput, running: RunningKubectl) {
         let mut retries = Backoff::default();
         loop {
@@ -123,7 +123,7 @@ impl PodSelection {
             if running.is_none() {
                 return;
             }
-            // A pod that does not run yet is tried again.
+            // A start may fail while the pod restarts, so errors lead to another attempt.
             if let Ok(Ok((child, said, _))) = started {
                 (*running, output) = (Some(child), said);
                 retries.succeeded(Instant::now());
@@ -133,22 +133,22 @@ impl PodSelection {
 }
 
 impl KubectlOutput {
-    /// Reads until kubectl has ended.
+    /// Discards the output until kubectl exits.
     async fn drain(&mut self) {
         let (mut stdout_sink, mut stderr_sink) = (sink(), sink());
-        // Whatever else happens to a pipe is its end.
+        // A read error also means that the pipe has ended.
         let _ = tokio::join!(copy(&mut self.0, &mut stdout_sink), copy(&mut self.1, &mut stderr_sink));
     }
 }
 
 impl Drop for Forward {
     fn drop(&mut self) {
-        // It is killed.
+        // Dropping the child kills kubectl (`kill_on_drop`).
         drop(self.running.lock().take());
     }
 }
 
-/// The port in `Forwarding from 127.0.0.1:40123 -> 9090`.
+/// Parses the local port in `Forwarding from 127.0.0.1:40123 -> 9090`.
 fn port(said: &str) -> Option<u16> {
     let (_, rest) = said.strip_prefix("Forwarding from ")?.split_once(':')?;
     rest.split_once(" -> ")?.0.parse().ok()

@@ -1,8 +1,8 @@
-/// A page of metrics, of which single numbers are wanted.
+/// A page of metrics in the text format, from which single values are read.
 pub(super) struct MetricsText(pub(super) String);
 
 impl MetricsText {
-    /// The sum of all series of that name.
+    /// Returns the sum of all series with this name.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -17,7 +17,7 @@ impl MetricsText {
         self.0.lines().filter_map(value).sum::<f64>().max(0.0) as u64
     }
 
-    /// The values of all series of that name, with the value of this label.
+    /// Returns the value of this label and the value of each series with this name.
     pub(super) fn by_label<'a>(&'a self, name: &'a str, label: &'a str) -> impl Iterator<Item = (&'a str, f64)> {
         self.0.lines().filter_map(move |line| {
             let (series, value) = line.rsplit_once(' ')?;
@@ -27,7 +27,7 @@ impl MetricsText {
         })
     }
 
-    /// A label of the first series of that name.
+    /// Returns the value of a label of the first series with this name.
     pub(super) fn label(&self, name: &str, label: &str) -> Option<&str> {
         let line = self.0.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')))?;
         let (_, rest) = line.split_once(&format!("{label}=\""))?;

@@ -1,11 +1,11 @@
-/// What a reason means, and what to do about it.
+/// Returns the meaning of a metric's reason, and what to do about it.
 pub(super) fn meaning(reason: &str) -> &'static str {
     let found = MEANINGS.iter().find(|(known, _)| *known == reason);
     found.map_or("see docs/METRICS.md", |(_, meaning)| meaning)
 }
 
 const MEANINGS: [(&str, &str); 41] = [
-    // Why a watch ends.
+    // Reasons of ended watches.
     ("timeout", "its time was up (timeoutSeconds, or half an hour to an hour); a client opens the next one by itself"),
     ("client_closed", "the client went away"),
     ("feed_ended", "its resource is gone upstream, or the proxy may not read it any more"),
@@ -20,9 +20,9 @@ const MEANINGS: [(&str, &str); 41] = [
     ("revoked", "its client may not read this any more (403), or its credential is over (401)"),
     ("stalled", "its client took nothing of the state that it began with for a minute"),
     ("memory_pressure", "the state that it began with kept too much memory alive: its client reads too slowly"),
-    // Why a watch ends, and why a request passes through.
+    // A reason of both ended watches and forwarded requests.
     ("not_derivable", "what it asked for cannot be derived from what is held; the log has a line about the object"),
-    // Why a request passes through.
+    // Reasons of forwarded requests.
     ("non_resource", "it is for no resource: health, OpenAPI, or discovery that is not cached or not allowed"),
     ("verb", "it is no read"),
     ("subresource", "subresources are not held: status, scale, log, exec"),
@@ -54,12 +54,12 @@ const MEANINGS: [(&str, &str); 41] = [
     ("over_budget", "this resource does not fit into feeds.memoryMebibytes"),
     ("no_proof", "it could not be proven in time that what is held is current: is upstream slow, or the stream gone?"),
     ("expensive_selector", "its selectors compare too much"),
-    // Several reasons of one client, shown as one.
+    // Not used by this release as reasons of ended watches or forwarded requests.
     ("none", "no reason was given"),
     ("unauthenticated", "its credentials were rejected"),
 ];
 
-/// What the status code of a refusal means.
+/// Returns the meaning of a refusal's status code.
 pub(super) fn refusal(code: &str) -> &'static str {
     match code {
         "400" => "the request is malformed; upstream would reject it too",
@@ -86,12 +86,14 @@ mod tests {
         let names: BTreeSet<_> = MEANINGS.iter().map(|(reason, _)| reason).collect();
         assert_eq!(names.len(), MEANINGS.len());
         let document = include_str!("../../../../docs/METRICS.md");
-        let (_, ends) = document.split_once("of `kube_fanout_watches_ended_total`:").expect("a paragraph");
+        let (_, ends) = document.split_once("of `kube_fanout_watches_ended_total`:\n\n").expect("a table");
         let (ends, _) = ends.split_once("\n\n").expect("its end");
-        for reason in ends.split(" · ").filter_map(|item| item.split('`').nth(1)) {
+        let reasons: Vec<_> = ends.lines().skip(2).filter_map(|row| row.split('`').nth(1)).collect();
+        assert_eq!(reasons.len(), ends.lines().count() - 2, "each row names a reason");
+        for reason in reasons {
             assert!(names.contains(&reason), "{reason}");
         }
-        // A flat list: the reasons of forwarded requests.
+        // The reasons of forwarded requests, as a flat list.
         let code = include_str!("../../../../src/serve/route.rs");
         let (_, list) = code.split_once("Self::NonResource => \"").expect("the reasons");
         let (list, _) = list.split_once("\n        }\n").expect("their end");

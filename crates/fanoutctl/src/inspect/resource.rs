@@ -3,7 +3,7 @@ use serde_json::Value;
 use super::InspectError;
 use super::server::ServerConnection;
 
-/// The path of a collection by a short name: `pods`, `deployments.apps`, `widgets.v1.example.com`.
+/// Returns the path of a collection for a short name: `pods`, `deployments.apps`, `widgets.v1.example.com`.
 pub(super) async fn path(
     server: &ServerConnection,
     name: &str,
@@ -21,7 +21,7 @@ pub(super) async fn path(
     Ok(format!("{prefix}{within}/{plural}"))
 }
 
-/// The group and version that a server prefers for a group.
+/// Returns a group with the version that the server prefers, as `group/version`.
 async fn preferred(server: &ServerConnection, group: &str) -> Result<String, InspectError> {
     let path = format!("/apis/{group}");
     let answer = server.get(&path, "application/json").await?.success(&path)?;
@@ -32,7 +32,7 @@ async fn preferred(server: &ServerConnection, group: &str) -> Result<String, Ins
         .ok_or_else(|| InspectError::of(&path, "no such group (expected PLURAL.GROUP, such as deployments.apps)"))
 }
 
-/// `v1`, `v2beta3`.
+/// Whether the text is an API version such as `v1` or `v2beta3`.
 fn is_version(text: &str) -> bool {
     let Some(rest) = text.strip_prefix('v') else { return false };
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());

@@ -2,23 +2,23 @@
 
 use serde_json::Value;
 
-/// A text of a row; empty if it has none.
+/// Returns a text of a row; empty if it is absent.
 pub(super) fn text(row: &Value, key: &str) -> String {
     row[key].as_str().unwrap_or_default().to_owned()
 }
 
-/// A number of a row.
+/// Returns a number of a row; 0 if it is absent.
 pub(super) fn number(row: &Value, key: &str) -> u64 {
     row[key].as_u64().unwrap_or_default()
 }
 
-/// The name of a feed: resource, namespace and selector.
+/// Returns the name of a feed: resource, namespace and selector.
 pub(super) fn feed_name(feed: &Value) -> String {
     let parts = ["resource", "namespace", "selector"].map(|key| text(feed, key));
     parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
-/// The resource of a watch, its namespace and the kind of its selectors.
+/// Returns a watch's resource, namespace and kind of selectors.
 pub(super) fn place(watch: &Value) -> String {
     let [resource, namespace] = ["resource", "namespace"].map(|key| text(watch, key));
     let place = if namespace.is_empty() { resource } else { format!("{resource} in {namespace}") };

@@ -10,10 +10,10 @@ use probe::{
     open,
 };
 
-/// How a server of the API is reached.
+/// The address of an API server, and the credentials for it.
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
-    /// `https://HOST:PORT`; the kubeconfig's server without it.
+    /// `https://HOST:PORT`; `None` selects the kubeconfig's server.
     pub url: Option<String>,
     pub kubeconfig: Option<PathBuf>,
     pub ca: Option<PathBuf>,
@@ -21,7 +21,7 @@ pub struct ServerOptions {
     pub insecure: bool,
 }
 
-/// A server of the API, over one connection.
+/// One HTTP/1.1 connection to an API server.
 pub(super) struct ServerConnection {
     pub(super) name: String,
     target: Target,
@@ -29,14 +29,14 @@ pub(super) struct ServerConnection {
     _tasks: Tasks,
 }
 
-/// An answer, read whole.
+/// A response with its whole body.
 pub(super) struct FetchedResponse {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
     pub(super) body: Vec<u8>,
 }
 
-/// More than a page of five hundred objects takes, of the size that storage takes at most.
+/// Maximum size of a body in bytes. A page of 500 objects at etcd's size limit is smaller.
 const BODY_BYTES_MAX: usize = 1 << 30;
 const WINDOWS: Windows = Windows { stream: 1 << 20, connection: 4 << 20, socket: None, as_go: false };
 
@@ -72,7 +72,7 @@ impl ServerConnection {
         Ok(FetchedResponse { status: answer.status, headers: answer.headers, body })
     }
 
-    /// An answer whose body is still to come.
+    /// Sends a GET and returns the response before its body is read.
     pub(super) async fn stream(&self, path: &str, accept: &str) -> Result<PendingResponse, InspectError> {
         let asked = self.sender.get(&self.target, &RequestSpec::get(path, accept)).await;
         asked.map_err(|error| InspectError(format!("{}{path}: {error}", self.name)))
@@ -80,7 +80,7 @@ impl ServerConnection {
 }
 
 impl FetchedResponse {
-    /// The answer, if it is what was asked for.
+    /// Returns the response if its status is a success; otherwise an error that begins with `what`.
     pub(super) fn success(self, what: &str) -> Result<Self, InspectError> {
         if self.status.is_success() {
             return Ok(self);

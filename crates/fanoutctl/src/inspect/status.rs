@@ -12,7 +12,7 @@ use base::WallClock;
 /// The status of one proxy.
 pub(super) struct ProxyStatus {
     pub(super) name: String,
-    /// The readiness checks that fail.
+    /// The failed readiness checks.
     pub(super) pending: Vec<String>,
     pub(super) feeds: Vec<Value>,
     pub(super) version: String,
@@ -23,7 +23,7 @@ pub(super) struct ProxyStatus {
     pub(super) resident_bytes: u64,
     pub(super) restart: Vec<String>,
     pub(super) trouble: Option<String>,
-    /// Problems with other files, a sentence each.
+    /// Problems with other files, one sentence each.
     pub(super) files: Vec<String>,
     pub(super) metrics: MetricsText,
 }
@@ -31,7 +31,7 @@ pub(super) struct ProxyStatus {
 /// Reports the status of each proxy.
 ///
 /// # Errors
-/// A proxy does not respond.
+/// If a proxy does not respond.
 pub async fn status(proxies: &[ProxyTarget]) -> Result<InspectReport, InspectError> {
     let (mut text, mut json, mut is_well) = (String::new(), Vec::new(), true);
     for proxy in proxies {
@@ -61,12 +61,12 @@ impl ProxyStatus {
                 .map_err(|error| InspectError::of(&format!("{} {path}", proxy.name), error))
         };
         let feeds = parsed("/debug/feeds", shown("/debug/feeds").await?)?;
-        // A proxy of an earlier release has no such page.
+        // Proxies of earlier releases do not have this page.
         let config = proxy.json("/debug/config").await?.unwrap_or_default();
         let pending = ready
             .lines()
             .filter_map(|line| line.strip_prefix("[-]"))
-            // A line of a feed has no such words.
+            // Lines about single feeds do not contain this text, and are skipped.
             .filter_map(|line| line.split_once(" not ready"))
             .map(|(what, reason)| match reason.strip_prefix(": ") {
                 Some(reason) => format!("{what} ({reason})"),
@@ -90,13 +90,13 @@ impl ProxyStatus {
         })
     }
 
-    /// Whether it is ready, all feeds are live, and its configuration and certificates are usable.
+    /// Whether the proxy is ready, all feeds are live, and the configuration and certificates are usable.
     fn is_well(&self) -> bool {
         let are_files_well = self.trouble.is_none() && self.files.is_empty();
         self.pending.is_empty() && are_files_well && self.feeds.iter().all(|feed| feed["state"] == "live")
     }
 
-    /// Its address, whether it is ready, and its release.
+    /// Returns the first line of the status: address, readiness and release.
     pub(super) fn headline(&self) -> String {
         let ready = if self.pending.is_empty() {
             "ready".to_owned()
@@ -144,8 +144,8 @@ impl ProxyStatus {
     }
 }
 
-/// Problems with files: a failed reload, or an expired certificate. The configuration file has its own page with more
-/// details.
+/// Returns problems with files: failed reloads and expired certificates. The configuration file is excluded, because
+/// its own page has more details.
 fn file_troubles(metrics: &MetricsText, now: SystemTime) -> Vec<String> {
     let now = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
     let failing = metrics.by_label("kube_fanout_reload_failing", "what");
@@ -158,10 +158,10 @@ fn file_troubles(metrics: &MetricsText, now: SystemTime) -> Vec<String> {
         .collect()
 }
 
-/// The columns of the table of feeds.
+/// The column heads of the table of feeds.
 pub(super) const HEAD: [&str; 7] = ["  FEED", "STATE", "OBJECTS", "VERSION", "READERS", "HISTORY", "MEMORY"];
 
-/// A feed as a row.
+/// Formats a feed as a row.
 pub(super) fn row(feed: &Value) -> Vec<String> {
     let name = format!("  {} ({})", feed_name(feed), text(feed, "encoding"));
     let state = match feed["staleSeconds"].as_u64() {

@@ -28,14 +28,14 @@ pub(super) fn lines(head: &[&str], rows: &[Vec<String>]) -> String {
     text
 }
 
-/// `1234567` as `1,234,567`.
+/// Formats a number with separators: `1,234,567`.
 pub(super) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let groups = digits.as_bytes().rchunks(3).rev().map(|group| String::from_utf8_lossy(group).into_owned());
     groups.collect::<Vec<_>>().join(",")
 }
 
-/// Bytes in binary units.
+/// Formats a number of bytes in binary units.
 pub(super) fn bytes(number: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut unit = 0;
@@ -47,7 +47,7 @@ pub(super) fn bytes(number: u64) -> String {
     format!("{left:.digits$} {}", UNITS[unit])
 }
 
-/// Seconds in the largest fitting unit.
+/// Formats seconds in the largest fitting unit.
 pub(super) fn seconds(seconds: u64) -> String {
     match seconds {
         0..120 => format!("{seconds} s"),

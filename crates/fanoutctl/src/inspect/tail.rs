@@ -52,7 +52,7 @@ struct Metadata {
 /// Watches until the watch ends, and prints a line for each event.
 ///
 /// # Errors
-/// The watch fails, or standard output is closed.
+/// If the watch fails, or standard output is closed.
 pub async fn tail(order: &TailOptions) -> Result<(), InspectError> {
     let server = ServerConnection::at(&order.proxy).await?;
     let path = order.path(&resource::path(&server, &order.resource, order.namespace.as_deref()).await?);

@@ -1,6 +1,6 @@
 //! Shows running proxies live: interactive on a terminal, plain text elsewhere.
 //!
-//! `Screen`, the keys and the drawing use neither a terminal nor a clock. `terminal` is the loop that has both.
+//! `Screen`, the keys and the drawing use neither a terminal nor a clock. Only the loop in `terminal` uses both.
 
 mod columns;
 mod draw;
@@ -38,10 +38,10 @@ pub enum TopOutput {
     Text,
 }
 
-/// Shows the proxies until it is stopped.
+/// Shows the proxies until the user or a signal stops it.
 ///
 /// # Errors
-/// No proxy responds to the first request, or standard output is closed.
+/// If no proxy responds to the first request, or standard output is closed.
 pub async fn top(proxies: &[ProxyTarget], order: &TopOptions) -> Result<(), InspectError> {
     match order.form {
         TopOutput::Screen { has_colours } => terminal::show(proxies, order.every, has_colours).await,

@@ -10,20 +10,20 @@ use super::{TrialError, process};
 use base::Tasks;
 use probe::{TargetCredentials, UnaryClient, WatchProtocol};
 
-/// An etcd and a kube-apiserver, run by the test bed's binary in a directory of their own.
+/// An etcd and a kube-apiserver, which the test bed's binary runs in their own directory.
 pub struct ControlPlane {
     binary: PathBuf,
     dir: PathBuf,
     up: Child,
-    /// The apiserver, if it was started again.
+    /// The apiserver process, once it was restarted.
     again: Option<Child>,
 }
 
-/// Where the test bed's binary is, or how one is made.
+/// The location of the test bed's binary, or the script that builds it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TestbedSource {
     Binary(PathBuf),
-    /// The script that builds it, in a checkout, and what it builds.
+    /// The build script of a checkout, and the path of the binary that it builds.
     Script {
         script: PathBuf,
         binary: PathBuf,
@@ -31,15 +31,15 @@ pub enum TestbedSource {
     Nowhere,
 }
 
-/// How long it may take to start, to end, and to build.
+/// Timeouts for starting and for stopping a process.
 const START_MAX: Duration = Duration::from_secs(180);
 const END_MAX: Duration = Duration::from_secs(30);
 const BINARY: &str = "target/testbed/kube-testbed";
 const SCRIPT: &str = "tests/kube/build.sh";
-/// As the script ends where there is no Go.
+/// The exit code of the build script if there is no Go toolchain.
 const NO_GO: i32 = 3;
 
-/// Looks for the test bed in `folder`, and beside the `target` folder that `program` was built into.
+/// Looks for the test bed in `folder`, and next to the directory that `program` was built into.
 pub fn find_testbed(folder: &Path, program: Option<&Path>) -> TestbedSource {
     let beside = program.and_then(|program| Some(program.parent()?.parent()?.join("testbed/kube-testbed")));
     let binary = [Some(folder.join(BINARY)), beside].into_iter().flatten().find(|path| path.is_file());
@@ -52,10 +52,10 @@ pub fn find_testbed(folder: &Path, program: Option<&Path>) -> TestbedSource {
 }
 
 impl ControlPlane {
-    /// Builds the binary with the script, whose words go to our own outputs.
+    /// Builds the binary with the script. The script inherits stdout and stderr.
     ///
     /// # Errors
-    /// It cannot be built.
+    /// If the build fails, or there is no Go toolchain.
     pub async fn build(script: &Path) -> Result<(), TrialError> {
         let built = Command::new(script).stdin(Stdio::null()).kill_on_drop(true).status().await;
         let built = built.map_err(|error| TrialError::of(&script.display().to_string(), error))?;
@@ -66,10 +66,10 @@ impl ControlPlane {
         }
     }
 
-    /// Starts one in an existing directory, and waits until it is ready.
+    /// Starts a control plane in an existing directory, and waits until it is ready.
     ///
     /// # Errors
-    /// It does not start.
+    /// If it does not become ready within `START_MAX`.
     pub async fn start(binary: &Path, dir: &Path) -> Result<Self, TrialError> {
         let up = spawn(binary, "up", dir)?;
         let mut plane = Self { binary: binary.to_owned(), dir: dir.to_owned(), up, again: None };
@@ -85,7 +85,7 @@ impl ControlPlane {
         Ok(plane)
     }
 
-    /// The file with the credentials of one of its users: `admin`, `proxy`.
+    /// Returns the path of the kubeconfig of a user: `admin` or `proxy`.
     pub fn kubeconfig(&self, user: &str) -> PathBuf {
         self.dir.join(format!("{user}.kubeconfig"))
     }
@@ -94,25 +94,25 @@ impl ControlPlane {
         self.dir.join(format!("{user}.token"))
     }
 
-    /// Kills the apiserver, and waits until it is gone.
+    /// Kills the apiserver with SIGKILL, and waits until the process has ended.
     ///
     /// # Errors
-    /// It is not known which process it is.
+    /// If its process ID is unknown, or it cannot be killed.
     pub async fn kill_apiserver(&mut self) -> Result<(), TrialError> {
         let pid = self.pid("apiserver")?;
         kill_process(pid, Signal::KILL).map_err(|error| TrialError::of("the apiserver", error))?;
         if let Some(mut again) = self.again.take() {
             let _ = again.wait().await;
         }
-        // One that `up` has started is waited for by `up`.
+        // `up` reaps the apiserver that it started itself, so its end is only visible by its process ID.
         until(END_MAX, async || test_kill_process(pid).is_err().then_some(())).await;
         Ok(())
     }
 
-    /// Starts the apiserver again, and waits until it is ready.
+    /// Restarts the apiserver, and waits until it is ready.
     ///
     /// # Errors
-    /// It does not start.
+    /// If it does not become ready within `START_MAX`.
     pub async fn start_apiserver(&mut self) -> Result<(), TrialError> {
         self.again = Some(spawn(&self.binary, "apiserver", &self.dir)?);
         let credentials = TargetCredentials { kubeconfig: Some(self.kubeconfig("admin")), ..Default::default() };
@@ -129,7 +129,7 @@ impl ControlPlane {
         is_ready.ok_or_else(|| TrialError::of("the apiserver", "not ready in time"))
     }
 
-    /// Ends all of it.
+    /// Stops the apiserver and etcd.
     pub async fn stop(self) {
         process::end(self.up, END_MAX).await;
     }
@@ -143,7 +143,7 @@ impl ControlPlane {
     }
 }
 
-/// Starts a command of the binary.
+/// Starts a subcommand of the binary, with a log file of the same name.
 fn spawn(binary: &Path, command: &str, dir: &Path) -> Result<Child, TrialError> {
     let mut child = Command::new(binary);
     child.arg(command).arg("--dir").arg(dir);

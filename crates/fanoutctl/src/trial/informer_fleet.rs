@@ -19,8 +19,8 @@ use probe::{
     self, EstablishedConnection, Frames, Framing, PendingResponse, RequestSpec, Sender, Target, WatchProtocol, Windows,
 };
 
-/// Many informers of one collection. Each stores the events that it receives, resumes when its stream ends, and relists
-/// when it must.
+/// Many informers of one collection. Each records the events that it receives. It resumes when its stream ends, and
+/// relists when its resourceVersion has expired.
 pub struct InformerFleet {
     shared: Arc<InformerFleetState>,
     tasks: Tasks,
@@ -34,7 +34,7 @@ struct InformerFleetState {
     complaint: Mutex<Option<String>>,
 }
 
-/// What has happened to all of them.
+/// The counts of all informers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct InformerFleetCounts {
     pub informers: u64,
@@ -43,24 +43,24 @@ pub struct InformerFleetCounts {
     pub delivered: u64,
     pub lost: u64,
     pub wrong: u64,
-    /// Relists: initial states after the first of each informer.
+    /// Initial states after the first one of each informer.
     pub relists: u64,
     /// The number of informers that have not reached the newest version.
     pub behind: u64,
 }
 
-/// Streams on one connection: as many as an apiserver allows.
+/// Streams per connection: the number of concurrent streams that an apiserver allows.
 const STREAMS_PER_CONNECTION: usize = 100;
 const WINDOWS: Windows = Windows { stream: 1 << 20, connection: 16 << 20, socket: None, as_go: false };
-/// Before something that failed is tried again, at first and at most; each drawn between half and one and a half.
+/// The first and the longest pause before a retry. Each pause is multiplied by a random factor from 0.5 to 1.5.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(3));
-/// How long a stream may last, in seconds, as informers of client-go ask for it.
+/// The range of `timeoutSeconds`, as client-go's reflectors choose it.
 const STREAM_SECONDS: std::ops::Range<u32> = 300..600;
-/// How much is looked at of an answer that is no stream.
+/// The maximum number of bytes read of a response that is not a stream.
 const REFUSAL_BYTES_MAX: usize = 4096;
 
 impl InformerFleet {
-    /// Starts so many informers of the collection at `path`, which has so many objects.
+    /// Starts this many informers of the collection at `path`, which has this many objects.
     pub fn start(target: Target, path: &str, informers: usize, objects: usize) -> Self {
         let seen = (0..informers).map(|_| Mutex::new(InformerStore::new(objects))).collect();
         let (open, complaint) = (AtomicU64::new(0), Mutex::new(None));
@@ -73,7 +73,7 @@ impl InformerFleet {
         Self { shared, tasks }
     }
 
-    /// Judges them by what is known by now, and says what has happened.
+    /// Compares the informers with the writes whose outcome is known, and returns the counts.
     pub fn judge(&self, ledger: &WriteLedger) -> InformerFleetCounts {
         let mut least = u64::MAX;
         for seen in &self.shared.seen {
@@ -85,7 +85,7 @@ impl InformerFleet {
         self.counts(ledger.newest())
     }
 
-    /// Judges the informers at the end: a change that has not arrived by now is lost.
+    /// Compares the informers with all writes, at the end. A change that has not arrived yet counts as lost.
     pub fn judge_all(&self, ledger: &WriteLedger) -> InformerFleetCounts {
         self.shared.seen.iter().for_each(|seen| seen.lock().judge_all(ledger));
         self.counts(ledger.newest())
@@ -107,7 +107,7 @@ impl InformerFleet {
         sum
     }
 
-    /// The first thing that went wrong, for who wonders why nothing comes.
+    /// Returns the first error, which may explain why informers receive nothing.
     pub fn complaint(&self) -> Option<String> {
         self.shared.complaint.lock().clone()
     }
@@ -118,7 +118,7 @@ impl InformerFleet {
 }
 
 impl InformerFleetState {
-    /// Connects, lets some of them follow, and connects again when the connection is gone.
+    /// Runs some of the informers on one connection, and reconnects whenever it ends.
     async fn run(self: Arc<Self>, some: std::ops::Range<usize>) {
         let mut failures = 0;
         loop {
@@ -141,7 +141,7 @@ impl InformerFleetState {
         }
     }
 
-    /// One stream after the other, for as long as there is a connection.
+    /// Opens streams one after another while the connection exists.
     async fn follow(&self, nth: usize, sender: &Sender) {
         let mut failures = 0;
         loop {
@@ -232,7 +232,7 @@ struct FrameHead<'a> {
 struct ObjectHead<'a> {
     #[serde(borrow, default)]
     metadata: Metadata<'a>,
-    /// What a Status has.
+    /// A field of a Status, in an ERROR event.
     code: Option<u16>,
     message: Option<String>,
 }
@@ -248,7 +248,7 @@ struct Metadata<'a> {
 
 const INITIAL_EVENTS_END: &str = "\"k8s.io/initial-events-end\":\"true\"";
 
-/// Takes one frame of a watch.
+/// Applies one frame of a watch.
 fn take(seen: &mut InformerStore, frame: &[u8]) -> Result<(), TrialError> {
     let FrameHead { kind, object } = serde_json::from_slice(frame).map_err(|error| TrialError::of("a frame", error))?;
     let ObjectHead { metadata, code, message } = object;

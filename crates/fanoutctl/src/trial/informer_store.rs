@@ -2,12 +2,12 @@ use std::collections::VecDeque;
 
 use super::ledger::WriteLedger;
 
-/// The objects of one informer, and the changes that it received since it was last judged.
+/// The objects of one informer, and the changes that it received since the last comparison with the ledger.
 #[derive(Debug)]
 pub(super) struct InformerStore {
-    /// The version of each object that is held; 0 is none.
+    /// The version of each stored object; 0 if the object is absent.
     held: Vec<u64>,
-    /// The initial state that is arriving.
+    /// The initial state, while it is incomplete.
     staged: Option<Vec<u64>>,
     /// The version to resume from; `None` if it must relist.
     at: Option<u64>,
@@ -16,7 +16,7 @@ pub(super) struct InformerStore {
     pub(super) counts: InformerCounts,
 }
 
-/// What has happened to an informer.
+/// The counts of one informer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct InformerCounts {
     pub(super) delivered: u64,
@@ -33,17 +33,17 @@ impl InformerStore {
         Self { held, staged: None, at: None, told, judged_to: 0, counts: InformerCounts::default() }
     }
 
-    /// The version to go on from.
+    /// Returns the version to resume from; `None` if the informer must relist.
     pub(super) fn at(&self) -> Option<u64> {
         self.at
     }
 
-    /// Starts a stream. It begins with the state if there is no version to resume from.
+    /// Records the start of a stream. It begins with the initial state if there is no version to resume from.
     pub(super) fn begins(&mut self) {
         self.staged = self.at.is_none().then(|| vec![0; self.held.len()]);
     }
 
-    /// Takes a change, or an object of the arriving initial state. Version 0 means that the object was deleted.
+    /// Records a change, or an object of the initial state. `is_gone` means that the change is a deletion.
     pub(super) fn takes(&mut self, object: usize, version: u64, is_gone: bool) {
         let held = if is_gone { 0 } else { version };
         if let Some(staged) = &mut self.staged {
@@ -65,10 +65,11 @@ impl InformerStore {
         self.at = Some(version);
     }
 
-    /// Takes a version up to which all events have arrived.
+    /// Records a bookmark: all events up to this version have arrived. `ends_state` means that the initial state is
+    /// complete.
     pub(super) fn reaches(&mut self, version: u64, ends_state: bool) {
         if let Some(staged) = self.staged.take_if(|_| ends_state) {
-            // Earlier events are contained in the state.
+            // The initial state includes all earlier events.
             (self.held, self.judged_to) = (staged, version);
             self.told.clear();
             self.counts.states += 1;
@@ -83,18 +84,19 @@ impl InformerStore {
         self.at = None;
     }
 
-    /// Compares the received changes with the written ones, as far as both are known.
+    /// Compares the received changes with the written ones, up to the version to which both are complete.
     pub(super) fn judge(&mut self, ledger: &WriteLedger) {
         let to = ledger.whole_to().min(self.at.unwrap_or_default());
         self.judge_to(ledger, to);
     }
 
-    /// The same at the end: a change that has not arrived by now is lost.
+    /// Compares the received changes and the final state with the ledger. A change that has not arrived yet counts as
+    /// lost.
     pub(super) fn judge_all(&mut self, ledger: &WriteLedger) {
         self.judge_to(ledger, ledger.newest());
         let differs = |(held, latest): (&u64, &u64)| held != latest;
         let different = self.held.iter().zip(&ledger.latest()).filter(|pair| differs(*pair)).count() as u64;
-        // An object that is old for a change that is counted already is not counted twice.
+        // An object may be stale because of a lost change that is counted already, so the counts are not added.
         self.counts.lost = self.counts.lost.max(different);
     }
 
@@ -128,7 +130,7 @@ impl InformerStore {
 mod tests {
     use super::*;
 
-    /// Two objects of versions 1 and 2, and changes of versions 10, 20 and 30 of the first.
+    /// Returns two objects at versions 1 and 2. The ledger also has changes of the first one at 10, 20 and 30.
     fn world() -> (WriteLedger, InformerStore) {
         let ledger = WriteLedger::new(2, 1);
         ledger.created(0, 1);
@@ -168,7 +170,7 @@ mod tests {
         seen.takes(0, 10, false);
         seen.judge(&ledger);
         assert_eq!((seen.counts.lost, seen.judged_to()), (0, 10));
-        // A version is reached without its change: nothing more of it can come.
+        // The bookmark passes a version whose change has not arrived, so the change is lost.
         seen.reaches(20, false);
         seen.judge(&ledger);
         assert_eq!((seen.counts.lost, seen.judged_to()), (1, 20));

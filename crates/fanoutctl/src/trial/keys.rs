@@ -3,20 +3,20 @@ use std::io::{IsTerminal as _, Read as _};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 use tokio::sync::mpsc;
 
-/// The keys that are pressed in the terminal, each as it is pressed. The terminal is as it was when this is dropped.
+/// Keys pressed in the terminal, without waiting for Enter. Dropping this restores the terminal's mode.
 pub struct PressedKeys {
     pressed: mpsc::Receiver<u8>,
     before: Termios,
 }
 
-/// How many keys may be pressed that are not looked at yet.
+/// Maximum number of pending keys.
 const KEYS_MAX: usize = 16;
 
 impl PressedKeys {
-    /// Begins to listen; `None` where the input is no terminal.
+    /// Starts to read keys; returns `None` if standard input is not a terminal.
     ///
     /// # Errors
-    /// The terminal cannot be switched to single keys.
+    /// If the terminal's mode cannot be changed.
     pub fn listen() -> std::io::Result<Option<Self>> {
         let input = std::io::stdin();
         if !input.is_terminal() {
@@ -27,7 +27,7 @@ impl PressedKeys {
         each.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO);
         tcsetattr(&input, OptionalActions::Now, &each)?;
         let (press, pressed) = mpsc::channel(KEYS_MAX);
-        // It waits for a key until the process ends: nothing else ends a read of a terminal.
+        // This thread lives until the process ends, because a blocking read of a terminal cannot be cancelled.
         std::thread::spawn(move || {
             let bytes = std::io::stdin().lock().bytes();
             for key in bytes.map_while(Result::ok) {
@@ -39,7 +39,7 @@ impl PressedKeys {
         Ok(Some(Self { pressed, before }))
     }
 
-    /// The next key; `None` when there are no more.
+    /// Returns the next key; `None` at the end of the input.
     pub async fn next(&mut self) -> Option<u8> {
         self.pressed.recv().await
     }
@@ -47,7 +47,7 @@ impl PressedKeys {
 
 impl Drop for PressedKeys {
     fn drop(&mut self) {
-        // Nothing can be done about a terminal that is gone.
+        // An error is ignored, because the terminal may be closed.
         let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, &self.before);
     }
 }

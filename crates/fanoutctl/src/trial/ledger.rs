@@ -2,26 +2,26 @@ use std::collections::BTreeSet;
 
 use parking_lot::Mutex;
 
-/// What was written, by its versions: the truth that informers are judged by.
+/// The resourceVersions of all writes, with which the informers are compared.
 ///
-/// A write that is under way may be made or not. Its version, if it gets one, is above every version that was known
-/// when it was sent; so up to the lowest of these the ledger is whole.
+/// The outcome of a pending write is unknown. If it succeeds, its version is above every version that was known when it
+/// was sent. Therefore the ledger is complete up to the lowest such version.
 #[derive(Debug)]
 pub struct WriteLedger(Mutex<LedgerState>);
 
 #[derive(Debug)]
 struct LedgerState {
-    /// The changes since the start, but for those that everybody has been judged by.
+    /// The versions of all changes, except those that were compared with every informer.
     versions: BTreeSet<u64>,
-    /// The version of the newest change of each object.
+    /// The latest version of each object.
     latest: Vec<u64>,
-    /// The newest version when each writer sent what is under way.
+    /// The newest known version at the time when each writer sent its pending write; `None` without a pending write.
     sent_at: Vec<Option<u64>>,
     newest: u64,
     written: u64,
 }
 
-/// The maximum number of changes kept. At this limit, writers wait until informers were judged by them.
+/// The maximum number of changes kept. At this limit, writers pause until every informer was compared with them.
 const VERSIONS_MAX: usize = 1_000_000;
 
 impl WriteLedger {
@@ -31,14 +31,14 @@ impl WriteLedger {
         Self(Mutex::new(LedgerState { versions, latest, sent_at, newest: 0, written: 0 }))
     }
 
-    /// Notes an object that is there before anybody watches.
+    /// Records an object that was created before the informers started.
     pub(super) fn created(&self, object: usize, version: u64) {
         let mut books = self.0.lock();
         books.latest[object] = version;
         books.newest = books.newest.max(version);
     }
 
-    /// Notes that a writer sends a change; `false` if it may not, for there is no room to note it.
+    /// Records that a writer is about to send a change. Returns `false` if it must not, because the ledger is full.
     pub(super) fn sends(&self, writer: usize) -> bool {
         let mut books = self.0.lock();
         let has_room = books.versions.len() < VERSIONS_MAX;
@@ -48,7 +48,8 @@ impl WriteLedger {
         has_room
     }
 
-    /// Notes the version that the object of a writer has now, whose change is not under way any more.
+    /// Records the end of a writer's pending write, and the version that the object has now. If the version is not new,
+    /// the write did not take effect.
     pub(super) fn found(&self, writer: usize, object: usize, version: u64) {
         let mut books = self.0.lock();
         books.sent_at[writer] = None;
@@ -60,13 +61,13 @@ impl WriteLedger {
         }
     }
 
-    /// The version up to which every change is known.
+    /// Returns the version up to which every change is known.
     pub fn whole_to(&self) -> u64 {
         let books = self.0.lock();
         books.sent_at.iter().flatten().copied().min().unwrap_or(books.newest)
     }
 
-    /// The newest version that is known.
+    /// Returns the newest known version.
     pub fn newest(&self) -> u64 {
         self.0.lock().newest
     }
@@ -75,12 +76,12 @@ impl WriteLedger {
         self.0.lock().written
     }
 
-    /// Whether it is unknown of some change whether it was made.
+    /// Whether the outcome of a write is unknown.
     pub fn is_open(&self) -> bool {
         self.0.lock().sent_at.iter().any(Option::is_some)
     }
 
-    /// The versions behind one, up to another.
+    /// Returns the versions of changes above `from`, up to and including `to`.
     pub(super) fn between(&self, from: u64, to: u64) -> Vec<u64> {
         if to <= from { Vec::new() } else { self.0.lock().versions.range(from + 1..=to).copied().collect() }
     }
@@ -89,7 +90,7 @@ impl WriteLedger {
         self.0.lock().latest.clone()
     }
 
-    /// Forgets the changes up to a version, by which everybody has been judged.
+    /// Removes the changes up to a version to which every informer was compared.
     pub(super) fn forget_to(&self, version: u64) {
         let mut books = self.0.lock();
         books.versions = books.versions.split_off(&(version + 1));
@@ -109,7 +110,7 @@ mod tests {
         assert!(ledger.sends(0) && ledger.sends(1));
         ledger.found(1, 1, 9);
         assert_eq!((ledger.whole_to(), ledger.newest(), ledger.is_open()), (6, 9, true));
-        // It was not made: the object is as it was.
+        // The write did not take effect, because the object still has its old version.
         ledger.found(0, 0, 5);
         assert_eq!((ledger.whole_to(), ledger.is_open(), ledger.written()), (9, false, 1));
         ledger.sends(0);

@@ -7,19 +7,19 @@ use super::wait::until;
 use super::{TrialError, process};
 use base::PageAddress;
 
-/// How the proxy of a trial is started.
+/// The options of a trial's proxy.
 #[derive(Debug, Clone)]
 pub struct ProxyOptions {
     pub program: PathBuf,
-    /// The way to upstream.
+    /// The kubeconfig for upstream.
     pub kubeconfig: PathBuf,
-    /// Where it listens, `HOST:PORT` each.
+    /// The client and admin addresses, each `HOST:PORT`.
     pub listen: String,
     pub admin: String,
     pub log: PathBuf,
 }
 
-/// The proxy, as a process of its own.
+/// The proxy, running as a separate process.
 pub struct ProxyProcess {
     order: ProxyOptions,
     child: Option<Child>,
@@ -30,20 +30,20 @@ const END_MAX: Duration = Duration::from_secs(20);
 const PAGE_BYTES_MAX: usize = 1 << 20;
 
 impl ProxyProcess {
-    /// Starts it, and waits until it answers.
+    /// Starts the proxy, and waits until it responds.
     ///
     /// # Errors
-    /// It does not start.
+    /// If it does not start.
     pub async fn start(order: ProxyOptions) -> Result<Self, TrialError> {
         let mut proxy = Self { order, child: None };
         proxy.start_again().await?;
         Ok(proxy)
     }
 
-    /// Starts it when it was killed.
+    /// Restarts the proxy after [`kill`](Self::kill).
     ///
     /// # Errors
-    /// It does not start.
+    /// If it does not start.
     pub async fn start_again(&mut self) -> Result<(), TrialError> {
         let ProxyOptions { program, kubeconfig, listen, admin, log } = &self.order;
         let fail = |why: &dyn std::fmt::Display| TrialError::of("the proxy", why);
@@ -65,10 +65,10 @@ impl ProxyProcess {
         Err(fail(&format!("it did not start; see {}", log.display())))
     }
 
-    /// Ends it at once, as a crash does.
+    /// Kills the proxy with SIGKILL, like a crash.
     ///
     /// # Errors
-    /// It cannot be ended.
+    /// If it cannot be killed.
     pub async fn kill(&mut self) -> Result<(), TrialError> {
         match self.child.take() {
             Some(mut child) => child.kill().await.map_err(|error| TrialError::of("the proxy", error)),
@@ -76,9 +76,9 @@ impl ProxyProcess {
         }
     }
 
-    /// Asks it to go, and waits for it.
+    /// Stops the proxy with SIGTERM, and waits until it exits.
     pub async fn stop(self) {
-        // All its clients are gone, so it has nothing to wait for.
+        // The clients have already disconnected, so draining takes no time.
         if let Some(child) = self.child {
             process::end(child, END_MAX).await;
         }

@@ -12,14 +12,14 @@ pub enum TrialAction {
     Quit,
 }
 
-/// Actions, each with its time since all informers are synced.
+/// Scheduled actions. Their times count from when all informers are synced.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Script(VecDeque<(Duration, TrialAction)>);
 
 const ACTIONS_MAX: usize = 1000;
 
 impl TrialAction {
-    /// The action of a key.
+    /// Returns the action of a key.
     pub fn of_key(key: u8) -> Option<Self> {
         match key {
             b'a' => Some(Self::Apiserver),
@@ -31,7 +31,7 @@ impl TrialAction {
 }
 
 impl Script {
-    /// The time of the next action.
+    /// Returns the time of the next action.
     pub fn next_at(&self) -> Option<Duration> {
         self.0.front().map(|(at, _)| *at)
     }
@@ -44,7 +44,7 @@ impl Script {
 impl FromStr for Script {
     type Err = String;
 
-    /// `5s apiserver, 10s proxy, 20s quit`.
+    /// Parses a script such as `5s apiserver, 10s proxy, 20s quit`.
     fn from_str(text: &str) -> Result<Self, String> {
         let mut actions = VecDeque::new();
         for part in text.split(',').map(str::trim) {

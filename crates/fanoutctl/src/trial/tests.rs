@@ -10,7 +10,7 @@ use super::{InformerFleet, InformerFleetCounts, PODS_PATH, TargetCredentials, Wr
 const INFORMERS: usize = 7;
 const PODS: usize = 12;
 const RATE: f64 = 100.0;
-/// Ends a hang, and nothing else.
+/// The timeout of every wait. It only prevents hangs.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 async fn eventually<F: Future<Output = bool>>(what: &str, look: impl Fn() -> F) {
@@ -53,7 +53,7 @@ async fn dropped_event_is_lost_for_each_informer() {
         until_delivered(crowd, writers, 5).await;
         up.faults().lose_next_event();
         until_delivered(crowd, writers, 5).await;
-        // What is lost is found while it goes on, and not only at the end.
+        // The loss is found while the trial runs, not only at its end.
         let all = INFORMERS as u64;
         eventually("the loss is found", || async { crowd.judge(writers.ledger()).lost == all }).await;
     })

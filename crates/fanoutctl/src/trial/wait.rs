@@ -2,10 +2,10 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-/// Between two looks at something that does not tell when it changes.
+/// The polling interval for conditions without notification.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-/// Looks again and again until something is there, for so long; `None` if it is not there by then.
+/// Polls until `look` returns a value; returns `None` after `patience`.
 pub async fn until<T>(patience: Duration, mut look: impl AsyncFnMut() -> Option<T>) -> Option<T> {
     let deadline = Instant::now() + patience;
     loop {

@@ -12,26 +12,26 @@ use super::ledger::WriteLedger;
 use base::Tasks;
 use probe::{Target, UnaryClient, UnaryResponse, WatchProtocol};
 
-/// Those who change objects, past the proxy, and note each version. An object has one writer.
+/// Writers that change objects at the apiserver directly, and record each version. Each object has one writer.
 pub struct Writers {
     ledger: Arc<WriteLedger>,
     tasks: Tasks,
     stop: CancellationToken,
 }
 
-/// Where the objects are.
+/// The path of the collection that the writers change.
 pub const PODS_PATH: &str = "/api/v1/namespaces/default/pods";
 const NAME: &str = "try-";
 const WRITERS: usize = 4;
 const JSON: &str = "application/json";
 const MERGE_PATCH: &str = "application/merge-patch+json";
-/// Between two attempts to find out whether a change was made.
+/// The pause between two attempts to find out whether a write took effect.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
-/// How long the objects may take to be there, and at the end what became of the last changes.
+/// Timeouts for creating the objects, and for learning the outcome of the last writes.
 const CREATE_MAX: Duration = Duration::from_secs(120);
 const SETTLE_MAX: Duration = Duration::from_secs(60);
 
-/// The number in an object's name.
+/// Returns the number in an object's name; `None` for names of other objects.
 pub(super) fn number_of(name: &str) -> Option<usize> {
     name.strip_prefix(NAME)?.parse().ok()
 }
@@ -52,16 +52,16 @@ struct VersionedMetadata<'a> {
     resource_version: &'a str,
 }
 
-/// The version of the object that is the answer.
+/// Returns the resourceVersion of the object in a response.
 fn version_of(reply: &UnaryResponse) -> Option<u64> {
     serde_json::from_slice::<WrittenObject<'_>>(&reply.body).ok()?.metadata.resource_version.parse().ok()
 }
 
 impl Writers {
-    /// Creates so many objects.
+    /// Creates this many objects.
     ///
     /// # Errors
-    /// They cannot be created.
+    /// If an object cannot be created.
     pub async fn create(target: &Target, objects: usize) -> Result<Self, TrialError> {
         let writers = Self {
             ledger: Arc::new(WriteLedger::new(objects, WRITERS)),
@@ -84,7 +84,7 @@ impl Writers {
         &self.ledger
     }
 
-    /// Begins to change objects, so many times in a second together.
+    /// Starts the writers. `rate` is the number of changes per second, for all writers together.
     pub fn begin(&self, target: &Target, rate: f64) {
         let objects = self.ledger.latest().len();
         for writer in 0..WRITERS.min(objects) {
@@ -110,7 +110,7 @@ impl Writers {
         }
     }
 
-    /// Ends the changes; says whether it is known of each whether it was made.
+    /// Stops the writers. Returns whether the outcome of every write is known.
     pub async fn finish(&self) -> bool {
         self.stop.cancel();
         self.tasks.finish(SETTLE_MAX).await;
@@ -118,7 +118,8 @@ impl Writers {
     }
 }
 
-/// Changes an object; returns the version that it has then, changed or not, however long it takes to find out.
+/// Changes an object, and returns its version afterwards. If the outcome is unclear, this reads the object until it
+/// gets a response, without a timeout.
 async fn change(client: &UnaryClient, object: usize, nth: usize) -> u64 {
     let path = format!("{PODS_PATH}/{}", name_of(object));
     let patch = format!(r#"{{"metadata":{{"annotations":{{"kube-fanout.io/try":"{nth}"}}}}}}"#);
@@ -129,7 +130,7 @@ async fn change(client: &UnaryClient, object: usize, nth: usize) -> u64 {
     {
         return version;
     }
-    // It may have been made or not: what the object is now says so.
+    // The write may or may not have taken effect. The object's current version shows which.
     loop {
         sleep(ASK_AGAIN).await;
         if let Ok(reply) = client.get(&path, JSON).await
@@ -148,7 +149,7 @@ async fn create(client: &UnaryClient, object: usize) -> Result<u64, TrialError> 
     let pod = format!(r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"name":"{name}"}},"spec":{spec}}}"#);
     let reply = client.send(Method::POST, PODS_PATH, JSON, Bytes::from(pod)).await.map_err(|error| fail(&error))?;
     let reply = if reply.status == StatusCode::CONFLICT {
-        // It is there from an earlier trial in the same directory.
+        // The object exists from an earlier trial in the same directory.
         client.get(&format!("{PODS_PATH}/{name}"), JSON).await.map_err(|error| fail(&error))?
     } else {
         reply

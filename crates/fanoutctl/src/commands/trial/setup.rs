@@ -12,23 +12,23 @@ use crate::trial::{
     InformerFleet, PODS_PATH, ProxyOptions, ProxyProcess, TargetCredentials, TrialAction, TrialError, Writers,
 };
 
-/// Everything that a trial has.
+/// The started parts of a trial.
 pub(super) struct TrialSetup {
     pub(super) servers: Servers,
     pub(super) writers: Writers,
     pub(super) crowd: InformerFleet,
-    /// The address of the live page.
+    /// The URL of the live page, with the token.
     pub(super) admin_page: String,
     pub(super) dir: TrialDir,
 }
 
-/// What can be killed and started again.
+/// The servers that a trial can kill and restart.
 pub(super) struct Servers {
     plane: TrialUpstream,
     proxy: ProxyProcess,
 }
 
-/// The directory of a trial: for its user alone, and removed with it unless it is to be kept.
+/// The directory of a trial, with mode 0700. Dropping this removes the directory unless `is_kept` is set.
 pub(super) struct TrialDir {
     path: PathBuf,
     is_kept: bool,
@@ -40,7 +40,7 @@ const ATTEMPTS_MAX: usize = 100;
 const AGENT: &str = "kube-fanout-try/informer";
 
 impl TrialSetup {
-    /// Starts everything: informers begin, and objects change.
+    /// Starts the control plane, the proxy, the informers and the writers.
     pub(super) async fn set(arguments: &TryArguments, program: &Path) -> Result<Self, TrialError> {
         let TryArguments { demo, testbed, informers, pods, rate, script: _, dir } = arguments;
         let binary = if *demo { None } else { Some(TrialUpstream::testbed(testbed.as_deref(), program).await?) };
@@ -65,7 +65,7 @@ impl TrialSetup {
         let proxy = ProxyProcess::start(order).await?;
         let fail = |error: std::io::Error| TrialError::of("the token", error);
         let token = std::fs::read_to_string(plane.token_file(&dir.path)).map_err(fail)?;
-        // As a header has it: files end with a newline.
+        // The file ends with a newline, which a header value must not contain.
         let token_file = dir.path.join("informers.token");
         std::fs::write(&token_file, token.trim()).map_err(fail)?;
         let credentials = TargetCredentials { token_file: Some(token_file), ..TargetCredentials::default() };
@@ -79,7 +79,7 @@ impl TrialSetup {
 }
 
 impl Servers {
-    /// Kills one of them, and starts it again after a while.
+    /// Kills the server that the action names, and restarts it after `away`.
     pub(super) async fn again(mut self, action: TrialAction, away: Duration) -> (Self, Result<(), TrialError>) {
         let done = self.kill_and_start(action, away).await;
         (self, done)
@@ -121,7 +121,7 @@ impl TrialDir {
 impl Drop for TrialDir {
     fn drop(&mut self) {
         if !self.is_kept {
-            // Whatever cannot be removed is in the system's folder for such things.
+            // An error is ignored, because the system cleans its temporary directory.
             let _ = std::fs::remove_dir_all(&self.path);
         }
     }

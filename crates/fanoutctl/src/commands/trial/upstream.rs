@@ -4,19 +4,20 @@ use super::note::note;
 use crate::trial::{ControlPlane, TargetCredentials, TestbedSource, TrialError, find_testbed};
 use demo::{RunningUpstream, upstream};
 
-/// What the proxy of a trial stands in front of.
+/// The upstream of a trial's proxy: a real control plane or the embedded demo apiserver.
 pub(super) enum TrialUpstream {
     Real(Box<ControlPlane>),
     Demo(RunningUpstream),
 }
 
-/// Who is let in at the proxy of a demo, and where that is written for those who come.
+/// The user that the demo upstream accepts, and the names of the files with its credentials.
 const DEMO_USER: &str = "somebody";
 const DEMO_TOKEN: &str = "token";
 const DEMO_KUBECONFIG: &str = "kubeconfig";
 
 impl TrialUpstream {
-    /// The binary of the test bed: what was said, what is found, or what is built now.
+    /// Returns the path of the test bed's binary: the given one, or the one found. In a checkout without one, it builds
+    /// the binary.
     pub(super) async fn testbed(said: Option<&Path>, program: &Path) -> Result<PathBuf, TrialError> {
         let fail = |why: &str| TrialError::of("the control plane", why);
         if let Some(said) = said {
@@ -61,7 +62,7 @@ impl TrialUpstream {
         Ok(Self::Demo(up))
     }
 
-    /// The credentials of the proxy.
+    /// Returns the path of the proxy's kubeconfig.
     pub(super) fn kubeconfig(&self, dir: &Path) -> PathBuf {
         match self {
             Self::Real(plane) => plane.kubeconfig("proxy"),
@@ -69,7 +70,7 @@ impl TrialUpstream {
         }
     }
 
-    /// The credentials of those who write, past the proxy.
+    /// Returns the credentials of the writers, which connect to the apiserver directly.
     pub(super) fn writers(&self, dir: &Path) -> TargetCredentials {
         let kubeconfig = match self {
             Self::Real(plane) => plane.kubeconfig("admin"),
@@ -78,7 +79,7 @@ impl TrialUpstream {
         TargetCredentials { kubeconfig: Some(kubeconfig), ..TargetCredentials::default() }
     }
 
-    /// The file with the token of the informers, and of who looks at the page.
+    /// Returns the path of the token for the informers and the live page.
     pub(super) fn token_file(&self, dir: &Path) -> PathBuf {
         match self {
             Self::Real(plane) => plane.token_file("admin"),
@@ -100,7 +101,7 @@ impl TrialUpstream {
         match self {
             Self::Real(plane) => plane.start_apiserver().await,
             Self::Demo(up) => {
-                // As an apiserver that starts has none of the history that it had.
+                // A restarted apiserver has an empty watch cache, and so no history.
                 up.faults().forget_window();
                 up.faults().up().await;
                 Ok(())

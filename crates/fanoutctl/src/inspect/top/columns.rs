@@ -1,4 +1,4 @@
-//! The columns of the two tables: their cells, and which of them fit.
+//! The columns of the two tables: their cells, and the selection of those that fit on the screen.
 
 use serde_json::Value;
 
@@ -28,11 +28,11 @@ pub(super) enum Tone {
     Bad,
 }
 
-/// Blanks between two columns.
+/// Number of spaces between two columns.
 pub(super) const GAP: usize = 2;
-/// Texts are cut to no less.
+/// Minimum width to which texts are shortened.
 const TEXT_MIN: usize = 12;
-/// Numbers have this much room even where they are small, so that columns do not jump.
+/// Minimum width of a number, so that columns do not move when a number grows.
 const NUMBER_MIN: usize = 6;
 
 impl Column {
@@ -72,7 +72,7 @@ pub(super) const WATCH_COLUMNS: [Column; 9] = [
     Column::text("PROTOCOL", "", 5, |watch| text(watch, "protocol")),
 ];
 
-/// A user; most are service accounts, whose long common beginning would leave no room for their names.
+/// Formats a user. The common prefix of service accounts is shortened, because it would leave no room for the name.
 fn user(watch: &Value) -> String {
     let user = text(watch, "user");
     user.strip_prefix("system:serviceaccount:").map(|account| format!("sa:{account}")).unwrap_or(user)
@@ -105,8 +105,8 @@ fn watch_tone(watch: &Value) -> Tone {
     }
 }
 
-/// The columns that there is room for, by what they would take: each one's place, and the width that it gets. The
-/// widest texts are cut first.
+/// Selects the columns that fit into `room`, given the width that each needs. Returns their indexes and widths. The
+/// widest texts are shortened first.
 pub(super) fn fitted(columns: &[Column], needs: &[usize], room: usize) -> Vec<(usize, usize)> {
     let need = |at: usize| if columns[at].is_number { needs[at].max(NUMBER_MIN) } else { needs[at] };
     let least = |at: usize| if columns[at].is_number { need(at) } else { need(at).min(TEXT_MIN) };

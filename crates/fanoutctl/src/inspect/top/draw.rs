@@ -1,4 +1,4 @@
-//! Draws the screen: its layout. The files below draw the parts.
+//! Lays out the screen. The submodules draw its parts.
 
 mod head;
 mod help;
@@ -27,7 +27,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, screen: &mut Screen, now: Instant) {
         (_, true) | (14..22, false) => 4,
         (_, false) => 7,
     };
-    // A blank line, where there is room for it.
+    // A blank line, if the screen is high enough.
     let blank = usize::from(area.height >= 20 && numbers > 0);
     let lines = |count: usize| Constraint::Length(u16::try_from(count).unwrap_or(u16::MAX));
     let heights = [1, troubles.len(), proxies, numbers, blank, 1].map(lines).into_iter();

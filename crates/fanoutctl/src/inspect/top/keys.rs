@@ -1,19 +1,19 @@
-//! The keys.
+//! Handles the keys of `top`.
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::screen::{Mode, Screen, Tab};
 
-/// What a key requires, besides drawing.
+/// The effect of a key besides a redraw.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum KeyEffect {
     Nothing,
-    /// Refresh the selected proxy now, with another query.
+    /// Poll the selected proxy now, with another query.
     Look,
     Quit,
 }
 
-/// The keys, and their descriptions in the help.
+/// The keys with their descriptions in the help.
 pub(super) const KEYS: [(&str, &str); 10] = [
     ("Tab", "switch between feeds and watches"),
     ("↑ ↓ k j", "a row up or down"),
@@ -27,7 +27,7 @@ pub(super) const KEYS: [(&str, &str); 10] = [
     ("q Esc Ctrl-C", "quit"),
 ];
 
-/// Takes a key.
+/// Applies a key to the screen.
 pub(super) fn press(screen: &mut Screen, key: KeyEvent) -> KeyEffect {
     if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) {
         return KeyEffect::Quit;
@@ -122,7 +122,8 @@ fn select(screen: &mut Screen, by: usize) -> KeyEffect {
     KeyEffect::Look
 }
 
-/// The proxy filters and sorts watches; feeds are filtered here.
+/// Returns the effect of a changed filter or sort order. The proxy filters and sorts watches, so they need a poll.
+/// Feeds are filtered here.
 fn refreshed(screen: &Screen) -> KeyEffect {
     if screen.tab == Tab::Watches { KeyEffect::Look } else { KeyEffect::Nothing }
 }
@@ -133,7 +134,7 @@ mod tests {
 
     use super::*;
 
-    /// Presses keys one after another, and returns what the last one is to do.
+    /// Presses keys one after another, and returns the effect of the last one.
     fn pressed(screen: &mut Screen, keys: &[KeyCode]) -> KeyEffect {
         let press = |key: &KeyCode| press(screen, KeyEvent::new(*key, KeyModifiers::NONE));
         keys.iter().map(press).last().unwrap_or(KeyEffect::Nothing)
@@ -143,7 +144,7 @@ mod tests {
         Screen::new(["a", "b", "c"].map(str::to_owned).into_iter(), Duration::from_secs(2), true)
     }
 
-    /// Everything that keys change, in words.
+    /// Describes the whole state that keys can change.
     fn told(screen: &Screen) -> String {
         let (view, letter) = (screen.view(), ["a", "b", "c"][screen.selected]);
         let turned = if view.is_turned { "!" } else { "" };
@@ -193,7 +194,7 @@ mod tests {
         for keys in [&[KeyCode::Char('q')][..], &[KeyCode::Esc]] {
             assert_eq!(pressed(&mut screen(), keys), KeyEffect::Quit);
         }
-        // In every mode.
+        // The same holds in every mode.
         for first in ['/', '?'] {
             let mut screen = screen();
             pressed(&mut screen, &[KeyCode::Char(first)]);

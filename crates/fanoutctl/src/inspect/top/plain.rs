@@ -18,10 +18,10 @@ const ROWS_MAX: usize = 12;
 /// Maximum length of a user or an agent.
 const NAME_CHARS_MAX: usize = 28;
 
-/// Prints all proxies at each refresh.
+/// Prints the status of all proxies at each refresh.
 ///
 /// # Errors
-/// No proxy responds to the first request, or standard output is closed.
+/// If no proxy responds to the first request, or standard output is closed.
 pub(super) async fn print(proxies: &[ProxyTarget], order: &TopOptions) -> Result<(), InspectError> {
     let query = WatchesQuery { sort: "behind", is_up: false, text: String::new(), limit: ROWS_MAX };
     let mut seen: Vec<_> = proxies.iter().map(|proxy| PolledProxy::new(proxy.name.clone(), order.every)).collect();

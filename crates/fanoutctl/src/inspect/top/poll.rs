@@ -6,37 +6,37 @@ use crate::inspect::explain::escaped;
 use crate::inspect::status::ProxyStatus;
 use crate::inspect::{InspectError, ProxyTarget};
 
-/// What a proxy said when it was looked at.
+/// The result of one poll of a proxy.
 pub(super) struct PollResult {
     pub(super) status: ProxyStatus,
     pub(super) counters: Counters,
     pub(super) watches: WatchesResult,
 }
 
-/// The watches of a proxy, as far as they were asked for and are shown.
+/// The watches of a proxy, if they were requested and the proxy shows them.
 pub(super) enum WatchesResult {
     NotAsked,
-    /// Who reads what is not shown to everybody; the status says why.
+    /// The proxy refused the page, because it shows clients only to authorized callers. The status says why.
     Hidden(http::StatusCode),
     Shown {
-        /// How many are open and were asked for.
+        /// The number of open watches that match the query; `rows` may have fewer.
         total: u64,
         rows: Vec<Value>,
     },
 }
 
-/// Which watches are asked for, and which of them come first.
+/// A query for watches: filter, sort order and limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct WatchesQuery {
     pub(super) sort: &'static str,
     pub(super) is_up: bool,
-    /// A part of a user, an agent or a resource.
+    /// Text that the user, user agent or resource must contain.
     pub(super) text: String,
     pub(super) limit: usize,
 }
 
 impl PollResult {
-    /// Looks at a proxy, and at its watches if some are asked for.
+    /// Polls a proxy, and its watches if there is a query.
     pub(super) async fn at(proxy: &ProxyTarget, query: Option<&WatchesQuery>) -> Result<Self, InspectError> {
         let status = ProxyStatus::of(proxy).await?;
         let counters = Counters::of(&status.metrics, Instant::now());

@@ -7,28 +7,28 @@ use super::poll::PollResult;
 use super::rates::{Counters, Rates};
 use crate::inspect::InspectError;
 
-/// A proxy as it is known from the looks at it so far.
+/// The state of a proxy according to its polls so far.
 pub(super) struct PolledProxy {
     pub(super) name: String,
-    /// What it said last.
+    /// The last successful poll.
     pub(super) look: Option<PollResult>,
     pub(super) rates: Option<Rates>,
-    /// Events delivered in a second, the latest last; `None` while it did not answer.
+    /// Events delivered per second, oldest first; `None` where the proxy did not respond.
     pub(super) delivered: VecDeque<Option<u64>>,
     pub(super) silence: Option<ProxyOutage>,
-    /// What the next rates are measured from.
+    /// The sample from which the next rates are measured.
     base: Option<Counters>,
-    /// Looks that follow each other sooner are too near to measure rates between them.
+    /// The minimum time between two samples; closer ones give inaccurate rates.
     between: Duration,
 }
 
-/// A proxy does not answer.
+/// A period in which a proxy does not respond.
 pub(super) struct ProxyOutage {
     pub(super) why: String,
     pub(super) since: Instant,
 }
 
-/// Rates that are kept for the picture of deliveries.
+/// Number of rates kept for the chart of deliveries.
 const RATES_MAX: usize = 300;
 
 impl PolledProxy {
@@ -38,7 +38,7 @@ impl PolledProxy {
         Self { name, look: None, rates: None, delivered, silence: None, base: None, between }
     }
 
-    /// Takes what a look found. While a proxy does not answer, what it said last stays, but for what happens now.
+    /// Stores the result of a poll. While a proxy does not respond, its last state is kept, without rates.
     pub(super) fn saw(&mut self, look: Result<PollResult, InspectError>, now: Instant) {
         match look {
             Ok(look) => {
@@ -49,7 +49,7 @@ impl PolledProxy {
             Err(error) => {
                 let since = self.silence.take().map_or(now, |silence| silence.since);
                 self.silence = Some(ProxyOutage { why: error.to_string(), since });
-                // It is measured anew from its return.
+                // Measuring restarts with the next response, so that the outage is not part of a rate.
                 (self.rates, self.base) = (None, None);
                 self.note(None);
             }
@@ -86,7 +86,7 @@ mod tests {
         let (at, every) = (Instant::now(), Duration::from_secs(2));
         let mut proxy = PolledProxy::new("a".to_owned(), every);
         let (mut delivered, mut seen) = (0, Vec::new());
-        // Tenths of seconds, and whether it answers; it delivers ten in each of them.
+        // The time in tenths of a second, and whether the proxy responds. It delivers ten events in each tenth.
         for (tenths, answers) in
             [(0, true), (20, true), (21, true), (40, true), (60, false), (80, false), (100, true), (120, true)]
         {

@@ -3,7 +3,7 @@ use tokio::time::Instant;
 use crate::inspect::metrics::MetricsText;
 use crate::inspect::table::{bytes, grouped};
 
-/// Counters of a proxy at a time; they only grow.
+/// A sample of a proxy's counters. They only grow, except when the proxy restarts.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Counters {
     pub(super) at: Instant,
@@ -37,7 +37,7 @@ impl Counters {
 }
 
 impl Rates {
-    /// The rates between two samples; zero if the proxy has restarted.
+    /// Returns the rates between two samples; zero if the proxy has restarted.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate is shown in whole numbers")]
     pub(super) fn between(earlier: &Counters, now: &Counters) -> Self {
         let elapsed = now.at.duration_since(earlier.at).as_secs_f64().max(0.001);

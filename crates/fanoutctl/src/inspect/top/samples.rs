@@ -8,12 +8,12 @@ use super::rates::Counters;
 use crate::inspect::metrics::MetricsText;
 use crate::inspect::status::ProxyStatus;
 
-/// Counters of a proxy that has delivered so many events.
+/// Returns the counters of a proxy that has delivered this many events.
 pub(super) fn counters(at: Instant, delivered: u64) -> Counters {
     Counters { at, values: [delivered / 10, delivered, delivered * 300, delivered / 4, 0, 0] }
 }
 
-/// A proxy with two feeds, of which one is stale, and three watches.
+/// Returns the poll of a proxy with two feeds, one of them stale, and three watches.
 pub(super) fn look(counters: Counters) -> PollResult {
     let status = ProxyStatus {
         name: "unix:/run/admin.sock".to_owned(),

@@ -17,33 +17,33 @@ pub(super) struct Screen {
     pub(super) feeds: TableView,
     pub(super) watches: TableView,
     pub(super) mode: Mode,
-    /// No proxy is looked at by itself.
+    /// Whether periodic polls are paused.
     pub(super) is_paused: bool,
     pub(super) every: Duration,
     pub(super) has_colours: bool,
 }
 
-/// The table that is shown.
+/// The selected table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tab {
     Feeds,
     Watches,
 }
 
-/// What keys are for.
+/// The input mode, which determines the meaning of keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
     Tables,
-    /// Letters are written into the filter.
+    /// Characters are added to the filter.
     Filter,
     Help,
 }
 
-/// Watches that are asked for. A filter finds others.
+/// Maximum number of watches to request. A filter finds the others.
 pub(super) const WATCHES_MAX: usize = 500;
 
 impl Screen {
-    /// A screen of these proxies, which are looked at again after `every`.
+    /// Returns a screen of these proxies, which are polled at intervals of `every`.
     pub(super) fn new(names: impl Iterator<Item = String>, every: Duration, has_colours: bool) -> Self {
         Self {
             proxies: names.map(|name| PolledProxy::new(name, every)).collect(),
@@ -64,7 +64,7 @@ impl Screen {
         }
     }
 
-    /// Which watches of a proxy are wanted: of the selected one alone.
+    /// Returns the query for a proxy's watches; `None` unless the proxy is selected.
     pub(super) fn query(&self, nth: usize) -> Option<WatchesQuery> {
         let (view, limit) = (&self.watches, WATCHES_MAX);
         let query = || WatchesQuery { sort: view.order().name, is_up: view.is_up(), text: view.filter.clone(), limit };
@@ -89,7 +89,7 @@ impl Screen {
         }
     }
 
-    /// All rows of the table that is shown, as they came.
+    /// Returns all rows of the selected table, in the proxy's order.
     pub(super) fn rows(&self) -> &[Value] {
         let Some(look) = &self.proxy().look else { return &[] };
         match (self.tab, &look.watches) {

@@ -1,4 +1,4 @@
-//! The loop between a terminal, its keys and the proxies. It decides nothing.
+//! The loop that connects the terminal, its keys and the polls of proxies. Decisions are in `keys` and `screen`.
 
 use std::time::Duration;
 
@@ -22,31 +22,31 @@ struct TerminalGuard(DefaultTerminal);
 /// Polls in progress, each with the index of its proxy.
 type PendingPolls<'a> = FuturesUnordered<LocalBoxFuture<'a, (usize, Result<PollResult, InspectError>)>>;
 
-/// Who is looked at, and who is next.
+/// The polls in progress, and the proxies that are due for a poll.
 struct Poller<'a> {
     proxies: &'a [ProxyTarget],
     looks: PendingPolls<'a>,
-    /// Proxies that are being looked at, and those that are to be looked at when that is over.
+    /// Whether a poll of each proxy is in progress, and whether another is due when it has completed.
     is_asked: Vec<bool>,
     is_due: Vec<bool>,
 }
 
-/// Whatever else asks for an end.
+/// The signals that end the loop: SIGTERM, SIGINT and SIGHUP.
 struct ExitSignals(Vec<Signal>);
 
-/// A shorter time would leave no time for anything else.
+/// The minimum refresh interval. A shorter one would leave no time for keys and drawing.
 const EVERY_MIN: Duration = Duration::from_millis(10);
 
 /// Shows the proxies until the user quits or a signal ends the process.
 ///
 /// # Errors
-/// None of them answers at first, or the terminal cannot be used.
+/// If no proxy responds to the first poll, or the terminal cannot be used.
 pub(super) async fn show(proxies: &[ProxyTarget], every: Duration, has_colours: bool) -> Result<(), InspectError> {
     let wrong = |error: std::io::Error| InspectError::of("terminal", error);
     let mut screen = Screen::new(proxies.iter().map(|proxy| proxy.name.clone()), every, has_colours);
     let mut looking = Poller::at(proxies);
     looking.begin(&screen);
-    // A wrong address is said where it was typed.
+    // The first poll runs before the screen opens, so that an error about a wrong address appears below the command.
     while let Some((nth, look)) = looking.next().await {
         let error = look.as_ref().err().cloned();
         screen.saw(nth, look, Instant::now());
@@ -71,7 +71,7 @@ pub(super) async fn show(proxies: &[ProxyTarget], every: Duration, has_colours: 
                     KeyEffect::Look => looking.is_due[screen.selected] = true,
                     KeyEffect::Nothing => {}
                 },
-                // It is drawn anew, as wide and high as it is now.
+                // Other events, such as a resize, only need the redraw.
                 Some(Ok(_)) => {}
                 Some(Err(error)) => return Err(wrong(error)),
                 None => return Ok(()),
@@ -85,13 +85,13 @@ pub(super) async fn show(proxies: &[ProxyTarget], every: Duration, has_colours: 
 }
 
 impl<'a> Poller<'a> {
-    /// All are to be looked at.
+    /// Returns a poller for which all proxies are due.
     fn at(proxies: &'a [ProxyTarget]) -> Self {
         let (is_asked, is_due) = (vec![false; proxies.len()], vec![true; proxies.len()]);
         Self { proxies, looks: PendingPolls::new(), is_asked, is_due }
     }
 
-    /// Begins to look at those that are due.
+    /// Starts a poll of each proxy that is due and has none in progress.
     fn begin(&mut self, screen: &Screen) {
         for (nth, proxy) in self.proxies.iter().enumerate() {
             if self.is_due[nth] && !self.is_asked[nth] {
@@ -122,7 +122,7 @@ impl ExitSignals {
 
 impl Drop for TerminalGuard {
     fn drop(&mut self) {
-        // Nothing can be done about a terminal that is gone.
+        // Errors are ignored, because the terminal may be closed.
         let _ = self.0.show_cursor();
         let _ = ratatui::try_restore();
     }

@@ -1,31 +1,31 @@
-//! What is shown of a table: in which order, which rows, and from where on.
+//! The view of a table: sort order, filter and scroll position.
 
 use serde_json::Value;
 
 use crate::inspect::rows::{feed_name, number, place, text};
 
-/// An order that rows can be in.
+/// A sort order of rows.
 pub(super) struct RowOrder {
     pub(super) name: &'static str,
-    /// Names come from A to Z, and numbers from the largest, unless this is turned round.
+    /// Whether the default direction is ascending, as for names; numbers begin with the largest.
     pub(super) is_up: bool,
     key: fn(&Value) -> RowKey,
 }
 
-/// What a row is put in order by.
+/// The sort key of a row.
 type RowKey = (u64, u64, String);
 
 /// The sort order, filter and scroll position of a table.
 pub(super) struct TableView {
     orders: &'static [RowOrder],
-    /// Which of the orders.
+    /// The index of the selected order.
     nth: usize,
     pub(super) is_turned: bool,
-    /// Only rows with this text.
+    /// Text that a row must contain, in any case of letters.
     pub(super) filter: String,
-    /// The first row on the screen.
+    /// The index of the first visible row.
     pub(super) first: usize,
-    /// How many rows the screen has.
+    /// The number of rows that fit on the screen.
     pub(super) page: usize,
 }
 
@@ -35,7 +35,7 @@ pub(super) const FEED_ORDERS: [RowOrder; 3] = [
     RowOrder { name: "name", is_up: true, key: |feed| (0, 0, feed_name(feed)) },
 ];
 
-/// Those of `/debug/watches`, by the names that they have there.
+/// The sort orders of `/debug/watches`, with the names that the page accepts.
 pub(super) const WATCH_ORDERS: [RowOrder; 7] = [
     RowOrder {
         name: "behind",
@@ -50,7 +50,7 @@ pub(super) const WATCH_ORDERS: [RowOrder; 7] = [
     RowOrder { name: "resource", is_up: true, key: |watch| (0, 0, place(watch)) },
 ];
 
-/// Texts of a feed that a filter looks into, and of a watch.
+/// The fields of feeds and watches that a filter searches.
 const FILTERED: [&str; 6] = ["resource", "namespace", "selector", "state", "user", "userAgent"];
 
 impl TableView {
@@ -66,12 +66,12 @@ impl TableView {
         self.order().is_up != self.is_turned
     }
 
-    /// Goes on to the next order.
+    /// Selects the next sort order.
     pub(super) fn sort_by_next(&mut self) {
         (self.nth, self.is_turned, self.first) = ((self.nth + 1) % self.orders.len(), false, 0);
     }
 
-    /// The rows that are wanted, in order. Of those that are alike, the one that came first is first.
+    /// Returns the rows that match the filter, sorted. Rows with equal keys keep their order.
     pub(super) fn rows<'a>(&self, rows: &'a [Value]) -> Vec<&'a Value> {
         let filter = self.filter.to_lowercase();
         let is_wanted = |row: &&Value| {
@@ -83,12 +83,12 @@ impl TableView {
         rows
     }
 
-    /// Goes so many rows down, or up.
+    /// Scrolls down by this many rows; up if the number is negative.
     pub(super) fn scroll(&mut self, by: isize) {
         self.first = self.first.saturating_add_signed(by);
     }
 
-    /// Takes over how many rows there are, and room for how many; the last row does not leave the bottom.
+    /// Adjusts the scroll position to the number of rows and the height of the page, so that the last page stays full.
     pub(super) fn fit(&mut self, rows: usize, page: usize) {
         self.page = page.max(1);
         self.first = self.first.min(rows.saturating_sub(page));

@@ -32,13 +32,13 @@ pub(super) fn title(frame: &mut Frame<'_>, area: Rect, screen: &Screen) {
     frame.render_widget(Line::styled(fit(&format!(" {how}"), room, false) + &pace, BAR), area);
 }
 
-/// The problems of the selected proxy, one per line.
+/// Returns the problems of the selected proxy, one per line.
 pub(super) fn troubles(screen: &Screen, now: Instant) -> Vec<String> {
     let proxy = screen.proxy();
     let mut lines = Vec::new();
     if let Some(silence) = &proxy.silence {
         let since = seconds(now.saturating_duration_since(silence.since).as_secs());
-        // Its name is in the line above.
+        // The line above already has the proxy's name.
         let why = silence.why.strip_prefix(&format!("{}: ", proxy.name)).unwrap_or(&silence.why);
         let kept = if proxy.look.is_some() { "; showing the last known state" } else { "" };
         lines.push(format!(" No response for {since}{kept}. {why}"));
@@ -55,7 +55,7 @@ pub(super) fn troubles(screen: &Screen, now: Instant) -> Vec<String> {
     lines
 }
 
-/// Height of the list of proxies on a screen of this height.
+/// Returns the number of lines for the list of proxies on a screen of this height.
 pub(super) fn proxy_lines(screen: &Screen, height: u16) -> usize {
     let room = usize::from(height / 4).min(LISTED_MAX);
     if screen.proxies.len() > 1 { screen.proxies.len().min(room) } else { 0 }
@@ -74,7 +74,7 @@ pub(super) fn proxies(frame: &mut Frame<'_>, area: Rect, screen: &Screen, palett
         let name = format!(" {mark} {}  ", fit(&proxy.name, names, false));
         let name_style = if is_selected { palette.strong() } else { Style::new() };
         let mut spans = vec![Span::styled(name, name_style), Span::styled(fit(state, 15, false), style)];
-        // As much as there is room for.
+        // As many numbers as fit into the line.
         let mut room = usize::from(at.width).saturating_sub(spans.iter().map(Span::width).sum());
         for text in numbers(proxy) {
             let Some(left) = room.checked_sub(width(&text)) else { break };
@@ -85,7 +85,7 @@ pub(super) fn proxies(frame: &mut Frame<'_>, area: Rect, screen: &Screen, palett
     }
 }
 
-/// The numbers of a proxy in the list, the most important first.
+/// Returns the numbers of a proxy for the list, the most important first.
 fn numbers(proxy: &PolledProxy) -> Vec<String> {
     let Some(status) = proxy.look.as_ref().map(|look| &look.status) else { return Vec::new() };
     let watches = format!("{} watches", grouped(status.watches));

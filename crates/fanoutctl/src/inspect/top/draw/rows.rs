@@ -52,7 +52,7 @@ fn lines(frame: &mut Frame<'_>, area: Rect, of: (&Screen, &[Column]), rows: &[&V
     let cells: Vec<Vec<_>> = rows.iter().map(|row| columns.iter().map(|column| cell(row, column)).collect()).collect();
     let need = |at: usize| {
         let widest = cells.iter().map(|cells| width(&cells[at])).max().unwrap_or_default();
-        // One more for the mark of the order, whichever column has it.
+        // Reserves one cell for the sort mark in every sortable column, so that widths do not depend on the sort order.
         widest.max(width(columns[at].head) + usize::from(!columns[at].sort.is_empty()))
     };
     let needs: Vec<_> = (0..columns.len()).map(need).collect();
@@ -77,7 +77,7 @@ fn lines(frame: &mut Frame<'_>, area: Rect, of: (&Screen, &[Column]), rows: &[&V
     }
 }
 
-/// Why there are no rows.
+/// Returns lines that say why there are no rows.
 fn nothing(screen: &Screen) -> Vec<String> {
     let Some(look) = &screen.proxy().look else { return vec![" No response yet.".to_owned()] };
     match (screen.tab, &look.watches) {

@@ -6,15 +6,16 @@ use ratatui::text::Span;
 use crate::inspect::table::printable;
 use crate::inspect::top::columns::Tone;
 
-/// How things look. Colours say nothing that is not also written; without them there is bold and reversed text.
+/// The styles of the screen. The text carries all information that colours do. Without colours, bold and reversed
+/// text is used.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Palette {
     pub(super) has_colours: bool,
 }
 
-/// The title.
+/// The style of the title bar.
 pub(super) const BAR: Style = Style::new().add_modifier(Modifier::REVERSED);
-/// The heads of tables.
+/// The style of table heads.
 pub(super) const HEAD: Style = Style::new().add_modifier(Modifier::BOLD.union(Modifier::UNDERLINED));
 
 impl Palette {
@@ -44,17 +45,18 @@ impl Palette {
     }
 }
 
-/// Text from a proxy or a client, made safe for a terminal.
+/// Makes text from a proxy or a client safe for a terminal.
 pub(super) fn clean(text: &str) -> Cow<'_, str> {
     printable(text)
 }
 
-/// The columns of the screen that a text takes.
+/// Returns the number of terminal cells that a text occupies.
 pub(super) fn width(text: &str) -> usize {
     Span::raw(text).width()
 }
 
-/// A text as wide as it is to be: filled up with blanks, before it if it is a number, or cut with an ellipsis.
+/// Fits a text into `room` cells. Short texts are padded, numbers on the left and others on the right. Long ones are
+/// shortened with an ellipsis.
 pub(super) fn fit(text: &str, room: usize, is_number: bool) -> String {
     let text = clean(text);
     let taken = width(&text);
@@ -91,7 +93,7 @@ mod tests {
         for (text, room, left, right) in texts {
             assert_eq!((fit(text, room, false), fit(text, room, true)), (left.to_owned(), right.to_owned()), "{text}");
         }
-        // A letter may be two columns wide.
+        // A character may be two cells wide.
         assert_eq!(
             (fit("日本語", 6, false), fit("日本語", 5, false), fit("日本語", 4, false)),
             ("日本語".to_owned(), "日本…".to_owned(), "日… ".to_owned())

@@ -13,7 +13,7 @@ use crate::inspect::top::samples;
 
 const EVERY: Duration = Duration::from_secs(2);
 
-/// A screen of these proxies, each of which has been looked at twice.
+/// Returns a screen of these proxies, each of which was polled twice.
 fn screen(names: &[&str], now: Instant) -> Screen {
     let mut screen = Screen::new(names.iter().map(|name| (*name).to_owned()), EVERY, true);
     for nth in 0..names.len() {
@@ -24,7 +24,7 @@ fn screen(names: &[&str], now: Instant) -> Screen {
     screen
 }
 
-/// What is on a terminal of that size, line by line.
+/// Returns the lines that are drawn on a terminal of this size.
 fn drawn(screen: &mut Screen, (width, height): (u16, u16), now: Instant) -> Vec<String> {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("it is in memory");
     let frame = terminal.draw(|frame| draw(frame, screen, now)).expect("it is in memory");
