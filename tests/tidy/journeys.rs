@@ -16,6 +16,7 @@ fn in_backticks(text: &str) -> impl Iterator<Item = &str> {
 /// Whether `serve::route` is a module of the daemon or of a crate. A word without `::` is an item in one.
 fn is_module(path: &str) -> bool {
     let Some((room, module)) = path.split_once("::") else { return true };
+    let module = module.replace("::", "/");
     [format!("src/{room}/{module}.rs"), format!("crates/{room}/src/{module}.rs")]
         .iter()
         .any(|file| files::root().join(file).exists())
