@@ -162,10 +162,11 @@ impl AccessReviewer {
         purpose: ReviewPurpose,
     ) -> Result<AccessDecision, NotGranted> {
         let (class, cause) = match purpose {
-            ReviewPurpose::Request | ReviewPurpose::Proxy if user.is_anonymous() => {
+            ReviewPurpose::Request | ReviewPurpose::NonResource | ReviewPurpose::Proxy if user.is_anonymous() => {
                 (ReviewClass::Guess, Cause::AccessReview)
             }
             ReviewPurpose::Request | ReviewPurpose::Proxy => (ReviewClass::Known, Cause::AccessReview),
+            ReviewPurpose::NonResource => (ReviewClass::NonResource, Cause::AccessReview),
             ReviewPurpose::Lease => (ReviewClass::Lease, Cause::LeaseReview),
             ReviewPurpose::Namespace => (ReviewClass::Namespace, Cause::LeaseReview),
         };
@@ -186,6 +187,7 @@ fn queue(config: &AuthConfig) -> ReviewQueue {
     let (burst, all) = (config.accesses_burst_per_user, ReviewRate::new(config.accesses, config.accesses));
     let each = ReviewRate::new(config.accesses_per_user, burst);
     let requests = Arc::new(ReviewRateLimit::new(each, all, Duration::ZERO, REQUEST_WAIT_MAX));
+    let paths = Arc::new(ReviewRateLimit::new(each, all, Duration::ZERO, Duration::ZERO));
     let rate = |per_second| ReviewRate::new(per_second, per_second / 4);
     let (each, all) = (rate(config.namespaces_per_user), rate(config.namespaces));
     let namespaces = Arc::new(ReviewRateLimit::new(each, all, LEASE_WAIT_MAX, LEASE_WAIT_MAX));
@@ -194,6 +196,7 @@ fn queue(config: &AuthConfig) -> ReviewQueue {
         ReviewClass::Lease => leases.clone(),
         ReviewClass::Namespace => namespaces.clone(),
         ReviewClass::Known | ReviewClass::Guess => requests.clone(),
+        ReviewClass::NonResource => paths.clone(),
     })
 }
 
@@ -234,7 +237,7 @@ impl AccessDecision {
         match purpose {
             _ if !self.is_allowed && AccessReviewResult::denies_for_now(&self.reason) => Duration::ZERO,
             _ if !self.is_allowed => config.denied_ttl,
-            ReviewPurpose::Request | ReviewPurpose::Namespace => config.allowed_ttl,
+            ReviewPurpose::Request | ReviewPurpose::NonResource | ReviewPurpose::Namespace => config.allowed_ttl,
             ReviewPurpose::Lease | ReviewPurpose::Proxy => {
                 config.recheck.max(config.recheck_rbac).max(config.recheck_nodes)
             }

@@ -313,7 +313,8 @@ impl Shared {
         let Some(known) = self.known(caller)? else { return Ok(Grant::new(access, None)) };
         let lease = self.lease(&known, info, &access, None);
         let reviewer = &self.authenticator.access_reviewer;
-        let allowed = reviewer.decide(&known.user, &access, ReviewPurpose::Request, None).await?;
+        let purpose = if info.is_resource { ReviewPurpose::Request } else { ReviewPurpose::NonResource };
+        let allowed = reviewer.decide(&known.user, &access, purpose, None).await?;
         if let Some(lease) = &lease {
             lease.stands_on(&known.user, &allowed);
         }

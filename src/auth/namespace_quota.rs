@@ -39,8 +39,10 @@ impl NamespaceShare {
     pub(super) fn reach(&self, count: usize) -> bool {
         let mut held = self.0.lock();
         let Ok(more) = u32::try_from(count.saturating_sub(held[0].num_permits())) else { return false };
-        let more = held.each_ref().map(|held| held.semaphore().clone().try_acquire_many_owned(more));
-        let [Ok(own), Ok(all)] = more else { return false };
+        let acquire = |held: &OwnedSemaphorePermit| held.semaphore().clone().try_acquire_many_owned(more);
+        // One after the other, because a user above its own limit must not take permits of all, not even briefly.
+        let Ok(own) = acquire(&held[0]) else { return false };
+        let Ok(all) = acquire(&held[1]) else { return false };
         held[0].merge(own);
         held[1].merge(all);
         true

@@ -21,6 +21,9 @@ use super::changes::LOOKED_AT;
 pub(super) enum ReviewPurpose {
     /// A request. It counts against its user's limit.
     Request,
+    /// A request for a path that is no resource: discovery, metrics. Discovery above its limit is forwarded, so it does
+    /// not use up the limit of other requests.
+    NonResource,
     /// A request of a downstream proxy that the cache does not answer.
     Proxy,
     /// A lease.

@@ -23,6 +23,8 @@ pub(super) enum ReviewClass {
     Known,
     /// A request without a credential, or with a token that was not accepted recently.
     Guess,
+    /// A known caller's request for a path that is no resource.
+    NonResource,
 }
 
 /// The queue of reviews of one topic, with limits on rate, concurrency and time. Every review passes it.
@@ -31,7 +33,7 @@ pub(super) struct ReviewQueue {
     right: Arc<ReviewRight>,
     failures: LogLimit,
     /// In the order of the classes.
-    lanes: [Lane; 4],
+    lanes: [Lane; 5],
 }
 
 /// The limits of one class.
@@ -48,14 +50,14 @@ const ANSWER_MAX: Duration = Duration::from_secs(10);
 const RETRY_AFTER_SECONDS: u32 = 1;
 
 impl ReviewClass {
-    const ALL: [Self; 4] = [Self::Lease, Self::Namespace, Self::Known, Self::Guess];
+    const ALL: [Self; 5] = [Self::Lease, Self::Namespace, Self::Known, Self::Guess, Self::NonResource];
 
     /// The most concurrent reviews.
     fn slots(self) -> usize {
         match self {
             Self::Lease | Self::Namespace => 32,
             Self::Known => 64,
-            Self::Guess => 16,
+            Self::Guess | Self::NonResource => 16,
         }
     }
 }

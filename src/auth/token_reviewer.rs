@@ -146,7 +146,10 @@ fn queue(config: &AuthConfig) -> ReviewQueue {
     let limit = |each| ReviewRateLimit::new(each, ReviewRate::new(reviews, reviews), Duration::ZERO, Duration::ZERO);
     ReviewQueue::new(ReviewTopic::Token, |class| {
         Arc::new(match class {
-            ReviewClass::Lease | ReviewClass::Namespace => ReviewRateLimit::of_leases(config.lease_reviews),
+            // Tokens are not reviewed in the last two.
+            ReviewClass::Lease | ReviewClass::Namespace | ReviewClass::NonResource => {
+                ReviewRateLimit::of_leases(config.lease_reviews)
+            }
             // A user may have many tokens.
             ReviewClass::Known => limit(ReviewRate::new(share, share)),
             ReviewClass::Guess => limit(ReviewRate::new(reviews_per_source, reviews_burst_per_source)),

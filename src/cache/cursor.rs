@@ -222,6 +222,9 @@ impl Cursor {
 
     /// Returns whether the next event that this reader processes has version `rv`.
     pub fn is_next_at(&mut self, rv: ResourceVersion) -> bool {
+        // The writer holds this lock while it adds the events of one version to the lanes, one by one. Once the lock is
+        // free, all events of a version that this reader has seen are there.
+        drop(self.shared.timeline.read());
         let mut events = Vec::new();
         self.read(None, &mut events);
         events.first().is_some_and(|event| event.rv == rv)

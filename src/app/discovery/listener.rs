@@ -75,7 +75,12 @@ impl ChangeListener {
             let now = *state.borrow_and_update();
             match now {
                 FeedState::Ended(_) => return,
-                FeedState::Syncing => cursor = None,
+                // A history was given up. Until the next one, changes are not seen.
+                FeedState::Syncing => {
+                    if cursor.take().is_some() {
+                        self.deaf().await;
+                    }
+                }
                 FeedState::Live => {
                     // The cursor is opened before the state is read, so that no change is missed. A change in between
                     // is in both.

@@ -282,7 +282,8 @@ impl Timed for Watchdog {
             verdict(is_past_deadline, state).into_iter().for_each(|why| self.cut.cut(why));
         }
         let is_due = |time: u64| (at..=now).contains(&time);
-        let is_early = at > now;
+        // A timer that is due when all watches must leave is fired for that reason, too.
+        let is_early = at > now || self.leaves() == 0;
         // A watch that is past its deadline has reacted to it, but not ended. It is checked again.
         let lingers = is_past_deadline && unheeded == Timers::NEVER;
         if is_early || lingers || is_due(self.alarm.load(Ordering::Acquire)) || is_due(self.leaves()) {

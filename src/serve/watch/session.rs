@@ -374,7 +374,7 @@ impl Common {
                 // Changes of permissions and bookmarks are checked only when no events are pending.
                 self.is_parked = self.partial.is_none()
                     && !self.has_another_writer()
-                    && !self.timers.is_bookmark_due()
+                    && !self.timers.is_due()
                     && caught_up.is_some_and(|progress| progress.bookmarks == self.seen_bookmarks);
             }
             Pull::CaughtUp { progress } => {

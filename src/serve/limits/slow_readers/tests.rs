@@ -55,6 +55,20 @@ fn long_watch(slow_readers: &SlowReaderReaper, is_late: bool) -> Arc<Watchdog> {
     watchdog
 }
 
+/// Nothing runs the timers here, so the check after the first wake-up is overdue when the drain closes.
+#[tokio::test(start_paused = true)]
+async fn last_wake_of_a_drain_reaches_a_watch_whose_timer_is_due() {
+    let limits = SlowReaderLimits::default();
+    let slow_readers = slow_readers(limits);
+    let watchdog = long_watch(&slow_readers, true);
+    let has_fired = || watchdog.has_fired(&mut Waker::noop().clone(), &Context::from_waker(Waker::noop()));
+    watchdog.wake_by_ref();
+    assert!(has_fired() && !has_fired());
+    tokio::time::advance(limits.grace * 2).await;
+    slow_readers.leave(DrainProgress::All);
+    assert!(has_fired());
+}
+
 /// Each watch from before the drain leaves at its own time, before the listener closes. A later watch has found no
 /// other server, and stays until then.
 #[tokio::test(start_paused = true)]

@@ -35,10 +35,15 @@ impl From<TranscodeError> for Exit {
 impl Common {
     /// Decides whether the watch ends before it sends more, and why. Otherwise, returns the state to continue with.
     ///
-    /// A revocation comes first, even if frames are pending (A4). A live watch then ends for its renderer, its timeout or
+    /// A revocation comes first, even if frames are pending (A4), except for the rest of a chunk of the initial state. A live watch then ends for its renderer, its timeout or
     /// the drain, unless it must first send the rest of a version.
     pub(super) fn decide(&mut self, state: State, cx: &Context<'_>) -> Result<State, Exit> {
         if matches!(state, State::Last(_) | State::Ended) {
+            return Ok(state);
+        }
+        // A watch ends between two events (W13). Its timers are not read here, so a client that does not read the rest of
+        // the chunk is cut after the grace period.
+        if matches!(&state, State::Initial(initial) if initial.is_within_chunk()) {
             return Ok(state);
         }
         if let Some(exit) = self.timers.revocation() {

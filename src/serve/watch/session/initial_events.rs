@@ -45,6 +45,12 @@ impl InitialEvents {
         Self { snapshot, pin, how: InitialEncoding::Frames { next: String::new() } }
     }
 
+    /// Whether only a part of a shared chunk was put. The last event may then be incomplete, because a large body is a
+    /// piece of its own.
+    pub(super) fn is_within_chunk(&self) -> bool {
+        matches!(&self.how, InitialEncoding::Chunks(shared) if shared.piece > 0)
+    }
+
     /// Sends the state in shared chunks, if the watch's view consists of whole chunks.
     pub(super) fn in_chunks(
         self,

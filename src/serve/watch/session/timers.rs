@@ -109,9 +109,10 @@ impl WatchTimers {
         self.fired
     }
 
-    /// Whether a bookmark is due as soon as no events are pending.
-    pub(super) fn is_bookmark_due(&self) -> bool {
-        self.is_bookmark_due
+    /// Whether the watch must be polled again once no events are pending: a bookmark is due, or a timer has fired to which
+    /// it has not reacted.
+    pub(super) fn is_due(&self) -> bool {
+        self.is_bookmark_due || self.fired.is_some()
     }
 
     /// Whether a bookmark is due now. If so, the next one is scheduled.

@@ -40,6 +40,20 @@ async fn drained_watch_within_a_version_sends_the_rest_first() {
     assert_eq!((&told[0], told.last()), (&"DELETED q 20".to_owned(), Some(&"over".to_owned())), "{told:?}");
 }
 
+/// A codec does not poll a parked watch again.
+#[tokio::test(start_paused = true)]
+async fn watch_that_ends_after_the_rest_of_a_version_is_not_parked() {
+    let mut stage = two();
+    let mut client = stage.watch_after(10, lasting(5));
+    let gone = vec![deleted("p", "x", 20), deleted("q", "x", 20)];
+    assert_eq!(stage.writer.apply_all(gone), Ok(2));
+    assert_eq!(client.poll(1), Poll::Ready(Some(vec!["DELETED p 20".to_owned()])));
+    pass(5).await;
+    assert_eq!(client.poll(1), Poll::Ready(Some(vec!["DELETED q 20".to_owned()])));
+    assert!(!client.session.is_parked());
+    assert_eq!(client.poll(1), Poll::Ready(None));
+}
+
 /// The client has everything of that version already.
 #[tokio::test(start_paused = true)]
 async fn watch_that_starts_after_a_version_does_not_wait_for_its_events() {

@@ -301,3 +301,19 @@ async fn matching_state_is_charged_for_expensive_selector() {
     pass_ms(64).await;
     assert_eq!(told + dear.told().len(), 2_001);
 }
+
+/// A large body is a piece of its own, between the head and the end of its event.
+#[tokio::test(start_paused = true)]
+async fn watch_that_times_out_within_a_large_initial_event_completes_it() {
+    let large = "x".repeat(40_000);
+    let stage = Stage::new(CacheConfig::default(), &[("p", &large, 5)]);
+    let terms = WatchOptions { timeout_seconds: Some(5), ..WATCH_LIST };
+    let mut client = stage.watch_in_chunks(View::everything(), terms);
+    let mut sent = client.pieces(1).concat();
+    assert!(!sent.is_empty() && !sent.ends_with(b"\n"), "only a part of the event");
+    pass(5).await;
+    while !client.session.is_ended() {
+        sent.extend(client.pieces(1).concat());
+    }
+    assert!(sent.ends_with(b"}\n"));
+}
