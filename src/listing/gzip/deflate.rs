@@ -36,10 +36,9 @@ const LEVEL: i32 = 6;
 /// Divisor of a piece's length that gives the smallest useful gain. With less gain a piece is stored, because clients
 /// read it a hundred times as fast. Go's own compressor requires a sixteenth.
 const GAIN: usize = 18;
-/// Divisors of a piece's length. Less than 1/256 of repeated text does not justify a search for matches, which takes
-/// several times as long as Huffman codes alone. The estimate stops at 1/16.
-const MATCHED: usize = 16;
-const MATCHED_OF_FEW: usize = 256;
+/// Divisor of a piece's length. Less repeated text than that does not justify a search for matches, which takes several
+/// times as long as Huffman codes alone. The estimate stops there.
+const MATCHED: usize = 256;
 /// Maximum distance of a match (RFC 1951 §2).
 pub(super) const WINDOW_BYTES: usize = 32 << 10;
 /// Maximum length of a piece: a millisecond of work, or two for text that compresses badly.
@@ -50,7 +49,7 @@ pub(super) fn deflated(before: &[u8], piece: &[u8], is_last: bool) -> DeflatedCh
     let before = &before[before.len().saturating_sub(WINDOW_BYTES)..];
     let max = piece.len() - piece.len() / GAIN;
     let matched = matched(before, piece);
-    let bytes = if matched < piece.len() / MATCHED_OF_FEW {
+    let bytes = if matched < piece.len() / MATCHED {
         compressed(&[], piece, Strategy::HuffmanOnly, max)
     } else {
         compressed(before, piece, Strategy::Default, max)

@@ -268,9 +268,13 @@ impl FeedSources {
         }
     }
 
+    /// Whether the feed's state is served without a proof that it is current.
+    pub(crate) fn needs_no_proof(&self, feed: &FeedHandle) -> bool {
+        feed.reader.state() == FeedState::Live && self.config.get().consistency == Consistency::Bounded
+    }
+
     async fn current(&self, feed: &FeedHandle, received: Instant, deadline: Instant) -> Result<(), NotServable> {
-        let live = feed.reader.state() == FeedState::Live;
-        if live && self.config.get().consistency == Consistency::Bounded {
+        if self.needs_no_proof(feed) {
             return Ok(());
         }
         let proven = while_it_runs(&feed.reader, deadline, feed.freshness.reached(received)).await;

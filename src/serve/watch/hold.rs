@@ -13,7 +13,6 @@ use crate::feeds::{FeedHandle, Freshness};
 use crate::serve::activity::metrics;
 use crate::serve::read::{FeedSources, NotServable};
 use crate::serve::response::unavailable;
-use crate::serve::serve_config::Consistency;
 use base::until;
 use kubeapi::WatchTimeout;
 
@@ -51,9 +50,7 @@ impl FeedSources {
         received: Instant,
         timeout_seconds: Option<i64>,
     ) -> Result<bool, NotServable> {
-        let is_bounded =
-            feed.reader.state() == FeedState::Live && self.config.get().consistency == Consistency::Bounded;
-        if is_bounded || feed.freshness.covers(received) {
+        if self.needs_no_proof(feed) || feed.freshness.covers(received) {
             return Ok(true);
         }
         let proof = async {
