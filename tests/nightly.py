@@ -21,7 +21,7 @@ STATE = ROOT / "target" / "nightly"
 # Name, arguments of make, minutes that it takes on two cores, whether SEED chooses what it draws. Short stages first:
 # a broken build then costs minutes and not the night.
 STAGES = [
-    ("lints", ["lints"], 15, False),
+    ("check", ["check"], 5, False),
     ("doc", ["doc"], 2, False),
     ("prose", ["prose"], 3, False),
     ("machete", ["machete"], 2, False),

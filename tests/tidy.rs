@@ -12,6 +12,8 @@ mod citations;
 mod documents;
 #[path = "tidy/files.rs"]
 mod files;
+#[path = "tidy/filters.rs"]
+mod filters;
 #[path = "tidy/imports.rs"]
 mod imports;
 #[path = "tidy/journeys.rs"]

@@ -1,0 +1,70 @@
+//! The Makefile runs tests by parts of their names. A part that matches no test runs nothing and passes.
+
+use std::collections::BTreeSet;
+
+use crate::assert_none;
+use crate::files;
+
+#[test]
+fn test_filters_of_the_makefile_match_a_test() {
+    let tests: Vec<_> = files::rust().iter().flat_map(|file| tests_of(&file.name, &file.text)).collect();
+    let filters = filters(&files::text("Makefile"));
+    assert!(filters.len() > 15, "filters of the Makefile were not recognized: {filters:?}");
+    let matches_none = |filter: &String| !tests.iter().any(|test| test.contains(filter.as_str()));
+    assert_none("filters that match no test", &filters.into_iter().filter(matches_none).collect::<Vec<_>>());
+}
+
+/// The stages of `make nightly` are targets.
+#[test]
+fn nightly_stages_are_targets_of_the_makefile() {
+    let makefile = files::text("Makefile");
+    let is_target = |name: &str| makefile.lines().any(|line| line.starts_with(&format!("{name}:")));
+    let nightly = files::text("tests/nightly.py");
+    let (_, table) = nightly.split_once("\nSTAGES = [\n").expect("tests/nightly.py has no table of stages");
+    let stages = table.lines().take_while(|line| *line != "]").map_while(|line| line.split('"').nth(3));
+    let missing: Vec<_> = stages.filter(|name| !is_target(name)).map(str::to_owned).collect();
+    assert_none("stages without a target", &missing);
+}
+
+/// `module::name` of each function of a file in the folder of a test program or in a crate.
+fn tests_of(file: &str, text: &str) -> Vec<String> {
+    let path = file.trim_start_matches("tests/").trim_start_matches("src/").trim_end_matches(".rs");
+    // The first folder of an integration test is its program.
+    let module = if file.starts_with("tests/") { path.split_once('/').map_or("", |(_, module)| module) } else { path };
+    let name = |line: &str| {
+        let line = line.trim_start().trim_start_matches("async ").strip_prefix("fn ")?;
+        Some(format!("{}::{}", module.replace('/', "::"), line.split(['(', '<']).next()?))
+    };
+    text.lines().filter_map(name).collect()
+}
+
+/// What `cargo test` is given to choose tests by: the words after ` -- ` that are no options, and the value of `SMOKE`.
+fn filters(makefile: &str) -> BTreeSet<String> {
+    let joined = makefile.replace("\\\n", " ");
+    let words = |text: &str| {
+        let mut words = Vec::new();
+        let mut parts = text.split_whitespace();
+        while let Some(part) = parts.next() {
+            match part {
+                "--test-threads" => drop(parts.next()),
+                option if option.starts_with("--") => {}
+                // What stands before a variable is the same for all its values.
+                word => words.extend(word.split('$').next().filter(|word| !word.is_empty()).map(str::to_owned)),
+            }
+        }
+        words
+    };
+    let of = |line: &str| match line.strip_prefix("SMOKE := ") {
+        Some(names) => words(names),
+        None if line.contains(" test ") => line.split_once(" -- ").map(|(_, names)| words(names)).unwrap_or_default(),
+        None => Vec::new(),
+    };
+    joined.lines().flat_map(of).collect()
+}
+
+#[test]
+fn filters_are_read_from_recipes() {
+    let makefile = "SMOKE := fanout:: lists::\n\tcargo test \\\n  --test a -- --nocapture --test-threads 1 b::$(C)\n";
+    assert_eq!(filters(makefile), ["b::", "fanout::", "lists::"].map(str::to_owned).into());
+    assert_eq!(tests_of("tests/direct/a/b.rs", "    async fn c() {"), ["a::b::c"]);
+}
