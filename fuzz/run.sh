@@ -13,7 +13,7 @@ targets=("$@")
 export PATH="$PWD/target/tools/bin:$PATH"
 if ! cargo fuzz --version >/dev/null 2>&1; then
   echo "cargo-fuzz is not installed (cargo install --root target/tools cargo-fuzz): random changes instead" >&2
-  FUZZ_SECONDS=$seconds FUZZ_SEED=${FUZZ_SEED:-$RANDOM} cargo test --test fuzz -- --nocapture whatever_is_made
+  FUZZ_SECONDS=$seconds FUZZ_SEED=${FUZZ_SEED:-$RANDOM} cargo test --test fuzz -- --nocapture mutated_corpus_inputs_are_parsed_or_rejected
   exit
 fi
 

@@ -1,4 +1,4 @@
-//! The Makefile runs tests by parts of their names. A part that matches no test runs nothing and passes.
+//! The Makefile and scripts run tests by parts of their names. A part that matches no test runs nothing and passes.
 
 use std::collections::BTreeSet;
 
@@ -6,10 +6,11 @@ use crate::assert_none;
 use crate::files;
 
 #[test]
-fn test_filters_of_the_makefile_match_a_test() {
+fn test_filters_match_a_test() {
     let tests: Vec<_> = files::rust().iter().flat_map(|file| tests_of(&file.name, &file.text)).collect();
-    let filters = filters(&files::text("Makefile"));
-    assert!(filters.len() > 15, "filters of the Makefile were not recognized: {filters:?}");
+    let scripts = files::of_kind("sh").into_iter().map(|script| script.text);
+    let filters: BTreeSet<_> = scripts.chain([files::text("Makefile")]).flat_map(|text| filters(&text)).collect();
+    assert!(filters.len() > 15, "filters were not recognized: {filters:?}");
     let matches_none = |filter: &String| !tests.iter().any(|test| test.contains(filter.as_str()));
     assert_none("filters that match no test", &filters.into_iter().filter(matches_none).collect::<Vec<_>>());
 }
@@ -39,8 +40,8 @@ fn tests_of(file: &str, text: &str) -> Vec<String> {
 }
 
 /// What `cargo test` is given to choose tests by: the words after ` -- ` that are no options, and the value of `SMOKE`.
-fn filters(makefile: &str) -> BTreeSet<String> {
-    let joined = makefile.replace("\\\n", " ");
+fn filters(text: &str) -> BTreeSet<String> {
+    let joined = text.replace("\\\n", " ");
     let words = |text: &str| {
         let mut words = Vec::new();
         let mut parts = text.split_whitespace();
@@ -56,7 +57,9 @@ fn filters(makefile: &str) -> BTreeSet<String> {
     };
     let of = |line: &str| match line.strip_prefix("SMOKE := ") {
         Some(names) => words(names),
-        None if line.contains(" test ") => line.split_once(" -- ").map(|(_, names)| words(names)).unwrap_or_default(),
+        None if line.contains("cargo test ") || line.contains("$(CARGO) test ") => {
+            line.split_once(" -- ").map(|(_, names)| words(names)).unwrap_or_default()
+        }
         None => Vec::new(),
     };
     joined.lines().flat_map(of).collect()
