@@ -13,9 +13,13 @@ fn stream_split_at_any_byte_yields_the_same_items() {
         let stream = frames.concat();
         let whole = items_of(encoding, shape, [stream.as_slice()]);
         assert_eq!(whole.len(), 200);
-        for cut in 0..=stream.len() {
-            let (left, right) = stream.split_at(cut);
-            assert_eq!(split(encoding, [left, right]), frames, "{encoding} cut at {cut}");
+        // Each frame between its neighbours, cut at each byte.
+        for three in frames.windows(3) {
+            let stream = three.concat();
+            for cut in 0..=stream.len() {
+                let (left, right) = stream.split_at(cut);
+                assert_eq!(split(encoding, [left, right]), three, "{encoding} cut at {cut}");
+            }
         }
         assert_eq!(items_of(encoding, shape, stream.chunks(1)), whole, "{encoding} byte by byte");
     }
