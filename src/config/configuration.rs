@@ -107,8 +107,7 @@ pub(super) struct Configuration {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(deny_unknown_fields)]
 pub(super) struct UpstreamSection {
-    /// Kubeconfig, reloaded with the files that it names; a changed `server` needs a restart. It must not disable TLS
-    /// verification or name a remote `http://` server
+    /// Kubeconfig, reloaded with the files that it names; a changed `server` needs a restart
     #[schemars(extend(
         "x-example" = "/etc/kube-fanout/kubeconfig",
         "x-default" = "in-cluster service account, else `~/.kube/config`"
@@ -133,7 +132,7 @@ pub(super) struct TlsSection {
     /// Private key, PEM
     #[schemars(extend("x-example" = "/etc/kube-fanout/tls.key", "x-bounds" = "with `tls.certificate`"))]
     pub(super) key: Option<PathBuf>,
-    /// Generate a certificate at each start, for loopback, `allowedHosts` and the listeners' addresses
+    /// Generate a certificate at each start, for loopback, `allowedHosts` and the listeners
     #[schemars(extend("x-bounds" = "not with a certificate"))]
     pub(super) self_signed: bool,
     /// File to write that certificate to
