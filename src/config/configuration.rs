@@ -51,7 +51,7 @@ pub(super) struct Configuration {
     /// Certificate of the TCP listeners
     pub(super) tls: TlsSection,
     /// `none`: every caller acts as the proxy's identity; local addresses only. `delegated`: the apiserver
-    /// authenticates callers and authorizes reads ([delegated](#delegated)); other addresses need TLS
+    /// [authenticates callers and authorizes reads](#delegated); other addresses need TLS
     #[schemars(extend("x-type" = "word", "x-bounds" = "`none`, `delegated`"))]
     pub(super) auth: AuthValue,
     /// Host names that TCP listeners accept with `auth: none`, besides `localhost` and loopback addresses, and that the
@@ -59,7 +59,7 @@ pub(super) struct Configuration {
     #[schemars(extend("x-type" = "list of names"))]
     pub(super) allowed_hosts: Vec<String>,
     /// Origins of web pages that may use TCP listeners with `auth: none` or with a client certificate, and the admin
-    /// and metrics listeners. Others are refused
+    /// and metrics listeners
     #[schemars(extend("x-type" = "list of origins", "x-bounds" = "`scheme://host[:port]`"))]
     pub(super) allowed_origins: Vec<String>,
     /// Forward `exec`, `attach`, `portforward` and `proxy` from TCP listeners with `auth: none`. Unix sockets always do
@@ -70,19 +70,19 @@ pub(super) struct Configuration {
     /// Feeds that start with the process and never become idle; `/readyz` waits for their initial lists
     #[schemars(extend("x-type" = "list of resources"))]
     pub(super) preload: Vec<String>,
-    /// How long a `preload` feed may lack its upstream stream before `/readyz` returns 503; `0s`: unlimited
-    /// ([Readiness](#readiness))
+    /// How long a `preload` feed may lack its upstream stream before [`/readyz`](OPERATING.md#health-and-readiness)
+    /// returns 503; `0s`: unlimited
     pub(super) ready_stale_max: Period,
-    /// Node that this proxy serves ([On a node](#on-a-node))
+    /// [Node](#on-a-node) that this proxy serves
     #[schemars(extend(
         "x-example" = "n7",
         "x-type" = "name",
         "x-bounds" = "with `auth: none` on unix sockets only"
     ))]
     pub(super) node: Option<String>,
-    /// Maximum time from SIGTERM to exit ([Stopping](#stopping))
+    /// Maximum time from [SIGTERM to exit](OPERATING.md#stop-and-drain)
     pub(super) drain: Period,
-    /// Bind with `SO_REUSEPORT`, so that a successor can listen too ([Handing over the port](#handing-over-the-port))
+    /// Bind with `SO_REUSEPORT`, so that a [successor](OPERATING.md#hand-over-the-port) can listen too
     pub(super) reuse_port: bool,
     /// Authentication and authorization with `auth: delegated`
     pub(super) delegated: DelegatedSection,
@@ -107,14 +107,13 @@ pub(super) struct Configuration {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(deny_unknown_fields)]
 pub(super) struct UpstreamSection {
-    /// Kubeconfig, reloaded with the files that it names; a changed `server` needs a restart. It must not disable TLS
-    /// verification or name a remote `http://` server
+    /// Kubeconfig, reloaded with the files that it names; a changed `server` needs a restart
     #[schemars(extend(
         "x-example" = "/etc/kube-fanout/kubeconfig",
         "x-default" = "in-cluster service account, else `~/.kube/config`"
     ))]
     pub(super) kubeconfig: Option<PathBuf>,
-    /// Servers in order of preference, instead of the kubeconfig's `server` ([Several servers](#several-servers))
+    /// [Servers](#several-servers) in order of preference, instead of the kubeconfig's `server`
     #[schemars(extend(
         "x-type" = "list of URLs",
         "x-bounds" = "`https://`, or `http://` to loopback; 8 at most"
@@ -133,7 +132,7 @@ pub(super) struct TlsSection {
     /// Private key, PEM
     #[schemars(extend("x-example" = "/etc/kube-fanout/tls.key", "x-bounds" = "with `tls.certificate`"))]
     pub(super) key: Option<PathBuf>,
-    /// Generate a certificate at each start, for loopback, `allowedHosts` and the listeners' addresses
+    /// Generate a certificate at each start, for loopback, `allowedHosts` and the listeners
     #[schemars(extend("x-bounds" = "not with a certificate"))]
     pub(super) self_signed: bool,
     /// File to write that certificate to
@@ -236,7 +235,7 @@ pub(super) struct MetricsTlsSection {
     /// Private key, PEM
     #[schemars(extend("x-example" = "/etc/kube-fanout/metrics.key", "x-bounds" = "with `metrics.tls.certificate`"))]
     pub(super) key: Option<PathBuf>,
-    /// Generate a certificate at each start. Scrapers cannot verify it
+    /// Generate a certificate at each start, which scrapers cannot verify
     #[schemars(extend("x-bounds" = "not with a certificate"))]
     pub(super) self_signed: bool,
 }
@@ -259,20 +258,20 @@ pub(super) struct WindowSection {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(deny_unknown_fields)]
 pub(super) struct FeedsSection {
-    /// Only resources to cache, such as `pods` or `deployments.apps`; others are forwarded. Empty: everything that can
-    /// be watched
+    /// Resources to cache, such as `pods` or `deployments.apps`; others are forwarded. Empty: everything that can be
+    /// watched
     #[schemars(extend("x-type" = "list of resources"))]
     pub(super) resources: Vec<String>,
     /// Sensitive kinds to cache. By default Secrets are forwarded with `auth: delegated` and on a node, ConfigMaps on a
     /// node
     #[schemars(extend("x-type" = "list of words", "x-bounds" = "`secrets`, `configmaps`"))]
     pub(super) sensitive: Vec<SensitiveValue>,
-    /// Memory of all feeds ([Memory](#memory)). Requests for a resource that does not fit are forwarded
+    /// [Memory](#memory) of all feeds. Requests for a resource that does not fit are forwarded
     #[schemars(extend("x-default" = "half of available memory, 16 to 8192"))]
     pub(super) memory_mebibytes: Option<BoundedNumber<1, 16_777_216>>,
     /// Stop a feed that had no reader for this time
     pub(super) idle: Period,
-    /// Mean interval between comparisons with upstream; `0s`: never ([Self-checks](#self-checks))
+    /// Mean interval between [comparisons with upstream](#self-checks); `0s`: never
     pub(super) self_check: Period,
     /// How long a request waits for a feed's initial list before it is forwarded
     pub(super) sync_wait: Period,
@@ -329,8 +328,7 @@ pub(super) struct AuditSection {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(deny_unknown_fields)]
 pub(super) struct Http2Section {
-    /// Implementation that serves HTTP/2: the proxy's own, or hyper's, which has fewer limits
-    /// ([SECURITY.md](SECURITY.md#http2-by-hyper)). It is a fallback, should the own one have a bug
+    /// HTTP/2 implementation. `hyper` is a fallback with [fewer limits](SECURITY.md#http2-by-hyper)
     #[schemars(extend("x-type" = "word", "x-bounds" = "`own`, `hyper`"))]
     pub(super) codec: CodecWord,
 }

@@ -11,7 +11,7 @@ pub(super) enum BetterDirection {
     Neither,
 }
 
-/// Every figure: its name, its unit, which direction is better, and its description. docs/tools/BENCH.md lists them all.
+/// Every figure: its name, its unit, which direction is better, and the description that users see.
 pub(super) const CATALOGUE: &[(&str, &str, BetterDirection, &str)] = &[
     ("watches", "", BetterDirection::Neither, "opened watches"),
     ("connections", "", BetterDirection::Neither, "connections that the watches share"),
