@@ -287,7 +287,9 @@ impl BoundApp {
             known.keep_up(starting).await;
         });
         // Metrics and health start before clients can connect: their connections may take all remaining descriptors.
-        let no_runtime = |error: &std::io::Error| tracing::error!(%error, "cannot start the admin thread");
+        let no_runtime = |error: &std::io::Error| {
+            tracing::error!(%error, "cannot start the admin thread; admin, health and metrics ports are not served");
+        };
         let mut ops = ops.start().inspect_err(no_runtime).ok().flatten();
         for (listener, tls) in listeners {
             let frontend = frontend.clone();
@@ -301,7 +303,7 @@ impl BoundApp {
         let ended = until_over(shutdown, &tasks, &records).await;
         let config = tuned.running.get();
         let stopping = ready.register("shutting down");
-        tracing::info!(grace = ?config.drain, "draining");
+        tracing::info!(grace = ?config.drain, "draining open connections");
         if config.reuse_port {
             // The successor listens on the same port. From now on, it must receive all probes and scrapes.
             if let Some(ops) = ops.take() {
@@ -313,7 +315,7 @@ impl BoundApp {
             in_time = trigger.drain(config.drain) => in_time,
             () = at_once => false,
         };
-        tracing::info!(in_time, "drained");
+        tracing::info!(in_time, "drain finished");
         tasks.join().await;
         records.finish(RECORDS_MAX).await;
         drop(stopping);
@@ -331,13 +333,13 @@ async fn until_over(shutdown: BoxFuture<'_, ()>, tasks: &Tasks, records: &Tasks)
         name = tasks.lost() => TaskLost(name),
         name = records.lost() => TaskLost(name),
     };
-    tracing::error!(error = %lost, "stopping, so that the process is restarted");
+    tracing::error!(error = %lost, "required task lost; exiting so that the process is restarted");
     Err(lost)
 }
 
 /// Keeps the upstream credentials up to date, and checks for a better upstream server.
 fn keep_up(config: &ServeSettings, client: &Client, tasks: &Tasks) {
-    tracing::info!(version = VERSION, mode = mode(config), upstream = client.server_url(), "starting");
+    tracing::info!(version = VERSION, mode = mode(config), upstream = client.server_url(), "proxy starting");
     tasks.spawn_needed("upstream credentials", client.clone().keep_up(config.look_every));
     if client.endpoints().are_several() {
         tasks.spawn_needed("upstream servers", client.clone().keep_servers());
@@ -450,9 +452,12 @@ fn audit(config: &ServeSettings) -> Result<(Audit, Tasks), StartError> {
 /// its memory cannot log it later.
 fn say_memory(config: &ServeSettings) {
     let Some(memory) = &config.memory else { return };
-    tracing::info!(mebibytes = memory.budget_bytes() >> 20, source = %memory, "memory for objects and events");
+    tracing::info!(
+        mebibytes = memory.budget_bytes() >> 20, source = %memory,
+        "memory budget set for objects and events"
+    );
     if let Some(warning) = memory.warning() {
-        tracing::warn!("{warning}");
+        tracing::warn!(reason = warning, "memory budget too large; the process may be OOM-killed");
     }
 }
 

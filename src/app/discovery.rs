@@ -48,7 +48,7 @@ impl DiscoveryLoop {
     pub(super) async fn learn(&self, starting: &ReadinessGuard) {
         let mut backoff = Backoff::default();
         while let Err(error) = self.rights.catalog.refresh(Instant::now()).await {
-            tracing::warn!(%error, "discovery failed; retrying");
+            tracing::warn!(%error, "upstream API discovery failed; retrying");
             let why = error.in_brief();
             starting.set_reason(move || Some(why.clone()));
             sleep(backoff.failed(Instant::now())).await;
@@ -137,7 +137,7 @@ impl DiscoveryLoop {
             Ok(false) if is_prompted => feeds.forget_gone(),
             Ok(false) => {}
             Err(error) => {
-                tracing::debug!(%error, "discovery failed");
+                tracing::debug!(%error, "upstream API discovery failed; keeping the known resources");
                 return false;
             }
         }

@@ -24,12 +24,14 @@ pub fn raise_open_files() {
             tracing::info!(from, to, "raised the file descriptor limit to the hard limit");
             let Some(program) = this_program() else {
                 return tracing::warn!(
-                    "exec plugins inherit the raised file descriptor limit: cannot find the proxy's own executable"
+                    "cannot find the proxy's own executable; exec plugins inherit the raised file descriptor limit"
                 );
             };
             run_plugins_by(PluginRunner { program, arguments: ["run-plugin", &from, "--"].map(str::to_owned).into() });
         }
-        Err(error) => tracing::warn!(from, to, %error, "cannot raise the file descriptor limit"),
+        Err(error) => {
+            tracing::warn!(from, to, %error, "cannot raise the file descriptor limit; keeping the soft limit");
+        }
     }
 }
 

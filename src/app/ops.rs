@@ -180,7 +180,9 @@ impl OpsListeners {
                     let serving = net::serve(listener, tls, limits, tasks.clone(), drain.clone(), handle);
                     tasks.spawn("operators' port", serving);
                 }
-                Err(error) => tracing::error!(%error, "cannot serve an admin, health or metrics port"),
+                Err(error) => {
+                    tracing::error!(%error, "an admin, health or metrics port is not served: cannot use its socket");
+                }
             }
         }
         stop.cancelled().await;
@@ -213,7 +215,7 @@ impl RunningOps {
     pub(super) fn stop(self) {
         self.stop.cancel();
         if self.thread.join().is_err() {
-            tracing::error!("admin thread panicked");
+            tracing::error!("admin thread panicked; admin, health and metrics ports are closed");
         }
     }
 }

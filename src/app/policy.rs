@@ -120,7 +120,10 @@ impl Listener {
             self.hear(false);
             if !std::mem::replace(is_told, true) {
                 let resource = self.kind.resource();
-                tracing::warn!(resource, "cannot watch RBAC changes; checking open watches once a minute");
+                tracing::warn!(
+                    resource,
+                    "cannot watch RBAC objects; rechecking the permissions of open watches once a minute"
+                );
             }
             sleep(self.again).await;
         }
@@ -191,7 +194,10 @@ impl Listener {
         let affected = match serde_json::from_slice::<PolicyChange>(frame) {
             Ok(change) => self.heard.policy.lock().apply(self.kind, change),
             Err(error) => {
-                tracing::warn!(%error, resource = self.kind.resource(), "cannot decode an RBAC object");
+                tracing::warn!(
+                    %error, resource = self.kind.resource(),
+                    "cannot decode an RBAC object; rechecking the permissions of all callers"
+                );
                 Some(AffectedUsers::Everyone)
             }
         };

@@ -106,7 +106,10 @@ impl Preload {
             };
             if late.is_some_and(|late| late <= Instant::now()) {
                 if stale.is_none() {
-                    tracing::warn!(resource = name, "not ready: no upstream watch for longer than readyStaleMax");
+                    tracing::warn!(
+                        resource = name,
+                        "proxy not ready: the resource had no upstream watch for longer than readyStaleMax"
+                    );
                     let (guard, counts) = (self.ready.register(format!("stream of {name}")), feed.counts.clone());
                     stale = Some(guard.because(move || counts.trouble()));
                 }

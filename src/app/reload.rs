@@ -81,7 +81,10 @@ impl ReloadableSettings {
         // A pipe can be read only once. Reading it again would return an empty configuration, which means every
         // default.
         if !path.is_file() {
-            tracing::info!(path = %path.display(), "the configuration is not a regular file; it is not reloaded");
+            tracing::info!(
+                path = %path.display(),
+                "the configuration is not a regular file; its changes are not reloaded"
+            );
             return Ok(());
         }
         let arguments = arguments.clone();
@@ -124,7 +127,7 @@ impl ReloadableSettings {
             let serve = merged(&running, read, running.settings.taking(&changes, &read.settings));
             self.put(&serve, frontend, feeds);
             if let Err(why) = log_level(&serve.log.level) {
-                tracing::warn!(error = %why, "cannot apply log.level");
+                tracing::warn!(level = %serve.log.level, error = %why, "cannot apply log.level");
             }
             self.running.set(serve);
             tracing::info!(keys = changes.taken.join(", "), "configuration applied");

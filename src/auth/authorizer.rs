@@ -416,7 +416,7 @@ fn shown(sender: RequestSender, headers: &HeaderMap) -> Result<Vec<Credential>, 
         Ok(token) => shown.extend(token.map(Credential::Token)),
         Err(_) if !shown.is_empty() => {}
         Err(why) => {
-            tracing::debug!(error = %why, "malformed credential");
+            tracing::debug!(error = %why, "malformed bearer token; request rejected with 401");
             return Err(NotGranted::Unauthenticated);
         }
     }

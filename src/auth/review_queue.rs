@@ -110,7 +110,7 @@ impl ReviewQueue {
             NotGranted::unanswered(&error, self.topic)
         })?;
         if let Some(failed) = self.failures.unlogged(Instant::now()) {
-            tracing::warn!(resource = self.topic.resource(), failed, "reviews succeed again");
+            tracing::warn!(resource = self.topic.resource(), failed, "review requests to the apiserver succeed again");
         }
         Ok((asked, answer))
     }
@@ -118,7 +118,7 @@ impl ReviewQueue {
     /// Logs a failed review, or counts it for the next line.
     fn log_failure(&self, error: &dyn fmt::Display) {
         if let Some(failed) = self.failures.failed(Instant::now()) {
-            tracing::warn!(resource = self.topic.resource(), failed, %error, "review failed");
+            tracing::warn!(resource = self.topic.resource(), failed, %error, "review request to the apiserver failed");
         }
     }
 

@@ -79,7 +79,7 @@ impl ReviewRight {
             let now = *state.borrow_and_update();
             if now == RightState::Held {
                 if guard.take().is_some() {
-                    tracing::info!(resource = topic.resource(), "the proxy is allowed to create reviews");
+                    tracing::info!(resource = topic.resource(), "the proxy's account may create reviews");
                 }
                 backoff.succeeded(Instant::now());
                 if state.changed().await.is_err() {
@@ -94,7 +94,7 @@ impl ReviewRight {
                     tracing::warn!(
                         resource = topic.resource(),
                         code,
-                        "not ready: the proxy's account may not create reviews"
+                        "proxy not ready: its account may not create reviews (grant create in RBAC)"
                     );
                 }
                 let pause = backoff.failed(Instant::now());
@@ -118,10 +118,16 @@ impl ReviewRight {
             // A cluster may forbid every account to check its own rights. Then only the next review can prove the
             // right, and a process that is not ready receives no request.
             Err(error) if error.code() == Some(403) => {
-                tracing::warn!(%error, "cannot check the permission to create reviews; assuming it is granted");
+                let resource = topic.resource();
+                tracing::warn!(
+                    resource, %error,
+                    "cannot check the permission to create reviews; assuming it is granted"
+                );
                 self.set(RightState::Held);
             }
-            Err(error) => tracing::debug!(%error, "cannot check the proxy's own permissions"),
+            Err(error) => {
+                tracing::debug!(resource = topic.resource(), %error, "cannot check the permission to create reviews");
+            }
         }
     }
 

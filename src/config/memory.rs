@@ -60,9 +60,7 @@ impl MemoryLimit {
     pub fn warning(&self) -> Option<String> {
         let room = self.room.as_ref().filter(|room| self.budget_bytes as u64 > room.bytes)?;
         let budget = self.budget_bytes >> 20;
-        Some(format!(
-            "feeds.memoryMebibytes={budget} exceeds the available memory ({room}): the process may be OOM-killed"
-        ))
+        Some(format!("feeds.memoryMebibytes={budget} exceeds the available memory ({room})"))
     }
 }
 

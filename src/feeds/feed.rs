@@ -119,7 +119,10 @@ impl Feed {
     pub fn refuse(&self, representation: Representation, reason: RenderingRefusal, why: &dyn fmt::Display) {
         if self.renderings.refuse(representation, reason) {
             let (feed, reason) = (&self.spec.key, reason.as_str());
-            tracing::warn!(%feed, %representation, reason, %why, "no longer derived; using upstream's objects");
+            tracing::warn!(
+                %feed, %representation, reason, %why,
+                "stopped converting cached objects; requesting this representation from upstream"
+            );
             self.reader.nudge();
         }
     }

@@ -175,7 +175,7 @@ impl ConnectionLimiter {
         let asks = !self.make_room().await;
         if asks {
             if self.taken.lock().warns() {
-                tracing::warn!(%error, "cannot accept a connection");
+                tracing::warn!(%error, "cannot accept a connection and none is idle; freeing file descriptors");
             }
             want_descriptor().await;
         }

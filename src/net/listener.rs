@@ -186,7 +186,10 @@ impl Listener {
                 if let BoundSocket::Tcp(listener) = &self.socket
                     && let Err(error) = system::let_nobody_begin(listener)
                 {
-                    tracing::debug!(%error, "connections that arrive during the handover may be refused");
+                    tracing::debug!(
+                        %error,
+                        "cannot stop new connections; some may be refused while another process takes over the port"
+                    );
                 }
                 while let Ok(Ok(accepted)) = timeout_at(until, self.accept()).await {
                     take(accepted);

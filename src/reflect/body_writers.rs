@@ -189,7 +189,10 @@ impl BodyWriters {
             return;
         }
         if let Some(was) = was {
-            tracing::warn!(feed = %self.feed.spec.key, from = was, to = minor, "upstream minor version changed");
+            tracing::warn!(
+                feed = %self.feed.spec.key, from = was, to = minor,
+                "upstream changed to another Kubernetes minor version"
+            );
             self.feed.renderings.start_over();
             self.feed.reader.forget_derived();
             self.feed.reader.nudge();

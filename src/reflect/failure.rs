@@ -52,7 +52,10 @@ pub(super) fn over(error: Error) -> StepFailure {
         },
         // The response has a form that a feed cannot follow, and a retry would get the same form.
         Error::OtherRepresentation { .. } | Error::NotInitial(_) | Error::EndlessPages | Error::InvalidRequest(_) => {
-            tracing::info!(%error, "upstream does not support this encoding for a feed");
+            tracing::info!(
+                %error,
+                "upstream does not serve a list and watch in the requested encoding; ending the feed"
+            );
             StepFailure::Over(FeedEnd::NotOffered)
         }
         Error::OverBudget => StepFailure::Over(FeedEnd::OverBudget),
@@ -70,7 +73,7 @@ pub(super) fn over(error: Error) -> StepFailure {
         // The cached rows were printed with other columns, for example by another apiserver release.
         Error::Wire(WireError::OtherColumns) => StepFailure::Over(FeedEnd::Outdated),
         Error::Wire(wire) => {
-            tracing::warn!(error = %wire, "cannot decode objects from upstream");
+            tracing::warn!(error = %wire, "cannot decode objects from upstream; ending the feed");
             StepFailure::Over(FeedEnd::Unreadable)
         }
     }

@@ -102,9 +102,14 @@ impl HistoryBackfiller {
             (BackfillRequest::Events(rv), "extended") => {
                 tracing::info!(%feed, "history extended back to rv {rv} for a resuming client");
             }
-            (BackfillRequest::Events(rv), outcome) => tracing::info!(%feed, %rv, outcome, "history not extended"),
+            (BackfillRequest::Events(rv), outcome) => {
+                tracing::info!(%feed, %rv, outcome, "history not extended for a resuming client")
+            }
             (BackfillRequest::Before(rv), outcome) => {
-                tracing::info!(%feed, %rv, outcome, "read earlier states of objects");
+                tracing::info!(
+                    %feed, %rv, outcome,
+                    "requested previous states of changed objects for a resuming client"
+                );
             }
         }
     }
@@ -130,7 +135,10 @@ impl HistoryBackfiller {
             }
             Err(BackfillError::TooMany) => return BackfillOutcome::TooEarly { from },
             Err(BackfillError::Failed(error)) => {
-                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "cannot read earlier history");
+                tracing::debug!(
+                    feed = %self.upstream.feed.spec.key, %error,
+                    "cannot read earlier events from upstream"
+                );
                 let is_early = matches!(error, StreamEnd::Clean) && asked.elapsed() < WATCH_LASTS;
                 return if error.broke_off() || is_early {
                     BackfillOutcome::Interrupted

@@ -171,7 +171,10 @@ impl Lister<'_> {
         match self.watch_list().await {
             Ok(initial) => Ok(Some(initial)),
             Err(StreamEnd::Failed(error)) if refuses_watch_list(&error) => {
-                tracing::info!(%error, "upstream does not support streaming lists; using paginated lists");
+                tracing::info!(
+                    feed = %self.spec.key, %error,
+                    "upstream does not support streaming lists; using paginated lists"
+                );
                 lists_only.store(true, Ordering::Relaxed);
                 Ok(None)
             }

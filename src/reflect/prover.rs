@@ -281,8 +281,8 @@ impl Prover {
                 self.upstream.feed.reader.unconfirm();
                 self.doubt();
             }
-            Ok(Err(error)) => tracing::debug!(%feed, %error, "freshness check failed"),
-            Err(_) => tracing::debug!(%feed, "freshness check timed out"),
+            Ok(Err(error)) => tracing::debug!(%feed, %error, "cannot read upstream's current resourceVersion"),
+            Err(_) => tracing::debug!(%feed, "reading upstream's current resourceVersion timed out"),
         }
         self.unanswered.rest().await;
         None

@@ -154,7 +154,10 @@ impl Qualifier {
                 return true;
             }
             Err(error) => {
-                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "cannot read the upstream version");
+                tracing::debug!(
+                    feed = %self.upstream.feed.spec.key, %error,
+                    "cannot read upstream's Kubernetes version"
+                );
                 return false;
             }
         };
@@ -334,7 +337,11 @@ impl Qualifier {
                 Err(_) => Verdict::Refused,
             },
             Err(error) => {
-                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "cannot read objects for comparison");
+                let feed = &self.upstream.feed.spec.key;
+                tracing::debug!(
+                    %feed, %representation, %error,
+                    "cannot read upstream's objects to verify a conversion"
+                );
                 Verdict::without_answer(&error)
             }
         };

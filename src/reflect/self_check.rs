@@ -175,7 +175,8 @@ impl SelfChecker {
                 SelfCheckOutcome::Same
             }
             Err(error) => {
-                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "self-check skipped");
+                let feed = &self.upstream.feed.spec.key;
+                tracing::debug!(%feed, %error, "cannot compare cached objects with upstream; self-check skipped");
                 known.compared = before;
                 known.note(&error, (mark.history, state.rv));
                 SelfCheckOutcome::Skipped
@@ -259,8 +260,8 @@ impl SelfChecker {
                 break;
             }
         }
-        let (feed, held) = (&self.upstream.feed.spec.key, state.len());
-        tracing::debug!(%feed, upstream = counted, held, "object count differs from upstream, but no object does");
+        let (feed, cached) = (&self.upstream.feed.spec.key, state.len());
+        tracing::debug!(%feed, upstream = counted, cached, "object count differs from upstream, but no object does");
         known.misleads = true;
         Ok(Vec::new())
     }

@@ -210,7 +210,7 @@ impl Frontend {
         }
         let (code, took) = (response.status().as_u16(), received.elapsed());
         let cached = response.headers().contains_key(SERVED);
-        tracing::debug!(target: "access", %method, path, code, cached, ?took, "request");
+        tracing::debug!(target: "access", %method, path, code, cached, ?took, "response sent");
         outcome::show(&self.active_watches, &response, &who, (method.as_str(), &path));
         finish(response)
     }
@@ -451,7 +451,9 @@ impl Frontend {
             Ok(Err(failure)) if failure.is_outage => {
                 return Err(unavailable(&format!("upstream discovery has not completed yet: {}", failure.why)));
             }
-            Ok(Err(failure)) => tracing::debug!(error = failure.why, "discovery failed"),
+            Ok(Err(failure)) => {
+                tracing::debug!(resource = %gvr, error = failure.why, "cannot look up a resource: discovery failed");
+            }
             Err(shed) => return Err(too_many(shed, LIST_RETRY_SECONDS)),
         }
         Ok(self.catalog.find(&gvr))

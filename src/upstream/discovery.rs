@@ -359,7 +359,12 @@ impl Catalog {
             match self.client.fetch(Cause::Discovery, &format!("{root}/{group_version}"), JSON).await {
                 Ok((_, body)) => versions.extend(read::<LegacyList>(&body).map(LegacyList::into_version)),
                 // One broken aggregated API must not hide the others (R-UPSTREAM-11).
-                Err(error) => tracing::warn!(%group_version, %error, "discovery of an API group failed"),
+                Err(error) => {
+                    tracing::warn!(
+                        %group_version, %error,
+                        "discovery of an API group failed; its resources are unknown until the next discovery"
+                    )
+                }
             }
         }
         Ok(versions)

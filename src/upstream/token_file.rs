@@ -46,7 +46,12 @@ impl TokenFile {
                 let (file, why) = (self.path.display(), error.kind());
                 tracing::warn!(%file, error = %why, "cannot read the token file; keeping the previous token");
             }
-            Err(error) => tracing::error!(%error, "cannot read the token file"),
+            Err(error) => {
+                tracing::error!(
+                    file = %self.path.display(), %error,
+                    "token file reader failed; keeping the previous token"
+                );
+            }
         }
         self.held.lock().header.clone()
     }

@@ -125,8 +125,9 @@ impl<T: Send + Sync + 'static> WatchedFile<T> {
     /// Checks the files now, on a blocking thread: disks may stall, and credential plugins take time.
     pub async fn look_again(&self) {
         let Some(origin) = self.origin.clone() else { return };
+        let what = origin.what;
         if let Err(error) = tokio::task::spawn_blocking(move || origin.look()).await {
-            tracing::error!(%error, "cannot read files to reload");
+            tracing::error!(what, %error, "cannot check files for changes; retrying");
         }
     }
 }
@@ -142,13 +143,13 @@ impl<T> FileSource<T> {
                 self.metrics.replaced();
                 *self.known.lock() = LastLoad { fingerprint, trouble: None };
                 self.value.send_replace(Arc::new(value));
-                tracing::info!(what = self.what, "reloaded");
+                tracing::info!(what = self.what, "reloaded changed files");
             }
             Err(why) => {
                 self.metrics.failed();
                 let told = self.known.lock().trouble.replace(why.clone());
                 if told.as_ref() != Some(&why) {
-                    tracing::warn!(what = self.what, error = %why, "reload failed; keeping the previous one");
+                    tracing::warn!(what = self.what, error = %why, "reload failed; keeping the previous contents");
                 }
             }
         }

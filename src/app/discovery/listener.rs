@@ -124,7 +124,10 @@ impl ChangeListener {
     fn read(&self, declarations: &mut Declarations, reader: &CacheReader) -> Option<bool> {
         let catalog = &self.rights.catalog;
         if let Err(why) = declarations.update(self.from, reader, catalog.minor()) {
-            tracing::warn!(resource = %self.from.gvr(), reason = why, "discovery feed incomplete; polling instead");
+            tracing::warn!(
+                resource = %self.from.gvr(), reason = why,
+                "discovery feed incomplete; polling the discovery API instead"
+            );
             catalog.lose(self.from);
             return None;
         }

@@ -64,7 +64,10 @@ impl AuditWriter {
                 (output, rest) = (returned, left);
                 let Err(error) = written else { continue };
                 if !std::mem::replace(&mut is_failing, true) {
-                    tracing::error!(%error, "cannot write the audit log; reads of Secrets fail if its queue fills up");
+                    tracing::error!(
+                        %error,
+                        "cannot write the audit log; retrying; reads of Secrets fail if its queue fills up"
+                    );
                     metrics::audit_failing(true);
                 }
                 tokio::time::sleep(AGAIN).await;

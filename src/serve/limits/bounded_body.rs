@@ -87,7 +87,7 @@ impl<B: Send> Timed for BodyState<B> {
             (taken.body.take(), taken.waker.take())
         };
         if body.is_some() {
-            tracing::debug!("request or response body timed out");
+            tracing::debug!("body aborted: the client did not send or read it in time");
         }
         drop(body);
         if let Some(waker) = waker {

@@ -56,7 +56,7 @@ impl InitialRows {
             .ok_or(ForwardReason::Table)?;
         let ListPage { resource_version, continue_token, items, .. } =
             self.rows(request.caller.payer().as_ref(), &path, resource).await.map_err(|error| {
-                tracing::debug!(%error, "cannot list the initial rows of a Table watch");
+                tracing::debug!(%error, "cannot list the initial rows of a Table watch; forwarding");
                 ForwardReason::Table
             })?;
         // Upstream was asked with the proxy's identity, so the result is checked against the caller's view.

@@ -97,7 +97,7 @@ async fn show(
         synced = fleet.synced(SYNC_MAX) => {
             if synced.is_none() {
                 let complaint = fleet.complaint();
-                tracing::warn!(?SYNC_MAX, complaint, "not every watch has its initial objects yet");
+                tracing::warn!(waited = ?SYNC_MAX, reason = complaint, "some watches have not synced yet");
             }
             synced.is_some()
         }
