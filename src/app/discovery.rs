@@ -55,11 +55,12 @@ impl DiscoveryLoop {
         }
         let PermissionRetrier { client, catalog, .. } = &self.rights;
         let release = timeout(RELEASE_MAX, client.release()).await.ok().and_then(Result::ok);
+        let upstream_version = release.map_or_else(|| "unknown".to_owned(), |release| release.to_string());
         tracing::info!(
             version = super::VERSION,
             mode = self.mode,
             upstream = client.server_url(),
-            upstream_version = release.map_or_else(|| "unknown".to_owned(), |release| release.to_string()),
+            upstream_version,
             resources = catalog.len(),
             "discovered upstream's API resources"
         );

@@ -195,7 +195,7 @@ impl Listener {
             Ok(change) => self.heard.policy.lock().apply(self.kind, change),
             Err(error) => {
                 tracing::warn!(
-                    %error, resource = self.kind.resource(),
+                    resource = self.kind.resource(), %error,
                     "cannot decode an RBAC object; rechecking the permissions of all callers"
                 );
                 Some(AffectedUsers::Everyone)

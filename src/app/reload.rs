@@ -81,10 +81,8 @@ impl ReloadableSettings {
         // A pipe can be read only once. Reading it again would return an empty configuration, which means every
         // default.
         if !path.is_file() {
-            tracing::info!(
-                path = %path.display(),
-                "the configuration is not a regular file; its changes are not reloaded"
-            );
+            let path = path.display();
+            tracing::info!(%path, "the configuration is not a regular file; its changes are not reloaded");
             return Ok(());
         }
         let arguments = arguments.clone();
@@ -130,12 +128,12 @@ impl ReloadableSettings {
                 tracing::warn!(level = %serve.log.level, error = %why, "cannot apply log.level");
             }
             self.running.set(serve);
-            tracing::info!(keys = changes.taken.join(", "), "configuration applied");
+            tracing::info!(keys = changes.taken.join(", "), "changed configuration applied");
         }
         metrics::restart_keys(changes.restart.len());
         let before = std::mem::replace(&mut *self.waiting.lock(), changes.restart.clone());
         if before != changes.restart && !changes.restart.is_empty() {
-            tracing::warn!("restart required for: {}", changes.restart.join(", "));
+            tracing::warn!("changed keys not applied; restart required for: {}", changes.restart.join(", "));
         }
         let outcome = match (changes.taken.is_empty(), before == changes.restart) {
             (false, _) if changes.restart.is_empty() => "applied",

@@ -103,7 +103,7 @@ impl HistoryBackfiller {
                 tracing::info!(%feed, "history extended back to rv {rv} for a resuming client");
             }
             (BackfillRequest::Events(rv), outcome) => {
-                tracing::info!(%feed, %rv, outcome, "history not extended for a resuming client")
+                tracing::info!(%feed, %rv, outcome, "history not extended for a resuming client");
             }
             (BackfillRequest::Before(rv), outcome) => {
                 tracing::info!(

@@ -154,10 +154,13 @@ impl Reflector {
         let feed = &self.deps.upstream.feed;
         feed.counts.note_trouble(failure.in_brief());
         if let StepFailure::Stream(StreamEnd::Clean) = failure {
-            tracing::info!(feed = %feed.spec.key, error = %failure, retry_in = ?wait, "upstream watch interrupted");
+            tracing::info!(
+                feed = %feed.spec.key, error = %failure, retry_in = ?wait,
+                "upstream watch interrupted; retrying"
+            );
         } else if let Some(failures) = self.interruptions.failed(Instant::now()) {
             let (feed, error) = (&feed.spec.key, failure);
-            tracing::warn!(%feed, %error, failures, retry_in = ?wait, "upstream watch interrupted");
+            tracing::warn!(%feed, %error, failures, retry_in = ?wait, "upstream watch interrupted; retrying");
         }
     }
 

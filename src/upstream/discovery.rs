@@ -363,7 +363,7 @@ impl Catalog {
                     tracing::warn!(
                         %group_version, %error,
                         "discovery of an API group failed; its resources are unknown until the next discovery"
-                    )
+                    );
                 }
             }
         }

@@ -139,7 +139,7 @@ impl Prover {
                 Ok(Ok(true)) => return self.behind.succeeded(),
                 Ok(Ok(false)) => {}
                 Ok(Err(error)) => {
-                    tracing::debug!(feed = %feed.spec.key, %error, "cannot list the objects' resourceVersions")
+                    tracing::debug!(feed = %feed.spec.key, %error, "cannot list the objects' resourceVersions");
                 }
                 Err(_) => tracing::debug!(feed = %feed.spec.key, "listing the objects' resourceVersions timed out"),
             }

@@ -158,8 +158,8 @@ impl Reflector {
         let version = |rv: Option<ResourceVersion>| rv.map_or_else(|| "none".to_owned(), |rv| rv.to_string());
         let feed = &self.deps.upstream.feed;
         tracing::error!(
-            feed = %feed.spec.key, object = %key, difference, rv = %at, cached_rv = version(*ours),
-            upstream_rv = version(*theirs),
+            feed = %feed.spec.key, object = %key, cached_rv = version(*ours), upstream_rv = version(*theirs), rv = %at,
+            difference,
             "cached object differs from upstream: an event was lost in the proxy or the apiserver; relisting; watches \
              end with 410"
         );

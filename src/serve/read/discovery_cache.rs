@@ -127,7 +127,7 @@ impl DiscoveryCache {
         let fetching = self.copies.get(key, request.received, |copy| self.is_current(key, copy), fetch);
         let answered = timeout(ANSWER_MAX, fetching).await.unwrap_or_else(|elapsed| Err(elapsed.to_string()));
         let answered = answered.inspect_err(|why| {
-            tracing::debug!(path = key.path, why, "cannot serve discovery from the cache; forwarding")
+            tracing::debug!(path = key.path, why, "cannot serve discovery from the cache; forwarding");
         });
         let (document, source) = answered.ok()?;
         metrics::served_discovery(if key.path == VERSION { "version" } else { "discovery" }, source);
