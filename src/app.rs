@@ -76,7 +76,7 @@ pub enum StartError {
     Tls(#[from] TlsError),
     #[error("cannot listen on {address}: {source}")]
     Bind { address: Address, source: io::Error },
-    #[error("socket activation passed {0}, which is not in `listen`")]
+    #[error("socket activation passed {0}, which is not in `listen`; add it there or remove it from the socket unit")]
     Passed(Address),
     #[error("cannot write {path}: {source}")]
     Write { path: std::path::PathBuf, source: io::Error },
@@ -94,7 +94,7 @@ pub enum StartError {
 
 /// The error of an application that ended without a shutdown request.
 #[derive(Debug, thiserror::Error)]
-#[error("task {0:?} panicked")]
+#[error("the required task {0:?} panicked")]
 pub struct TaskLost(&'static str);
 
 impl BoundApp {

@@ -34,9 +34,9 @@ pub enum PageAccessDenied {
     CallerUnidentified,
     #[error("authentication required: send a bearer token")]
     Unauthenticated,
-    #[error("you may not get this path (grant it in nonResourceURLs)")]
+    #[error("access denied: you may not get this path (grant get on it in nonResourceURLs)")]
     Denied,
-    #[error("too many authentication or authorization requests; try again")]
+    #[error("too many authentication or authorization requests to the apiserver; try again")]
     TooMany,
     #[error("cannot authenticate or authorize: the apiserver is unreachable")]
     Unknown,

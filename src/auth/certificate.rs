@@ -79,14 +79,14 @@ pub struct CertificateHolder {
 pub enum AuthoritiesError {
     #[error("no certificate found (expected a PEM block \"CERTIFICATE\")")]
     Empty,
-    #[error("{0}")]
+    #[error("cannot parse a certificate: {0}")]
     Unreadable(String),
 }
 
 /// Why a certificate is not accepted. For logs; the caller gets no more details than from upstream.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CertificateRejected {
-    #[error("no client certificate")]
+    #[error("the client sent no certificate")]
     None,
     #[error("invalid client certificate: {0}")]
     Invalid(String),

@@ -9,10 +9,10 @@ use kubeapi::{Access, User};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotGranted {
     /// The credential was not accepted, or there is none.
-    #[error("unauthenticated")]
+    #[error("no valid credential: the caller is not authenticated")]
     Unauthenticated,
     /// Upstream denied the access, with the authorizer's reason, which may be empty.
-    #[error("denied: {0}")]
+    #[error("access denied by the apiserver: {0}")]
     Denied(Arc<str>),
     /// No decision can be obtained now, so the request fails (fail closed).
     #[error("{0}")]

@@ -27,7 +27,7 @@ pub struct Staging {
 
 /// The feed does not fit into the memory limit of feeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the feed does not fit into the memory budget (feeds.memoryMebibytes)")]
+#[error("the feed does not fit into the memory budget; raise feeds.memoryMebibytes")]
 pub struct OverBudget;
 
 /// Maximum length of `between`, so that the nodes to fill are still in the processor's cache.

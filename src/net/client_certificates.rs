@@ -26,7 +26,10 @@ pub(super) const CHAIN_BYTES_MAX: usize = 32 << 10;
 
 /// The chain is longer than any client needs, and expensive to verify.
 #[derive(Debug, thiserror::Error)]
-#[error("the certificate chain is too long: {certificates} certificates, {bytes} bytes")]
+#[error(
+    "the certificate chain is too long: {certificates} certificates (at most {CERTIFICATES_MAX}), {bytes} bytes (at \
+     most {CHAIN_BYTES_MAX})"
+)]
 struct ChainTooLong {
     certificates: usize,
     bytes: usize,

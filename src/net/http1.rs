@@ -48,7 +48,7 @@ struct RequestService<S> {
 
 /// The connection is closing and takes no further requests.
 #[derive(Debug, thiserror::Error)]
-#[error("no more requests are accepted on this connection")]
+#[error("the connection is closing and accepts no more requests")]
 struct ConnectionClosing;
 
 impl<I, S, F, B> Http1<I, S, F, B>

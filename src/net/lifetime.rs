@@ -21,9 +21,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// The reason for which a connection must end at once.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ForcedEnd {
-    #[error("no request received in time")]
+    #[error("no request received on the connection in time")]
     Silent,
-    #[error("closed by the proxy")]
+    #[error("the proxy closed the connection")]
     Cut,
 }
 

@@ -29,22 +29,25 @@ pub enum Error {
     #[error("upstream returned an unexpected document for {0}")]
     OtherDocument(String),
     /// Another representation than the one asked for.
-    #[error("upstream returned {}, not {asked}", .answered.map_or("an unknown content type", Encoding::as_str))]
+    #[error(
+        "upstream returned {}, but {asked} was requested",
+        .answered.map_or("an unknown content type", Encoding::as_str)
+    )]
     OtherRepresentation { asked: String, answered: Option<Encoding> },
     /// An event that does not belong among those that a watch begins with.
-    #[error("upstream sent {0} among the initial events")]
+    #[error("upstream sent {0} among the initial events of a watch (expected ADDED)")]
     NotInitial(EventType),
     /// A page of a LIST names itself as the next page, or page after page is empty.
-    #[error("upstream's paginated list does not end")]
+    #[error("upstream's paginated list does not end: it repeats a continue token or sends empty pages")]
     EndlessPages,
     /// We were allowed to read the definitions of custom resources before, and are not any more.
-    #[error("the proxy may no longer list customresourcedefinitions (RBAC)")]
+    #[error("the proxy's account may no longer list customresourcedefinitions (RBAC)")]
     HiddenDefinitions,
     /// An answer larger than [`BODY_BYTES_MAX`](super::BODY_BYTES_MAX).
     #[error("upstream's response is larger than {0} bytes")]
     TooLarge(usize),
     /// The answer would exceed the memory that all feeds may hold together.
-    #[error("the memory budget is used up (feeds.memoryMebibytes)")]
+    #[error("the memory budget for feeds is used up; raise feeds.memoryMebibytes")]
     OverBudget,
     /// An answer that does not decode.
     #[error("cannot decode upstream's response: {0}")]

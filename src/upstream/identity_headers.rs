@@ -13,11 +13,11 @@ use kubeapi::User;
 /// Why a request is refused: two readers of its headers could see two different callers or requests.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AmbiguousHeaders {
-    #[error("the Connection header names {0}, so it would be dropped")]
+    #[error("the Connection header names the identity header {0}, which servers would drop")]
     HopByHop(HeaderName),
-    #[error("the header {0} is repeated")]
+    #[error("the header {0} is sent more than once")]
     Repeated(HeaderName),
-    #[error("the header {0} is misspelled")]
+    #[error("the header {0} is a misspelled identity header: use dashes, not underscores")]
     Misspelled(HeaderName),
     #[error("the request has both a Content-Length and a Transfer-Encoding")]
     Framing,

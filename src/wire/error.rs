@@ -5,11 +5,11 @@
 #[non_exhaustive]
 pub enum WireError {
     /// The stream ended inside a frame, or a document is shorter than its own length fields say.
-    #[error("the data ends in the middle of a frame")]
+    #[error("the response ends in the middle of a frame")]
     Truncated,
     /// A watch frame exceeds the limit given to [`FrameSplitter::new`](super::FrameSplitter::new), or an object is 4
     /// GiB or more.
-    #[error("a frame is larger than {max} bytes")]
+    #[error("a watch frame or list item is larger than {max} bytes")]
     FrameTooLarge { max: usize },
     /// Not JSON, more than one JSON value, a field of the wrong type, or a duplicate of a key that is read.
     #[error("malformed JSON: {0}")]
@@ -24,7 +24,7 @@ pub enum WireError {
     #[error("malformed protobuf: {0}")]
     Protobuf(&'static str),
     /// Well-formed, but not laid out as the apiserver does: cutting and rejoining it would not give the same bytes.
-    #[error("unexpected layout: {0}")]
+    #[error("unexpected structure: {0}")]
     Layout(&'static str),
     /// The object has no `metadata`.
     #[error("the object has no metadata")]
@@ -33,18 +33,18 @@ pub enum WireError {
     #[error("the object has no valid name or namespace")]
     BadName,
     /// A resourceVersion is missing, empty, `0`, not a canonical decimal `u64`, or not where it can be re-stamped.
-    #[error("missing or invalid resourceVersion")]
+    #[error("the object has no valid resourceVersion")]
     BadResourceVersion,
     /// The type of a watch event is not one of the API's five.
     #[error("unknown watch event type")]
     UnknownEventType,
     /// JSON where protobuf was expected, or the reverse.
-    #[error("the data is not in the negotiated encoding")]
+    #[error("the response is not in the negotiated encoding")]
     WrongForm,
     /// An object of another kind than [`ObjectReader::expecting`](super::ObjectReader::expecting) named.
     #[error("the object is of another kind than the feed")]
     WrongKind,
     /// A Table with other columns than those before it.
-    #[error("the columns of the Table changed")]
+    #[error("the columns of the Table changed during the watch")]
     OtherColumns,
 }

@@ -226,7 +226,7 @@ impl ObjectReader {
                 let initial_events_end = metadata.initial_events_end;
                 Ok((raw, paths.reading(raw, metadata)?, initial_events_end))
             }
-            Paths::Table(..) => Err(WireError::Layout("one row is read from a watch or a list")),
+            Paths::Table(..) => Err(WireError::Layout("a Table row outside of a watch or a list")),
         }
     }
 

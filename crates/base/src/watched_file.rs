@@ -27,7 +27,7 @@ pub struct WatchedFile<T> {
 /// The files cannot be used, and there is no earlier value.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError<E> {
-    #[error("{path}: {source}")]
+    #[error("cannot read {path}: {source}")]
     File { path: PathBuf, source: io::Error },
     #[error(transparent)]
     Content(E),

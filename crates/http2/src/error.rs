@@ -30,7 +30,7 @@ pub(super) enum Http2Error {
 pub enum ConnectionError {
     #[error("HTTP/2 protocol error: {0}")]
     Rule(&'static str),
-    #[error("the client did not acknowledge a PING")]
+    #[error("the client did not acknowledge a PING in time")]
     Dead,
     #[error(transparent)]
     Io(#[from] io::Error),

@@ -85,11 +85,11 @@ pub struct StatusCause {
 /// Why bytes are not a [`Status`].
 #[derive(Debug, thiserror::Error)]
 pub enum StatusDecodeError {
-    #[error("not a Status in JSON: {0}")]
+    #[error("cannot decode a Status from JSON: {0}")]
     Json(#[from] serde_json::Error),
-    #[error("not a Status in protobuf: {0}")]
+    #[error("cannot decode a Status from protobuf: {0}")]
     Protobuf(&'static str),
-    #[error("expected a Status, found {0:?}")]
+    #[error("cannot decode a Status: the object is of kind {0:?}")]
     OtherKind(String),
 }
 

@@ -32,17 +32,17 @@ const ANSWER: Duration = Duration::from_secs(60);
 /// Why a request has no response.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    #[error("cannot connect: {0}")]
+    #[error("cannot connect to the server: {0}")]
     Connect(#[from] std::io::Error),
-    #[error("no response within {0:?}")]
+    #[error("no response from the server within {0:?}")]
     Late(Duration),
-    #[error("http/1.1: {0}")]
+    #[error("HTTP/1.1 request failed: {0}")]
     H1(#[from] hyper::Error),
-    #[error("http/2: {0}")]
+    #[error("HTTP/2 request failed: {0}")]
     H2(#[from] ::h2::Error),
-    #[error("WebSocket: {0}")]
+    #[error("WebSocket watch failed: {0}")]
     Ws(String),
-    #[error("not a request: {0}")]
+    #[error("cannot build the request: {0}")]
     Request(#[from] http::Error),
 }
 

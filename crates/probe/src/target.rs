@@ -27,13 +27,13 @@ pub struct TargetCredentials {
 /// Why a server's address or credentials cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TargetError {
-    #[error("{url}: {reason}")]
+    #[error("cannot use the server URL {url}: {reason}")]
     Url { url: String, reason: String },
-    #[error("{path}: {reason}")]
+    #[error("cannot use the file {path}: {reason}")]
     File { path: PathBuf, reason: String },
-    #[error("credentials: {0}")]
+    #[error("cannot use the credentials: {0}")]
     Credentials(String),
-    #[error("TLS: {0}")]
+    #[error("cannot set up TLS: {0}")]
     Tls(String),
 }
 

@@ -90,10 +90,10 @@ use probe::TargetError;
 pub enum VerifyError {
     #[error(transparent)]
     Server(#[from] TargetError),
-    #[error("{0}")]
+    #[error("cannot prepare the run: {0}")]
     Prepare(String),
     #[error("cannot follow the true history: {0}")]
     Truth(#[from] TruthError),
-    #[error("{path}: {source}")]
+    #[error("cannot write {path}: {source}")]
     Write { path: PathBuf, source: io::Error },
 }

@@ -34,13 +34,13 @@ const TELL_EVERY: Duration = Duration::from_secs(1);
 /// Why the truth cannot be learnt.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TruthError {
-    #[error("{url}: {what}")]
+    #[error("cannot watch {url}: {what}")]
     Unreachable { url: String, what: String },
     #[error("etcd stores {key} as {form}, not as JSON: use a custom resource, or an apiserver for --truth")]
     NotJson { key: String, form: &'static str },
-    #[error("the history was lost at {0}; later events cannot be checked")]
+    #[error("the history has a gap at {0}; later events cannot be checked")]
     Gap(String),
-    #[error("cannot parse {0}")]
+    #[error("cannot parse data of etcd or the apiserver: {0}")]
     Malformed(String),
 }
 

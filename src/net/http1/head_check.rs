@@ -34,7 +34,7 @@ struct Shared {
 
 /// The budget for unfinished heads is used up.
 #[derive(Debug, thiserror::Error)]
-#[error("too many incomplete request headers")]
+#[error("too many connections have incomplete request headers")]
 struct HeadBudgetExceeded;
 
 /// What a client may send after a request and before its response.

@@ -22,7 +22,7 @@ pub(super) struct Queue {
 
 /// The error of a full queue: the writer does not keep up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the audit log queue is full")]
+#[error("the audit log queue is full, so the request cannot be recorded")]
 pub(super) struct QueueFull;
 
 /// The maximum number of queued records: about one second of heavy read traffic.

@@ -26,7 +26,7 @@ pub(crate) struct SharedResponse {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CoalesceError {
     /// It is too large to be read whole, or its user has no room for it.
-    #[error("the response is too large to be shared")]
+    #[error("the response is too large to be shared by coalesced requests")]
     TooLarge,
     #[error(transparent)]
     Failed(#[from] Error),

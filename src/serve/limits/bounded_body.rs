@@ -47,7 +47,7 @@ pub(crate) const TOO_SLOW: &str = "too_slow";
 
 /// The error of a body that was not read, or not sent, before its deadline.
 #[derive(Debug, thiserror::Error)]
-#[error("the body was not sent or read in time")]
+#[error("the client did not send or read the body in time")]
 pub(crate) struct TooSlow;
 
 impl<B: Body + Send + 'static> BoundedBody<B> {

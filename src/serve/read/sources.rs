@@ -48,7 +48,7 @@ pub(crate) enum NotServable {
 impl NotServable {
     /// Rejects a watch that would have to wait during a drain; the client retries at another replica.
     pub(crate) fn going_away() -> Self {
-        Self::Refuse(Box::new(unavailable("the proxy is going away")))
+        Self::Refuse(Box::new(unavailable("the proxy is shutting down; try again")))
     }
 }
 

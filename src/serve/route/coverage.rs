@@ -28,9 +28,9 @@ pub enum Sensitive {
 /// Why a resource is not cached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OutsideCoverage {
-    #[error("not in feeds.resources")]
+    #[error("the resource is not in feeds.resources")]
     NotConfigured,
-    #[error("a sensitive kind that is not in feeds.sensitive")]
+    #[error("the resource is a sensitive kind that is not in feeds.sensitive")]
     Sensitive,
 }
 

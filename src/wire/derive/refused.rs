@@ -17,19 +17,19 @@ pub enum RefusalReason {
     #[error("unknown field number {0}")]
     UnknownField(u32),
     /// Not a message, or not one that the apiserver's encoder writes.
-    #[error("malformed: {0}")]
+    #[error("malformed protobuf: {0}")]
     Malformed(&'static str),
     /// Well-formed, but not a value of the field's type.
-    #[error("{0}")]
+    #[error("invalid value: {0}")]
     Value(&'static str),
     /// The kinds that are stored as JSON keep `[]` apart from `null`, and protobuf does not.
-    #[error("an empty list is indistinguishable from a missing one")]
+    #[error("an empty list cannot be told apart from a missing one in protobuf")]
     NilOrEmpty,
     /// Messages or JSON values nested deeper than any that an apiserver serves.
-    #[error("nested too deeply")]
+    #[error("values are nested too deeply")]
     TooDeep,
     /// The JSON would be much larger than that of any valid body of this size.
-    #[error("its JSON is too large")]
+    #[error("the JSON form would be too large")]
     TooLarge,
 }
 

@@ -24,7 +24,7 @@ pub enum DemoError {
     Proxy(#[from] StartError),
     #[error("cannot start the watches: {0}")]
     Fleet(TargetError),
-    #[error("standard output: {0}")]
+    #[error("cannot write to standard output: {0}")]
     Output(std::io::Error),
     #[error("the proxy stopped: {0}")]
     Lost(TaskLost),

@@ -18,7 +18,7 @@ pub(super) struct InboundBudget<I> {
 
 /// The error of a client that exceeded its budget.
 #[derive(Debug, thiserror::Error)]
-#[error("the client sent too much data on a watch")]
+#[error("the client sent too much data on a WebSocket watch, which only sends events")]
 pub(super) struct InboundBudgetExceeded;
 
 /// The burst that a client may send: about 10,000 empty frames.
