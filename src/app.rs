@@ -86,7 +86,7 @@ pub enum StartError {
     Threads(io::Error),
     #[error("cannot use the certificate authorities: {0}")]
     Authorities(String),
-    #[error("cannot start metrics: {0}")]
+    #[error("cannot start the metrics recorder: {0}")]
     Metrics(String),
     #[error("{0}")]
     Configuration(String),

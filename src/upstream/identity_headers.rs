@@ -19,7 +19,7 @@ pub enum AmbiguousHeaders {
     Repeated(HeaderName),
     #[error("the header {0} is a misspelled identity header: use dashes, not underscores")]
     Misspelled(HeaderName),
-    #[error("the request has both a Content-Length and a Transfer-Encoding")]
+    #[error("the request has both a Content-Length and a Transfer-Encoding; send only one")]
     Framing,
 }
 

@@ -58,7 +58,7 @@ struct Attempt {
 
 /// Another attempt has begun.
 #[derive(Debug, thiserror::Error)]
-#[error("superseded: the request is sent on another connection")]
+#[error("attempt superseded: the request is sent on another connection")]
 struct Superseded;
 
 /// The maximum number of retries. The pauses before all but the first retry add up to about 0.6 s.

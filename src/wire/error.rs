@@ -15,10 +15,10 @@ pub enum WireError {
     #[error("malformed JSON: {0}")]
     Json(#[from] serde_json::Error),
     /// A JSON document is not UTF-8.
-    #[error("JSON is not valid UTF-8")]
+    #[error("the JSON is not valid UTF-8")]
     NotUtf8,
     /// JSON nested deeper than Go's decoder accepts (10,000 levels), which no apiserver can produce.
-    #[error("JSON is nested deeper than 10000 levels")]
+    #[error("the JSON is nested deeper than 10000 levels")]
     TooDeep,
     /// Not a protobuf message, or its fields contradict the API's definitions.
     #[error("malformed protobuf: {0}")]
@@ -36,7 +36,7 @@ pub enum WireError {
     #[error("the object has no valid resourceVersion")]
     BadResourceVersion,
     /// The type of a watch event is not one of the API's five.
-    #[error("unknown watch event type")]
+    #[error("upstream sent an unknown watch event type")]
     UnknownEventType,
     /// JSON where protobuf was expected, or the reverse.
     #[error("the response is not in the negotiated encoding")]

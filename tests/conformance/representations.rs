@@ -235,7 +235,7 @@ async fn unknown_field_is_kept_by_opening_a_json_stream_and_logged() {
     let log = proxy.log();
     let line =
         log.lines().find(|line| line.contains("stopped converting cached objects")).expect("a line that says so");
-    assert!(line.contains("configmaps") && line.contains("unknown field number 5000"), "{line}");
+    assert!(line.contains("configmaps") && line.contains("unknown protobuf field number 5000"), "{line}");
     say(line);
 }
 

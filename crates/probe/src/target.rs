@@ -73,7 +73,7 @@ impl TargetCredentials {
     /// See [`TargetError`].
     pub async fn target(&self, url: &str) -> Result<Target, TargetError> {
         let fail = |reason: &str| TargetError::Url { url: url.to_owned(), reason: reason.to_owned() };
-        let uri: Uri = url.trim_end_matches('/').parse().map_err(|_| fail("it is no URL"))?;
+        let uri: Uri = url.trim_end_matches('/').parse().map_err(|_| fail("it is not a URL"))?;
         let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
             return Err(fail("expected http://HOST:PORT or https://HOST:PORT"));
         };

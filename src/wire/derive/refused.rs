@@ -14,7 +14,7 @@ pub struct TranscodeError {
 #[non_exhaustive]
 pub enum RefusalReason {
     /// A field that the server's release does not have: the server is a newer one, or a fork.
-    #[error("unknown field number {0}")]
+    #[error("unknown protobuf field number {0}")]
     UnknownField(u32),
     /// Not a message, or not one that the apiserver's encoder writes.
     #[error("malformed protobuf: {0}")]

@@ -39,7 +39,7 @@ pub enum VerificationFailure {
     Record { path: PathBuf, source: ReadError },
     #[error("cannot write to standard output: {0}")]
     Output(io::Error),
-    #[error("cannot check the record: {0}")]
+    #[error("the check of the record failed: {0}")]
     Judging(#[from] tokio::task::JoinError),
 }
 
