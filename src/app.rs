@@ -67,7 +67,7 @@ pub struct BoundApp {
     heartbeat: RuntimeHeartbeat,
 }
 
-/// Why the application cannot start.
+/// The reason that the proxy cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     #[error(transparent)]

@@ -90,13 +90,14 @@ pub struct AuthConfig {
     /// The longest time between two checks of an open watch's rights. Nothing reports the end of a token, or of a right
     /// that does not come from RBAC.
     pub recheck: Duration,
-    /// The same for a right from RBAC while changes of RBAC are watched, because an authorizer before RBAC may begin to
-    /// deny.
+    /// The interval between two reviews of a permission from RBAC, while changes of RBAC are watched. It is limited,
+    /// because an authorizer before RBAC may begin to deny.
     pub recheck_rbac: Duration,
-    /// The same for a node's right, because the apiserver does not end a node's watches.
+    /// The interval between two reviews of a node's permission. It is short, because the apiserver does not end a
+    /// node's watches.
     pub recheck_nodes: Duration,
-    /// The same for the identity of a token, if longer, because the apiserver does not review it again for an open
-    /// watch.
+    /// The interval between two reviews of a token, if longer than that of its permissions. The apiserver never reviews
+    /// a token again for an open watch.
     pub recheck_tokens: Duration,
     /// How long open watches continue while their rights cannot be checked.
     pub outage_grace: Duration,

@@ -89,9 +89,9 @@ pub struct CacheConfig {
     pub memory_bytes_max: usize,
     /// Event frames in one ring, in bytes. A ring takes at most a quarter of `memory_bytes_max`.
     pub window_bytes_max: usize,
-    /// Events in one ring.
+    /// The maximum number of events in one history ring.
     pub window_events_max: usize,
-    /// Age of the oldest event.
+    /// The maximum age of the oldest event in a history ring.
     pub window_age_max: Duration,
     /// Events that a narrow lane retains. A reader that does not stall stays within them. The bound limits a lane's
     /// memory, because one event may be in as many lanes as there are selectors that match it.

@@ -20,7 +20,7 @@ pub struct ConfigPage {
     pub settings: BTreeMap<String, Value>,
 }
 
-/// Reads the running configuration.
+/// A function that returns the running configuration for its debug page.
 pub type ConfigReader = Arc<dyn Fn() -> ConfigPage + Send + Sync>;
 
 pub(super) fn page(shown: &ConfigPage) -> AdminResponse {

@@ -14,7 +14,7 @@ const SVG: HeaderValue = HeaderValue::from_static("image/svg+xml");
 const PAGE: &str = include_str!("live/page.html");
 const COLOURS: &str = include_str!("live/live.css");
 const ICON: &str = include_str!("live/icon.svg");
-/// One script, concatenated from its parts.
+/// The script of the live page, concatenated from its parts.
 const PIECES: &str = concat!(
     include_str!("live/begin.js"),
     include_str!("live/numbers.js"),

@@ -27,7 +27,7 @@ pub(super) struct PerThreadMetrics(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
-    /// Each with the counter of `inner` that receives the sum.
+    /// The samples of each histogram, with the counter of `inner` that receives their sum.
     counters: Mutex<HashMap<Key, (Arc<Counts>, Counter)>>,
     histograms: Mutex<HashMap<Key, Arc<Delays>>>,
     help: Mutex<HashMap<String, SharedString>>,
@@ -40,7 +40,8 @@ const PLACES_MAX: usize = 64;
 /// The upper bounds of the buckets of all durations, in seconds. A delivery takes 0.1 ms on an idle machine.
 const BUCKETS: [f64; 12] = [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 10.0];
 
-/// One value per slot, each on its own cache lines, because processors fetch two lines of 64 bytes at a time.
+/// One value per slot of a thread. Each slot has its own cache lines, because processors fetch two lines of 64 bytes at
+/// a time.
 #[derive(Debug)]
 struct PerSlot<T>(Box<[CachePadded<T>]>);
 

@@ -26,7 +26,7 @@ pub struct PrivatePages {
 /// Why a sender may not see a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PageAccessDenied {
-    /// Callers are not authenticated here.
+    /// The listener does not authenticate callers, so it cannot show a private page.
     #[error(
         "this page needs authenticated callers (auth: delegated) or a unix socket (admin: unix:PATH), because every \
          local process can reach this address"

@@ -36,7 +36,8 @@ pub struct MetricsPage {
 /// The callers that may read metrics.
 #[derive(Clone)]
 pub enum MetricsReaders {
-    /// All callers that reach the address, except web pages, because the metrics contain names of namespaces.
+    /// All callers that reach the address may read the metrics, except web pages, because metrics contain names of
+    /// namespaces.
     Anyone(Reloadable<BrowserGuard>),
     /// Callers that are authorized per request.
     Authorized(ScrapeAccess),
@@ -49,7 +50,7 @@ type ScrapeDecision = Option<Result<(), Status>>;
 
 /// The timeout for the decision. It is made on the runtime that serves clients, which may be stuck.
 const ADMITTED_MAX: Duration = Duration::from_secs(15);
-/// How long a rendered scrape is reused, so that frequent scrapes do not occupy the thread that answers probes.
+/// How long a rendered metrics page is reused, so that frequent scrapes do not occupy the thread that answers probes.
 const RENDERED_MAX: Duration = Duration::from_secs(1);
 
 impl HealthPages {
@@ -76,7 +77,7 @@ impl MetricsPage {
         Self { pages, readers, rendered: Arc::default() }
     }
 
-    /// Answers `/metrics`.
+    /// Answers a scrape of `/metrics`.
     pub fn answer<B>(&self, peer: &Peer, request: &Request<B>) -> BoxFuture<'static, AdminResponse> {
         if let MetricsReaders::Anyone(browsers) = &self.readers
             && let Err(foreign) = browsers.get().check(request.uri(), request.headers())

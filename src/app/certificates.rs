@@ -11,7 +11,7 @@ use base::Tasks;
 /// The TLS configuration of the listeners.
 pub(super) struct Certificates {
     pub(super) listeners: Option<Tls>,
-    /// Set if metrics have their own certificate.
+    /// The TLS settings of the metrics port; `None` if it shares those of the proxy's listeners.
     metrics: Option<Tls>,
 }
 

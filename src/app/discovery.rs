@@ -203,7 +203,7 @@ impl ListenerStates {
         }
     }
 
-    /// Whether every listener has reported.
+    /// Whether every discovery listener has reported.
     fn is_from_all(&self) -> bool {
         DeclaringResource::ALL.iter().all(|from| self.0.of(*from).is_some())
     }

@@ -17,7 +17,7 @@ pub struct ProbeResponse {
     said: String,
 }
 
-/// Why there is no response.
+/// The reason that a health probe got no response.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
     #[error("no response from {0} in time")]
@@ -52,7 +52,7 @@ pub fn ask(question: HealthProbe) -> BoxFuture<'static, Result<ProbeResponse, Pr
 }
 
 impl ProbeResponse {
-    /// Whether the proxy is healthy.
+    /// Whether the probed proxy is healthy.
     pub fn is_well(&self) -> bool {
         self.status.is_success()
     }

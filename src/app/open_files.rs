@@ -35,7 +35,7 @@ pub fn raise_open_files() {
     }
 }
 
-/// Executes a command in place of this process, with this limit of open files. Returns only if that fails.
+/// Replaces this process with an exec plugin that has the given limit of open files. Returns only if that fails.
 pub fn run_plugin(open_files: u64, command: &[OsString]) -> io::Error {
     let Some((program, arguments)) = command.split_first() else { return io::ErrorKind::InvalidInput.into() };
     let limit = Rlimit { current: Some(open_files), ..getrlimit(Resource::Nofile) };

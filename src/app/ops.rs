@@ -52,7 +52,7 @@ enum AdminListener {
     Unix(StdUnixListener, PathBuf),
 }
 
-/// The running server.
+/// The running server of the admin, health and metrics ports.
 pub(super) struct RunningOps {
     stop: CancellationToken,
     thread: JoinHandle<()>,

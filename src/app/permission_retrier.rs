@@ -9,7 +9,7 @@ pub(super) struct PermissionRetrier {
     pub(super) client: Client,
     pub(super) catalog: Catalog,
     pub(super) feeds: Feeds,
-    /// Whether the proxy serves one node. Then there are as many proxies as nodes.
+    /// Whether the proxy serves one node, so that there are as many proxies as nodes.
     pub(super) on_node: bool,
 }
 

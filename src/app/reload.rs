@@ -22,7 +22,7 @@ pub struct ReloadSources {
     pub arguments: ServeArguments,
     /// SIGHUP, which triggers a check of the file.
     pub hangups: Signal,
-    /// Sets the log level.
+    /// A function that sets the log level of the process.
     pub log_level: LogLevel,
 }
 
@@ -32,7 +32,7 @@ pub type LogLevel = Box<dyn Fn(&str) -> Result<(), String> + Send + Sync>;
 /// The settings that can change at run time.
 #[derive(Clone)]
 pub(super) struct ReloadableSettings {
-    /// The running configuration.
+    /// The configuration that is in effect.
     pub(super) running: Reloadable<ServeSettings>,
     pub(super) connections: Reloadable<ConnectionLimits>,
     pub(super) reflect: Reloadable<ReflectConfig>,

@@ -17,8 +17,8 @@ use kubeapi::{Access, FlowDistinguisher, User};
 
 /// Creates access reviews upstream, and caches the decisions for seconds.
 ///
-/// A decision belongs to one user, with everything that upstream knows of it, and to one access, with everything that a
-/// right may depend on. Two that differ never share one.
+/// A decision belongs to one user, with all attributes that upstream knows, and to one access, with all attributes that
+/// a permission may depend on. Users or accesses that differ never share a decision.
 pub(super) struct AccessReviewer {
     reviews: Arc<dyn Reviews>,
     queue: ReviewQueue,
@@ -39,7 +39,7 @@ pub(super) struct AccessDecision {
     /// A time before the review was sent.
     pub(super) asked: Instant,
     is_allowed: bool,
-    /// The authorizer's reason.
+    /// The authorizer's reason for a decision.
     pub(super) reason: Arc<str>,
     /// The user and the namespace, by which a policy change affects the decision.
     user: Arc<User>,
@@ -227,12 +227,12 @@ impl AccessDecision {
         Self { asked, is_allowed: verdict.allowed, reason: verdict.reason.into(), user, namespace }
     }
 
-    /// Whether upstream's reason says that RBAC allows the access. No other authorizer's reason does.
+    /// Whether upstream's reason says that RBAC allows the access. No other authorizer gives that reason.
     pub(super) fn is_by_policy(&self) -> bool {
         self.is_allowed && AccessReviewResult::is_by_rbac(&self.reason)
     }
 
-    /// How long it is cached. For leases and proxies, each look-up sets how old it may be.
+    /// How long a decision is cached. For leases and downstream proxies, each look-up also sets a maximum age.
     fn ttl(&self, purpose: ReviewPurpose, config: &AuthConfig) -> Duration {
         match purpose {
             _ if !self.is_allowed && AccessReviewResult::denies_for_now(&self.reason) => Duration::ZERO,

@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use kubeapi::User;
 
-/// The users and places whose rights a policy change may affect.
+/// The users whose permissions a policy change may affect, and in which namespaces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AffectedUsers {
     Everyone,
@@ -21,7 +21,7 @@ pub struct Subjects {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AffectedScope {
     Everywhere,
-    /// These namespaces, and nothing outside them.
+    /// The change affects these namespaces, and nothing outside them.
     Within(BTreeSet<Arc<str>>),
 }
 
@@ -42,7 +42,7 @@ impl AffectedUsers {
         if subjects.pairs() > PAIRS_MAX { Self::Everyone } else { Self::Only(Arc::new(subjects)) }
     }
 
-    /// The union of both.
+    /// Returns the union of both scopes.
     #[must_use]
     pub fn and(self, other: &Self) -> Self {
         let (Self::Only(subjects), Self::Only(others)) = (self, other) else { return Self::Everyone };
@@ -71,12 +71,12 @@ impl AffectedUsers {
 }
 
 impl Subjects {
-    /// Adds a user whose rights may have changed in that scope.
+    /// Adds a user whose permissions may have changed in the scope `reach`.
     pub(super) fn add_user(&mut self, name: String, reach: &AffectedScope) {
         add(&mut self.users, name, reach);
     }
 
-    /// Adds a group whose members' rights may have changed in that scope.
+    /// Adds a group whose members' permissions may have changed in the scope `reach`.
     pub(super) fn add_group(&mut self, name: String, reach: &AffectedScope) {
         add(&mut self.groups, name, reach);
     }

@@ -161,7 +161,7 @@ pub(super) fn anonymous() -> User {
     User { name: User::ANONYMOUS.to_owned(), groups, ..User::default() }
 }
 
-/// Adds the length first, so that no two credentials have the same encoding.
+/// Adds a part of a credential, preceded by its length, so that no two credentials have the same encoding.
 fn add(hmac: &mut ring::hmac::Context, part: &[u8]) {
     hmac.update(&(part.len() as u64).to_be_bytes());
     hmac.update(part);

@@ -12,7 +12,7 @@ pub enum AuthorityRole {
 }
 
 impl AuthorityRole {
-    /// For logs.
+    /// Returns the role of the authority, for logs.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Client => "client",

@@ -44,7 +44,7 @@ struct Shared {
     release: moka::future::Cache<(), Release>,
 }
 
-/// The dependencies of delegated authorization.
+/// The dependencies of an authorizer with delegated authentication.
 #[derive(Clone)]
 pub struct Delegation {
     /// The proxy's own client. Its identity may create token and access reviews.
@@ -56,12 +56,12 @@ pub struct Delegation {
     pub tasks: Tasks,
 }
 
-/// The identity of a caller.
+/// The identity of a caller, as determined from its credential.
 #[derive(Debug, Clone)]
 pub enum Caller {
     /// The proxy itself: every client that reaches the socket acts as it.
     ProxyItself,
-    /// A caller without a credential.
+    /// A caller that sent no credential.
     Anonymous,
     Known(Arc<AuthenticatedCaller>),
 }
@@ -118,8 +118,8 @@ impl Authorizer {
         self.delegated.is_none()
     }
 
-    /// Whether this caller may read from the cache. A caller without a credential may only if the configuration allows
-    /// it.
+    /// Whether a caller may read from the cache. A caller without a credential may do so only if the configuration
+    /// allows it.
     pub fn serves(&self, caller: &Caller) -> bool {
         match (caller, &self.delegated) {
             (Caller::Anonymous, Some(shared)) => shared.config.anonymous,
@@ -155,7 +155,7 @@ impl Authorizer {
         grant
     }
 
-    /// Whether a downstream proxy may create this review of one of its callers.
+    /// Whether a downstream proxy may create this review on behalf of one of its callers.
     pub async fn lets_proxy(&self, caller: &Caller, info: &RequestInfo) -> bool {
         let Some(shared) = &self.delegated else { return true };
         match shared.known(caller) {
@@ -201,10 +201,10 @@ impl Authorizer {
         }
     }
 
-    /// The user that a caller asks to impersonate, if it may.
+    /// Returns the user that a caller requests to impersonate, if the caller may.
     ///
     /// Upstream checks `Impersonate-*` headers itself. This check is for callers that the proxy itself impersonates,
-    /// for whom upstream cannot (R-IMPERSONATE-2).
+    /// for which upstream cannot (R-IMPERSONATE-2).
     ///
     /// # Errors
     /// The caller may not impersonate the user, or that cannot be determined.
@@ -431,7 +431,7 @@ impl AuthenticatedCaller {
 }
 
 impl Caller {
-    /// The caller's name, for messages.
+    /// Returns the caller's name, for messages.
     pub fn name(&self) -> &str {
         match self {
             Self::ProxyItself => "",

@@ -38,10 +38,10 @@ pub struct PageOrigin {
 #[error("{0:?} is not an origin (expected scheme://host or scheme://host:port)")]
 pub struct InvalidOrigin(String);
 
-/// Why a request is refused.
+/// The reason that a request is refused as one from a foreign web page.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ForeignRequest {
-    /// The request names a host that leads to this machine and is not one of ours.
+    /// The request names a host that resolves to this machine, but is not an allowed host.
     #[error("host {0:?} is not served here; add it to allowedHosts to allow it")]
     Host(String),
     #[error("the request target {target:?} contradicts the Host header {host:?}")]

@@ -40,7 +40,7 @@ pub(super) struct AuthoritySetId([u8; 32]);
 #[derive(Debug)]
 struct RootProperties {
     validity: Validity,
-    /// Whether it may sign certificates, and those of clients.
+    /// Whether the certificate may sign other certificates, including those of clients.
     is_authority: bool,
     for_clients: bool,
     /// The most intermediate authorities between it and the client.
@@ -57,7 +57,7 @@ struct Validity {
 /// A signature algorithm that checks each signature only once while one chain is verified.
 ///
 /// webpki checks a signature for every path that contains it, and certificates of one name form as many paths as they
-/// have orders. With P-384, a check takes two milliseconds. webpki gives up after a hundred checks, which bounds the
+/// have orders. With P-384, a check takes two milliseconds. webpki stops after a hundred checks, which bounds the
 /// memory.
 #[derive(Debug)]
 struct SignatureMemo<'a> {

@@ -71,7 +71,7 @@ impl PendingPolicyChanges {
         self.came.notify_one();
     }
 
-    /// Records a change.
+    /// Records a policy change and the users that it affects.
     pub(super) fn hear(&self, affected: &AffectedUsers) {
         let mut fresh = self.fresh.lock();
         let before = std::mem::replace(&mut *fresh, AffectedUsers::nobody());

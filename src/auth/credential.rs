@@ -16,7 +16,7 @@ use super::PeerCertChain;
 use crate::net::{Peer, PeerAddress};
 use kubeapi::User;
 
-/// The origin of a request.
+/// The sender of a request: its address and its certificates.
 #[derive(Debug, Clone)]
 pub struct RequestSender {
     /// The certificates whose key the sender has. They are verified once per connection.
@@ -32,7 +32,7 @@ pub struct Token(Arc<Zeroizing<String>>);
 /// A credential that authenticates a caller, and can be checked again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Credential {
-    /// No credential.
+    /// The request has no credential.
     Anonymous,
     Token(Token),
     Certificate(Arc<PeerCertChain>),
@@ -44,7 +44,7 @@ pub(super) enum Credential {
 /// The user of a credential, and the time until which it is known.
 #[derive(Debug, Clone)]
 pub(super) struct Identity {
-    /// When it was determined.
+    /// The time at which the review for this result was sent.
     pub(super) asked: Instant,
     pub(super) user: Arc<User>,
     pub(super) until: Option<SystemTime>,

@@ -22,7 +22,7 @@ pub(super) struct Authority {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Host {
     Address(IpAddr),
-    /// A name, in lower case.
+    /// A host name, in lower case.
     Name(String),
 }
 
@@ -32,7 +32,7 @@ impl AllowedHosts {
         Self { names: names.iter().map(|name| name.to_ascii_lowercase()).collect(), addresses: false }
     }
 
-    /// Also accepts any IP address, because a relay of a scrape or a probe may keep the original Host.
+    /// Also allows any IP address, because a relay of a scrape or a probe may keep the original Host header.
     #[must_use]
     pub fn or_any_address(self) -> Self {
         Self { addresses: true, ..self }

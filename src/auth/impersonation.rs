@@ -28,7 +28,7 @@ pub enum InvalidImpersonation {
     NotText(HeaderName),
 }
 
-/// The user that a caller asks to impersonate: exactly the parts that the headers name.
+/// The user that a caller requests to impersonate, with exactly the parts that the headers name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Impersonation(User);
 
@@ -38,7 +38,7 @@ const GROUP: &str = "impersonate-group";
 const EXTRA: &str = "impersonate-extra-";
 
 impl Impersonation {
-    /// Reads the headers; `None` if the caller does not ask to impersonate a user.
+    /// Reads the impersonation headers; returns `None` if the caller requests no impersonation.
     ///
     /// # Errors
     /// The headers name parts of a user, but not the user.

@@ -31,7 +31,7 @@ pub(super) struct LeaseState {
 pub(super) struct RecheckRequest {
     /// When the change was seen. A decision of an earlier review is not accepted.
     pub(super) since: Instant,
-    /// When the review is sent.
+    /// The time at which the review is sent.
     pub(super) begins: Instant,
 }
 

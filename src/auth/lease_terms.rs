@@ -15,7 +15,7 @@ use kubeapi::User;
 pub(super) struct LeaseTerms {
     /// How long an access decision stays valid.
     of_right: Duration,
-    /// How long it stays valid if its reason is RBAC, while all changes of RBAC are watched.
+    /// How long a decision stays valid if its reason is RBAC, while all changes of RBAC are watched.
     pub(super) by_policy: Duration,
     /// How long the identity of the credential stays valid.
     of_identity: Duration,
@@ -42,7 +42,7 @@ pub(super) struct DecisionTtls {
 /// The shortest first period, as a fraction. Leases of a proxy that has just started began together, and so did those
 /// of its neighbours.
 const FIRST: f64 = 0.2;
-/// If a decision has passed this fraction of its period, it is renewed together with one that is due now.
+/// The fraction of its period after which a decision is renewed together with another one that is due now.
 const NEARLY: f64 = 0.9;
 /// The most age of a shared decision, as a fraction of the period.
 const SHARED: f64 = 0.75;
@@ -88,7 +88,7 @@ impl LeaseTerms {
         self.by_policy > self.of_right
     }
 
-    /// When all of upstream's decisions take this policy change into account.
+    /// Returns the time from which on all of upstream's decisions take this policy change into account.
     pub(super) fn settled_after(&self, changed: Instant) -> Instant {
         changed + self.behind
     }
@@ -111,7 +111,7 @@ impl ReviewTimes {
         Self { identity: now, right: now }
     }
 
-    /// When the first of them is due.
+    /// Returns the time at which the first of a watch's decisions is due for a review.
     pub(super) fn due(self, ttls: DecisionTtls) -> Instant {
         (self.identity + ttls.identity).min(self.right + ttls.right)
     }

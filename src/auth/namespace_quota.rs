@@ -27,7 +27,7 @@ impl NamespaceQuota {
         }
     }
 
-    /// Creates a share without namespaces.
+    /// Creates a caller's share of the quota, without namespaces.
     pub(super) fn share(&self, payer: &FlowDistinguisher) -> NamespaceShare {
         let limits = [self.each.of(payer), self.all.clone()];
         NamespaceShare(Mutex::new(limits.map(|limit| limit.try_acquire_many_owned(0).expect("nothing is acquired"))))

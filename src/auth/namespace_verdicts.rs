@@ -32,7 +32,7 @@ pub(super) struct NamespaceVerdicts {
     /// Namespaces that occurred in an open watch and wait for a review.
     wanted: Mutex<BTreeSet<Arc<str>>>,
     asked: Notify,
-    /// For a watch: when each namespace is reviewed again.
+    /// The review times of each namespace; set for a watch only.
     kept: Option<OpenWatchState>,
 }
 
@@ -354,7 +354,7 @@ impl NamespaceVerdicts {
     }
 }
 
-/// Each namespace with the current time, at which its review begins.
+/// Pairs each namespace with the current time, at which its review begins.
 fn from_now(namespaces: &[Arc<str>]) -> Vec<(Arc<str>, Instant)> {
     let since = Instant::now();
     namespaces.iter().map(|namespace| (namespace.clone(), since)).collect()

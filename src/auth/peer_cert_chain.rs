@@ -78,7 +78,7 @@ impl Verdict {
     }
 }
 
-/// Two are equal if their chains are.
+/// Compares the certificate chains only.
 impl PartialEq for PeerCertChain {
     fn eq(&self, other: &Self) -> bool {
         self.chain == other.chain

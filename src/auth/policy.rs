@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::{AffectedScope, AffectedUsers, Subjects};
 
-/// The kinds of RBAC objects.
+/// The kinds of RBAC objects that affect permissions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PolicyKind {
     Role,
@@ -15,7 +15,7 @@ pub enum PolicyKind {
     ClusterRoleBinding,
 }
 
-/// The known bindings.
+/// The known role bindings of the cluster.
 #[derive(Debug, Default)]
 pub struct Policy {
     bindings: HashMap<(PolicyKind, String), Binding>,
@@ -72,7 +72,7 @@ struct Subject {
 impl PolicyKind {
     pub const ALL: [Self; 4] = [Self::Role, Self::ClusterRole, Self::RoleBinding, Self::ClusterRoleBinding];
 
-    /// The resource's plural in `rbac.authorization.k8s.io`.
+    /// Returns the plural resource name in `rbac.authorization.k8s.io`.
     pub fn resource(self) -> &'static str {
         match self {
             Self::Role => "roles",

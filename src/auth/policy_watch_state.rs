@@ -55,9 +55,9 @@ impl PolicyWatchState {
         heard.is_open.then_some(heard.moved)
     }
 
-    /// Whether a right from RBAC, as reviewed at `asked`, still holds.
+    /// Whether a permission from RBAC, as reviewed at `asked`, still holds.
     ///
-    /// It does if every change is seen, including those that upstream's authorizers may not have known at `asked`. The
+    /// It holds if every change is seen, including those that upstream's authorizers may not have known at `asked`. The
     /// caller must have dropped the decisions that a change affects. An authorizer before RBAC may have begun to deny,
     /// so the result is false after `max`.
     pub(super) fn upholds(&self, asked: Instant, max: Duration) -> bool {

@@ -22,7 +22,7 @@ struct ScheduledRecheck {
     asserted: Instant,
     /// Whether upstream has answered at all.
     is_known: bool,
-    /// When it is due; `None` while it is being reviewed.
+    /// The time at which the namespace's next review is due; `None` while it is being reviewed.
     due: Option<Instant>,
     /// When policy changed. A decision from before is not accepted.
     changed: Option<Instant>,
@@ -34,7 +34,7 @@ impl RecheckSchedule {
         Self { period, items: BTreeMap::new(), due: BTreeSet::new() }
     }
 
-    /// Adds an unknown namespace before its review is sent, so that no policy change falls between the two.
+    /// Adds an unknown namespace before its review is sent, so that no policy change is missed between the two.
     pub(super) fn begin(&mut self, namespace: &Arc<str>, now: Instant) {
         if !self.items.contains_key(namespace) {
             self.put(namespace, ScheduledRecheck { asserted: now, is_known: false, due: None, changed: None });
@@ -48,7 +48,7 @@ impl RecheckSchedule {
         }
     }
 
-    /// The number of namespaces.
+    /// Returns the number of namespaces in the schedule.
     pub(super) fn len(&self) -> usize {
         self.items.len()
     }
@@ -57,7 +57,7 @@ impl RecheckSchedule {
         self.items.contains_key(namespace)
     }
 
-    /// Records the answer to a review that was sent at `asked`.
+    /// Records the answer to a namespace's review that was sent at `asked`.
     pub(super) fn answered(&mut self, namespace: &Arc<str>, asked: Instant) {
         let before = self.items.get(namespace);
         // The first recheck is at a random time within the period, so that namespaces found together are reviewed at
@@ -139,7 +139,7 @@ impl RecheckSchedule {
         }
     }
 
-    /// When the oldest review was sent among those whose verdicts are in use.
+    /// Returns the time at which the oldest review was sent among those whose verdicts are in use.
     pub(super) fn oldest(&self) -> Option<Instant> {
         self.items.values().filter(|item| item.is_known).map(|item| item.asserted).min()
     }

@@ -26,16 +26,16 @@ pub(super) enum ReviewPurpose {
     NonResource,
     /// A request of a downstream proxy that the cache does not answer.
     Proxy,
-    /// A lease.
+    /// A review for a lease of an open watch.
     Lease,
-    /// A namespace of a lease.
+    /// A review for one namespace of a lease.
     Namespace,
 }
 
 /// Results of reviews. Identical concurrent reviews are coalesced, and errors are not cached.
 pub(super) struct ReviewCache<K, V>(Cache<(ReviewPurpose, K), V>);
 
-/// A cached result.
+/// A review result that can be cached.
 pub(super) trait ReviewResult {
     /// A time before the review was sent.
     fn asked(&self) -> Instant;
@@ -106,7 +106,7 @@ where
         self.0.invalidate_all();
     }
 
-    /// Removes the results for which `is_outdated` returns true.
+    /// Removes the cached results for which `is_outdated` returns true.
     ///
     /// Entries are removed one by one. moka's `invalidate_entries_if` left some of thousands in place, and they were
     /// used until they expired.

@@ -32,15 +32,15 @@ pub(super) struct ReviewQueue {
     topic: ReviewTopic,
     right: Arc<ReviewRight>,
     failures: LogLimit,
-    /// In the order of the classes.
+    /// The lanes of pending reviews, in the order of the classes.
     lanes: [Lane; 5],
 }
 
-/// The limits of one class.
+/// The concurrency limits of one class of reviews.
 struct Lane {
     rate: Arc<ReviewRateLimit>,
     slots: Semaphore,
-    /// One payer may have half of the slots.
+    /// The limits per payer: one payer may use half of the slots.
     shares: KeyedSemaphores<Payer>,
 }
 
@@ -52,7 +52,7 @@ const RETRY_AFTER_SECONDS: u32 = 1;
 impl ReviewClass {
     const ALL: [Self; 5] = [Self::Lease, Self::Namespace, Self::Known, Self::Guess, Self::NonResource];
 
-    /// The most concurrent reviews.
+    /// Returns the maximum number of concurrent reviews of this class.
     fn slots(self) -> usize {
         match self {
             Self::Lease | Self::Namespace => 32,
@@ -122,7 +122,7 @@ impl ReviewQueue {
         }
     }
 
-    /// Whether the proxy may create reviews of this topic.
+    /// Returns the record of whether the proxy may create reviews of this topic.
     pub(super) fn right(&self) -> &Arc<ReviewRight> {
         &self.right
     }

@@ -24,8 +24,8 @@ pub(super) struct ReviewRateLimit {
     /// How long a review waits for the rate of its payer, and for that of all.
     each_wait_max: Duration,
     all_wait_max: Duration,
-    /// When the next turn of each payer would be if none had been early; `None` stands for all together. One lock: a
-    /// look-up takes 0.1 µs and a review 1,000 µs.
+    /// The time of each payer's next turn if no turn had been early; `None` stands for all payers together. One lock
+    /// suffices: a look-up takes 0.1 µs and a review 1,000 µs.
     next: Mutex<HashMap<Option<Payer>, Instant>>,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct ReviewRateLimit {
 pub(super) struct ReviewRate {
     /// The long-term time between two turns.
     interval: Duration,
-    /// How far ahead of that rate a turn may be.
+    /// How far ahead of the rate a review may be sent.
     ahead: Duration,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct ReviewTurn {
 
 /// How long a review for a lease waits.
 pub(super) const LEASE_WAIT_MAX: Duration = Duration::from_secs(10);
-/// This many payers are tracked even if they are idle.
+/// The number of payers that are tracked even if they are idle.
 const KEPT_MAX: usize = 1_024;
 
 impl ReviewRateLimit {
@@ -101,7 +101,7 @@ impl ReviewRateLimit {
 }
 
 impl ReviewRate {
-    /// This many per second in the long term, and this many at once. Zero counts as one.
+    /// Creates a rate of `per_second` reviews in the long term, with bursts of `burst`. Zero counts as one.
     pub(super) fn new(per_second: u32, burst: u32) -> Self {
         let interval = Duration::from_secs(1) / per_second.max(1);
         Self { interval, ahead: interval * burst.saturating_sub(1) }

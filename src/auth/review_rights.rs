@@ -8,7 +8,7 @@ use crate::upstream::Error;
 use base::{Backoff, BackoffBounds, ReadinessGuard, Ready};
 use tokio::sync::watch;
 
-/// Whether the proxy may create reviews of one topic, as of the last answered review.
+/// Whether the proxy's account may create reviews of one topic, according to the last answered review.
 #[derive(Debug)]
 pub(super) struct ReviewRight {
     state: watch::Sender<RightState>,
@@ -16,7 +16,7 @@ pub(super) struct ReviewRight {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RightState {
-    /// No review has been answered yet.
+    /// No review has been answered yet, so the permission is unknown.
     Unproven,
     Held,
     /// Upstream refused a review with this code, which is 401 or 403.

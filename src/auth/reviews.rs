@@ -14,7 +14,7 @@ pub(super) enum ReviewTopic {
 
 /// Creates reviews of callers: upstream, or a stub in tests.
 pub(super) trait Reviews: Send + Sync {
-    /// Reviews a token.
+    /// Sends a token review.
     fn token(&self, token: &Token, audiences: &Arc<[String]>) -> ReviewFuture<TokenReviewResult>;
 
     /// Reviews whether the user may make the access. `cause` is the purpose of the review, for upstream.
@@ -28,7 +28,7 @@ pub(super) trait Reviews: Send + Sync {
 pub(super) type ReviewFuture<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
 
 impl ReviewTopic {
-    /// The label in metrics.
+    /// Returns the review topic as a metric label.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Token => "token",
@@ -44,7 +44,7 @@ impl ReviewTopic {
         }
     }
 
-    /// The resource of its reviews.
+    /// Returns the API resource of the topic's reviews.
     pub(super) fn resource(self) -> &'static str {
         match self {
             Self::Token => "tokenreviews",

@@ -20,7 +20,7 @@ use super::Event;
 use crate::wire::Object;
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
-/// Free space in a ring.
+/// The free space in a history ring, in events and bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingHeadroom {
     pub events: usize,

@@ -48,7 +48,7 @@ struct PendingRelease {
     since: Instant,
 }
 
-/// One feed's part of the budget.
+/// One feed's part of the memory budget.
 #[derive(Debug)]
 pub(super) struct FeedShare {
     pub(super) budget: Arc<Budget>,
@@ -61,7 +61,7 @@ pub(super) struct FeedShare {
     pub(super) outgrown: CancellationToken,
 }
 
-/// One account for each kind of memory.
+/// The accounts of a feed, one for each kind of memory.
 #[derive(Debug)]
 pub(super) struct Accounts {
     pub(super) objects: Arc<Account>,
@@ -71,16 +71,16 @@ pub(super) struct Accounts {
     pub(super) staged: Arc<Account>,
 }
 
-/// A kind of memory.
+/// A kind of memory in the budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryKind {
     /// Objects and the frames that they arrived in: in the store, in the ring, and in states that are still being read.
     Objects,
-    /// Events, without their objects.
+    /// Recorded events, without their objects.
     Events,
     /// Bytes derived from objects and events.
     Derived,
-    /// Older states, without their objects.
+    /// Older states that clients still page through, without their objects.
     States,
     /// Pages of lists that are still being received from upstream.
     Staged,
@@ -127,7 +127,7 @@ pub(super) trait BudgetedFeed: fmt::Debug + Send + Sync {
     fn shrink_ring(&self, bytes: usize, events_at_once: usize);
     /// Returns the time at which the oldest snapshot of a paging client was last used.
     fn oldest_paging(&self) -> Option<Instant>;
-    /// Drops that snapshot.
+    /// Drops the oldest paging snapshot.
     fn drop_oldest_paging(&self);
 }
 
@@ -399,7 +399,7 @@ impl Accounts {
 }
 
 impl MemoryKind {
-    /// All kinds, in declaration order.
+    /// All kinds of memory, in declaration order.
     pub const ALL: [Self; 5] = [Self::Objects, Self::Events, Self::Derived, Self::States, Self::Staged];
 
     pub fn as_str(self) -> &'static str {
@@ -414,7 +414,7 @@ impl MemoryKind {
 }
 
 impl ReclaimKind {
-    /// All kinds, in declaration order.
+    /// All kinds of evictable memory, in declaration order.
     pub const ALL: [Self; 5] = [Self::Derived, Self::Paging, Self::Watches, Self::History, Self::Feed];
 
     pub fn as_str(self) -> &'static str {

@@ -34,7 +34,7 @@ pub struct DeflatedChunk {
     /// CRC-32 of the uncompressed piece; `len` is its length in bytes.
     pub crc: u32,
     pub len: u64,
-    /// Whether this is the last piece of these chunks.
+    /// Whether the piece is the last one of its chunks.
     pub is_last: bool,
 }
 
@@ -110,13 +110,13 @@ impl ChunkCache {
         self.deflated.clear();
     }
 
-    /// Drops everything.
+    /// Drops all cached chunks.
     pub(super) fn clear(&self) {
         self.copies.clear();
         self.forget_derived();
     }
 
-    /// Drops entries that have expired.
+    /// Drops cached chunks that have expired.
     pub(super) fn expire(&self, now: Instant) {
         self.copies.expire(now);
     }

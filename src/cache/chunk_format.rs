@@ -11,12 +11,12 @@ pub struct ChunkFormat {
     pub part: ChunkPart,
 }
 
-/// Encoding of each object.
+/// The list encoding for which a chunk's objects are rendered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ChunkPart {
-    /// Items of a list.
+    /// The objects are rendered as items of a list.
     Items,
-    /// ADDED events.
+    /// The objects are rendered as ADDED events.
     Added,
     /// A compressed piece of a list's items. It may refer to the preceding chunk, whose name is `behind`; `None` at the
     /// beginning of the list.

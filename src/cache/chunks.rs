@@ -17,7 +17,7 @@ pub struct Chunk {
     first: ObjectKey,
     lengths: Lengths,
     name: u128,
-    /// Whether it ended because of its length, rather than at the end of its namespace.
+    /// Whether the chunk ended because of its length, rather than at the end of its namespace.
     is_full: bool,
     /// A bit for each representation that all of its objects have been written in.
     written: AtomicU8,
@@ -28,11 +28,11 @@ pub struct Chunk {
 pub(super) struct ChunkIndex {
     content: u64,
     chunks: OnceCell<Arc<[Chunk]>>,
-    /// Set once the state is no longer the current one.
+    /// The later changes of a state that is no longer the current one; empty for the current state.
     past: OnceLock<PastState>,
 }
 
-/// Builds chunks, object by object.
+/// Divides a sorted state into chunks, object by object.
 #[derive(Debug)]
 pub struct Chunker {
     /// Generation of the feed's content. Equal versions mean different bytes in another history, or if upstream runs
@@ -96,7 +96,7 @@ impl Chunk {
 }
 
 impl Chunker {
-    /// Adds the next object. Returns the previous chunk, if this object starts a new one.
+    /// Adds the next object. If the object starts a new chunk, returns the completed one.
     pub fn put(&mut self, object: &Object) -> Option<Chunk> {
         let (key, len, hash) = (&object.key, object.body().len(), SEED.hash_one(&object.key));
         let ended = self.chunk.take_if(|chunk| {
@@ -114,7 +114,7 @@ impl Chunker {
         ended
     }
 
-    /// Returns the last chunk.
+    /// Returns the last chunk of the state.
     pub fn end(self) -> Option<Chunk> {
         self.chunk
     }

@@ -23,12 +23,11 @@ pub struct Cursor {
     slot: usize,
     next: u64,
     after: ResourceVersion,
-    /// Events up to this version are skipped, because the reader asked for later ones; the version may be in the
-    /// future.
+    /// The version up to which events are skipped, because the reader requested later ones. It may be in the future.
     skip: ResourceVersion,
 }
 
-/// Result of a pull.
+/// The result of pulling events from a cursor.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Pull {
     /// Frames were added to the batch.
@@ -57,7 +56,7 @@ pub enum Pull {
 pub enum StopReason {
     /// Every event before the mark has been processed.
     MarkReached,
-    /// The next event is [`FilteredEvent::Undecided`].
+    /// The next event needs a decision of the reader: [`FilteredEvent::Undecided`].
     Undecided,
     /// More events follow, and the scan budget is used up.
     ScanBudgetSpent,
@@ -66,9 +65,9 @@ pub enum StopReason {
 /// Decision of a filtered reader about an event that its view sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FilteredEvent {
-    /// The event is sent.
+    /// The reader sends the event.
     Send,
-    /// The event is not sent.
+    /// The reader skips the event.
     Skip,
     /// A DELETED event is sent, with the object's content from before the event.
     SendDeleted,
@@ -128,8 +127,9 @@ impl Cursor {
         }
     }
 
-    /// Pulls like [`pull`](Self::pull), with a bounded scan budget. `looks` is the budget for events that are not sent;
-    /// the call subtracts its cost. If the view is [expensive](View::is_dear), events that are sent count as well.
+    /// Pulls events like [`pull`](Self::pull), with a bounded scan budget. `looks` is the budget for events that are
+    /// not sent; the call subtracts its cost. If the view is [expensive](View::is_dear), events that are sent count as
+    /// well.
     pub fn pull_some(
         &mut self,
         (room, looks): (usize, &mut usize),
@@ -267,7 +267,7 @@ impl Cursor {
         Follower::new(self.shared.clone(), self.lane.clone(), self.view.clone())
     }
 
-    /// Returns whether this reader skips events of version `rv`, because it asked for later ones.
+    /// Returns whether this reader skips events of version `rv`, because it requested later ones.
     pub fn skips(&self, rv: ResourceVersion) -> bool {
         rv <= self.skip
     }
@@ -285,7 +285,7 @@ impl Cursor {
         &self.renderer
     }
 
-    /// Adds the frame of an event to the batch and returns its length; `None` if the reader must return to it later.
+    /// Adds an event's frame to the batch and returns its length; `None` if the reader must read the event again later.
     fn take(
         &self,
         event: &Event,

@@ -22,8 +22,8 @@ pub(super) struct DerivedJson {
 
 #[derive(Debug, Default)]
 struct Queue {
-    /// Each object with the bytes charged for it and the time since when. It stays charged until it is evicted, even if
-    /// the object is gone.
+    /// Each object with the bytes charged for its derived JSON, and the time of the charge. They stay charged until
+    /// they are evicted, even if the object is gone.
     objects: VecDeque<(Weak<Object>, usize, Instant)>,
     bytes: usize,
 }
@@ -60,7 +60,7 @@ impl DerivedJson {
         body
     }
 
-    /// Drops everything.
+    /// Drops all derived JSON.
     pub(super) fn clear(&self) {
         let mut queue = self.queue.lock();
         while !queue.objects.is_empty() {

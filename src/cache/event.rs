@@ -9,7 +9,7 @@ use crate::wire::{Object, Renderer, Representation, TranscodeError};
 use base::Account;
 use kubeapi::{EventType, ResourceVersion};
 
-/// One change of one object as reported by upstream, with the previous state that selectors need.
+/// One change of one object, as received from upstream, with the previous state that selectors need.
 #[derive(Debug)]
 pub struct Event {
     /// The feed's own dense index: one more than that of the previous event.

@@ -22,7 +22,7 @@ pub struct HistoryStart {
     first: u64,
     /// Time at which the first event arrived.
     since: Instant,
-    /// The current state.
+    /// The state at the start of the history.
     state: Snapshot,
     /// Objects that have changed since the beginning, with their state at the beginning.
     changed: HashMap<ObjectKey, ObjectAtStart>,
@@ -34,7 +34,7 @@ pub struct HistoryStart {
 enum ObjectAtStart {
     Absent,
     At(ResourceVersion),
-    /// It existed at an unknown version.
+    /// The object existed at an unknown version.
     Present,
 }
 

@@ -30,10 +30,10 @@ struct Log {
     from: u64,
     /// The event of this lane directly before this `seq` has left the ring.
     lost: u64,
-    /// No events will follow, because the feed has started a new history or has ended.
+    /// Whether the lane is closed: its feed has started a new history or has ended, so no events follow.
     closed: bool,
     readers: Slab<Reader>,
-    /// Slots of the parked readers.
+    /// The slots of the parked readers of a lane.
     parked: Vec<usize>,
     /// View of the most recently added reader. The next reader often has an equal one.
     view: Option<Arc<View>>,
@@ -47,7 +47,7 @@ struct Reader {
     parked: Option<Parked>,
 }
 
-/// A waiting reader.
+/// A reader that waits for the next event of a lane.
 #[derive(Debug)]
 struct Parked {
     waker: Waker,
@@ -58,12 +58,12 @@ struct Parked {
 /// Result of [`Lane::read`] at a position.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum LaneRead {
-    /// At least one event was added to the batch.
+    /// At least one event was added to the reader's batch.
     Events {
-        /// No events follow yet, and the waker is registered.
+        /// Whether no more events follow yet, so that the reader's waker is registered.
         caught_up: bool,
     },
-    /// No events at or after the position yet, and the waker is registered.
+    /// There are no events at or after the reader's position yet, and its waker is registered.
     CaughtUp,
     /// The lane begins later; the ring has the events in between.
     Behind,
@@ -81,8 +81,8 @@ impl Lane {
         &self.key
     }
 
-    /// Adds an event; pushing the same event again has no effect. Adds parked readers to `wakes`, for the writer to
-    /// wake after its critical section.
+    /// Adds an event to the lane; pushing the same event again has no effect. Adds parked readers to `wakes`, for the
+    /// writer to wake after its critical section.
     pub(super) fn push(&self, event: &Arc<Event>, wakes: &mut PendingWakeups) {
         let mut log = self.log.lock();
         // A set of values may contain both the value before the change and the one after it.
@@ -197,7 +197,7 @@ impl Lane {
         }
     }
 
-    /// Adds a reader. Returns its slot and its view, which is shared with an equal reader.
+    /// Adds a reader to the lane. Returns its slot and its view, which equal readers share.
     pub(super) fn add_reader(&self, view: View) -> (usize, Arc<View>) {
         let mut log = self.log.lock();
         let known = log.view.take().filter(|known| **known == view);

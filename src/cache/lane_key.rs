@@ -19,13 +19,13 @@ pub(super) enum LaneTerm {
     /// Field value, by the field's index in the resource's table.
     Field(usize, Box<str>),
     Label(Box<str>, Box<str>),
-    /// One of several values, sorted.
+    /// A label with one of several values, which are sorted.
     LabelIn(Box<str>, Box<[Box<str>]>),
     HasLabel(Box<str>),
 }
 
-/// Largest set of values that has its own lane, because events look up the set under each value. A larger set uses the
-/// lane of all objects with the label.
+/// The largest set of label values that has its own lane, because events look up the set under each value. A larger set
+/// uses the lane of all objects with the label.
 pub(super) const LANE_VALUES_MAX: usize = 16;
 
 /// Fields whose value identifies an object, most precise first. Other fields only classify objects, and one class may
@@ -80,7 +80,7 @@ enum TermWidth {
     /// A field that identifies objects, by its index in `TELLING`.
     Identifying(usize),
     Label,
-    /// By the number of values.
+    /// A set of label values, ordered by its size.
     LabelIn(usize),
     Field,
     HasLabel,

@@ -16,7 +16,7 @@ pub(super) struct Lanes {
     /// Narrow lanes that span all namespaces.
     everywhere: LaneIndex,
     namespaces: IndexMap<Box<str>, LaneIndex>,
-    /// Number of open narrow lanes.
+    /// The number of open narrow lanes.
     narrow: usize,
     /// Events that each narrow lane holds.
     narrow_events_max: usize,

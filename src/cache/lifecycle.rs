@@ -5,7 +5,7 @@ use tokio::time::Instant;
 pub enum FeedState {
     /// The first list is not complete.
     Syncing,
-    /// Upstream's watch is open.
+    /// Upstream's watch is open, so the cache follows changes.
     Live,
     /// The watch was open until `since`; the cache may lag behind upstream from then on.
     Stale { since: Instant },
@@ -24,13 +24,13 @@ pub enum FeedEnd {
     NotOffered,
     /// Its resourceVersions are not numbers, or its objects do not decode.
     Unreadable,
-    /// It does not fit into the memory limit of feeds.
+    /// The feed does not fit into the memory budget for feeds.
     OverBudget,
     /// The resource's definition has changed, and another feed replaces this one.
     Outdated,
-    /// It had no readers for a while.
+    /// The feed had no readers for longer than the idle timeout.
     Idle,
-    /// The proxy is shutting down.
+    /// The feed ended because the proxy is shutting down.
     Shutdown,
 }
 

@@ -12,7 +12,7 @@ use kubeapi::ResourceVersion;
 /// regardless of later reads: the apiserver's continue tokens also expire while in use, and clients can handle that.
 #[derive(Debug, Default)]
 pub(super) struct PagingSnapshots {
-    /// Each snapshot with the time at which it was first kept.
+    /// Each paging snapshot with the time at which it was first kept.
     snapshots: VecDeque<(Snapshot, Instant)>,
 }
 

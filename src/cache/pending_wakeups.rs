@@ -7,7 +7,7 @@ use base::CoreWaker;
 /// wait for them.
 #[derive(Debug, Default)]
 pub(super) struct PendingWakeups {
-    /// Readers without a core.
+    /// Readers that belong to no core.
     elsewhere: Readers,
     cores: Vec<Option<(Arc<CoreWaker>, Readers)>>,
 }

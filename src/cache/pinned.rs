@@ -36,7 +36,7 @@ pub(super) trait PinnableFeed: fmt::Debug + Send + Sync {
 
 #[derive(Debug, Default)]
 struct PinTable {
-    /// The pins, oldest first.
+    /// The pins of states that are being sent, oldest first.
     entries: BTreeMap<u64, Arc<Entry>>,
     next: u64,
 }

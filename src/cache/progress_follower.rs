@@ -23,7 +23,7 @@ impl ProgressFollower {
         *self.progress.borrow_and_update()
     }
 
-    /// Completes when the progress differs from that of the last [`look`](Self::look). It may never complete.
+    /// Completes when the feed's progress differs from that of the last [`look`](Self::look). It may never complete.
     pub async fn changed(&mut self) {
         if self.progress.changed().await.is_err() {
             // The writer is gone, so the caller's deadline decides.

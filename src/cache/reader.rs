@@ -26,18 +26,19 @@ pub struct CacheReader {
     pub(super) shared: Arc<Shared>,
 }
 
-/// Start position of a watch.
+/// The position at which a watch starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StartPosition {
     /// The watch starts after this version.
     After(ResourceVersion),
     /// The watch starts with the current state, which is returned as a snapshot.
     Current,
-    /// The same, at the version that upstream's watch has reached. Proxies use it, because they follow that stream.
+    /// The end of the history, at the version that upstream's watch has reached. Downstream proxies use it, because
+    /// they follow that stream.
     UpstreamProgress,
 }
 
-/// An opened watch: its initial state if it asked for one, and a cursor directly after that state. Both come from one
+/// An opened watch: its initial state if one was requested, and a cursor directly after that state. Both come from one
 /// critical section.
 #[derive(Debug)]
 pub struct OpenedWatch {
@@ -58,7 +59,7 @@ pub struct TooOld {
 const TAKEN_BACK_MAX: usize = 2_000;
 
 impl CacheReader {
-    /// Applies new history limits.
+    /// Applies new history limits to the feed.
     pub fn tune(&self, config: CacheConfig) {
         self.shared.tune(config);
     }
@@ -88,7 +89,7 @@ impl CacheReader {
         *self.shared.state.borrow()
     }
 
-    /// Subscribes to the feed's state.
+    /// Subscribes to the feed's lifecycle state.
     pub fn watch_state(&self) -> watch::Receiver<FeedState> {
         self.shared.state.subscribe()
     }
@@ -158,7 +159,7 @@ impl CacheReader {
         (!timeline.is_over).then(|| timeline.shown())
     }
 
-    /// Returns the version of [`current`](Self::current).
+    /// Returns the version of the state that [`current`](Self::current) returns.
     pub fn shown_at(&self) -> ResourceVersion {
         self.shared.timeline.read().shown_at()
     }
@@ -340,7 +341,7 @@ impl CacheReader {
         &self.shared.chunks
     }
 
-    /// Drops all derived bytes.
+    /// Drops all bytes that were derived from the feed's objects.
     pub fn forget_derived(&self) {
         self.shared.kept.clear();
         self.shared.chunks.forget_derived();
@@ -353,7 +354,7 @@ impl CacheReader {
         wakes.wake();
     }
 
-    /// The events in the ring.
+    /// Returns the events in the history ring.
     #[cfg(test)]
     pub(crate) fn events(&self) -> Vec<Arc<Event>> {
         self.shared.timeline.read().ring.lanes.all.with_events(|events| events.iter().cloned().collect())

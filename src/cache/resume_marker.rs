@@ -7,7 +7,7 @@ pub struct ResumeMarker {
     rv: ResourceVersion,
     /// The known changes at that version: the object, and whether it was deleted. Several changes may share a version.
     known: Vec<(ObjectKey, bool)>,
-    /// Whether `known` would contain deletions at that version.
+    /// Whether `known` would contain deletions at the resume version.
     knows_deletions: bool,
 }
 

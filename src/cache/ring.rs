@@ -21,7 +21,7 @@ pub(super) struct Ring {
     /// Version after which the previous state of every event's object is known.
     known: ResourceVersion,
     events: usize,
-    /// Bytes of their frames.
+    /// The number of bytes of the frames in the ring.
     bytes: usize,
     /// Charge for events, without their objects and frames.
     charge: Charge,

@@ -24,7 +24,7 @@ pub(super) struct Shared {
     pub(super) config: Reloadable<CacheConfig>,
     pub(super) gvr: Gvr,
     pub(super) envelope: Envelope,
-    /// Initial renderer of every reader.
+    /// The initial renderer of every reader, which sends bodies as received.
     pub(super) verbatim: Renderer,
     pub(super) namespaced: bool,
     pub(super) timeline: RwLock<Timeline>,
@@ -44,7 +44,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Applies new history limits.
+    /// Applies new history limits to the feed.
     pub(super) fn tune(&self, config: CacheConfig) {
         let bytes = config.window_bytes();
         self.config.set(config);

@@ -20,7 +20,7 @@ pub(super) struct SingleFlight<T> {
 #[derive(Debug)]
 struct FlightTable<T> {
     places: HashMap<ChunkFormat, FlightSlot<T>>,
-    /// Each key with the time of its last known use. It is checked again before eviction.
+    /// Each cached key with the time of its last known use. The time is checked again before an eviction.
     order: VecDeque<(ChunkFormat, Instant)>,
     bytes: usize,
     /// Numbers the makers, so that a value that was dropped while being made is not stored.
@@ -29,7 +29,7 @@ struct FlightTable<T> {
 
 #[derive(Debug)]
 enum FlightSlot<T> {
-    /// One task makes it in a single poll. Others wait.
+    /// One task creates the value in a single poll; other tasks wait for it.
     Making {
         ticket: u64,
         waiting: Vec<Waker>,

@@ -8,10 +8,10 @@ use super::{Chunk, Chunker, Event, View};
 use crate::wire::Object;
 use kubeapi::{ObjectKey, ResourceVersion};
 
-/// All objects of a feed at one version. Clones share the objects; the writer continues independently.
+/// All objects of a feed at one version. Clones share the objects; later writes do not change a snapshot.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// Version of this state.
+    /// The resourceVersion of this state.
     pub rv: ResourceVersion,
     objects: OrdMap<ObjectKey, Arc<Object>>,
     /// Chunks of this state, shared by its clones.
@@ -24,7 +24,7 @@ pub struct Snapshot {
 pub(super) struct CapturePoint {
     /// Bytes of bodies that had left the store since the feed began.
     pub(super) left: u64,
-    /// Bytes of the state's bodies.
+    /// The number of bytes of the object bodies in this state.
     pub(super) bytes: usize,
 }
 

@@ -14,9 +14,9 @@ use kubeapi::{ObjectKey, ResourceVersion};
 pub struct Staging {
     shared: Arc<Shared>,
     objects: OrdMap<ObjectKey, Arc<Object>>,
-    /// The last key pushed.
+    /// The key of the last pushed object.
     last: Option<ObjectKey>,
-    /// Whether the next object goes to `between`, if its key follows the last one.
+    /// Whether the next object is added to `between`, if its key follows the last one.
     is_second: bool,
     /// Every second object of a run in key order, inserted later. Appending in order leaves each leaf of the map half
     /// full; these objects fill the leaves.
@@ -61,10 +61,10 @@ impl Staging {
         self.page.set(0);
     }
 
-    /// Adds one object. If a key occurs twice, the later object wins.
+    /// Adds one object to the new state. If a key occurs twice, the later object wins.
     ///
     /// # Errors
-    /// The memory limit of feeds is reached.
+    /// The memory budget for feeds is used up.
     pub fn push(&mut self, object: Object) -> Result<(), OverBudget> {
         let goes_on = self.last.as_ref().is_some_and(|last| *last < object.key);
         if !goes_on || self.between.len() >= BETWEEN_MAX {
@@ -80,13 +80,13 @@ impl Staging {
         self.fits(0)
     }
 
-    /// Returns the complete state.
+    /// Completes the new state, and returns it at version `rv`.
     pub fn finish(mut self, rv: ResourceVersion) -> Snapshot {
         self.fill();
         Snapshot::new(rv, self.objects)
     }
 
-    /// Inserts the deferred objects.
+    /// Inserts the deferred objects into the new state.
     fn fill(&mut self) {
         self.is_second = false;
         std::mem::take(&mut self.between).into_iter().for_each(|object| self.insert(object));

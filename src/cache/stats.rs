@@ -4,7 +4,7 @@ use kubeapi::ResourceVersion;
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CacheStats {
     pub objects: usize,
-    /// Bytes of the objects' bodies.
+    /// The number of bytes of all object bodies.
     pub object_bytes: usize,
     pub events: usize,
     pub event_bytes: usize,

@@ -14,13 +14,13 @@ use kubeapi::{EventType, ObjectKey, ResourceVersion};
 #[derive(Debug)]
 pub(super) struct Store {
     objects: OrdMap<ObjectKey, Arc<Object>>,
-    /// Bytes of their bodies.
+    /// The number of bytes of the object bodies in the store.
     bytes: usize,
     /// Bytes of bodies that have left the store since the feed began.
     left_bytes: u64,
     /// Generation of the content: it changes with each history, and each time that bodies are renewed.
     content: u64,
-    /// Chunks of the current state.
+    /// The chunks of the current state.
     chunks: Arc<ChunkIndex>,
     /// Accounting of the memory that older states keep alive.
     states: Arc<PastStates>,
@@ -74,7 +74,7 @@ impl Store {
         before
     }
 
-    /// Applies an event.
+    /// Applies an event to the stored objects.
     pub(super) fn apply(&mut self, event: &Event) {
         let gone = event.previous.as_ref().map_or(0, |previous| previous.body().len());
         self.bytes = self.bytes.saturating_sub(gone);

@@ -35,7 +35,7 @@ pub(super) struct Timeline {
     frames: Arc<Account>,
     /// Number of times that the feed has started a history.
     pub(super) number: u64,
-    /// Whether the feed has ended: it then has no state and no history.
+    /// Whether the feed has ended. A feed that has ended has no state and no history.
     pub(super) is_over: bool,
 }
 
@@ -161,7 +161,7 @@ impl Timeline {
         is_present
     }
 
-    /// Forgets the confirmed version.
+    /// Discards the version at which upstream confirmed the state.
     pub(super) fn unconfirm(&mut self) {
         self.confirmed = None;
     }

@@ -94,7 +94,7 @@ impl CacheWriter {
         wakes.wake();
     }
 
-    /// Applies a change.
+    /// Applies a change to the cache.
     pub fn apply(&mut self, change: Change) -> Result<ApplyResult, OutOfOrder> {
         let fresh = self.apply_at_once([change])?;
         Ok(if fresh > 0 { ApplyResult::Fresh } else { ApplyResult::Duplicate })

@@ -25,14 +25,14 @@ pub(super) struct ChangeListener {
     pub(super) again: Duration,
 }
 
-/// The messages of a listener.
+/// The messages of a discovery listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ListenerEvent {
     /// The catalog is up to date, and will receive every later change.
     Listening,
     /// The declarations have changed, and the catalog has the change.
     Changed,
-    /// A change could not be read, so upstream must be asked.
+    /// A change could not be parsed, so discovery must be requested from upstream.
     Unparsable,
     /// Changes may be missed, because there is no feed or its upstream stream is lost.
     Disconnected,

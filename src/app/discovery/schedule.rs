@@ -11,7 +11,7 @@ use base::random;
 /// definitions, and each of several servers has its own lag.
 #[derive(Debug)]
 pub(super) struct Schedule {
-    /// When the last request was sent, and when it was answered.
+    /// The time at which the last discovery request was sent.
     asked: Instant,
     answered: Instant,
     /// The first change since that request.
@@ -28,7 +28,7 @@ pub(super) struct Schedule {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ChangeCoverage {
     All,
-    /// Some changes may be missed, or the last request failed.
+    /// Some changes may be missed, or the last discovery request failed.
     Part,
     /// The proxy's identity may read none of the objects that declare further resources. Then only the apiserver's own
     /// resources are cached, which change with its release. `again` is when those objects may be requested again.
@@ -39,8 +39,8 @@ pub(super) enum ChangeCoverage {
 
 /// The delays from the last change to the two further requests, which find what upstream learns late.
 const LATER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
-/// The minimum time between a response and the next request, however many changes there are. It is also at least
-/// `SPACING_TIMES` as long as the response took, so that a slow upstream is asked less often.
+/// The minimum time between a discovery response and the next request, however many changes there are. It is also at
+/// least `SPACING_TIMES` the duration of the response, so that a slow upstream receives fewer requests.
 const SPACING: Duration = Duration::from_millis(200);
 const SPACING_TIMES: u32 = 4;
 /// The polling period if changes may be missed.

@@ -20,7 +20,7 @@ pub(super) enum ImpersonationStep {
     Review(Access),
     /// The first access, or else all of the others.
     AllOrEach(Access, Vec<Access>),
-    /// Never allowed, for that reason.
+    /// The access is never allowed, for the given reason.
     Never(Access, String),
 }
 
@@ -39,10 +39,10 @@ const NODES: &str = "system:nodes";
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 /// The only extra of a service account that acts as its node.
 const ASSOCIATED_KEYS: &str = "authentication.kubernetes.io/associated-node-keys";
-/// From this many groups or extra values on, one review for all of them comes first.
+/// The number of groups or extra values from which on one review for all of them is sent first.
 const MANY: usize = 4;
 
-/// The modes in which `requestor` may impersonate `wanted` in a request, in the order in which upstream tries them.
+/// Returns the modes in which `requestor` may impersonate `wanted` in a request, in upstream's order.
 ///
 /// `request` is `None` if upstream does not support constrained impersonation.
 pub(super) fn modes(requestor: &User, wanted: &User, request: Option<&Access>) -> Vec<ImpersonationMode> {

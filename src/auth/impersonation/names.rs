@@ -26,17 +26,18 @@ impl<'a> UserNameKind<'a> {
 const LABEL_BYTES_MAX: usize = 63;
 const SUBDOMAIN_BYTES_MAX: usize = 253;
 
-/// Whether it is a DNS label, like namespace names.
+/// Whether `text` is a DNS label, like namespace names.
 fn is_label(text: &str) -> bool {
     text.len() <= LABEL_BYTES_MAX && is_word(text)
 }
 
-/// Whether it is a DNS subdomain, like the names of nodes and service accounts. Its parts may be as long as the whole.
+/// Whether `text` is a DNS subdomain, like the names of nodes and service accounts. Each label may be as long as the
+/// whole name.
 fn is_subdomain(text: &str) -> bool {
     text.len() <= SUBDOMAIN_BYTES_MAX && text.split('.').all(is_word)
 }
 
-/// `[a-z0-9]([-a-z0-9]*[a-z0-9])?`
+/// Whether `text` matches `[a-z0-9]([-a-z0-9]*[a-z0-9])?`.
 fn is_word(text: &str) -> bool {
     let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     !text.is_empty() && text.bytes().all(is_inner) && !text.starts_with('-') && !text.ends_with('-')
