@@ -46,7 +46,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Executes `fanoutctl` in place of this process, if it is beside this binary.
+/// Replaces this process with `fanoutctl`, if that program is in the directory of this binary.
 fn run_tool(arguments: &[OsString]) -> ExitCode {
     let name = arguments.first().map(|name| name.to_string_lossy()).unwrap_or_default();
     let beside = std::env::current_exe().map(|program| program.with_file_name(TOOLS));

@@ -18,7 +18,7 @@ pub struct DelegatedKeys {
 }
 
 impl DelegatedKeys {
-    /// The same keys, with files named by flags taking precedence.
+    /// Returns the same keys, where files named by flags take precedence.
     pub(super) fn with(self, client_ca: Option<PathBuf>, impersonator: Option<PathBuf>) -> Self {
         let (client_ca, impersonator) = (client_ca.or(self.client_ca), impersonator.or(self.impersonator));
         Self { client_ca, impersonator, ..self }

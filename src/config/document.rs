@@ -9,16 +9,16 @@ use serde_saphyr::Spanned;
 
 use super::{Problems, TextPosition};
 
-/// A YAML document that knows the position of each of its values.
+/// A YAML document with the position of each of its values.
 ///
-/// It is deserialized as a whole. Every value that does not fit is reported, not only the first: the invalid value is
-/// removed, and the rest is deserialized again.
+/// It is deserialized as a whole. Every invalid value is reported, not only the first: the invalid value is removed,
+/// and the rest is deserialized again.
 #[derive(Debug, Clone)]
 pub(super) struct YamlDocument {
     root: Node,
 }
 
-/// A value and its position.
+/// A YAML value and its position.
 #[derive(Debug, Clone)]
 pub(super) struct Node {
     at: TextPosition,
@@ -29,7 +29,7 @@ pub(super) struct Node {
 enum Content {
     Scalar(Value),
     Sequence(Vec<Node>),
-    /// Each key, its position and its value.
+    /// A mapping: each key with its position and its value.
     Mapping(Vec<(String, TextPosition, Node)>),
 }
 

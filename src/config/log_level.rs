@@ -13,9 +13,9 @@ impl Default for LogSection {
     }
 }
 
-/// Validates a filter and returns it in the form that `tracing` parses.
+/// Validates a log filter and returns it in the form that `tracing` parses.
 ///
-/// `tracing` takes an unknown word for the name of a module, and then hides all other modules. Therefore every part
+/// `tracing` reads an unknown level as the name of a module, and then hides all other modules. Therefore every part
 /// must have a level. If a filter has no default level, errors of all other modules are shown.
 pub(super) fn filter(text: &str) -> Result<String, String> {
     let parts: Vec<_> = text.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();

@@ -7,10 +7,10 @@ use clap::Command;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, roman};
 
-/// A page in roff.
+/// A manual page in roff.
 #[derive(Debug)]
 pub struct ManualPage {
-    /// File name, such as `kube-fanout-serve.1`.
+    /// The file name of a manual page, such as `kube-fanout-serve.1`.
     pub file: String,
     pub text: Vec<u8>,
 }

@@ -6,7 +6,7 @@ pub struct Problems {
     found: Vec<Problem>,
 }
 
-/// One problem: the key and the reason.
+/// One configuration problem: the key and the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Problem {
     text: String,
@@ -50,7 +50,7 @@ impl Problems {
         self.found.iter().map(|problem| problem.text.as_str())
     }
 
-    /// Messages with their positions.
+    /// Returns the messages with their positions in the file.
     pub fn with_positions(&self) -> impl Iterator<Item = (&str, Option<TextPosition>)> {
         self.found.iter().map(|problem| (problem.text.as_str(), problem.at))
     }

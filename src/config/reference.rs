@@ -13,7 +13,7 @@ const COMMENT_COLUMNS: usize = 96;
 
 /// A key of the file, or a section of keys.
 struct Key {
-    /// Full name, such as `limits.watches`.
+    /// The full name of a key, such as `limits.watches`.
     path: String,
     /// Empty for a key that is not a section.
     keys: Vec<Self>,
@@ -36,8 +36,8 @@ pub fn defaults() -> String {
     text
 }
 
-/// All keys, in the order of their types. The defaults are serialized as JSON, which is valid YAML and keeps that
-/// order.
+/// Returns all keys, in the order of their types. The defaults are serialized as JSON, which is valid YAML and keeps
+/// that order.
 fn keys() -> Vec<Key> {
     let schema = schema();
     let defaults = serde_json::to_string(&Configuration::default()).unwrap_or_default();
@@ -92,7 +92,7 @@ impl Key {
     }
 }
 
-/// The text without Markdown syntax.
+/// Returns the text without Markdown syntax.
 fn plain(text: &str) -> String {
     let mut plain = String::new();
     let mut rest = text;

@@ -105,7 +105,7 @@ impl ConfigSettings {
         keys.into_iter().filter(|key| self.0.get(*key) != other.0.get(*key)).map(String::as_str).collect()
     }
 
-    /// These settings, with the values of `read` for the keys that can be applied.
+    /// Returns these settings with the values of `read` for the keys that can be applied at run time.
     #[must_use]
     pub fn taking(&self, changes: &SettingChanges, read: &Self) -> Self {
         let mut settings = self.clone();

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 #[derive(Debug, Clone)]
 pub struct BodyRelease {
     is_present: watch::Sender<bool>,
-    /// Number of waiting readers.
+    /// The number of readers that wait until the feed's bodies may be shown.
     waiting: watch::Sender<usize>,
     writers: Arc<Mutex<EncoderBuilds>>,
 }
@@ -22,9 +22,9 @@ pub struct BodyRelease {
 /// The server builds that wrote the feed's content, for proxies that take over the feed.
 #[derive(Debug, Default)]
 struct EncoderBuilds {
-    /// The last known build.
+    /// The last known build of the server that encodes the feed's bodies.
     now: Option<Arc<Build>>,
-    /// Whether it is still current.
+    /// Whether the known build is still current.
     is_known: bool,
     before: Option<Arc<Build>>,
     /// Version from which on all content is by `now`. Earlier content may be by `before`.
@@ -35,7 +35,7 @@ struct EncoderBuilds {
 /// The server build that wrote the content sent to a reader.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EncodedBy {
-    /// `None` if it is unknown.
+    /// The build that encoded the bodies; `None` if it is unknown.
     pub by: Option<Arc<Build>>,
     /// Number of build changes before it.
     pub changes: u32,
@@ -79,7 +79,7 @@ impl BodyRelease {
         let _ = self.is_present.subscribe().wait_for(|is_present| *is_present).await;
     }
 
-    /// Completes when a reader waits.
+    /// Completes when a reader waits for a state of the feed.
     pub async fn wanted(&self) {
         let _ = self.waiting.subscribe().wait_for(|waiting| *waiting > 0).await;
     }

@@ -18,7 +18,7 @@ pub struct FeedCounts {
     pub bytes: AtomicU64,
     pub bookmarks: AtomicU64,
     pub duplicates: AtomicU64,
-    /// Watches that are open now.
+    /// The number of watches that are open now.
     pub watches: AtomicU64,
     /// Rare events by metric, in output order.
     told: Mutex<BTreeMap<CountedMetric, u64>>,

@@ -35,7 +35,7 @@ pub struct Feed {
     last_used: Mutex<Instant>,
     last_read: Mutex<Option<Instant>>,
     pub(super) retired: CancellationToken,
-    /// Until this time upstream may still use the definition for which the previous feed was retired.
+    /// The time until which upstream may still use the definition for which the previous feed was retired.
     settled: Option<Instant>,
     /// The oldest version that a client wants to resume from, while the feed starts.
     resume: Mutex<Option<ResourceVersion>>,
@@ -189,8 +189,8 @@ impl Feed {
         self.proxies.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Returns whether another proxy follows the feed. Its progress is then published without delay, so that the proxy
-    /// need not ask for it.
+    /// Returns whether another proxy follows the feed. If so, its progress is published without delay, so that the
+    /// proxy need not request it.
     pub fn is_followed_by_proxies(&self) -> bool {
         self.proxies.load(Ordering::Relaxed) > 0
     }

@@ -15,9 +15,9 @@ pub struct FeedKey {
 /// Part of a resource that a feed covers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scope {
-    /// All objects.
+    /// All objects of the resource.
     Cluster,
-    /// The objects in one namespace.
+    /// The objects of the resource in one namespace.
     Namespace(Arc<str>),
     /// The objects whose `field` is `value`, in all namespaces: the result of a fixed field selector.
     Selected { field: Arc<str>, value: Arc<str> },

@@ -19,7 +19,7 @@ struct Refusal {
     at: Instant,
     /// Number of consecutive ends for this reason.
     times: u32,
-    /// Delay before the next attempt.
+    /// The delay before the next attempt to start the feed.
     wait: Duration,
     /// Bytes that the feed needed when it did not fit.
     weighed: usize,

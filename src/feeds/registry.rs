@@ -51,9 +51,9 @@ struct Shared {
 /// Reason why a feed is not available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FeedUnavailable {
-    /// It was tried recently and ended for this reason.
+    /// The feed was tried recently and ended for the given reason.
     Ended(FeedEnd),
-    /// [`FEEDS_MAX`] feeds are running.
+    /// The maximum number of feeds, [`FEEDS_MAX`], is running.
     TooMany,
 }
 

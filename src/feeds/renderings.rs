@@ -23,21 +23,21 @@ struct Shared {
     modes: RwLock<BTreeMap<Representation, RenderingMode>>,
     /// The representation that is qualified before a reader requests it.
     expected: Option<Representation>,
-    /// Whether a reader has requested that one.
+    /// Whether a reader has requested the expected representation.
     is_asked_for: AtomicBool,
     /// Minor of the release for which the modes were determined; 0 if there is none.
     release: AtomicU32,
     changes: watch::Sender<u64>,
 }
 
-/// How one representation of a feed's objects is obtained.
+/// How a feed obtains one representation of its objects.
 #[derive(Debug, Clone)]
 pub enum RenderingMode {
     /// A reader has requested it, and it has not been compared with upstream's yet.
     Wanted,
-    /// It is derived by the proxy.
+    /// The proxy converts the representation from the cached objects.
     Derived(Renderer),
-    /// It is not derived, for this reason.
+    /// The proxy does not convert the representation, for the given reason.
     Refused(RenderingRefusal),
 }
 
@@ -48,7 +48,7 @@ pub enum RenderingRefusal {
     NotInTable,
     /// An object contains something that the table does not know, or that the encoding cannot express.
     Unrenderable,
-    /// Upstream encodes an object differently.
+    /// Upstream encodes an object differently than the proxy's conversion.
     Mismatch,
     /// Upstream does not serve it either, or not at the requested version.
     NotComparable,
@@ -79,7 +79,7 @@ impl Renderings {
         self.shared.modes.read().get(&representation).cloned()
     }
 
-    /// Requests a representation.
+    /// Requests that the feed offers a representation.
     pub fn want(&self, representation: Representation) {
         if self.shared.expected == Some(representation) && !self.shared.is_asked_for.swap(true, Ordering::Relaxed) {
             self.shared.changes.send_modify(|changes| *changes += 1);

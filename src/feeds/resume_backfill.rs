@@ -31,7 +31,7 @@ pub struct ResumeBackfills {
 /// A request to upstream for earlier history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackfillRequest {
-    /// The events after this version.
+    /// A request for the events after this version.
     Events(ResourceVersion),
     /// The states of objects before their first event. The events after this version are already known.
     Before(ResourceVersion),
@@ -53,14 +53,14 @@ pub enum BackfillOutcome {
     PreviousFound,
     /// The states of objects before their events up to `upto` cannot be determined.
     PreviousUnknown { upto: ResourceVersion },
-    /// The response broke off, which says nothing about upstream's history.
+    /// The response broke off, so it does not show whether upstream has the history.
     Interrupted,
     /// Upstream did not respond, or not in time.
     Failed,
 }
 
 impl BackfillOutcome {
-    /// For logs and the label of the metric.
+    /// Returns the outcome, for logs and as a metric label.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Prepended => "extended",
@@ -75,7 +75,7 @@ impl BackfillOutcome {
     }
 }
 
-/// Whether a client that comes from before the history has something to wait for.
+/// Whether a client that resumes from before the history should wait for a backfill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WaitDecision {
     Wait,
@@ -125,7 +125,7 @@ struct ResumingClient {
     inquires: bool,
 }
 
-/// Bounds of a feed's history.
+/// The first and the last version of a feed's history.
 #[derive(Debug, Clone, Copy)]
 struct HistoryBounds {
     /// Version that its first event follows.

@@ -16,16 +16,16 @@ pub(crate) struct ChunkWriter {
     reader: CacheReader,
     renderer: Renderer,
     what: ItemFormat,
-    /// Whether it has derived or compressed a chunk, which takes about a millisecond.
+    /// Whether a chunk was derived or compressed, which takes about a millisecond.
     worked: AtomicBool,
 }
 
-/// Output format of the objects.
+/// The output format of a list's objects.
 #[derive(Debug)]
 enum ItemFormat {
     /// Items of a list, each with the separator that precedes it.
     Items(ListFrame),
-    /// Frames of ADDED events.
+    /// The objects are frames of ADDED events.
     Added,
 }
 
@@ -33,7 +33,7 @@ enum ItemFormat {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Piece<'a> {
     pub(crate) batch: &'a Batch,
-    /// The preceding batch.
+    /// The batch that precedes this one; `None` for the first.
     pub(crate) behind: Option<&'a Batch>,
     pub(crate) index: usize,
 }

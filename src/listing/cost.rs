@@ -15,9 +15,9 @@ pub(crate) const GLANCE: usize = SLICE / 4;
 pub(crate) const DERIVED: usize = 1_000;
 /// Work up to this cost needs no turn.
 pub(crate) const SMALL: usize = SLICE;
-/// Limit of a LIST's selector cost, in addition to accessing the objects: a sixth of a second in all. Ten requirements
-/// on 100,000 pods cost 6 million, one on a million pods as much, and the worst 16 KiB about 14 million on 10,000
-/// objects. A more expensive LIST passes through.
+/// The maximum selector cost of a LIST, in addition to accessing the objects: a sixth of a second in all. Ten
+/// requirements on 100,000 pods cost 6 million, one on a million pods as much. The worst 16 KiB selector costs about 14
+/// million on 10,000 objects. A more expensive LIST is forwarded.
 pub(crate) const LIST_COMPARISONS_MAX: usize = 16_000_000;
 /// Limit of a watch's selector cost per object, for any number of labels. A selector is evaluated twice per event. Ten
 /// requirements cost 50; the limit allows 130 different keys. A more expensive watch passes through.

@@ -42,18 +42,18 @@ struct Queue {
     /// Times from which the unused slices are available.
     free: Vec<Instant>,
     round: u64,
-    /// Time since when a slice is reserved for callers that have not had theirs in this round.
+    /// The time since when a slice is reserved for callers that have not had a slice in this round.
     kept_since: Option<Instant>,
     /// The callers that wait, or that have had their slice in this round.
     callers: HashMap<ScanOwner, Caller>,
-    /// Number of callers that wanted a slice at the last count.
+    /// The number of callers that requested a slice at the last count.
     wanted_by: u32,
 }
 
 #[derive(Debug)]
 struct Caller {
     waiting: u32,
-    /// Time at which the caller last wanted a slice.
+    /// The time at which the caller last requested a slice.
     tried: Instant,
     /// The round of its next slice.
     round: u64,
@@ -61,7 +61,7 @@ struct Caller {
 
 /// Minimum time between the starts of two uses of the same slice. A use takes about half of it.
 const PERIOD: Duration = Duration::from_millis(2);
-/// Time for which a slice is reserved for callers that have not had theirs.
+/// The time for which a slice is reserved for callers that have not had a slice in this round.
 const KEPT_FOR: Duration = Duration::from_millis(4);
 /// Longest retry delay of a poll that found no slice, in milliseconds.
 const TRY_AGAIN_MAX: u32 = 64;

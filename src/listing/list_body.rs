@@ -20,7 +20,7 @@ pub(crate) struct ListBody {
     chunks: PageChunks,
     head: Bytes,
     tail: Bytes,
-    /// Whether it is long enough to be compressed.
+    /// Whether the list is long enough for the apiserver to compress it.
     worth: bool,
     at: SendPosition,
     joined: SliceJoiner,
@@ -34,9 +34,9 @@ pub(crate) struct ListBody {
 #[derive(Debug)]
 enum SendPosition {
     Head,
-    /// A chunk.
+    /// The next chunk of the list, by its index.
     Stretch(usize),
-    /// A piece of a chunk.
+    /// A piece of a chunk: the chunk's index, the chunk and the piece's index.
     Piece(usize, PlainChunk, usize),
     Over,
 }

@@ -10,6 +10,6 @@ pub(crate) struct ListRead {
     pub(crate) plan: ListPlan,
     /// Whether the path names a namespace. If so, keys in continue tokens are relative to it.
     pub(crate) in_namespace: bool,
-    /// Encoding of continue tokens.
+    /// The encoder and decoder of continue tokens.
     pub(crate) pages: PageStore,
 }

@@ -27,7 +27,7 @@ pub(crate) struct PickedRun {
     picked: Vec<Arc<Object>>,
 }
 
-/// Chunks that are compressed together.
+/// Consecutive chunks that are compressed together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Batch {
     pub(crate) chunks: Range<usize>,
@@ -125,12 +125,12 @@ impl PageChunks {
         self.lengths
     }
 
-    /// Returns the number of chunks.
+    /// Returns the number of chunks of the page.
     pub(crate) fn len(&self) -> usize {
         self.parts.len()
     }
 
-    /// Returns the chunk at `index`.
+    /// Returns the chunk of the page at `index`.
     pub(crate) fn chunk(&self, index: usize) -> &Chunk {
         match &self.parts[index] {
             PageChunk::Shared(chunk) => &self.shared[*chunk],

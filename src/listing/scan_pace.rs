@@ -27,7 +27,7 @@ impl ScanPace {
         Self { turn, scans, slices, whose, spent: 0, rests: 0 }
     }
 
-    /// Adds `cost`, and returns whether it is time to yield.
+    /// Adds the cost of scanned objects, and returns whether the scan must yield.
     pub(crate) fn spend(&mut self, cost: usize) -> bool {
         self.spent += cost;
         self.spent >= cost::SLICE
@@ -57,7 +57,7 @@ impl ScanPace {
         ScanBudget::new(self.slices.clone(), self.whose.clone(), false)
     }
 
-    /// Returns the number of yields.
+    /// Returns the number of yields of the scan.
     #[cfg(test)]
     pub(crate) fn rests(&self) -> usize {
         self.rests

@@ -23,7 +23,7 @@ pub(crate) type ScanOwner = Option<FlowDistinguisher>;
 /// Maximum number of waiting scans, in all and per caller. Each holds a request and a shared state.
 const WAITING_MAX: usize = 1_024;
 const WAITING_PER_CALLER_MAX: usize = 64;
-/// Approximate duration of a slice.
+/// The approximate duration of a CPU slice of a scan.
 const SLICE: Duration = Duration::from_millis(1);
 /// Longest wait for the first turn.
 const WAIT_MAX: Duration = Duration::from_secs(10);

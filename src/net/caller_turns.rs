@@ -30,7 +30,7 @@ pub(super) struct CallerTurns(PerCore<Arc<CoreTurns>>);
 
 #[derive(Debug, Default)]
 struct CoreTurns {
-    /// Whether all connections belong to one owner and none of them waits: then none has to.
+    /// Whether all connections belong to one owner and none of them waits, so that no connection needs a turn.
     is_free: AtomicBool,
     state: Mutex<CoreState>,
 }

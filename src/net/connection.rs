@@ -32,7 +32,7 @@ struct Shared {
     /// Whether a caller has been authenticated on the connection.
     is_of_somebody: AtomicBool,
     caller: AtomicU64,
-    /// The connection's place in the listener's limit.
+    /// The slot that the connection occupies in its listener's limit.
     place: OnceLock<Box<dyn SlotGuard>>,
     /// Whether the listener is full and the caller's share of it is used up.
     is_refused: AtomicBool,
@@ -41,14 +41,14 @@ struct Shared {
     kept: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
-/// A connection's place in a listener's limit.
+/// The slot that a connection occupies in its listener's limit. Dropping it frees the slot.
 pub(super) trait SlotGuard: Send + Sync {
     /// Counts the connection for this caller; `None` if all callers count as one. Returns whether the connection may
     /// stay.
     fn settle(&self, connection: &Connection, caller: Option<u64>) -> bool;
 }
 
-/// If a client reads nothing of a response for this long, its connection counts as idle.
+/// The time without reading a response after which a client's connection counts as idle.
 pub(super) const STALLED_AFTER: Duration = Duration::from_secs(5);
 
 /// The number used while the caller is unknown.
@@ -65,7 +65,7 @@ pub(super) enum ConnectionState {
     Leaving,
     /// The connection ends after its running requests and takes no further ones.
     Closing,
-    /// The connection ends now.
+    /// The connection must be closed now.
     Cut,
 }
 
@@ -118,13 +118,13 @@ impl Connection {
         !self.0.is_refused.load(Ordering::Relaxed)
     }
 
-    /// Sets the connection's place. Later calls have no effect.
+    /// Sets the slot that the connection occupies. Later calls have no effect.
     pub(super) fn put_place(&self, place: Box<dyn SlotGuard>) {
         let _ = self.0.place.set(place);
     }
 
-    /// Whether requests are taken one at a time: no caller has been authenticated yet, and the connection still takes
-    /// requests. A closing connection refuses them, which costs nothing.
+    /// Whether requests are processed one at a time: no caller has been authenticated yet, and the connection is not
+    /// closing. A closing connection refuses requests, which costs nothing.
     pub(super) fn is_of_stranger(&self) -> bool {
         !self.0.is_of_somebody.load(Ordering::Relaxed) && !self.is(ConnectionState::Closing)
     }

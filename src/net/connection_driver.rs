@@ -13,8 +13,8 @@ pub(super) trait ConnectionDriver {
     /// Polls the parts that were woken, without losing a wake-up. Ready when the connection is over.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>>;
 
-    /// Asks the client to send no more requests. Running requests continue, and so do those that the client sent before
-    /// it learned this.
+    /// Requests that the client sends no more requests (GOAWAY). Running requests continue, and so do those that the
+    /// client sent before it received this.
     fn begin_goaway(&mut self);
 
     fn wake_set(&self) -> &Arc<WakeSet>;
@@ -36,7 +36,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ConnectionDriver for http2::
 
 pub(super) type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// The future that completed first.
+/// The result of waiting for a connection and another future: the one that completed first.
 pub(super) enum FirstCompleted<O> {
     /// The connection ended.
     Ended(Result<(), Failure>),

@@ -12,8 +12,8 @@ use super::idle_connections::ConnectionSource;
 /// moment before its next handshake.
 #[derive(Debug, Default)]
 pub(super) struct HandshakeFailures {
-    /// One lock for all sources: a look-up takes 0.1 µs and a handshake 1,000 µs, and the lock also bounds the number
-    /// of sources.
+    /// The failures per source. One lock suffices: a look-up takes 0.1 µs and a handshake 1,000 µs. It also bounds the
+    /// number of sources.
     of: Mutex<HashMap<ConnectionSource, LeakyBucket>>,
 }
 
@@ -26,7 +26,7 @@ struct LeakyBucket {
 
 /// The failures without effect. A fleet whose certificates have all expired at once is not an attack.
 const FREE_MAX: f64 = 50.0;
-/// The failures forgotten per second.
+/// The number of failed handshakes that are forgotten per second.
 const FORGOTTEN_PER_SECOND: f64 = 10.0;
 /// How long a source with too many failures waits.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -34,7 +34,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 const SOURCES_MAX: usize = 4_096;
 
 impl HandshakeFailures {
-    /// Records a failed handshake.
+    /// Records a failed handshake of a source.
     pub(super) fn note(&self, source: ConnectionSource) {
         let now = Instant::now();
         let mut of = self.of.lock();

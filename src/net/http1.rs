@@ -37,7 +37,7 @@ where
     codec: Waker,
 }
 
-/// hyper's connection.
+/// The type of hyper's HTTP/1 connection.
 type Codec<I, S> = UpgradeableConnection<TokioIo<CheckedIo<I>>, RequestService<S>>;
 
 /// The service that hyper calls for each request.

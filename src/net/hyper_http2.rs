@@ -55,7 +55,7 @@ where
     waker: Waker,
 }
 
-/// hyper's connection.
+/// The type of hyper's HTTP/2 connection.
 type Codec<I, S> = HyperConnection<TokioIo<RewoundStream<I>>, Asked<S>, Begun>;
 
 type Stream = Pin<Box<dyn Future<Output = ()> + Send>>;

@@ -44,7 +44,7 @@ impl InheritedSockets {
         Ok(inherited)
     }
 
-    /// Adds a socket of this process.
+    /// Adds a TCP socket that this process has bound.
     pub fn add_tcp(&mut self, listener: StdTcpListener) -> io::Result<()> {
         let address = Address::Tcp(listener.local_addr()?);
         check(&address, &SockRef::from(&listener))?;
@@ -63,7 +63,7 @@ impl InheritedSockets {
         Ok(())
     }
 
-    /// Adds an in-memory listener in place of a TCP socket of that address.
+    /// Adds an in-memory listener that replaces the TCP socket of that address.
     pub fn add_memory(&mut self, address: SocketAddr, listener: Listener) {
         self.sockets.push((Address::Tcp(address), Socket::Memory(listener)));
     }

@@ -13,7 +13,7 @@ use base::{AbortSignal, DrainWatch, random};
 /// The jitter of the connection age, as a fraction in both directions.
 const AGE_JITTER: f64 = 0.1;
 
-/// How long a connection that arrived during a drain may take for its first request once everything closes.
+/// How long a connection that was accepted during a drain may take for its first request once all connections close.
 pub(super) const NEWCOMER_MAX: Duration = Duration::from_millis(500);
 /// The interval at which a connection is checked for its first request.
 const LOOK_EVERY: Duration = Duration::from_millis(20);

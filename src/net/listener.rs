@@ -32,12 +32,12 @@ enum BoundSocket {
     Unix {
         listener: UnixListener,
         path: PathBuf,
-        /// Whether this process made the socket file and has not removed it.
+        /// Whether this process created the socket file and has not removed it.
         is_made: bool,
         /// The users that may connect. Other users are rejected, whatever the permissions of the file are.
         only_uids: Vec<u32>,
     },
-    /// Connections from within this process.
+    /// Receives in-memory connections from within this process.
     Memory {
         arrivals: Mutex<mpsc::Receiver<PendingConnection>>,
         address: SocketAddr,
@@ -54,7 +54,7 @@ pub(super) enum AddressSharing {
     Parent,
 }
 
-/// An accepted byte stream.
+/// An accepted byte stream: TCP, unix socket or in-memory.
 #[derive(Debug)]
 pub(super) enum Stream {
     Tcp(TcpStream),

@@ -20,7 +20,7 @@ pub struct Peer {
     pub cut: AbortSignal,
 }
 
-/// The address of a peer.
+/// The address of a connected client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerAddress {
     Tcp(SocketAddr),

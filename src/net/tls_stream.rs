@@ -28,7 +28,7 @@ pub(super) struct TlsRecords<I> {
 
 const HEAD_BYTES: usize = 5;
 
-/// Has nothing to read now.
+/// A stream that has nothing to read now.
 struct NoDataReady;
 
 impl<I> TlsStream<I> {
@@ -36,14 +36,14 @@ impl<I> TlsStream<I> {
         Self(Box::new(shaken))
     }
 
-    /// Whether nothing was read of a record that has not been read whole.
+    /// Whether the TLS stream is between two records: no record was read in part.
     #[cfg(test)]
     pub(super) fn is_between_records(&self) -> bool {
         let (records, _) = self.0.get_ref();
         (records.head_read, records.left) == (0, 0)
     }
 
-    /// The certificates that the client has shown.
+    /// Returns the certificates that the client has sent.
     pub(super) fn certificates(&self) -> Option<&[CertificateDer<'static>]> {
         self.0.get_ref().1.peer_certificates()
     }

@@ -24,7 +24,7 @@ pub enum CertificateInvalid {
     NotYetValid(UtcTime),
 }
 
-/// A time, formatted in UTC.
+/// A time that is formatted in UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UtcTime(SystemTime);
 

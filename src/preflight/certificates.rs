@@ -7,10 +7,10 @@ use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 
 use super::CheckFinding;
 
-/// A file with certificates.
+/// A file with certificates to check.
 #[derive(Debug, Clone)]
 pub struct CertificateFile {
-    /// The configuration key.
+    /// The configuration key that names the file.
     pub key: &'static str,
     pub path: PathBuf,
     /// Whether the file is a server certificate followed by its chain; otherwise it is a CA bundle.

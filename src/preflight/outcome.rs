@@ -23,7 +23,7 @@ pub struct CheckFinding {
     /// `rights`, `certificates`, `upstream`, `sizes`, `cost`, `configuration`.
     pub about: &'static str,
     pub what: String,
-    /// How to fix it, as an operator writes it.
+    /// The fix for the problem, written for an operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
 }
@@ -48,7 +48,7 @@ impl CheckFinding {
         Self { outcome, ..Self::ok(about, format!("{what}: {error}")) }
     }
 
-    /// Adds how to fix it.
+    /// Adds the fix for the problem to the finding.
     #[must_use]
     pub fn mended_by(self, remedy: impl Into<String>) -> Self {
         Self { remedy: Some(remedy.into()), ..self }

@@ -12,7 +12,7 @@ use kubeapi::{Access, AccessTarget, Gvr, ResourceTarget};
 pub struct PermissionNeeds {
     /// Resources that the configuration names; each must be readable.
     pub named: Vec<CachedResource>,
-    /// Other resources that can be cached; those that are not readable are forwarded.
+    /// Other resources that can be cached. Those that the proxy may not read are forwarded.
     pub others: Vec<CachedResource>,
     /// The proxy authenticates callers through upstream.
     pub asks_about_callers: bool,
@@ -42,7 +42,7 @@ enum MissingPermission {
 }
 
 const ABOUT: &str = "rights";
-/// Concurrent requests.
+/// The number of concurrent permission checks.
 const AT_A_TIME: usize = 8;
 const REVIEWS: [(&str, &str); 2] =
     [("authentication.k8s.io", "tokenreviews"), ("authorization.k8s.io", "subjectaccessreviews")];

@@ -9,9 +9,9 @@ use crate::upstream::{Cause, Client, Error};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FleetCost {
     pub nodes: u64,
-    /// Cached resources of each proxy.
+    /// The number of cached resources of each proxy.
     pub feeds: u64,
-    /// Other watches of each proxy: definitions and RBAC.
+    /// The number of other upstream watches of each proxy: definitions and RBAC.
     pub own: u64,
 }
 
@@ -44,7 +44,7 @@ const METADATA: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s
 /// Maximum number of resources to measure, and to report, the largest first.
 const ASKED_MAX: usize = 100;
 const SAID_MAX: usize = 12;
-/// Objects whose size is measured.
+/// The number of objects whose size is measured.
 const SAMPLE: usize = 20;
 /// Approximate size of a bookmark; each watch receives one per minute.
 const BOOKMARK_BYTES: u64 = 250;

@@ -34,9 +34,9 @@ pub(super) struct BodyEncoders {
 pub(super) enum EncoderMatch {
     /// All bodies have the encoding of the followed server.
     Present,
-    /// Not known yet.
+    /// The comparison of the servers' encodings is not finished.
     Open,
-    /// Some bodies have another encoding.
+    /// Some bodies have the encoding of another server.
     Other,
 }
 
@@ -48,8 +48,8 @@ impl BodyWriters {
         Self { feed, by: watch::Sender::default() }
     }
 
-    /// Whether the feed needs this tracking. Rows of a Table are never served as a state, and recorded events keep
-    /// their bytes.
+    /// Whether a feed needs this tracking of encoders. Rows of a Table are never served as a state, and recorded events
+    /// keep their bytes.
     pub(super) fn concerns(feed: &Feed) -> bool {
         feed.spec.key.encoding != Encoding::Table
     }
@@ -147,11 +147,11 @@ impl BodyWriters {
         self.weigh(false);
     }
 
-    /// Shows or hides states according to the current knowledge, and returns the result of the comparison.
+    /// Shows or hides states according to which servers encoded the bodies, and returns the result of the comparison.
     ///
     /// With `indulgent`, states are also shown while the result is [`EncoderMatch::Open`], because it may stay open
     /// forever. This does not apply if a server has reported its release: then the other server will report it too, or
-    /// is soon given up.
+    /// is soon treated as one that does not.
     pub(super) fn weigh(&self, indulgent: bool) -> EncoderMatch {
         if !Self::concerns(&self.feed) {
             return EncoderMatch::Present;

@@ -13,7 +13,7 @@ use super::stream::StreamEnd;
 /// Why a step of the reflector failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StepFailure {
-    /// The feed is over.
+    /// The feed must end for the given reason.
     #[error("feed terminated: {}", .0.as_str())]
     Over(FeedEnd),
     #[error(transparent)]
@@ -79,8 +79,8 @@ pub(super) fn over(error: Error) -> StepFailure {
     }
 }
 
-/// Whether the error shows that a server does not support streamed lists: it then responds 422 or 400. A server that is
-/// only temporarily unable responds with other codes.
+/// Whether the error shows that a server does not support streamed lists, to which it responds with 422 or 400. A
+/// server that is temporarily unable responds with other codes.
 pub(super) fn refuses_watch_list(error: &Error) -> bool {
     matches!(error.code(), Some(400 | 422))
 }
@@ -155,7 +155,7 @@ impl FailureKind {
         }
     }
 
-    /// The label value in metrics.
+    /// Returns the failure as a metric label.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Over => "feed_terminated",

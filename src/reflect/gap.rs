@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use kubeapi::ResourceVersion;
 
-/// Plans the lists that a 410 requires, when upstream no longer has the changes after our version.
+/// Plans the lists that a 410 requires, when upstream no longer has the changes after the feed's version.
 ///
 /// Usually one list closes a gap at once. But if upstream's window is shorter than a list takes, the listed state has
 /// left the window before its watch begins. Then every further list of the same kind fails too (F4). The sign of this
@@ -19,7 +19,7 @@ pub(super) struct RelistPlanner {
     in_a_row: bool,
 }
 
-/// The reaction to a 410.
+/// The list to request after a 410.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RelistPlan {
     /// List at once. The value is the start of upstream's window, from which the gap can be mended; `None` requests the
@@ -120,7 +120,7 @@ impl Completeness {
     }
 }
 
-/// A version and the time of the request for it: no write that was complete at `asked` is newer.
+/// A version and the time at which it was requested: no write that was complete at `asked` is newer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Position {
     pub(super) asked: Instant,

@@ -81,20 +81,20 @@ pub(super) enum GapRecovery {
     Changes(Vec<Change>),
     /// The changes cannot be recovered within the limits.
     Unknown,
-    /// The list cannot follow from our state: upstream has another history.
+    /// The list cannot follow from the cached state: upstream has another history.
     OtherHistory,
 }
 
 /// Reads past versions of single objects.
 pub(super) struct PastObjectReader<'a> {
     pub(super) lister: Lister<'a>,
-    /// The start of the gap.
+    /// The version at which the gap starts.
     pub(super) from: ResourceVersion,
 }
 
 /// Why the changes of an object are not known.
 enum RecoveryError {
-    /// They cannot be recovered.
+    /// The missed changes cannot be recovered.
     Unknown,
     Contradiction,
     Upstream(Error),
@@ -165,7 +165,8 @@ impl PastObjectReader<'_> {
         rv > self.from
     }
 
-    /// Finds, by bisection, the last content of an object that is gone at `until` and the version of its deletion.
+    /// Finds, by bisection, the last content of an object that no longer exists at `until`, and the version of its
+    /// deletion.
     async fn deletion(
         &self,
         key: &ObjectKey,

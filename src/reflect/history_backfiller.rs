@@ -36,7 +36,7 @@ const GATHER: Duration = Duration::from_millis(200);
 const WATCH_SECONDS: u64 = 3;
 /// A watch that ends sooner was closed by a server that shuts down.
 const WATCH_LASTS: Duration = Duration::from_millis(WATCH_SECONDS * 1_000 - 500);
-/// The timeout of one backfill.
+/// The timeout of one history backfill.
 const LOOK_MAX: Duration = Duration::from_secs(5);
 /// The maximum number of bytes that are read, regardless of the free space in the ring.
 const BYTES_MAX: usize = 64 << 20;
@@ -114,8 +114,8 @@ impl HistoryBackfiller {
         }
     }
 
-    /// Waits until the feed has a stream. Without one upstream cannot be reached, and the reflector would not take what
-    /// is found.
+    /// Waits until the feed has an open upstream watch. Without one, upstream is unreachable and the reflector would
+    /// not apply the backfill.
     async fn until_live(&self) {
         let mut state = self.upstream.feed.reader.watch_state();
         if state.wait_for(|state| *state == FeedState::Live).await.is_err() {

@@ -27,10 +27,10 @@ use kubeapi::ResourceVersion;
 /// The reason for a history check, in ascending urgency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum HistoryCheckReason {
-    /// The stream was lost and reopened, and has not yet shown that the history is the same. The check begins with a
-    /// cheap position request.
+    /// The stream was lost and reopened, and has not shown that the history is the same. The check begins with a cheap
+    /// request for upstream's position.
     Reopened,
-    /// The stream was reopened and upstream's storage has reached the feed's version, but the stream does not begin
+    /// The stream was reopened and upstream's storage has reached the feed's version. But the stream does not begin
     /// with the change that it should repeat first.
     Unconfirmed,
     /// An upstream response contradicts what the feed holds.
@@ -40,7 +40,7 @@ pub(super) enum HistoryCheckReason {
 }
 
 impl HistoryCheckReason {
-    /// For logs.
+    /// Returns the reason of the check, for logs.
     fn as_str(self) -> &'static str {
         match self {
             Self::Reopened => "watch_reopened",
@@ -51,18 +51,18 @@ impl HistoryCheckReason {
     }
 }
 
-/// The result of an inquiry.
+/// The result of a history check.
 #[derive(Debug)]
 pub(super) enum HistoryCheckOutcome {
     /// Upstream's storage has reached the feed's version. Its history was not compared.
     Reached,
-    /// Upstream has our history.
+    /// Upstream has the feed's history.
     Continues,
     /// Upstream has another history, with this current state.
     Other(Box<DatedState>),
     /// The histories can no longer be compared. This is the current state.
     Unproven(HistoryCheckReason, Box<DatedState>),
-    /// Upstream did not respond.
+    /// Upstream did not respond to the check.
     Failed(HistoryCheckReason),
 }
 
@@ -124,8 +124,8 @@ impl HistoryChecks {
         self.due = Some(self.due.map_or((when, why), |(at, due)| (at.min(when), due.max(why))));
     }
 
-    /// Cancels a check that was scheduled because the stream was lost: the stream has shown that the history is the
-    /// same.
+    /// Cancels a check that was scheduled because the stream was lost, once the stream has shown that the history is
+    /// the same.
     pub(super) fn withdraw(&mut self) {
         self.due.take_if(|(_, why)| matches!(why, HistoryCheckReason::Reopened | HistoryCheckReason::Unconfirmed));
     }
@@ -216,8 +216,8 @@ impl HistoryProbe {
         }
     }
 
-    /// Lists the current state. A proxy may return a version below ours although its history is the same; in that case
-    /// a list at our version or later is requested (`Lister::position_beside`).
+    /// Lists the current state. A proxy may return a version below `ours` although its history is the same. In that
+    /// case a list at `ours` or later is requested (`Lister::position_beside`).
     async fn current(&self, ours: ResourceVersion) -> Result<InitialState, StreamEnd> {
         let lister = self.upstream.lister(SideRequest::Doubt);
         let current = lister.current(&self.upstream.lists_only).await?;

@@ -29,7 +29,7 @@ pub(super) struct InitialState {
     pub(super) is_from_memory: bool,
 }
 
-/// The position of upstream.
+/// The resourceVersion that upstream has reached, as it reported it.
 #[derive(Debug)]
 pub(super) struct ReportedPosition {
     /// The version. Every write to the resource that was complete before the request is at or below it.
@@ -48,14 +48,14 @@ pub(super) struct ContinuingWatch {
     pub(super) template: Option<BookmarkTemplate>,
 }
 
-/// One object as upstream has it at a version.
+/// One object at a past version, as upstream returned it.
 #[derive(Debug)]
 pub(super) struct PastObject {
     /// `None` if the object did not exist.
     pub(super) object: Option<Object>,
     /// The version of the response. It equals the requested one if upstream can read a past state.
     pub(super) at: ResourceVersion,
-    /// The server that responded.
+    /// The server that sent the state.
     pub(super) server: Server,
 }
 
@@ -186,8 +186,8 @@ impl Lister<'_> {
     /// that the storage went back, or that a server lags.
     ///
     /// A proxy reports the position of its feed, and may prove that nothing newer exists without moving it. A feed that
-    /// followed another proxy may therefore be further ahead with the same state. In that case the proxy is asked to
-    /// reach `ours`; if it does, nothing contradicts our history.
+    /// followed another proxy may therefore be further ahead with the same state. In that case the proxy is requested
+    /// to reach `ours`; if it does, nothing contradicts the feed's history.
     pub(super) async fn position_beside(&self, ours: ResourceVersion) -> Result<ResourceVersion, StreamEnd> {
         let told = self.position(None).await?;
         if told.at >= ours || !told.is_from_memory {
@@ -200,8 +200,8 @@ impl Lister<'_> {
         }
     }
 
-    /// Requests the position of upstream, or asks it to reach the version `least`. Upstream responds to a streamed list
-    /// of a nonexistent object with one bookmark, which costs it no objects.
+    /// Requests the position of upstream, or requests that upstream reaches the version `least`. Upstream responds to a
+    /// streamed list of a nonexistent object with one bookmark, which costs it no objects.
     pub(super) async fn position(&self, least: Option<ResourceVersion>) -> Result<ReportedPosition, StreamEnd> {
         const NOTHING: &str = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan\
                                &allowWatchBookmarks=true&timeoutSeconds=5";

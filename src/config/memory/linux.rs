@@ -31,7 +31,7 @@ fn is_inside(path: &Path) -> bool {
     path.components().all(|part| matches!(part, std::path::Component::Normal(_)))
 }
 
-/// `MemTotal` of `/proc/meminfo`, in bytes.
+/// Parses `MemTotal` of `/proc/meminfo`, in bytes.
 fn total(text: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)

@@ -26,7 +26,7 @@ pub(crate) struct GzipList {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Head,
-    /// A piece of a batch.
+    /// A piece of a batch, by the indexes of the batch and of the piece.
     Piece(usize, usize),
     Tail,
     Over,
@@ -35,7 +35,7 @@ enum Stage {
 /// A batch, read chunk by chunk.
 #[derive(Debug, Default)]
 struct BatchReader {
-    /// Number of chunks read.
+    /// The number of chunks that were read.
     chunks: usize,
     text: Text,
 }
@@ -80,7 +80,7 @@ impl GzipList {
         }
     }
 
-    /// Appends a piece.
+    /// Appends a compressed piece of a list to the output.
     fn poll_piece(&mut self, at: usize, index: usize, cx: &mut Context<'_>) -> Poll<Result<(), TranscodeError>> {
         let batch = &self.batches[at];
         let wanted = Piece { batch, behind: at.checked_sub(1).map(|at| &self.batches[at]), index };

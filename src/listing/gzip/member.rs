@@ -18,7 +18,7 @@ pub(super) struct Member {
 
 /// The header: no name, no time, the fastest algorithm, an unknown system.
 const HEADER: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 4, 255];
-/// An empty last block.
+/// An empty last block of DEFLATE, which ends a stream.
 const LAST_BLOCK: [u8; 2] = [3, 0];
 /// Maximum length of a stored block.
 const STORED_BYTES_MAX: usize = 0xffff;
@@ -58,7 +58,7 @@ impl Member {
         }
     }
 
-    /// Writes the pending stored block.
+    /// Writes the pending stored block of DEFLATE.
     fn close(&mut self) {
         let stored = std::mem::take(&mut self.stored);
         if stored.len() == 0 {

@@ -22,7 +22,7 @@ pub(super) struct OwnerQueues {
     sweep_at: usize,
 }
 
-/// The connections of one owner.
+/// The connections of one owner that are open or wait for a turn.
 #[derive(Debug)]
 struct OwnerQueue {
     /// The CPU time that the owner had used and not regained at `at`.
@@ -32,14 +32,14 @@ struct OwnerQueue {
     waiting: VecDeque<(u64, Waker)>,
 }
 
-/// A place in an owner's line.
+/// A position in an owner's queue.
 #[derive(Debug)]
 pub(super) struct QueueTicket {
     owner: Owner,
     ticket: u64,
 }
 
-/// What to do with a connection that asks to be polled.
+/// The decision about a connection that requests a turn.
 #[derive(Debug)]
 pub(super) enum TurnDecision {
     Run,
@@ -48,7 +48,7 @@ pub(super) enum TurnDecision {
     /// The connection waits, because its owner has used more than a slice. The caller must wake the next owner's
     /// connection.
     WakeNext(Waker),
-    /// The connection is next, and is polled after this waker has woken its task. Everything else that can run goes
+    /// The connection is next, and is polled after this waker has woken its task. All other tasks that can run go
     /// first.
     YieldToOthers(Arc<ReturnFlag>),
 }
@@ -77,7 +77,7 @@ impl OwnerQueues {
         self.waiting
     }
 
-    /// Handles a connection that asks to be polled. `place` is its place in its owner's line, if any; it is set or
+    /// Handles a connection that requests a turn. `place` is its position in its owner's queue, if any; it is set or
     /// cleared here.
     pub(super) fn enter(
         &mut self,
@@ -147,7 +147,7 @@ impl OwnerQueues {
         line.spent
     }
 
-    /// Gives up a place. Returns the connection to wake next, if there is one.
+    /// Removes a connection from its owner's queue. Returns the waker of the connection that is next, if there is one.
     pub(super) fn leave(&mut self, place: &QueueTicket) -> Option<Waker> {
         let at = self.all.get(&place.owner)?.place(place.ticket).ok()?;
         if at == 0 && self.order.front() == Some(&place.owner) {
@@ -163,7 +163,7 @@ impl OwnerQueues {
         self.all.get(first)?.waiting.front().map(|(_, waker)| waker.clone())
     }
 
-    /// Adds a connection at the end of its owner's line. Returns its ticket.
+    /// Adds a connection at the end of its owner's queue. Returns its ticket.
     fn join(&mut self, owner: Owner, now: Instant, waker: &Waker) -> u64 {
         self.tickets += 1;
         self.waiting += 1;
@@ -176,7 +176,7 @@ impl OwnerQueues {
         ticket
     }
 
-    /// Removes the connection at that place in its owner's line.
+    /// Removes the connection at position `at` of its owner's queue.
     fn remove(&mut self, owner: Owner, at: usize) {
         let Some(line) = self.all.get_mut(&owner) else { return };
         line.waiting.remove(at);
@@ -215,7 +215,7 @@ impl OwnerQueue {
         self.at = now;
     }
 
-    /// Whether the line equals a new one.
+    /// Whether the queue has no state worth keeping, so that it equals a new one.
     fn says_nothing(&mut self, now: Instant) -> bool {
         self.give_back(now);
         self.waiting.is_empty() && self.spent.is_zero()

@@ -50,7 +50,7 @@ pub(super) enum PipelinePolicy {
 /// Before a request line. Empty lines may precede it (RFC 9112 §2.2).
 const BEFORE_LINE: u8 = 0;
 const IN_LINE: u8 = 1;
-/// At the start of a field line. An empty one ends the head.
+/// The parser is at the start of a field line. An empty line ends the head.
 const AT_FIELD: u8 = 2;
 const IN_FIELD: u8 = 3;
 const BEHIND_HEAD: u8 = 4;
