@@ -17,7 +17,7 @@ pub fn describe() {
     );
 }
 
-/// The counters of one feed.
+/// The metric counters of one feed.
 #[derive(Clone)]
 pub(super) struct FeedMetrics {
     counts: Arc<FeedCounts>,
@@ -34,11 +34,11 @@ pub(super) enum SideRequest {
     Renewal,
     /// A past version of an object, to mend a gap or to find a previous object.
     Past,
-    /// The current version.
+    /// A request for upstream's current version.
     Position,
     /// The versions of a small collection, to prove that the cache equals them.
     Equality,
-    /// The history since our version, to prove that the cache has it.
+    /// A watch from the feed's version, to prove that the cache has all changes.
     CatchUp,
     /// The current state, because an upstream response contradicts what the feed holds.
     Doubt,
@@ -53,7 +53,7 @@ pub(super) enum SideRequest {
 pub(super) enum GapOutcome {
     Mended,
     NewHistory,
-    /// Upstream's storage went back, and so did the feed.
+    /// Upstream's storage went back, so the feed started a new history.
     Rewound,
     /// The feed held something other than upstream.
     Different,
@@ -64,7 +64,7 @@ pub(super) enum GapOutcome {
 pub(super) enum SelfCheckOutcome {
     Same,
     Different,
-    /// Nothing could be compared.
+    /// The self-check compared nothing.
     Skipped,
 }
 

@@ -55,21 +55,21 @@ pub(super) struct Prover {
     upstream: FeedClient,
     words: mpsc::Sender<ReflectorFinding>,
     last_equality: Mutex<Option<Instant>>,
-    /// The objects at which our own stream failed to reach the last position in time. While they are unchanged, it is
-    /// quiet.
+    /// The state at which the feed's stream failed to reach the last position in time. While its objects are unchanged,
+    /// the feed counts as quiet.
     quiet_at: Mutex<Option<StateMark>>,
-    /// Whether upstream is a proxy, by the last response that shows it. A proxy's feed may advance only when it is
-    /// asked to.
+    /// Whether upstream is a proxy, according to the last response that shows it. A proxy's feed may advance only on
+    /// request.
     behind_a_proxy: AtomicBool,
     unanswered: Failures,
     unproven: Failures,
     /// Failed requests to reach a version.
     unreached: Failures,
-    /// Watches from our version that did not advance the feed.
+    /// The failures of catch-up watches that did not advance the feed.
     behind: Failures,
 }
 
-/// The time that our own stream has to reach a position before a proof is requested.
+/// The time that the feed's stream has to reach a position before a proof is requested.
 const STREAM_HEAD_START: Duration = Duration::from_millis(20);
 /// The maximum size of collections that are proven by equality whenever needed: it costs upstream less than a page of a
 /// LIST.
@@ -109,7 +109,7 @@ impl Failures {
     }
 }
 
-/// The result of a request.
+/// The result of a request that should prove that the cache is current.
 enum ProofResult {
     Position(Position),
     /// The feed holds everything that was complete at this instant.
@@ -262,8 +262,8 @@ impl Prover {
     }
 
     /// Runs a request and returns its result if the version is not below `shown`, the version served before. A lower
-    /// version means that an apiserver lags or the storage was restored: it proves nothing, and the confirmed version
-    /// is dropped.
+    /// version means that an apiserver lags or the storage was restored. Then the result proves nothing, and the
+    /// confirmed version is dropped.
     async fn answer<T>(
         &self,
         shown: ResourceVersion,
@@ -387,9 +387,9 @@ impl Prover {
         }
     }
 
-    /// Whether the feed holds exactly the listed objects. If so, readers get the state at the version of the list,
+    /// Whether the feed has exactly the listed objects. If so, readers get the state at the version of the list,
     /// although the stream may not reach it for a minute (R-VERSION-1). A list from another proxy confirms nothing,
-    /// because its version is that of its feed, which our stream delivers at once.
+    /// because its version is that of its feed, which the stream delivers at once.
     fn is_held(&self, listed: &ListedVersions) -> bool {
         let reader = &self.upstream.feed.reader;
         let mark = reader.state_mark();
@@ -416,8 +416,8 @@ impl Prover {
         let _ = self.words.try_send(ReflectorFinding::HistoryMismatch { history: self.upstream.feed.reader.history() });
     }
 
-    /// Watches from our own version until upstream shows how far the changes are complete. The reflector applies the
-    /// changes and, if `announced`, sends its readers the new version.
+    /// Watches from the feed's version until upstream shows up to which version the changes are complete. The reflector
+    /// applies the changes and, if `announced`, sends its readers the new version.
     async fn by_catching_up(&self, announced: bool) -> Result<(), StreamEnd> {
         self.upstream.metrics.asked(SideRequest::CatchUp);
         let reader = &self.upstream.feed.reader;

@@ -58,9 +58,9 @@ struct QualifierState {
 enum Verdict {
     Equal,
     Different,
-    /// An object cannot be derived.
+    /// An object cannot be converted.
     Refused,
-    /// Upstream did not respond.
+    /// Upstream did not respond to the comparison.
     Unanswered,
     /// Upstream no longer has that state.
     Expired,
@@ -270,14 +270,14 @@ impl Qualifier {
         }
     }
 
-    /// Whether upstream may have another release although our stream stays open. It cannot if the server of the stream
-    /// reported its release on that connection, because an upgrade would have ended the stream.
+    /// Whether upstream may have another release although the feed's stream stays open. That is impossible if the
+    /// server of the stream reported its release on that connection, because an upgrade would have ended the stream.
     fn may_be_upgraded(&self, known: &QualifierState) -> bool {
         known.other.is_some() || !self.written.is_certain()
     }
 
-    /// The minor version of upstream's release; `None` while it may differ from the one that derivations were qualified
-    /// for.
+    /// Returns the minor version of upstream's release; `None` while it may differ from the one for which conversions
+    /// were qualified.
     ///
     /// The server of the stream is asked over its own connection, and its response takes effect at once
     /// ([`BodyWriters`]). If that is not possible, other servers may respond at its address, during an upgrade or with
@@ -349,8 +349,8 @@ impl Qualifier {
         verdict
     }
 
-    /// Checks a difference again. It counts against the derivation only if upstream still has the same objects. If its
-    /// storage has gone back, the feed has to start a new history instead (F3).
+    /// Checks a difference again. It counts against the conversion only if upstream still has the same objects. If
+    /// upstream's storage has gone back, the feed must start a new history instead (F3).
     async fn confirmed(&self, verdict: Verdict, objects: &[&Arc<Object>], at: ResourceVersion) -> Verdict {
         if verdict != Verdict::Different {
             return verdict;

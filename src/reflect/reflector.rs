@@ -37,13 +37,13 @@ pub(super) struct Reflector {
     /// A version, and how often a stream from it was unreadable in a row. This bounds the retries of a broken stream.
     unreadable: (ResourceVersion, u32),
     last_sign: Instant,
-    /// Whether the stream that was lost last had been open for at least [`LIVED`].
+    /// Whether the last lost stream had been open for at least [`LIVED`].
     had_lived: bool,
-    /// When upstream began to refuse this feed, which it had served before.
+    /// The time at which upstream began to refuse this feed after having served it.
     refused_since: Option<Instant>,
-    /// The waits during that refusal.
+    /// The delays between attempts while upstream refuses the feed.
     refusals: Backoff,
-    /// How many waits in this row of failures ended early because upstream had responded to another request.
+    /// The number of delays in this row of failures that ended early because upstream had responded to another request.
     woken_early: u32,
     relists: RelistPlanner,
     /// The earliest time of the next upstream request of a feed that was just relisted.
@@ -55,7 +55,7 @@ pub(super) struct Reflector {
     begun: HistoryOrigin,
     /// Whether the history is given up because upstream has another one.
     rewinding: bool,
-    /// Limits the log of failures.
+    /// Limits the rate at which interruptions are logged.
     interruptions: LogLimit,
 }
 
@@ -71,7 +71,7 @@ pub(super) struct ReflectorDeps {
 /// The sync state of the feed. Each state holds only data that is valid in it.
 #[allow(clippy::large_enum_variant, reason = "there is one for each feed, and it is never moved about")]
 enum State {
-    /// The feed holds nothing valid.
+    /// The feed has no valid state.
     Empty,
     /// Complete up to `at`; no stream is open. A lost connection leads here.
     Listed { at: ResourceVersion },
@@ -148,8 +148,8 @@ impl Reflector {
         }
     }
 
-    /// Logs a failure. A clean end is normal for an apiserver and logged as info. Any other end is a rate-limited
-    /// warning, because all feeds fail at once when upstream is gone.
+    /// Logs an interrupted watch. A clean end is normal for an apiserver and logged as info. Any other end is a
+    /// rate-limited warning, because all feeds fail at once when upstream is unreachable.
     fn log_interruption(&self, failure: &StepFailure, wait: Duration) {
         let feed = &self.deps.upstream.feed;
         feed.counts.note_trouble(failure.in_brief());

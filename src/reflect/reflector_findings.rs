@@ -40,11 +40,11 @@ pub(super) struct Divergence {
     /// The cached version, and the one that upstream has; `None` if the object is absent.
     pub(super) ours: Option<ResourceVersion>,
     pub(super) theirs: Option<ResourceVersion>,
-    /// A description of the difference.
+    /// A description of how the object differs.
     pub(super) difference: &'static str,
 }
 
-/// Changes after our version, in order and without a gap, up to `until`.
+/// The changes after the feed's version, in order and without a gap, up to `until`.
 #[derive(Debug)]
 pub(super) struct Proof {
     /// The number of the feed's history that they belong to.
@@ -68,7 +68,7 @@ pub(super) struct BackfillFinding {
 pub(super) struct PreviousObjects {
     pub(super) known: ResourceVersion,
     pub(super) before: Vec<(MissingPrevious, Arc<Object>)>,
-    /// Notified when they are recorded.
+    /// Completes when the reflector has recorded the renewed objects.
     pub(super) done: oneshot::Sender<()>,
 }
 
@@ -82,8 +82,8 @@ pub(super) struct Renewal {
     pub(super) done: oneshot::Sender<()>,
 }
 
-/// The time at which a feed last found that upstream's storage had gone back. All feeds of that upstream check their
-/// history then.
+/// The time at which a feed last found that upstream's storage had gone back. On each notice, all feeds of that
+/// upstream check their history.
 #[derive(Debug, Default)]
 pub(super) struct RewindNotices(watch::Sender<Option<Instant>>);
 
@@ -115,12 +115,12 @@ impl RewindNotices {
 pub(super) struct HistoryOrigin {
     /// When the request for its first state was sent.
     pub(super) asked: Instant,
-    /// Whether it replaced a history that upstream no longer had.
+    /// Whether the history replaced one that upstream no longer had.
     pub(super) rewound: bool,
 }
 
 impl HistoryOrigin {
-    /// Whether a rewind that another feed found at `found` may affect this one.
+    /// Whether a rewind that another feed found at `found` may affect this feed.
     pub(super) fn is_concerned(self, found: Instant) -> bool {
         let same_incident = self.rewound && found.duration_since(self.asked) < SAME_INCIDENT;
         self.asked < found && !same_incident

@@ -47,7 +47,7 @@ use super::versions::VersionPage;
 use compare::{Discrepancy, KeyRange, contradictions};
 use pace::DivergenceRateLimit;
 
-/// Compares one feed with upstream.
+/// Compares one feed with upstream periodically.
 pub(super) struct SelfChecker {
     pub(super) upstream: FeedClient,
     pub(super) words: mpsc::Sender<ReflectorFinding>,
@@ -56,7 +56,7 @@ pub(super) struct SelfChecker {
     pub(super) config: Reloadable<ReflectConfig>,
 }
 
-/// The results of earlier rounds.
+/// The results of earlier rounds of a self-check.
 #[derive(Debug)]
 struct SelfCheckState {
     compared: CompareProgress,
@@ -101,8 +101,8 @@ const SUSPECTS_MAX: usize = 4;
 /// How often a difference is checked again, and the base wait between two checks.
 const LOOKS: u32 = 2;
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
-/// The time in which our stream must reach the version of the current state that upstream has listed: more than two
-/// bookmark intervals of a minute.
+/// The time in which the feed's stream must reach the version of the state that upstream has listed. It is more than
+/// two bookmark intervals of a minute.
 const REACHED_MAX: Duration = Duration::from_secs(150);
 /// The maximum number of doublings of the interval while upstream does not respond.
 const DOUBLINGS_MAX: u32 = 6;
@@ -206,7 +206,7 @@ impl SelfChecker {
         Ok(None)
     }
 
-    /// Compares the versions of the next keys of our state. Returns the keys that differ.
+    /// Compares the versions of the next keys of the cached state with upstream. Returns the keys that differ.
     async fn against_page(
         &self,
         mark: StateMark,
@@ -359,7 +359,7 @@ impl SelfChecker {
         self.config.get().self_check.map_or(LOOK_AGAIN, |every| LOOK_AGAIN.min(every / 10))
     }
 
-    /// Makes the reflector give up the cached state, unless it did so recently and the difference returned.
+    /// Makes the reflector discard the cached state, unless it did so recently and the difference returned.
     async fn report(&self, divergence: Divergence, known: &mut SelfCheckState) {
         if known.pace.is_resting(Instant::now()) {
             let Divergence { key, difference, .. } = &divergence;

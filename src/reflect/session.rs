@@ -10,9 +10,9 @@ use super::metrics::FeedMetrics;
 /// The result of applying an item of the stream.
 #[derive(Debug)]
 pub(super) enum StreamStep {
-    /// It was applied, and the feed is at this version.
+    /// The item was applied, and the feed is at this version.
     At(ResourceVersion),
-    /// The feed had it already.
+    /// The item was a duplicate of one that the feed had already.
     Skipped,
     /// Upstream sent an ERROR event with this Status.
     Refused(Box<Status>),

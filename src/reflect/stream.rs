@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::upstream::{Cause, Client, Error, ResponseBody, Server, UpstreamRequestKind};
 use crate::wire::{Encoding, FrameSplitter, ObjectReader, TABLE_ACCEPT, WatchItem, WireError};
 
-/// One open upstream watch: bytes in, decoded items out.
+/// One open upstream watch. It reads bytes and returns decoded items.
 #[derive(Debug)]
 pub(super) struct WatchStream {
     body: ResponseBody,
@@ -70,7 +70,7 @@ impl WatchStream {
         self.body.server()
     }
 
-    /// Whether upstream is a proxy that responds from memory.
+    /// Whether upstream is a proxy that responds from its cache.
     pub(super) fn is_from_memory(&self) -> bool {
         self.body.is_from_memory()
     }

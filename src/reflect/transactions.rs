@@ -31,15 +31,15 @@ pub(super) struct Transactions {
     ahead: Option<WatchItem>,
     /// Number of timers that have fired since the last change.
     fired: u32,
-    /// When the next timer fires.
+    /// The time at which the next timer fires.
     timer: Instant,
 }
 
-/// What a stream has delivered.
+/// An item that a watch stream has delivered.
 #[derive(Debug)]
 pub(super) enum Received {
     Item(WatchItem),
-    /// All changes of one version.
+    /// All changes of one resourceVersion.
     Transaction(Vec<Change>),
 }
 

@@ -73,7 +73,8 @@ const NO_WAY_IN: &str = "exec, attach, portforward and proxy are not forwarded f
                          can reach; use a unix socket, or set execOnLoopback";
 const NO_SHARE: &str =
     "connection limit reached (limits.connections), and no other caller has more connections than you";
-/// When a client may come back whose connection has no place. Others end by themselves rarely.
+/// The `Retry-After` of a client whose connection got no slot, in seconds. Other connections rarely end without a
+/// request.
 const NO_SHARE_RETRY_SECONDS: u32 = 10;
 /// The minimum interval between discovery refreshes caused by unknown resources.
 const REDISCOVER_EVERY: Duration = Duration::from_secs(2);
@@ -248,7 +249,7 @@ impl Frontend {
         self.concurrency.while_unknown(identified).await.map_err(too_many_wait)?
     }
 
-    /// The answer to a proxy that asks how its upstream is.
+    /// Answers a downstream proxy that checks the health of this proxy's upstream.
     fn health(&self, request: &UnauthenticatedRequest, info: Option<&RequestInfo>) -> Option<Response<ReplyBody>> {
         let info = info.filter(|_| request.context.by_proxy)?;
         health(&request.http, info, &self.ready)
@@ -290,7 +291,7 @@ impl Frontend {
         checked.map_err(|foreign| Box::new(forbid(context, &foreign.to_string())))
     }
 
-    /// Whether any process on this machine can connect and act with the proxy's rights.
+    /// Whether any process on this machine can connect and act with the proxy's permissions.
     fn is_open_to_all(&self, peer: &Peer) -> bool {
         self.authorizer.is_open() && matches!(peer.address, PeerAddress::Tcp(_))
     }
@@ -401,7 +402,7 @@ impl Frontend {
         Some(response)
     }
 
-    /// Answers a proxy that asks for a review, if it may.
+    /// Answers a review request of a downstream proxy, if the proxy may send it.
     async fn review(&self, request: Box<ReadRequest>) -> Response<ReplyBody> {
         let may = {
             let asked = pin!(self.authorizer.lets_proxy(&request.caller, &request.info));

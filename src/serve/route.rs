@@ -33,13 +33,13 @@ pub(crate) enum Route {
 /// Why a request is forwarded to upstream. Every variant is a metric label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum ForwardReason {
-    /// It is not for a resource: health, OpenAPI, and discovery that is not cached or not allowed.
+    /// The request is not for a resource: health, OpenAPI, and discovery that is not cached or not allowed.
     NonResource,
-    /// It is not a read.
+    /// The request is not a read.
     Verb,
-    /// `log`, `exec`, `status`, `scale`, …
+    /// The request is for a subresource: `log`, `exec`, `status`, `scale`, …
     Subresource,
-    /// It is spelled in a way that only upstream should interpret.
+    /// The URL is written in a way that only upstream should interpret.
     AmbiguousUrl,
     /// The caller impersonates another user. Upstream decides whether it may, and what that user may read.
     Impersonation,
@@ -53,23 +53,24 @@ pub(crate) enum ForwardReason {
     Aggregated,
     /// The resource cannot be watched, so it cannot be cached.
     NotWatchable,
-    /// It asks for YAML, CBOR or indented JSON.
+    /// The client requests YAML, CBOR or indented JSON.
     Representation,
-    /// It asks for a Table with current cells, which upstream prints per request.
+    /// The client requests a Table with current cells, which upstream prints per request.
     Table,
-    /// It is a Table watch that starts before the cached history.
+    /// The request is a Table watch that starts before the cached history.
     TooOld,
-    /// The representation cannot be derived from what is cached.
+    /// The representation cannot be converted from the cached objects.
     NotDerivable,
-    /// No encoding is acceptable: upstream says it in its words.
+    /// No encoding is acceptable to the client, and upstream must write the error.
     NotAcceptable,
-    /// It has a parameter that changes the answer and that we do not interpret.
+    /// The request has a parameter that changes the response and that the proxy does not interpret.
     UnsupportedParameter,
-    /// It asks for the most recent state of one object, and to prove that ours is would cost upstream as much.
+    /// The client requests the most recent state of one object. To prove that the cached one is current would cost
+    /// upstream as much.
     ConsistentGet,
-    /// It asks for the exact state at a version that is not cached.
+    /// The client requests the exact state at a version that is not cached.
     ExactVersion,
-    /// It has a continue token of a list that is not cached.
+    /// The request has a continue token of a list that is not cached.
     Continue,
     /// No running feed can answer this read of one object.
     NotCached,
@@ -81,7 +82,7 @@ pub(crate) enum ForwardReason {
     NotInResources,
     /// The resource is of a sensitive kind, which is not held.
     Sensitive,
-    /// It asks for more of the resource than is cached.
+    /// The client requests more of the resource than is cached.
     OutOfScope,
     /// The feed cannot run: upstream does not serve the encoding, or its data is not readable.
     Unavailable,
@@ -93,7 +94,7 @@ pub(crate) enum ForwardReason {
     ExpensiveSelector,
 }
 
-/// A read of one object.
+/// A GET of one object, as read from its request.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct GetRead {
     pub(crate) representation: Representation,
@@ -107,7 +108,7 @@ impl GetRead {
     }
 }
 
-/// A watch.
+/// A watch, as read from its request.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct WatchRead {
     pub(crate) representation: Representation,

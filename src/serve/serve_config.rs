@@ -9,10 +9,10 @@ use crate::serve::route::Coverage;
 pub struct ServeConfig {
     pub consistency: Consistency,
     pub coverage: Coverage,
-    /// Whether requests that reach into pods, services and nodes (exec, attach, portforward, proxy) are forwarded from a
-    /// TCP socket without authentication, where every caller acts as the proxy itself.
+    /// Whether exec, attach, portforward and proxy requests are forwarded from a TCP socket without authentication,
+    /// where every caller acts as the proxy itself.
     pub exec_on_loopback: bool,
-    /// How long a request waits for a feed that is syncing.
+    /// The maximum time that a request waits for a feed to sync.
     pub sync_wait_max: Duration,
     /// How long a read waits for a freshness proof or for the version that it names. It equals the apiserver's wait
     /// (R-VERSION-3), and operators cannot change it.

@@ -14,7 +14,7 @@ pub enum ActingAs {
     ProxyItself,
     /// The bearer token of the request. The user of the token is its flow distinguisher.
     Bearer(CredentialId, FlowDistinguisher),
-    /// No identity of the proxy: the user of the request's credential is unknown.
+    /// The request has no identity of the proxy: the user of the request's credential is unknown.
     Anonymous,
     /// A user whose credential cannot be forwarded: the proxy impersonates the user.
     User(Arc<User>),

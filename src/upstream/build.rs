@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::BUILD;
 
-/// A release of Kubernetes.
+/// A Kubernetes release: its major and minor version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Release {
     pub major: u32,

@@ -30,7 +30,7 @@ pub(super) struct CallerPools {
 #[derive(Debug)]
 struct Pools {
     short: Pool,
-    /// For streams: each has its own connection.
+    /// The pool for streams, of which each has its own connection.
     long: Pool,
     _place: OwnedSemaphorePermit,
 }

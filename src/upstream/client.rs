@@ -46,7 +46,7 @@ struct Shared {
 pub enum UpstreamRequestKind {
     /// A stream that lives for minutes.
     Watch,
-    /// A single response.
+    /// The request has a single response, which is read whole.
     Short,
 }
 
@@ -111,7 +111,7 @@ impl Client {
         &self.shared.tasks
     }
 
-    /// The servers of upstream.
+    /// Returns the servers of upstream.
     pub fn endpoints(&self) -> &Endpoints {
         &self.shared.links.endpoints
     }

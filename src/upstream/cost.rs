@@ -22,7 +22,7 @@ pub enum Cause {
     Discovery,
     /// Reads the definitions of custom resources and `APIServices`, by feeds or lists.
     Definitions,
-    /// Follows roles and bindings.
+    /// Follows RBAC roles and bindings.
     Rbac,
     /// Checks the permissions of a user for a request (`SubjectAccessReview`).
     AccessReview,
@@ -132,7 +132,7 @@ impl Cause {
 }
 
 impl CostLedger {
-    /// Every cause with its cost.
+    /// Iterates over every cause with its cost.
     pub fn all(&self) -> impl Iterator<Item = (Cause, Cost)> {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Cause::ALL.into_iter().map(move |cause| {

@@ -28,9 +28,9 @@ pub enum CredentialSource {
     File(PathBuf),
     /// The service account of the proxy's pod. Rotated tokens are followed.
     InCluster,
-    /// No credentials, as for the demo upstream.
+    /// An upstream without credentials, such as the demo upstream.
     Anonymous(Uri),
-    /// No credentials, for an upstream in this process.
+    /// An upstream in this process, without credentials.
     Memory(InMemoryUpstream),
 }
 
@@ -104,7 +104,7 @@ pub(super) struct UpstreamCredentials {
     /// The index of the server among upstream's servers.
     pub(super) endpoint: usize,
     pub(super) tls: rustls::ClientConfig,
-    /// The same without a client certificate.
+    /// The TLS settings without a client certificate.
     anonymous_tls: rustls::ClientConfig,
     pub(super) server_name: Option<String>,
     /// The in-process upstream that connections lead to, instead of the address.
@@ -218,7 +218,7 @@ impl UpstreamCredentials {
         Error::Credentials(why)
     }
 
-    /// The same address and server verification, without anything that identifies the proxy.
+    /// Returns the same address and server verification, without credentials of the proxy.
     pub(super) fn without_identity(&self) -> Self {
         Self { tls: self.anonymous_tls.clone(), headers: BoxCloneSyncService::new(echo()), ..self.clone() }
     }
@@ -286,13 +286,13 @@ fn echo()
 }
 
 impl std::fmt::Debug for UpstreamCredentials {
-    /// Omits all secrets.
+    /// Formats the credentials without any secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Credentials").field("base", &self.base).finish_non_exhaustive()
     }
 }
 
-/// Puts `ours` into `headers`, replacing headers of the same names.
+/// Inserts `ours` into `headers`, and replaces headers of the same names.
 pub(super) fn put_all(headers: &mut HeaderMap<HeaderValue>, ours: HeaderMap<HeaderValue>) {
     let mut last = None;
     for (name, value) in ours {

@@ -43,7 +43,7 @@ impl InMemoryUpstream {
         self.idle_max
     }
 
-    /// The same upstream for a pool that may or may not use HTTP/2.
+    /// Returns the same upstream for a pool that does or does not multiplex requests with HTTP/2.
     pub(super) fn speaking(&self, multiplexes: bool) -> Self {
         Self { multiplexes: self.multiplexes && multiplexes, ..self.clone() }
     }
@@ -70,7 +70,7 @@ pub(super) enum Dialer {
     Memory(InMemoryUpstream),
 }
 
-/// A connection, before TLS.
+/// A connection to upstream, before TLS.
 #[derive(Debug)]
 pub(super) enum Dialled {
     Tcp(TokioIo<TcpStream>),

@@ -27,14 +27,14 @@ use crate::wire::Encoding;
 use kubeapi::{FieldTable, Gvr, PageStore};
 use tokio::sync::watch;
 
-/// One resource that upstream serves.
+/// One resource that upstream serves, as listed by discovery.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Resource {
     pub gvr: Gvr,
     pub kind: Arc<str>,
     pub list_kind: Arc<str>,
     pub namespaced: bool,
-    /// Whether it supports both `list` and `watch`.
+    /// Whether the resource supports both `list` and `watch`.
     pub watchable: bool,
     pub origin: ResourceOrigin,
     /// The encoding in which its feed is fetched. Protobuf is preferred because kubelets and controllers request it,
@@ -50,7 +50,7 @@ pub struct Resource {
 }
 
 impl Resource {
-    /// Whether `name` is a user's name for it: `pods`, `deployments.apps`, `deployments.v1.apps`.
+    /// Whether `name` is a name of the resource as users write it: `pods`, `deployments.apps`, `deployments.v1.apps`.
     pub fn is_called(&self, name: &str) -> bool {
         name == self.gvr.to_string()
             || name == self.gvr.group_resource()
@@ -64,9 +64,10 @@ impl Resource {
 pub enum ResourceOrigin {
     /// The apiserver's own types: JSON in declaration order, and protobuf.
     BuiltIn,
-    /// From a CustomResourceDefinition: JSON with sorted keys, no protobuf.
+    /// A custom resource: it is encoded as JSON with sorted keys, and has no protobuf.
     Custom,
-    /// Another server behind the aggregation layer: its versions may have any meaning, so it is never cached.
+    /// A resource of another server behind the aggregation layer. Its versions may have any meaning, so it is never
+    /// cached.
     Aggregated,
 }
 
@@ -87,7 +88,7 @@ struct Shared {
     stirred: Mutex<Instant>,
     /// Whether upstream has responded at least once.
     is_known: watch::Sender<bool>,
-    /// Why the last discovery failed.
+    /// The reason that the last discovery failed; `None` if it succeeded.
     failure: Mutex<Option<DiscoveryFailure>>,
 }
 
@@ -117,7 +118,7 @@ struct State {
 /// The documents that are requested in addition to discovery, and that upstream may refuse.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Documents<T> {
-    /// The `CustomResourceDefinitions`.
+    /// The value for `CustomResourceDefinitions`.
     pub definitions: T,
     /// The `APIServices`, which list the APIs of the aggregation layer.
     pub services: T,
@@ -126,7 +127,7 @@ pub struct Documents<T> {
 #[derive(Debug, Default)]
 struct DiscoveryAttempts {
     last: Option<Instant>,
-    /// When upstream began to refuse definitions that the proxy had read before.
+    /// The time at which upstream began to refuse definitions that the proxy had read before.
     refused_since: Option<Instant>,
 }
 
@@ -159,7 +160,7 @@ impl Catalog {
         found.first().map(|resource| (*resource).clone())
     }
 
-    /// All resources that upstream serves.
+    /// Returns all resources that upstream serves.
     pub fn all(&self) -> Vec<Arc<Resource>> {
         self.shared.state.read().served.resources.values().cloned().collect()
     }
@@ -179,7 +180,7 @@ impl Catalog {
         served.read.definitions && !served.resources.contains_key(custom)
     }
 
-    /// The documents that the proxy's identity could read when upstream was last asked.
+    /// Returns which documents the proxy's identity could read at the last discovery.
     pub fn reads(&self) -> Documents<bool> {
         self.shared.state.read().served.read
     }
@@ -275,7 +276,7 @@ impl Catalog {
         (definitions && services).then(|| *self.shared.stirred.lock())
     }
 
-    /// Whether upstream serves this group or group version, and no server behind it does.
+    /// Whether upstream itself serves this group or group version, rather than a server behind it.
     pub fn serves_itself(&self, group: &str, version: Option<&str>) -> bool {
         let state = self.shared.state.read();
         let is_remote = state.known.remote.as_ref().is_none_or(|remote| remote.iter().any(|(other, _)| other == group));
@@ -283,8 +284,8 @@ impl Catalog {
         !is_remote && state.served.resources.keys().any(has)
     }
 
-    /// Applies the complete contents of one of the proxy's feeds. From now on, upstream is not asked for them. Returns
-    /// whether anything changed.
+    /// Applies the complete contents of one of the proxy's discovery feeds. After this, upstream is not asked for them.
+    /// Returns whether anything changed.
     pub fn hear<'a>(&self, from: DeclaringResource, all: impl Iterator<Item = &'a Declaration>) -> bool {
         let (mut customs, mut remote) = (HashMap::new(), Vec::new());
         for Declaration(said) in all {

@@ -27,7 +27,7 @@ pub struct EndpointsConfig {
 }
 
 impl EndpointsConfig {
-    /// The maximum number of servers.
+    /// The maximum number of upstream servers.
     pub const SERVERS_MAX: usize = 8;
 }
 
@@ -47,7 +47,7 @@ struct Shared {
     alarm: watch::Sender<Option<usize>>,
 }
 
-/// The origin of a request.
+/// The part of the proxy that sends a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestOrigin {
     /// The proxy itself: the request is a read, or a request that changes nothing.
@@ -62,7 +62,7 @@ impl Endpoints {
         Self { shared: Arc::new(Shared { config, current, left, alarm }) }
     }
 
-    /// Whether there are several servers. If not, no readiness check is ever sent.
+    /// Whether upstream has several servers. With one server, no readiness check is ever sent.
     pub fn are_several(&self) -> bool {
         self.servers().len() > 1
     }

@@ -4,31 +4,31 @@ use kubeapi::{EventType, Status};
 /// Why a request to upstream got no usable response.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No connection, or the connection broke before the response began.
+    /// There is no connection, or it broke before the response began.
     #[error("upstream cannot be reached: {}", chain(&**.0))]
     Unreachable(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The answer broke off.
+    /// The connection broke during the response.
     #[error("upstream closed the connection during the response: {0}")]
     Broken(#[source] hyper::Error),
-    /// No answer in time.
+    /// There was no response in time.
     #[error("upstream did not respond within {0:?}")]
     Timeout(std::time::Duration),
-    /// Our credentials could not be read or refreshed. The reason goes to the log, not to callers.
+    /// The proxy's credentials could not be read or refreshed. The reason is logged, and not sent to callers.
     #[error("cannot use the upstream credentials: {0}")]
     Credentials(String),
-    /// An answer other than success.
+    /// Upstream responded with an error Status.
     #[error("upstream returned {}: {}", .0.code, .0.message)]
     Refused(Box<Status>),
     /// A request cannot be sent with its caller's identity: nothing was sent.
     #[error(transparent)]
     Unsendable(#[from] Unsendable),
-    /// No valid HTTP request can be made of this question: nothing was sent.
+    /// No valid HTTP request can be built, so nothing was sent.
     #[error("cannot build the upstream request: {0}")]
     InvalidRequest(String),
     /// The body is not the kind of document that belongs to this path.
     #[error("upstream returned an unexpected document for {0}")]
     OtherDocument(String),
-    /// Another representation than the one asked for.
+    /// The response has another representation than the requested one.
     #[error(
         "upstream returned {}, but {asked} was requested",
         .answered.map_or("an unknown content type", Encoding::as_str)
@@ -40,10 +40,10 @@ pub enum Error {
     /// A page of a LIST names itself as the next page, or page after page is empty.
     #[error("upstream's paginated list does not end: it repeats a continue token or sends empty pages")]
     EndlessPages,
-    /// We were allowed to read the definitions of custom resources before, and are not any more.
+    /// The proxy could read the definitions of custom resources before, and no longer can.
     #[error("the proxy's account may no longer list customresourcedefinitions (RBAC)")]
     HiddenDefinitions,
-    /// An answer larger than [`BODY_BYTES_MAX`](super::BODY_BYTES_MAX).
+    /// The response is larger than [`BODY_BYTES_MAX`](super::BODY_BYTES_MAX).
     #[error("upstream's response is larger than {0} bytes")]
     TooLarge(usize),
     /// The answer would exceed the memory that all feeds may hold together.
@@ -58,7 +58,7 @@ pub enum Error {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot connect to {server}")]
 pub(super) struct ConnectError {
-    /// `HOST:PORT`.
+    /// The address of the server as `HOST:PORT`.
     pub(super) server: String,
     #[source]
     pub(super) source: Box<dyn std::error::Error + Send + Sync>,
@@ -75,7 +75,7 @@ impl ConnectError {
 /// Why a request cannot be sent with its caller's identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Unsendable {
-    /// Our credentials already impersonate a user, and the request asks for another impersonation.
+    /// The proxy's credentials already impersonate a user, and the request asks for another impersonation.
     #[error("the proxy's own credentials already impersonate a user, and impersonation cannot be nested")]
     Nested,
     #[error("requests with client certificates cannot be forwarded: set delegated.impersonator")]
@@ -117,7 +117,7 @@ impl Error {
         }
     }
 
-    /// Whether a request may have been processed although there is no response.
+    /// Whether upstream may have processed the request although there is no response.
     pub fn may_have_been_carried_out(&self) -> bool {
         match self {
             Self::Unreachable(why) => {
@@ -163,12 +163,12 @@ impl Error {
         }
     }
 
-    /// Whether the requested version is no longer available (410, `Expired` or `Gone`).
+    /// Whether the requested resourceVersion is no longer available (410, `Expired` or `Gone`).
     pub fn is_expired(&self) -> bool {
         matches!(self, Self::Refused(status) if status.is_expired())
     }
 
-    /// Whether upstream reports that it has not reached the requested version.
+    /// Whether upstream reports that it has not reached the requested resourceVersion.
     pub fn is_too_large_version(&self) -> bool {
         matches!(self, Self::Refused(status) if status.is_too_large_version())
     }

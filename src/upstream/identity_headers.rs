@@ -41,7 +41,7 @@ pub fn is_impersonation(name: &HeaderName) -> bool {
     name.as_str().starts_with("impersonate-")
 }
 
-/// Whether a header is one in which a proxy asserts the caller's identity.
+/// Whether a header is one in which a front proxy asserts the caller's identity.
 pub fn is_asserted(name: &HeaderName) -> bool {
     name.as_str().starts_with("x-remote-")
 }
@@ -94,7 +94,7 @@ pub(super) fn drop_asserted(headers: &mut HeaderMap) {
     remove(headers, |name| is_asserted(name) || ORIGINS.contains(&name.as_str()));
 }
 
-/// Two impersonations cannot be combined: their headers together would name a third user.
+/// Two impersonations cannot be combined, because their headers together would name a third user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct NestedImpersonation;
 

@@ -19,16 +19,16 @@ use base::{LoadError, PerCore, WatchedFile};
 pub(super) struct Link {
     pub(super) credentials: UpstreamCredentials,
     pub(super) watches: Pool,
-    /// For the proxy's own short requests.
+    /// The pool for the proxy's own short requests.
     pub(super) short: Pool,
-    /// For callers' short requests. There is one pool per client thread, because a small response costs less than
-    /// waking another thread for it.
+    /// The pools for callers' short requests. There is one pool per client thread, because a small response costs less
+    /// than waking another thread for it.
     pub(super) forwards: PerCore<Pool>,
-    /// For callers' streams: followed logs, watches that are passed through. Each has its own connection, so that a
+    /// The pool for callers' streams: followed logs and forwarded watches. Each has its own connection, so that a
     /// stream that is not read stalls only itself.
     pub(super) long: Pool,
     pub(super) tunnels: Pool,
-    /// For requests that carry their own credential.
+    /// The pools for requests that carry their caller's own credential.
     pub(super) caller_pools: CallerPools,
 }
 
@@ -39,10 +39,10 @@ pub(super) struct Links {
     pub(super) endpoints: Endpoints,
 }
 
-/// One link per server, at least one.
+/// The links of all upstream servers, one per server and at least one.
 type LinkSet = Vec<Arc<Link>>;
 
-/// Notifies of new credentials.
+/// Notifies the owner when the proxy's credentials were reloaded.
 #[derive(Debug)]
 pub struct CredentialChanges(WatchedFile<LinkSet>);
 

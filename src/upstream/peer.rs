@@ -25,7 +25,7 @@ pub struct Server {
     pub(super) streams: Arc<AtomicU32>,
     /// The index of its address among upstream's servers.
     pub(super) endpoint: usize,
-    /// Whether it can be sent a request while it responds to another.
+    /// Whether the server can receive a request while it responds to another.
     multiplexes: bool,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct UpstreamPeer {
     told: Mutex<BuildKnowledge>,
     /// Allows one request at a time.
     asking: Arc<tokio::sync::Mutex<()>>,
-    /// Dropped with the connection.
+    /// A reference that is dropped with the connection.
     connection: Weak<()>,
     is_behind_a_proxy: bool,
 }
@@ -52,8 +52,8 @@ enum BuildKnowledge {
     NotReported,
 }
 
-/// A server that does not report its build for this long is not asked again. One that has just started denies requests
-/// until its caches are filled.
+/// How long a server may fail to report its build before it is not asked again. A server that has just started denies
+/// requests until its caches are filled.
 const SILENCE_MAX: Duration = Duration::from_secs(20);
 /// The minimum time between two requests, shared by all callers; doubled with each.
 const REST: Duration = Duration::from_millis(250);
@@ -71,7 +71,7 @@ impl Server {
         Self { peer, streams, endpoint, multiplexes }
     }
 
-    /// The build that it reports, if it was asked and did.
+    /// Returns the build that the server reported, if it did.
     pub fn build(&self) -> Option<Arc<Build>> {
         match &*self.peer.told.lock() {
             BuildKnowledge::Build { build, .. } => Some(build.clone()),
@@ -79,12 +79,12 @@ impl Server {
         }
     }
 
-    /// Whether it is behind a proxy, which reports its build with every response.
+    /// Whether the server is behind a proxy, which reports its build with every response.
     pub fn is_behind_a_proxy(&self) -> bool {
         self.peer.is_behind_a_proxy
     }
 
-    /// Whether it is at the other end of the same connection.
+    /// Whether two servers are at the other end of the same connection.
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.peer, &other.peer)
     }
@@ -96,18 +96,18 @@ impl Server {
         Self { peer: Arc::new(UpstreamPeer { told, ..UpstreamPeer::default() }), ..self.clone() }
     }
 
-    /// Whether nothing remains to be asked.
+    /// Whether no request is needed to learn more about the server.
     pub fn is_known(&self) -> bool {
         matches!(*self.peer.told.lock(), BuildKnowledge::Build { .. } | BuildKnowledge::NotReported)
     }
 
-    /// Whether it was asked on this very connection. A server with HTTP/1.1 cannot be asked while it streams, and is
-    /// often behind a load balancer. Its facts come from another server at the same address.
+    /// Whether the server's facts were learned on this very connection. A server with HTTP/1.1 cannot be asked while it
+    /// streams, and is often behind a load balancer. Its facts come from another server at the same address.
     pub fn is_certain(&self) -> bool {
         matches!(*self.peer.told.lock(), BuildKnowledge::Build { certain: true, .. })
     }
 
-    /// Whether it produces the same bytes as `other`; `None` while that is not known.
+    /// Whether the server produces the same bytes as `other`; `None` while that is unknown.
     pub fn writes_as(&self, other: &Self) -> Option<bool> {
         if self.is(other) {
             return Some(true);
@@ -131,7 +131,7 @@ impl Server {
         *self.peer.told.lock() = BuildKnowledge::Build { build: Arc::new(build.clone()), certain: false };
     }
 
-    /// Whether it was asked and does not report its build.
+    /// Whether the server was asked and does not report its build.
     pub fn is_mute(&self) -> bool {
         matches!(*self.peer.told.lock(), BuildKnowledge::NotReported)
     }
@@ -151,7 +151,7 @@ impl Server {
         };
     }
 
-    /// Whether it failed to respond recently.
+    /// Whether the server failed to report its build recently.
     pub(super) fn rests(&self) -> bool {
         match *self.peer.told.lock() {
             BuildKnowledge::Failed { times, last, .. } => last.elapsed() < REST.saturating_mul(1 << times.min(5)),
@@ -199,7 +199,7 @@ impl Server {
         server
     }
 
-    /// A server that was not asked yet.
+    /// Creates a server that was not asked for its build yet.
     #[cfg(test)]
     pub(crate) fn silent() -> Self {
         Self::new(Arc::default(), Arc::default(), 0, true)

@@ -33,7 +33,7 @@ use super::{Build, CredentialError, Error, SERVED};
 
 type Connections = legacy::Client<PeerConnector<HttpsConnector<Dialer>>, UpstreamBody>;
 
-/// The protocol of a pool.
+/// The protocol of a connection pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PoolProtocol {
     /// HTTP/2 if upstream offers it: many requests per connection. `stream_window` is the number of response bytes that
@@ -46,10 +46,10 @@ pub(super) enum PoolProtocol {
 }
 
 impl PoolProtocol {
-    /// For the proxy's own requests, whose responses it always reads.
+    /// The protocol for the proxy's own requests, whose responses it always reads.
     pub(super) const FOR_US: Self = Self::Multiplexed { stream_window: 1 << 20, runtime: ConnectionRuntime::Home };
-    /// For callers' requests. Callers may never read their responses, and received bytes are in no budget: with a
-    /// window of 1 MiB, 600 such callers would occupy 600 MiB.
+    /// The protocol for callers' requests. Callers may never read their responses, and received bytes count towards no
+    /// budget. With a window of 1 MiB, 600 such callers would occupy 600 MiB.
     pub(super) const FOR_OTHERS: Self =
         Self::Multiplexed { stream_window: UNREAD_BYTES, runtime: ConnectionRuntime::Current };
 
@@ -107,7 +107,8 @@ pub(super) struct StreamSlot {
 impl Pool {
     const STREAMS_MAX: u32 = 80;
     const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-    /// client-go's values: ping after 30 s of silence, give up 15 s later (R-CLIENT-3).
+    /// The idle time before a connection is pinged. As in client-go, the ping is sent after 30 s, and the connection
+    /// fails 15 s later (R-CLIENT-3).
     const PING_AFTER: Duration = Duration::from_secs(30);
     const PING_TIMEOUT: Duration = Duration::from_secs(15);
     /// The read buffer of a stream over HTTP/1.1, in bytes; a response head must fit in too.
@@ -298,12 +299,12 @@ impl ResponseBody {
         response.map(|incoming| Self { incoming, server, is_from_memory, counter, _slot: slot })
     }
 
-    /// The server that responds.
+    /// Returns the server that responds.
     pub fn server(&self) -> &Server {
         &self.server
     }
 
-    /// Whether upstream is a proxy that served this from memory.
+    /// Whether upstream is a proxy that served the response from its cache.
     pub fn is_from_memory(&self) -> bool {
         self.is_from_memory
     }

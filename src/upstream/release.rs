@@ -23,7 +23,7 @@ impl Client {
         Build::parse(&body).ok_or_else(|| Error::OtherDocument(VERSION.to_owned()))
     }
 
-    /// Asks the server at the other end of a connection for its build, unless it is known. A server that fails to
+    /// Requests the build of the server at the other end of a connection, unless it is known. A server that fails to
     /// respond for a while is treated as one that does not report it.
     ///
     /// The request outlives the caller: a server that has just started responds late, and an apiserver counts a request

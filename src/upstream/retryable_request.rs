@@ -56,7 +56,7 @@ struct Attempt {
     sent: usize,
 }
 
-/// Another attempt has begun.
+/// The request attempt was superseded, because another attempt has begun.
 #[derive(Debug, thiserror::Error)]
 #[error("attempt superseded: the request is sent on another connection")]
 struct Superseded;

@@ -46,7 +46,7 @@ pub const ACCESS_REVIEWS: &str = "/apis/authorization.k8s.io/v1/subjectaccessrev
 const SELF_SUBJECT_ACCESS_REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
 impl Client {
-    /// Reviews a token.
+    /// Sends a TokenReview to upstream.
     pub async fn review_token(&self, token: &str, audiences: &[String]) -> Result<TokenReviewResult, Error> {
         let spec = TokenReviewSpec {
             token: Some(token.to_owned()),
@@ -63,7 +63,7 @@ impl Client {
         AccessReviewResult::read(&answer).ok_or_else(|| Error::OtherDocument(ACCESS_REVIEWS.to_owned()))
     }
 
-    /// Reviews whether the proxy itself may perform `access`, which any user may ask.
+    /// Reviews whether the proxy itself may perform `access`. Any user may request this review.
     pub async fn review_own_access(&self, access: &Access) -> Result<AccessReviewResult, Error> {
         let (resource_attributes, non_resource_attributes) = attributes(access);
         let spec = SelfSubjectAccessReviewSpec { resource_attributes, non_resource_attributes };
@@ -119,13 +119,13 @@ impl AccessReviewResult {
         serde_json::to_vec(&answered).ok().map(Bytes::from)
     }
 
-    /// Whether access that is allowed for this reason comes from RBAC.
+    /// Whether the reason of an allow decision names RBAC.
     pub fn is_by_rbac(reason: &str) -> bool {
         reason.starts_with(BY_RBAC)
     }
 
-    /// Whether a denial for this reason may soon change without an event. The Node authorizer denies objects that a
-    /// node's pods need until it knows those pods, and their kubelet learns of them sooner.
+    /// Whether a denial with this reason may soon change without an event. The Node authorizer denies objects that a
+    /// node's pods need until it has seen those pods, and their kubelet learns of them sooner.
     pub fn denies_for_now(reason: &str) -> bool {
         reason.contains(NO_POD_NEEDS_IT)
     }
@@ -142,8 +142,8 @@ fn read<A: DeserializeOwned>(answer: &[u8]) -> Option<A> {
     serde_json::from_slice(answer).ok()
 }
 
-/// Only `authenticated: true` with a name authenticates a user: a response that lacks either must not be trusted
-/// (CVE-2023-48312).
+/// Converts the status of a TokenReview. Only `authenticated: true` with a name authenticates a user: a response that
+/// lacks either must not be trusted (CVE-2023-48312).
 fn token_verdict(status: TokenReviewStatus) -> TokenReviewResult {
     let known = status.authenticated == Some(true) && status.error.is_none_or(|error| error.is_empty());
     let user = status.user.filter(|_| known).map(user).filter(|user| !user.name.is_empty());
@@ -163,7 +163,7 @@ fn access_question(user: &User, access: &Access) -> SubjectAccessReview {
     SubjectAccessReview { spec: access_spec(user, access), ..SubjectAccessReview::default() }
 }
 
-/// The complete request: if an attribute were omitted, the response would apply to more than was asked (A3).
+/// Builds the complete review: if an attribute were omitted, the decision would apply to more than was requested (A3).
 fn access_spec(user: &User, access: &Access) -> SubjectAccessReviewSpec {
     let (resource_attributes, non_resource_attributes) = attributes(access);
     SubjectAccessReviewSpec {

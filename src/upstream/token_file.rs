@@ -56,7 +56,8 @@ impl TokenFile {
         self.held.lock().header.clone()
     }
 
-    /// Whether it is time to reread. Only the caller that gets `true` rereads; the others use the current token.
+    /// Whether the token file is due to be read again. Only the caller that gets `true` reads it; the others use the
+    /// current token.
     fn is_due(&self) -> bool {
         let (mut held, now) = (self.held.lock(), Instant::now());
         let is_due = now.duration_since(held.read) >= READ_EVERY;

@@ -10,7 +10,7 @@ use super::protobuf::{self, Fields, map_entry, put_field, put_header};
 use super::{Encoding, Envelope, JsonLayout, Object, WireError, table};
 use kubeapi::{EventType, ResourceVersion};
 
-/// A template made from the last upstream bookmark, re-stamped for each bookmark sent.
+/// A template made from the last upstream bookmark, whose version is replaced for each bookmark sent.
 ///
 /// A bookmark is the zero-value object of its kind, whose encoding depends on the server (`"spec":{…}` with required
 /// fields, `"creationTimestamp":null` before 1.34, a deprecated annotation of `DaemonSets`). So the template copies it
@@ -22,7 +22,7 @@ pub struct BookmarkTemplate {
     initial_events_end: BodyTemplate,
 }
 
-/// A body with a gap in place of the resourceVersion's digits.
+/// A body with a gap where the resourceVersion's digits are.
 #[derive(Debug, Clone)]
 struct BodyTemplate {
     /// JSON: the body up to the digits. Protobuf: the metadata fields before the resourceVersion.

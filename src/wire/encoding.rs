@@ -3,9 +3,9 @@ use std::fmt;
 /// The encoding in which a feed is fetched and served verbatim.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Encoding {
-    /// Go's `encoding/json`, compact.
+    /// JSON as Go's `encoding/json` writes it, compact.
     Json,
-    /// For built-in kinds only: custom resources have no protobuf encoding.
+    /// Protobuf, for built-in kinds only: custom resources have no protobuf encoding.
     Protobuf,
     /// Rows as printed by upstream, each with its whole object, in JSON.
     Table,

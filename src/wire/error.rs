@@ -11,7 +11,8 @@ pub enum WireError {
     /// GiB or more.
     #[error("a watch frame or list item is larger than {max} bytes")]
     FrameTooLarge { max: usize },
-    /// Not JSON, more than one JSON value, a field of the wrong type, or a duplicate of a key that is read.
+    /// The data is not JSON, has more than one JSON value, a field of the wrong type, or a duplicate of a key that is
+    /// read.
     #[error("malformed JSON: {0}")]
     Json(#[from] serde_json::Error),
     /// A JSON document is not UTF-8.
@@ -20,7 +21,7 @@ pub enum WireError {
     /// JSON nested deeper than Go's decoder accepts (10,000 levels), which no apiserver can produce.
     #[error("the JSON is nested deeper than 10000 levels")]
     TooDeep,
-    /// Not a protobuf message, or its fields contradict the API's definitions.
+    /// The data is not a protobuf message, or its fields contradict the API's definitions.
     #[error("malformed protobuf: {0}")]
     Protobuf(&'static str),
     /// Well-formed, but not laid out as the apiserver does: cutting and rejoining it would not give the same bytes.

@@ -7,11 +7,11 @@ use super::envelope::{UNKNOWN_RAW, UNKNOWN_TAIL, json_text};
 use super::protobuf::{field_len, put_field, put_header, put_varint, tag, varint_len};
 use kubeapi::{MetaVersion, ResourceVersion};
 
-/// Metadata of a LIST.
+/// The list metadata of a LIST response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListMeta {
     pub resource_version: ResourceVersion,
-    /// Empty on the last page.
+    /// The token of the next page; empty on the last page.
     pub continue_token: String,
     /// Written if set. The apiserver sets it only together with a continue token, and not for selections.
     pub remaining: Option<i64>,
@@ -40,16 +40,16 @@ enum Layout {
 /// Total length of some bodies as items of any list, for its head.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Lengths {
-    /// Number of bodies.
+    /// The number of bodies in the list.
     pub items: usize,
-    /// Bytes of the bodies alone.
+    /// The number of bytes of the bodies alone.
     pub bytes: usize,
     /// Bytes of the bodies as fields of a protobuf message.
     fields: usize,
 }
 
 impl Lengths {
-    /// Adds one body.
+    /// Adds the size of one body to the list.
     pub fn add(&mut self, body_len: usize) {
         *self = *self + Self { items: 1, bytes: body_len, fields: field_len(body_len) };
     }

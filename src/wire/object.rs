@@ -9,14 +9,14 @@ use super::{Encoding, Representation, WireError, table};
 use base::Account;
 use kubeapi::{Attributes, ObjectKey, ResourceVersion};
 
-/// One revision of one object, immutable. The body is held once: store, ring, LIST and every frame share it.
+/// One revision of one object, immutable. Its body is held once: store, ring, LIST and every frame share it.
 ///
 /// Only an [`ObjectReader`](super::ObjectReader) creates one, so its parts match its bytes. Callers hold it in an
 /// `Arc`.
 pub struct Object {
     /// Empty for a bookmark, which has no name.
     pub key: ObjectKey,
-    /// Never 0.
+    /// The object's resourceVersion, which is never 0.
     pub rv: ResourceVersion,
     pub attributes: Attributes,
     body: Bytes,
@@ -103,7 +103,7 @@ impl Object {
 
     /// Returns the body with `rv` in place of its own resourceVersion and nothing else changed. The apiserver sends it
     /// if an object leaves a watch's selection (R-EVENT-2). In protobuf the enclosing lengths follow the digit count; a
-    /// Table has the version twice. It makes one allocation of exact size, or none if `rv` is the object's own.
+    /// Table has the version twice. The call makes one allocation of exact size, or none if `rv` is the object's own.
     pub fn restamped(&self, rv: ResourceVersion) -> Bytes {
         if rv == self.rv {
             return self.body.clone();

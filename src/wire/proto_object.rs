@@ -128,7 +128,7 @@ fn render(kind: FieldKind, value: Value<'_>) -> Result<Cow<'_, str>, WireError> 
 /// Field number of the metadata in every top-level kind.
 const OBJECT_METADATA: u32 = 1;
 
-/// Field numbers of `ObjectMeta`.
+/// The field numbers of `ObjectMeta`.
 pub(super) const META_NAME: u32 = 1;
 pub(super) const META_NAMESPACE: u32 = 3;
 pub(super) const META_RESOURCE_VERSION: u32 = 6;

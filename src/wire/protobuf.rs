@@ -14,7 +14,7 @@ pub(super) struct Fields<'a> {
     at: usize,
 }
 
-/// One field as it is on the wire.
+/// One protobuf field as it is on the wire.
 #[derive(Clone, Copy)]
 pub(super) struct RawField<'a> {
     pub(super) number: u32,

@@ -44,9 +44,9 @@ struct TypeMeta {
 /// One decoded watch frame.
 #[derive(Debug)]
 pub enum WatchItem {
-    /// A change to one object.
+    /// A change to one object: ADDED, MODIFIED or DELETED.
     Change {
-        /// Added, Modified or Deleted.
+        /// The event type: Added, Modified or Deleted.
         event_type: EventType,
         /// Its body is a slice of `frame`, so the event's bytes are held once.
         object: Object,
@@ -59,7 +59,7 @@ pub enum WatchItem {
         /// The zero-value object of the kind, with an empty key, for [`BookmarkTemplate`](super::BookmarkTemplate).
         object: Object,
         rv: ResourceVersion,
-        /// Whether it closes the initial events of a watch-list.
+        /// Whether the bookmark ends the initial events of a streamed list.
         initial_events_end: bool,
     },
     /// The watch has ended with an error.
@@ -74,7 +74,7 @@ pub struct ErrorEvent {
     /// `Expired`, `InternalError`, …; may be empty.
     pub reason: String,
     pub message: String,
-    /// `details.retryAfterSeconds`, if positive.
+    /// The value of `details.retryAfterSeconds`, if positive.
     pub retry_after_seconds: Option<u32>,
     /// The encoded Status, in the form that [`Envelope::error_frame`](super::Envelope::error_frame) takes: bare JSON,
     /// or `k8s\0` and Unknown.
@@ -86,13 +86,13 @@ pub struct ErrorEvent {
 pub struct ListPage {
     /// The collection's version, the same on every page of one list.
     pub resource_version: ResourceVersion,
-    /// Empty on the last page.
+    /// The token of the next page; empty on the last page.
     pub continue_token: String,
     /// Number of objects after this page, if upstream reports it. It is a hint that upstream does not guarantee.
     pub remaining: Option<u64>,
     /// The objects in upstream's order. Each body is a separate allocation of exact size, so none keeps the page alive.
     pub items: Vec<Object>,
-    /// The list's own kind: `PodList`.
+    /// The kind of the list itself, such as `PodList`.
     pub kind: String,
     pub api_version: String,
 }

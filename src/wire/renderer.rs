@@ -18,7 +18,7 @@ pub struct Renderer(Arc<Shared>);
 
 struct Shared {
     representation: Representation,
-    /// The envelope of the output.
+    /// The envelope of the rendered output.
     envelope: Envelope,
     means: RenderMethod,
     /// Minor of the release that it writes for; 0 if it does not depend on the release.
@@ -29,15 +29,15 @@ struct Shared {
 
 #[derive(Clone, Copy)]
 enum RenderMethod {
-    /// Bodies are sent as received.
+    /// Bodies are sent as they were received.
     Verbatim,
-    /// JSON from protobuf.
+    /// Protobuf bodies are converted to JSON.
     Json(Transcoder),
     /// Metadata only, from bodies of this encoding.
     Metadata(MetadataRenderer, Encoding),
-    /// Rows without their objects.
+    /// Table rows are sent without their objects.
     Cells,
-    /// Rows with their objects' metadata.
+    /// Table rows are sent with their objects' metadata.
     Rows(MetadataRenderer),
 }
 
@@ -165,7 +165,7 @@ impl Renderer {
         }
     }
 
-    /// Returns a whole watch frame.
+    /// Returns a complete watch frame of an event.
     pub fn frame(&self, event_type: EventType, body: &Bytes) -> Result<Bytes, TranscodeError> {
         Ok(self.0.envelope.frame(event_type, &self.body(body)?))
     }
@@ -183,7 +183,7 @@ impl Renderer {
         Ok(self.0.envelope.frame(EventType::Bookmark, &body))
     }
 
-    /// Returns a whole GET response.
+    /// Returns the body of a GET response.
     pub fn object(&self, body: &Bytes) -> Result<Bytes, TranscodeError> {
         Ok(self.0.envelope.object(&self.body(body)?))
     }

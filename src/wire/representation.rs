@@ -6,9 +6,9 @@ use kubeapi::MetaVersion;
 /// The representation of a response's objects.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Representation {
-    /// The objects themselves.
+    /// The objects themselves, in this encoding.
     Object(Encoding),
-    /// `PartialObjectMetadata`, for metadata-only clients.
+    /// The objects' `PartialObjectMetadata`, for metadata-only clients.
     Metadata(Encoding, MetaVersion),
     /// A `Table` of `meta.k8s.io/v1`, for kubectl's output.
     Table(Include),
@@ -23,7 +23,7 @@ pub enum Include {
 }
 
 impl Representation {
-    /// All representations.
+    /// All representations of objects.
     pub const ALL: [Self; 9] = [
         Self::Object(Encoding::Json),
         Self::Object(Encoding::Protobuf),

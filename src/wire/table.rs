@@ -107,7 +107,7 @@ pub(super) fn without_columns(frame: &[u8], columns: &Columns) -> Result<Option<
     Ok(Some([&frame[..at], NULL.as_bytes(), &frame[at + definitions.len()..]].concat().into()))
 }
 
-/// Decodes a frame without columns.
+/// Decodes a Table frame without columns.
 pub(super) fn one_row<'a>(frame: &'a [u8], paths: &JsonPaths) -> Result<OneRow<'a>, WireError> {
     const ODD: WireError = WireError::Layout("not a Table of one row");
     let (event_type, document) = json_document::split_event(frame)?;
@@ -200,7 +200,7 @@ pub fn same_rows(bodies: &[Bytes], list: &[u8]) -> bool {
     rows.rows.len() == bodies.len() && bodies.iter().zip(&rows.rows).all(same)
 }
 
-/// The start of every Table.
+/// The start of every Table in JSON.
 pub(super) const TYPE_META: &str = r#"{"kind":"Table","apiVersion":"meta.k8s.io/v1","#;
 pub(super) const KIND: &str = "Table";
 pub(super) const API_VERSION: &str = "meta.k8s.io/v1";

@@ -94,7 +94,7 @@ impl Prover {
         self.behind_a_proxy.load(Ordering::Relaxed)
     }
 
-    /// Asks upstream to reach a version, unless our own stream delivers it at once.
+    /// Requests that upstream reaches a version, unless the feed's stream delivers it at once.
     async fn come_to(&self, rv: ResourceVersion) -> ReachOutcome {
         let reader = &self.upstream.feed.reader;
         if timeout(STREAM_HEAD_START, reader.reached(rv)).await.is_ok() {

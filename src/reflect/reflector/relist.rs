@@ -132,8 +132,8 @@ impl Reflector {
         Ok(true)
     }
 
-    /// Gives up the feed's history because upstream's storage went back: the cached changes have not happened. From
-    /// here on nothing of it is served, and the watches end when the restored state replaces it (F3).
+    /// Discards the feed's history because upstream's storage went back: the cached changes have not happened. After
+    /// this, no cached data is served. The watches end when the restored state replaces it (F3).
     pub(super) fn give_up(&mut self, at: ResourceVersion, evidence: &'static str) {
         if std::mem::replace(&mut self.rewinding, true) {
             return;
@@ -151,8 +151,8 @@ impl Reflector {
         self.deps.rewinds.announce(Instant::now());
     }
 
-    /// Gives up the cached state because it differs from upstream's. From here on nothing of it is served, and the
-    /// watches end when upstream's state replaces it (F8).
+    /// Discards the cached state because it differs from upstream's. After this, no cached data is served. The watches
+    /// end when upstream's state replaces it (F8).
     pub(super) fn quarantine(&mut self, found: &Divergence) {
         let Divergence { key, at, ours, theirs, difference, .. } = found;
         let version = |rv: Option<ResourceVersion>| rv.map_or_else(|| "none".to_owned(), |rv| rv.to_string());

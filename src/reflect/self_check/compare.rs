@@ -27,11 +27,11 @@ impl KeyRange {
     }
 }
 
-/// Returns the keys whose versions contradict each other. `listed` is a state of upstream that is not older than
-/// `before` and not newer than `after`, which are ours. The three may be one version.
+/// Returns the keys whose versions contradict each other. `listed` is a state of upstream that is not older than the
+/// cached state `before` and not newer than the cached state `after`. The three may be one version.
 ///
-/// An object that upstream lists has not changed since its own version. So a state of ours that had reached that
-/// version must have it, and vice versa. Changes between `before` and `after` prove nothing.
+/// An object that upstream lists has not changed since its own version. So a cached state that had reached that version
+/// must have it, and vice versa. Changes between `before` and `after` prove nothing.
 pub(super) fn contradictions(
     before: &Snapshot,
     after: &Snapshot,
@@ -47,7 +47,7 @@ pub(super) fn contradictions(
     found
 }
 
-/// How an object differs, at one version of the collection.
+/// The difference of one object at one version of the collection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Discrepancy {
     /// Upstream has it, and the feed does not.

@@ -2,10 +2,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Limits how often a feed is given up because it differs from upstream.
+/// Limits how often a feed is discarded because it differs from upstream.
 ///
-/// If the bug was in our history, giving it up once suffices. If the feed differs again soon, upstream's watches and
-/// lists or the comparison itself are wrong. Clients must not relist repeatedly because of that.
+/// If the bug was in the cached history, discarding it once suffices. If the feed differs again soon, upstream's
+/// watches and lists or the comparison itself are wrong. Clients must not relist repeatedly because of that.
 #[derive(Debug, Default)]
 pub(super) struct DivergenceRateLimit {
     /// When the feed was given up last, and how many times in a row before that.

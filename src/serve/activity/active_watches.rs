@@ -55,7 +55,7 @@ struct WatchesPage {
     total: usize,
     /// The number of matching watches beyond the limit, which are not in `watches`.
     left_out: usize,
-    /// Sorted as the query requested.
+    /// The open watches, sorted as the query requested.
     watches: Vec<WatchRow>,
 }
 
@@ -113,7 +113,7 @@ impl ActiveWatches {
         RecentPage { ended, refused, passed_through }
     }
 
-    /// Registers an opened watch.
+    /// Registers an opened watch for the debug pages.
     pub(crate) fn opened(&self, watch: WatchDescription) -> ActiveWatch {
         let id = self.0.next.fetch_add(1, Ordering::Relaxed);
         let watch = Arc::new(WatchEntry::new(watch, self.0.began.elapsed()));
@@ -126,7 +126,7 @@ impl ActiveWatches {
         self.0.refused.note(who, method, path, shortened(&format!("{code} {message}")));
     }
 
-    /// Records a forwarded request.
+    /// Records a forwarded request for the debug pages.
     pub(crate) fn passed(&self, who: &RequestSource, (method, path): (&str, &str), reason: &str) {
         self.0.passed.note(who, method, path, reason.into());
     }

@@ -51,7 +51,7 @@ impl Audit {
         Self { queue: Some(queue) }
     }
 
-    /// Whether requests are recorded.
+    /// Whether audit records are written.
     pub(crate) fn is_on(&self) -> bool {
         self.queue.is_some()
     }

@@ -33,7 +33,7 @@ pub(crate) struct AuditRecord {
 pub(crate) struct ServedLocally {
     /// The Status, if the response is an error.
     pub(crate) status: Option<Status>,
-    /// Whether the response is a stream that continues after it has started.
+    /// Whether the response is a stream that continues after its head was sent.
     pub(crate) is_watch: bool,
     /// Whether the response shows cached data.
     pub(crate) is_served: bool,
@@ -88,7 +88,7 @@ impl AuditRecord {
         })
     }
 
-    /// Sets the caller.
+    /// Sets the caller of the recorded request.
     pub(crate) fn put_caller(&mut self, caller: &Caller) {
         self.user = match caller {
             Caller::ProxyItself => None,

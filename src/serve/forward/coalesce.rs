@@ -22,10 +22,10 @@ pub(crate) struct SharedResponse {
     pub(crate) place: Arc<ConcurrencyPermit>,
 }
 
-/// Why there is no response to share.
+/// The reason that there is no response to share.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CoalesceError {
-    /// It is too large to be read whole, or its user has no room for it.
+    /// The response is too large to be read whole, or its user has no memory budget left.
     #[error("the response is too large to be shared by coalesced requests")]
     TooLarge,
     #[error(transparent)]
@@ -71,9 +71,9 @@ impl RequestCoalescer {
     /// Returns the response for `key`. `ask` sends the request to upstream, for this caller or for all that wait with
     /// it.
     ///
-    /// A request without company is sent on its caller's task, because most are, and a separate task costs more than
-    /// the request. If that caller is cancelled, a new request is sent for the waiting callers. `None` means that the
-    /// proxy is shutting down.
+    /// A request that no other caller waits for is sent on its caller's task. Most requests are of this kind, and a
+    /// separate task costs more than the request. If that caller is cancelled, a new request is sent for the waiting
+    /// callers. `None` means that the proxy is shutting down.
     pub(crate) async fn ask(&self, key: Key, tasks: &Tasks, ask: SendRequest) -> Option<SharedResult> {
         let turn = match self.waiting.entry(key.clone()) {
             Entry::Vacant(vacant) => {
@@ -128,7 +128,7 @@ struct NextRequest {
 }
 
 impl NextRequest {
-    /// Gives up the key. From here on, another task may own it.
+    /// Releases the key. After this, another task may own it.
     fn let_go(&mut self) {
         self.is_kept = false;
     }

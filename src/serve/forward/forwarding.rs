@@ -58,7 +58,7 @@ type ReadResult = Result<Response<ResponseBody>, Error>;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The largest response that is buffered to be shared.
 const SHARED_BYTES_MAX: usize = 4 << 20;
-/// The longest chain of proxies.
+/// The maximum number of proxies in a chain.
 const HOPS_MAX: usize = 16;
 const REDIRECTED: &str = "the backend attempted to redirect this request, which is not permitted";
 const LOOPED: &str = "loop detected: the request has passed this proxy before (its upstream leads back to it)";
@@ -177,7 +177,7 @@ impl Forwarding {
         }
     }
 
-    /// Awaits the head of a response, and gives up after the timeout.
+    /// Awaits the head of a response, and fails after the timeout.
     async fn in_time(&self, answering: impl Future<Output = ReadResult>) -> ReadResult {
         let max = self.slow_readers.body_max() + PATIENCE;
         timeout(max, answering).await.unwrap_or(Err(Error::Timeout(max)))

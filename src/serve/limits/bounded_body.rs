@@ -18,16 +18,16 @@ use base::{AbortSignal, Timed, Timer, Timers};
 
 /// A body that ends at its deadline, even if the client does not read it.
 ///
-/// A slow reader keeps resources alive: a snapshot, a permit, a connection to upstream. It may do so for as long as the
-/// apiserver lets a request last. At the deadline, everything the body holds is released, even if the peer does not
-/// read and the body is never polled. A later poll returns an error, so a cut body never looks complete.
+/// A slow reader keeps resources in use: a snapshot, a permit, a connection to upstream. It may do so for as long as
+/// the apiserver lets a request last. At the deadline, the body releases all of them, even if the client does not read
+/// and the body is never polled. A later poll returns an error, so a cut body never looks complete.
 #[derive(Debug)]
 pub(crate) struct BoundedBody<B>(Arc<BodyState<B>>);
 
 #[derive(Debug)]
 struct BodyState<B> {
     timer: Timer,
-    /// In microseconds, as the times of [`Timers`].
+    /// The deadline in microseconds, as the times of [`Timers`].
     deadline: u64,
     body: Mutex<PolledBody<B>>,
     /// Resets the stream of the response.

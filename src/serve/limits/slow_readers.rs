@@ -57,7 +57,7 @@ struct Shared {
     leaving: Mutex<DrainProgress>,
 }
 
-/// The progress of a drain.
+/// The progress of a drain for one watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DrainProgress {
     NotStarted,
@@ -76,15 +76,15 @@ pub(crate) struct Watchdog {
     timer: Timer,
     cut: AbortSignal,
     grant: GrantStatus,
-    /// The task of the watch.
+    /// The waker of the watch's task.
     task: Mutex<Waker>,
     /// The time that the watch has set.
     alarm: AtomicU64,
     /// The time at which the watch leaves in a drain, once it is drawn.
     leaves: AtomicU64,
-    /// When the watch was last woken; 0 if it has been polled since.
+    /// The time at which the watch was last woken; 0 if it has been polled since.
     fired: AtomicU64,
-    /// When the watch ends, or when it put its last frame.
+    /// The time at which the watch ends, or at which it put its last frame.
     deadline: AtomicU64,
     /// Whether the watch has put its last frame.
     has_ended: AtomicBool,
@@ -99,7 +99,7 @@ pub(crate) enum FiredTimer {
     Time,
     /// The watch's time to leave in a drain.
     Drained,
-    /// The revocation of the permission.
+    /// The deadline belongs to a revoked permission.
     Revoked,
 }
 

@@ -35,8 +35,8 @@ use crate::serve::response::{AUDIT_ID, ReplyBody, new_audit_id, put_served};
 use crate::upstream::{Build, Catalog, Client, Error, HOPS, SharedDocument, is_impersonation};
 use kubeapi::{Query, SupportedTypes, discovery_accept, pretty};
 
-/// All properties of a request that determine the document. There are few keys for each document that upstream has, so
-/// no caller can fill the cache.
+/// All properties of a request that determine the discovery document. Upstream has few documents and each has few keys,
+/// so no caller can fill the cache.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct DocumentKey {
     path: String,
@@ -44,7 +44,7 @@ pub(crate) struct DocumentKey {
     gzip: bool,
 }
 
-/// Serves the documents.
+/// Serves discovery documents from copies of upstream's.
 #[derive(Debug)]
 pub(crate) struct DiscoveryCache {
     client: Client,
@@ -57,7 +57,7 @@ pub(crate) struct DiscoveryCache {
     lag_max: Duration,
 }
 
-/// How long a copy is used without comparing it with upstream.
+/// How long a copy of a document is used without comparing it with upstream.
 const CURRENT_MAX: Duration = Duration::from_secs(10);
 const COPIES_BYTES_MAX: u64 = 64 << 20;
 /// How long a request waits for a document. Then it is forwarded.
@@ -101,7 +101,7 @@ impl DiscoveryCache {
         Some(DocumentKey { path: info.path.clone(), accept, gzip: context.gzip })
     }
 
-    /// Whether upstream itself writes this document.
+    /// Whether upstream itself writes the document at `path`, rather than an aggregated server.
     fn is_own(&self, path: &str) -> bool {
         match group_version(path) {
             Some((group, version)) => self.catalog.serves_itself(group, version),
@@ -140,7 +140,7 @@ impl DiscoveryCache {
         is_settled && copy.asked.elapsed() <= CURRENT_MAX && (key.path != VERSION || self.is_followed(&copy.value))
     }
 
-    /// Whether all feeds are written by the build in this version document.
+    /// Whether the build in this version document has encoded all feeds.
     fn is_followed(&self, version: &SharedDocument) -> bool {
         let build = Build::parse(&version.body);
         let by = |build: &Arc<Build>| Build::clone(build);

@@ -21,7 +21,7 @@ pub(crate) struct UnauthenticatedRequest {
     pub(crate) query: Arc<Query>,
     pub(crate) context: ResponseContext,
     pub(crate) received: Instant,
-    /// Whether the caller asks for what it may read, if it may not read all.
+    /// Whether the caller requests only the part that it may read, if it may not read all.
     readable: bool,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct ReadRequest {
     pub(crate) query: Arc<Query>,
     pub(crate) context: ResponseContext,
     pub(crate) received: Instant,
-    /// Whether the caller asks for the readable part of a collection if it may not read all of it.
+    /// Whether the caller requests only the readable part of a collection, if it may not read all of it.
     pub(crate) readable: bool,
     /// How many times the request was routed again because its feed had ended.
     pub(crate) rerouted: u32,
@@ -85,7 +85,7 @@ impl ReadRequest {
         NotServable::Forward(reason)
     }
 
-    /// Whether the request asks for the readable part of a collection across namespaces.
+    /// Whether the request is for the readable part of a collection across namespaces.
     pub(crate) fn is_for_readable(&self, resource: &Resource) -> bool {
         let across = resource.namespaced && self.info.namespace.is_empty();
         self.readable && across && matches!(self.info.verb, Verb::List | Verb::Watch)

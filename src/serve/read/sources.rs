@@ -26,7 +26,7 @@ use kubeapi::{ResourceVersion, Status, VersionMatch};
 pub(crate) struct FeedRequirements<'a> {
     /// The permission, without which no feed is returned.
     pub(crate) permit: &'a Permit,
-    /// The namespace in the path.
+    /// The namespace in the request path; `None` for the whole cluster.
     pub(crate) namespace: Option<&'a str>,
     pub(crate) representation: Representation,
     pub(crate) received: Instant,
@@ -34,14 +34,14 @@ pub(crate) struct FeedRequirements<'a> {
     pub(crate) resume: Option<ResourceVersion>,
 }
 
-/// Why a feed cannot answer.
+/// The reason that a feed cannot answer a request.
 #[derive(Debug)]
 pub(crate) enum NotServable {
     /// The request must be forwarded to upstream.
     Forward(ForwardReason),
     /// The feed ended while the request was waiting. Another feed may replace it, so the request is routed again.
     FeedEnded,
-    /// The request must be rejected.
+    /// The request must be rejected with this Status.
     Refuse(Box<Status>),
 }
 
@@ -66,7 +66,7 @@ const UNTOLD_MAX: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FeedWaitError {
     Timeout,
-    /// The feed has ended.
+    /// The feed has ended while the request waited.
     FeedEnded,
 }
 
@@ -268,7 +268,7 @@ impl FeedSources {
         }
     }
 
-    /// Whether the feed's state is served without a proof that it is current.
+    /// Whether the feed's state may be served without a proof that it is current.
     pub(crate) fn needs_no_proof(&self, feed: &FeedHandle) -> bool {
         feed.reader.state() == FeedState::Live && self.config.get().consistency == Consistency::Bounded
     }
@@ -329,10 +329,9 @@ async fn while_it_runs<T>(
     }
 }
 
-/// Returns the encodings that a representation can be derived from, best first. Built-in resources are cached in
-/// protobuf, which most clients request and from which most representations can be derived. They are cached in JSON
-/// only for the others (R-DERIVE-3). Tables are always cached as upstream prints them, because only upstream knows the
-/// columns.
+/// Returns the encodings from which a representation can be converted, best first. Built-in resources are cached in
+/// protobuf, which most clients request and which converts to most representations. They are cached in JSON only for
+/// the others (R-DERIVE-3). Tables are always cached as upstream prints them, because only upstream has the columns.
 fn encodings(resource: &Resource, wanted: Representation) -> &'static [Encoding] {
     match (resource.encoding, wanted) {
         (_, Representation::Table(_)) => &[Encoding::Table],

@@ -10,7 +10,7 @@ use crate::serve::limits::{BodyError, BoundedBody, CompleteBody, ConcurrencyPerm
 use crate::upstream::ResponseBody;
 use base::AbortSignal;
 
-/// The body of any response.
+/// The body of a response of any kind.
 #[derive(Debug)]
 pub struct ReplyBody(Kind);
 
@@ -24,7 +24,7 @@ enum Kind {
     Pieces(Box<CompleteBody>),
     /// A complete body that holds permits and has a deadline.
     Whole(Box<BoundedBody<CompleteBody>>),
-    /// A watch.
+    /// The body is a stream of watch events.
     Watch(Box<dyn WatchFrames>),
     /// A body from upstream with a deadline of one minute.
     Short(Box<BoundedBody<ForwardedBody>>),

@@ -43,7 +43,7 @@ pub(crate) struct ResponseContext {
     /// Whether the client accepts compressed responses.
     pub(crate) gzip: bool,
     pub(crate) query: Option<Arc<Query>>,
-    /// How much of a collection is shown, if the readable part is requested.
+    /// Whether the response shows all or part of a collection, if the readable part is requested.
     pub(crate) extent: Option<Extent>,
     /// Ends the request and its response from outside.
     pub(crate) cut: AbortSignal,
@@ -54,7 +54,7 @@ pub(crate) struct ResponseContext {
 /// The state of the feed as reported in a response from the cache.
 #[derive(Debug, Default)]
 pub(crate) struct FeedStatus {
-    /// For how many seconds the feed has been disconnected from upstream.
+    /// The number of seconds since the feed was disconnected from upstream.
     pub(crate) stale_seconds: Option<u64>,
     /// The apiserver build that wrote the bodies, if known. Only proxies receive it.
     pub(crate) written_by: Option<Arc<Build>>,
@@ -146,7 +146,7 @@ impl ResponseContext {
         response
     }
 
-    /// Whether a response of this length is compressed.
+    /// Whether a response of this many bytes is compressed.
     pub(crate) fn compresses(&self, bytes: usize) -> bool {
         self.gzip && bytes > PLAIN_BYTES_MAX
     }

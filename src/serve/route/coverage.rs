@@ -7,10 +7,10 @@ use kubeapi::{FieldSelector, NAME_KEY, RequestInfo};
 /// The operator's choice of resources that feeds may cache.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Coverage {
-    /// If set, only this node's objects are cached, for resources that belong to nodes. The proxy serves the node's
-    /// agents.
+    /// The node whose objects are cached, for resources that belong to nodes; `None` caches all objects. The proxy then
+    /// serves the node's agents.
     pub node: Option<Arc<str>>,
-    /// If not empty, the only resources that are cached, as in `pods` or `deployments.apps`.
+    /// The only resources that are cached, as in `pods` or `deployments.apps`; all resources if empty.
     pub resources: Vec<String>,
     /// Sensitive kinds that are cached anyway.
     pub sensitive: Vec<Sensitive>,

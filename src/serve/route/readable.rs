@@ -5,7 +5,7 @@ use http::{Request, Uri};
 
 use kubeapi::Query;
 
-/// The request header that asks for the readable part. In a response, it states whether the result is complete.
+/// The request header for the readable part of a collection. In a response, it states whether the result is complete.
 pub(crate) const READABLE: HeaderName = HeaderName::from_static("kube-fanout-readable");
 /// The query parameter with the same meaning, for callers that cannot set headers.
 const PARAMETER: &str = "kubeFanoutReadable";
@@ -26,8 +26,8 @@ impl Extent {
     }
 }
 
-/// Removes the header and the parameter, which only this proxy knows, and returns whether the readable part is
-/// requested.
+/// Removes the header and the parameter for the readable part, which only this proxy interprets. Returns whether the
+/// readable part is requested.
 pub(crate) fn take<B>(request: &mut Request<B>) -> bool {
     let header = request.headers_mut().remove(READABLE);
     let said = header.and_then(|value| value.to_str().ok().map(is_true));

@@ -21,7 +21,7 @@ pub(crate) struct WatchBody {
     session: Option<WatchSession>,
     /// Cuts the watch if the client does not read.
     _watchdog: Arc<Watchdog>,
-    /// Set for HTTP/1.1 only.
+    /// The state of the chunked encoding; set for HTTP/1.1 only.
     chunked: Option<Box<ChunkedState>>,
     /// Records the end of the watch when it is dropped.
     _record: Option<Arc<AuditRecord>>,
@@ -30,8 +30,8 @@ pub(crate) struct WatchBody {
 /// The additional state of a watch over HTTP/1.1.
 #[derive(Debug)]
 struct ChunkedState {
-    /// Set when the session has something new. It is needed because this codec also polls a body whenever it has made
-    /// room. The HTTP/2 codec rarely polls a body unless its waker was woken.
+    /// Set when the session has something new to send. This is needed because this codec also polls a body when it has
+    /// made room. The HTTP/2 codec rarely polls a body unless its waker was woken.
     flag: WakeFlag,
     events: EventChunks,
 }

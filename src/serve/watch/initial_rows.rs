@@ -19,7 +19,7 @@ const NOT_OF_LISTS: [&str; 6] =
 /// Why the initial rows are not available.
 #[derive(Debug, thiserror::Error)]
 enum InitialRowsError {
-    /// No permit is left for the request.
+    /// No permit is left for the request that lists the initial rows.
     #[error(transparent)]
     OverLimit(#[from] OverLimit),
     #[error(transparent)]

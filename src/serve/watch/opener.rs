@@ -29,7 +29,7 @@ const SYNC_RETRY_SECONDS: u32 = 1;
 
 const WATCH_RETRY_SECONDS: u32 = 5;
 
-/// Opens watches on feeds.
+/// Opens downstream watches on feeds.
 #[derive(Debug)]
 pub(crate) struct WatchOpener {
     sources: Arc<FeedSources>,

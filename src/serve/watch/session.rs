@@ -63,7 +63,7 @@ enum State {
     Live,
     /// A last frame is sent. Then the watch is `Ended`.
     Last(Box<(Bytes, WatchEnd)>),
-    /// Nothing is sent.
+    /// The watch has ended; no more frames are sent.
     Ended,
 }
 
@@ -71,7 +71,7 @@ enum State {
 struct Common {
     feed: FeedHandle,
     cursor: Cursor,
-    /// Set for a watch that shows only some namespaces.
+    /// The visible namespaces; set for a watch that shows only some namespaces.
     partial: Option<Box<PartialView>>,
     bookmarks: bool,
     /// Whether a bookmark marks the end of the initial state.
@@ -88,8 +88,8 @@ struct Common {
     columns: Option<Columns>,
     metrics: WatchMetrics,
     scan_budget: ScanBudget,
-    /// Set for a downstream proxy: how often the build that writes the feed's bodies had changed when the watch
-    /// started.
+    /// How often the encoding build of the feed's bodies had changed when the watch started; set for a downstream proxy
+    /// only.
     changes: Option<u32>,
     _place: ConcurrencyPermit,
 }
@@ -227,7 +227,7 @@ impl WatchSession {
         self.common.timers.watchdog()
     }
 
-    /// Whether all frames were put.
+    /// Whether all frames of the watch were put.
     pub(crate) fn is_ended(&self) -> bool {
         matches!(self.state, State::Ended)
     }

@@ -31,13 +31,13 @@ use crate::serve::watch::body::BATCH_BYTES;
 use crate::serve::watch::session::WatchSession;
 use crate::wire::{Encoding, websocket_payload};
 
-/// Whether the request asks for a WebSocket, as the apiserver detects it: on HTTP/1.1 only.
+/// Whether the request opens a WebSocket, as the apiserver detects it: on HTTP/1.1 only.
 pub fn is_upgrade(headers: &HeaderMap) -> bool {
     let upgrade = headers.get(UPGRADE).and_then(|value| value.to_str().ok());
     upgrade.is_some_and(|protocol| protocol.eq_ignore_ascii_case("websocket")) && asks_for_upgrade(headers)
 }
 
-/// Whether the request asks to upgrade the connection.
+/// Whether the request asks to upgrade the connection to another protocol.
 pub(crate) fn asks_for_upgrade(headers: &HeaderMap) -> bool {
     let mut connection = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
     connection.any(|value| value.to_ascii_lowercase().contains("upgrade"))

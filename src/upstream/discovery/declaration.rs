@@ -7,13 +7,13 @@ use kubeapi::Gvr;
 /// The resources whose objects declare what upstream serves besides its own resources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeclaringResource {
-    /// `CustomResourceDefinitions`.
+    /// The feed of `CustomResourceDefinitions`.
     Definitions,
     /// `APIServices`, which list the APIs of the aggregation layer.
     Services,
 }
 
-/// The contents of one object.
+/// The declarations of one CustomResourceDefinition or APIService.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Declaration(pub(super) Declared);
 

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use kubeapi::Gvr;
 
-/// What upstream serves under one version of a custom resource.
+/// The properties of one served version of a custom resource.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Definition {
     /// Changes whenever the decoding of objects may change: with the schema, its defaults or the conversion.
@@ -93,7 +93,7 @@ struct Condition {
 }
 
 impl CustomResourceDefinitions {
-    /// Every version that is served.
+    /// Returns every version that is served.
     pub(super) fn served(self) -> HashMap<Gvr, Definition> {
         self.items.into_iter().flat_map(CustomResourceDefinition::served).collect()
     }

@@ -15,7 +15,7 @@ pub struct DiscoveryDocuments<'a> {
     /// The `CustomResourceDefinitions` and the `APIServices`, if they may be read.
     pub definitions: Option<&'a [u8]>,
     pub services: Option<&'a [u8]>,
-    /// The response for `/version`.
+    /// The response body for `/version`.
     pub build: &'a [u8],
     pub protobuf: bool,
 }

@@ -74,7 +74,7 @@ pub(super) struct DiscoveryFindings {
     pub(super) remote: Option<Vec<ServedApi>>,
 }
 
-/// The resources that upstream serves.
+/// The resources that upstream serves, combined from all discovery documents.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct ServedResources {
     pub(super) resources: HashMap<Gvr, Arc<Resource>>,

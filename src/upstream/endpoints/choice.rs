@@ -57,7 +57,8 @@ impl Default for EndpointTimes {
 pub(in crate::upstream) struct EndpointChoice {
     servers: usize,
     times: EndpointTimes,
-    /// From 0 to 1, different in each process, so that processes that started together do not stay in step.
+    /// A number from 0 to 1, different in each process, so that processes that started together do not act at the same
+    /// time.
     spread: f64,
     current: usize,
     came: CurrentSelection,
@@ -88,11 +89,11 @@ struct CurrentSelection {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CheckState {
-    /// No check is in progress.
+    /// No readiness check is in progress.
     Nothing,
-    /// This server is being checked because the one in use may have failed; it may be that one.
+    /// A server is being checked because the one in use may have failed. It may be that one.
     Checking { asked: usize },
-    /// This server is being checked because it is preferred to the one in use.
+    /// A server is being checked because it is preferred to the one in use.
     Returning { asked: usize },
 }
 
@@ -103,18 +104,18 @@ struct RepeatCount {
     last: Option<Instant>,
 }
 
-/// An input of the choice.
+/// An input of the choice between upstream servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::upstream) enum EndpointEvent {
     /// A request to this server failed, or is slow.
     Alarm { at: usize },
     /// The requested readiness check has finished.
     Answer { is_ready: bool },
-    /// The requested wait is over.
+    /// The requested delay is over.
     Due,
 }
 
-/// The next action.
+/// The next action of the choice between servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::upstream) enum NextStep {
     /// Send a readiness check to this server.
@@ -123,10 +124,10 @@ pub(in crate::upstream) enum NextStep {
     Wait(Option<Instant>),
 }
 
-/// Why another server is used.
+/// The reason for a switch to another upstream server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::upstream) enum SwitchCause {
-    /// The previous one has failed.
+    /// The previous server has failed.
     Failed,
     /// A preferred one has been ready for a while.
     Preferred,
@@ -140,7 +141,7 @@ pub(in crate::upstream) struct EndpointSwitch {
     pub(in crate::upstream) cause: SwitchCause,
 }
 
-/// The result of an input.
+/// The result of an input: a switch, and the next action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::upstream) struct EndpointDecision {
     pub(in crate::upstream) switch: Option<EndpointSwitch>,
@@ -305,7 +306,7 @@ impl RepeatCount {
 }
 
 impl SwitchCause {
-    /// The label value in metrics.
+    /// Returns the cause as a metric label.
     pub(in crate::upstream) fn as_str(self) -> &'static str {
         match self {
             Self::Failed => "failed",

@@ -228,5 +228,5 @@ fn unix_seconds(text: &str) -> Result<i64, RefusalReason> {
     Ok(((days * 24 + hour) * 60 + minute) * 60 + second)
 }
 
-/// Days from 0000-03-01 to 1970-01-01.
+/// The number of days from 0000-03-01 to 1970-01-01.
 const EPOCH: i64 = 719_468;

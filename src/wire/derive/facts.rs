@@ -19,14 +19,14 @@ mod parse;
 use std::ops::RangeInclusive;
 use std::sync::OnceLock;
 
-/// The types of one minor.
+/// The types of one minor release.
 pub(super) struct TypeSchema {
     kinds: Vec<ObjectKind>,
     messages: Vec<Message>,
     object_meta: MessageId,
 }
 
-/// One `kind:` line.
+/// The fields of one kind, from one `kind:` line of the schema.
 struct ObjectKind {
     api_version: &'static str,
     kind: &'static str,
@@ -37,7 +37,7 @@ struct ObjectKind {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct MessageId(u16);
 
-/// One message, with its fields in JSON order.
+/// The schema of one message, with its fields in JSON order.
 #[derive(Default)]
 pub(super) struct Message {
     pub(super) fields: Vec<FieldSchema>,
@@ -45,21 +45,21 @@ pub(super) struct Message {
     by_number: Vec<u8>,
 }
 
-/// One field in both encodings.
+/// The schema of one field in both encodings.
 pub(super) struct FieldSchema {
-    /// `,"name":`
+    /// The field's key in JSON, with punctuation: `,"name":`.
     key: Box<[u8]>,
     pub(super) name: &'static str,
     pub(super) kind: ValueKind,
     pub(super) arity: Arity,
-    /// Whether the JSON omits it although it is on the wire.
+    /// Whether JSON omits the field although it is on the wire.
     pub(super) omit: Omit,
     pub(super) absent: Absent,
     /// Text at the beginning of each element, which only hand-written conversions produce.
     pub(super) element_head: &'static [u8],
 }
 
-/// Type of one value.
+/// The type of one field value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ValueKind {
     Bool,
@@ -84,14 +84,14 @@ pub(super) enum ValueKind {
     Message(MessageId),
 }
 
-/// Number of values.
+/// The number of values that a field may have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Arity {
     One,
     Pointer,
     Many,
     Map,
-    /// One message whose fields are the parent's in JSON.
+    /// One message whose fields belong to its parent in JSON.
     Embedded,
 }
 
@@ -113,7 +113,8 @@ pub(super) enum Absent {
     Null,
     /// The items of a list, which are made from an empty slice instead of nil.
     EmptyList,
-    /// `null` or `[]`: see [`RefusalReason::NilOrEmpty`](super::RefusalReason::NilOrEmpty).
+    /// The value is `null` or `[]`, which protobuf cannot distinguish: see
+    /// [`RefusalReason::NilOrEmpty`](super::RefusalReason::NilOrEmpty).
     Ambiguous,
 }
 

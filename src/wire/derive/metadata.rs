@@ -129,7 +129,7 @@ fn in_metadata(why: RefusalReason) -> TranscodeError {
 }
 
 const METADATA: &str = "metadata";
-/// Field number in `ObjectMeta`.
+/// The field number of `annotations` in `ObjectMeta`.
 const ANNOTATIONS: u32 = 12;
 /// Size of a tag and the longest length.
 const LENGTH_MAX: usize = 11;

@@ -16,7 +16,7 @@ pub enum RefusalReason {
     /// A field that the server's release does not have: the server is a newer one, or a fork.
     #[error("unknown protobuf field number {0}")]
     UnknownField(u32),
-    /// Not a message, or not one that the apiserver's encoder writes.
+    /// The data is not a message, or not one that the apiserver's encoder writes.
     #[error("malformed protobuf: {0}")]
     Malformed(&'static str),
     /// Well-formed, but not a value of the field's type.

@@ -216,7 +216,7 @@ fn civil(days: u64) -> (u64, u64, u64) {
 pub(super) const REPEATED: RefusalReason = RefusalReason::Malformed("a singular field twice");
 const INCOMPLETE: RefusalReason = RefusalReason::Malformed("without a field that the encoder always writes");
 const DAY: u64 = 86_400;
-/// Days in 400 years.
+/// The number of days in 400 years.
 const ERA: u64 = 146_097;
 /// Go's zero time, 0001-01-01, in Unix time.
 const ZERO_TIME: i64 = -62_135_596_800;

@@ -11,7 +11,7 @@ use super::go_json::{put_double, put_int, put_text};
 use super::scalar::{self, REPEATED};
 use crate::wire::protobuf::{Fields, Value};
 
-/// Writes one body.
+/// Writes one protobuf body as JSON.
 pub(super) struct BodyWriter<'f, 'b, 'o> {
     facts: &'f TypeSchema,
     pub(super) out: &'o mut Vec<u8>,
@@ -27,7 +27,7 @@ pub(super) struct BodyWriter<'f, 'b, 'o> {
     pub(super) of_zero_value: bool,
 }
 
-/// One field on the wire.
+/// One protobuf field as it is on the wire.
 struct WireField<'b> {
     /// Its index in the message's JSON order.
     index: u8,

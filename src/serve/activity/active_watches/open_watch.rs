@@ -108,8 +108,8 @@ impl WatchEntry {
         self.asked.store((micros(at) << 1) | u64::from(is_parked), Ordering::Relaxed);
     }
 
-    /// Adds to the bytes sent. Only the watch's own [`ActiveWatch`](super::ActiveWatch) may call this, because
-    /// concurrent calls would lose updates.
+    /// Adds to the bytes sent on the watch. Only the watch's own [`ActiveWatch`](super::ActiveWatch) may call this,
+    /// because concurrent calls would lose updates.
     pub(super) fn sent(&self, bytes: u64) {
         self.bytes.store(self.bytes.load(Ordering::Relaxed) + bytes, Ordering::Relaxed);
     }

@@ -13,7 +13,7 @@ pub(super) enum Exit {
     Silent(WatchEnd),
     /// A bookmark at this version, from which the client resumes.
     Bookmark(ResourceVersion, WatchEnd),
-    /// An ERROR event.
+    /// The watch ends with an ERROR event that has this Status.
     Error(Box<Status>, WatchEnd),
     /// Nothing, because an object cannot be rendered for this client. The watch ends between two events, as watches
     /// may. The client resumes after the last version it has seen, from a feed that has the whole object.

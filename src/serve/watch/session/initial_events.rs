@@ -22,7 +22,7 @@ pub(super) struct InitialEvents {
 enum InitialEncoding {
     /// Frame by frame, from the first key not yet sent.
     Frames { next: String },
-    /// In chunks of frames that all watches share, from the first piece not yet sent.
+    /// The remaining frames are in chunks that all watches share, from the first piece not yet sent.
     Chunks(Box<SharedFrames>),
 }
 

@@ -37,12 +37,12 @@ enum NamespaceVisibility {
     Leaving(NamespaceRemoval),
 }
 
-/// A namespace that is no longer shown, and of which the client still knows objects.
+/// A namespace that is no longer visible, and of which the client still has objects.
 #[derive(Debug, Default)]
 struct NamespaceRemoval {
     /// Objects that have changed since. The client has received their deletion, or never knew them.
     touched: HashSet<ObjectKey>,
-    /// Set if the namespace was still being added: the client knows only keys before this one.
+    /// The first key that the client does not have; set if the namespace was still being added.
     before: Option<String>,
 }
 
@@ -54,7 +54,7 @@ struct ViewChange {
     going: Option<VecDeque<Arc<str>>>,
     /// The key of the next object to send, in the first namespace that is being added or removed.
     next: String,
-    /// Set if the mark is the initial state.
+    /// The terms of the initial state; set if the mark is the initial state.
     begins: Option<InitialStateTerms>,
     /// Whether frames were put that are older than the mark, or that only this watch receives.
     told_older: bool,
@@ -66,11 +66,11 @@ struct InitialStateTerms {
     end_bookmark: bool,
 }
 
-/// The handling of an event.
+/// The decision about an event of a watch with visible namespaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum EventDisposition {
     Send,
-    /// The namespace is shown from here on.
+    /// The event is sent as ADDED, because the namespace is visible from here on.
     SendAdded,
     Hidden,
     /// The namespace is hidden from here on, and the client must receive deletions for its objects.
@@ -83,7 +83,7 @@ enum EventDisposition {
 
 /// The result of a completed turn.
 pub(super) struct ViewChangeEnd {
-    /// The version of the mark.
+    /// The resourceVersion of the mark.
     pub(super) at: ResourceVersion,
     /// Whether the turn's frames were older than the mark, so that the client needs the watch's current version.
     pub(super) told_older: bool,
@@ -295,7 +295,7 @@ fn in_namespace(out: &FrameBatch<'_>, namespace: &str) -> View {
 }
 
 impl NamespaceRemoval {
-    /// Whether the client knows the object as it is at the mark.
+    /// Whether the client has the object as it is at the mark.
     fn knows(&self, key: &ObjectKey) -> bool {
         !self.touched.contains(key) && self.before.as_deref().is_none_or(|before| key.as_str() < before)
     }

@@ -162,7 +162,7 @@ impl Clock {
         self.deadline <= now
     }
 
-    /// Returns the next timer.
+    /// Returns the time at which the session's next timer fires.
     fn next(&self) -> Instant {
         self.next_bookmark.min(self.deadline)
     }

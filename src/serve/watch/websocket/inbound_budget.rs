@@ -12,7 +12,7 @@ use tokio::time::Instant;
 pub(super) struct InboundBudget<I> {
     io: I,
     left: usize,
-    /// When `left` was last increased.
+    /// The time at which `left` was last increased.
     since: Instant,
 }
 
@@ -23,7 +23,7 @@ pub(super) struct InboundBudgetExceeded;
 
 /// The burst that a client may send: about 10,000 empty frames.
 const AT_ONCE_BYTES_MAX: usize = 64 << 10;
-/// The additional budget per second.
+/// The budget for inbound bytes that is added per second.
 const BYTES_PER_SECOND: usize = 8 << 10;
 /// The additional budget per event, for clients that acknowledge events.
 const BYTES_PER_EVENT: usize = 1 << 10;
@@ -38,7 +38,7 @@ impl<I> InboundBudget<I> {
         &mut self.io
     }
 
-    /// Adds the budget for sent events.
+    /// Adds inbound budget for sent events.
     pub(super) fn note_sent(&mut self, events: usize) {
         self.add(events.saturating_mul(BYTES_PER_EVENT));
     }
