@@ -21,7 +21,7 @@ pub struct Cores(Arc<CoreThreads>);
 #[derive(Debug, Default)]
 struct CoreThreads {
     all: Vec<Core>,
-    /// Where the search for a core begins, so that consecutive short tasks go to different cores.
+    /// The core at which the search for a core begins, so that consecutive short tasks go to different cores.
     next: AtomicUsize,
 }
 
@@ -30,7 +30,7 @@ struct Core {
     runtime: Handle,
     thread: JoinHandle<()>,
     bell: Arc<CoreWaker>,
-    /// The number of its tasks.
+    /// The number of tasks on the core.
     load: AtomicUsize,
 }
 
@@ -100,8 +100,8 @@ impl Cores {
         Ok(Self(Arc::new(CoreThreads { all, next: AtomicUsize::new(0) })))
     }
 
-    /// A place on the core with the fewest tasks; `None` if there are no cores. Threads that have panicked get no more
-    /// tasks.
+    /// Returns a slot on the core with the fewest tasks; `None` if there are no cores. Threads that have panicked get
+    /// no more tasks.
     pub(super) fn place(&self) -> Option<CoreSlot> {
         let CoreThreads { all, next } = &*self.0;
         let first = next.fetch_add(1, Ordering::Relaxed);
@@ -110,7 +110,7 @@ impl Cores {
         alive.min_by_key(|number| all[*number].load.load(Ordering::Relaxed)).map(|number| self.place_on(number))
     }
 
-    /// A place on each core.
+    /// Returns a slot on each core.
     pub(super) fn each(&self) -> impl Iterator<Item = CoreSlot> {
         (0..self.0.all.len()).map(|number| self.place_on(number))
     }

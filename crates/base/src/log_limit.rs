@@ -18,7 +18,7 @@ struct Window {
 }
 
 impl LogLimit {
-    /// The interval between two lines.
+    /// The minimum interval between two log lines about the same condition.
     pub const EVERY: Duration = Duration::from_secs(60);
 
     /// Counts a failure. Returns the number of failures to log now, including this one, or `None` if no line is due.

@@ -39,7 +39,7 @@ impl PageAddress {
         Ok((place, uri.path_and_query().map(ToString::to_string).filter(|path| path != "/")))
     }
 
-    /// Whether requests to this address stay on this machine.
+    /// Whether requests to this page address stay on this machine.
     pub fn is_local(&self) -> bool {
         match self {
             Self::Unix(_) => true,

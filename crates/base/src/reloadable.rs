@@ -13,7 +13,7 @@ impl<T> Reloadable<T> {
         Self(watch::Sender::new(Arc::new(value)))
     }
 
-    /// The current value.
+    /// Returns the current value.
     pub fn get(&self) -> Arc<T> {
         self.0.borrow().clone()
     }

@@ -13,10 +13,10 @@ use super::now_ns;
 #[derive(Debug, Clone, Default)]
 pub struct RuntimeHeartbeat(Arc<Mutex<Vec<Arc<Beats>>>>);
 
-/// The beats of one runtime.
+/// The heartbeats of one runtime.
 #[derive(Debug)]
 struct Beats {
-    /// When it last beat.
+    /// The time of the runtime's last heartbeat.
     last: AtomicU64,
     /// The runtime's metrics, once it has beaten.
     runtime: OnceLock<RuntimeMetrics>,
@@ -29,7 +29,7 @@ const EVERY: Duration = Duration::from_secs(5);
 const SILENT_MAX: Duration = Duration::from_secs(30);
 
 impl RuntimeHeartbeat {
-    /// A heartbeat without runtimes.
+    /// Creates a heartbeat that watches no runtimes yet.
     pub fn new() -> Self {
         Self::default()
     }

@@ -57,7 +57,7 @@ pub struct Timer {
 }
 
 impl Timers {
-    /// A time that never comes.
+    /// A time that is never reached.
     pub const NEVER: u64 = u64::MAX;
 
     /// Returns a timer that is not scheduled.
@@ -79,7 +79,7 @@ impl Timers {
         Self::micros(at.saturating_duration_since(self.0.started))
     }
 
-    /// Converts a duration, rounding up.
+    /// Converts a duration to microseconds, rounding up.
     pub fn micros(duration: Duration) -> u64 {
         u64::try_from(duration.as_nanos().div_ceil(1_000)).unwrap_or(Self::NEVER - 1)
     }

@@ -24,7 +24,7 @@ pub struct Turn<K: Clone + Eq + Hash> {
     is_lost: bool,
 }
 
-/// A place in the queue that completes with a turn. Dropping it leaves the queue, and gives up a turn that was granted
+/// A waiter in the queue that completes with a turn. Dropping it leaves the queue, and releases a turn that was granted
 /// too late.
 #[derive(Debug)]
 pub struct TurnWait<K: Clone + Eq + Hash> {

@@ -20,7 +20,7 @@ use tokio::sync::watch;
 /// the last good value stays. Examples are half-written files, and certificates whose key has not been updated yet.
 pub struct WatchedFile<T> {
     value: watch::Receiver<Arc<T>>,
-    /// `None` for a fixed value.
+    /// The files of the value; `None` for a fixed value.
     origin: Option<Arc<FileSource<T>>>,
 }
 
@@ -36,7 +36,7 @@ pub enum LoadError<E> {
 type ListFiles = Box<dyn Fn() -> Vec<PathBuf> + Send + Sync>;
 type ParseFiles<T> = Box<dyn Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync>;
 
-/// The source of the values.
+/// The files of a value, and the function that parses them.
 struct FileSource<T> {
     /// A name for logs and metrics.
     what: &'static str,
@@ -96,7 +96,7 @@ impl<T: Send + Sync + 'static> WatchedFile<T> {
         Self { value: watch::channel(Arc::new(value)).1, origin: None }
     }
 
-    /// The last good value.
+    /// Returns the last value that could be loaded.
     pub fn current(&self) -> Arc<T> {
         self.value.borrow().clone()
     }

@@ -57,7 +57,7 @@ pub use text::render;
 use probe::LinkError;
 pub use probe::{ProgressLine, Target, TargetCredentials, TargetError, WatchProtocol};
 
-/// Why nothing could be measured.
+/// The reason that nothing could be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
     #[error(transparent)]

@@ -100,14 +100,14 @@ pub enum Storm {
     Get,
 }
 
-/// How a watch begins.
+/// The position at which a measured watch starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WatchStartMode {
-    /// From a recent version, which is requested once for all watches.
+    /// The watch starts at a recent version, which is requested once for all watches.
     Now,
-    /// With the existing objects, in the stream.
+    /// The watch starts with the existing objects, in the stream.
     WatchList,
-    /// With a LIST of its own.
+    /// The watch starts with a LIST of its own.
     List,
 }
 

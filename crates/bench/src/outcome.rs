@@ -122,11 +122,11 @@ pub struct RunOutcome {
     /// Whether the run was interrupted; the figures cover the time until then.
     pub interrupted: bool,
     pub figures: Figures,
-    /// Latency in milliseconds by percentile.
+    /// The latency in milliseconds, by percentile.
     pub percentiles: Vec<(f64, f64)>,
     /// The negotiated cipher suite, if the watches use TLS.
     pub cipher: Option<&'static str>,
-    /// Warnings about the figures.
+    /// Warnings about the measured figures.
     pub notes: Vec<String>,
 }
 

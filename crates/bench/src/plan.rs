@@ -13,7 +13,7 @@ use probe::{WatchProtocol, Windows};
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a key of its own")]
 pub struct Plan {
-    /// A description in one line.
+    /// A description of the plan in one line.
     pub about: String,
     pub watches: usize,
     /// The number of connections. 0 means one for each watch.
@@ -89,7 +89,7 @@ pub(super) struct ObjectGroup {
     pub(super) hears_writes: bool,
 }
 
-/// Every problem of a plan.
+/// Every problem that makes a benchmark plan invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanProblems(pub Vec<String>);
 
@@ -239,7 +239,7 @@ impl Plan {
         matches!(self.storm, Some(Storm::List | Storm::Get))
     }
 
-    /// Returns how a watch begins.
+    /// Returns the position at which the plan's watches start.
     pub(super) fn start(&self) -> WatchStartMode {
         match (self.watch_list, self.storm) {
             (true, _) => WatchStartMode::WatchList,

@@ -5,7 +5,7 @@ use super::outcome::CATALOGUE;
 use super::text::{number, title};
 
 const TEMPLATE: &str = include_str!("report.html");
-/// The figures with a chart.
+/// The figures that the report shows as a chart.
 const DRAWN: [&str; 12] = [
     "deliveries_per_s",
     "requests_per_s",

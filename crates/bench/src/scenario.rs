@@ -2,7 +2,7 @@ use serde_json::{Map, Value};
 
 use super::plan::{Plan, PlanProblems};
 
-/// One of the plans that a scenario compares.
+/// One of the plans that a benchmark scenario compares.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Variant {
     /// The name; empty if there is only one variant.
@@ -53,7 +53,7 @@ pub const SCENARIOS: [(&str, &str); 24] = embedded!(
 );
 
 impl Scenario {
-    /// Returns a built-in scenario.
+    /// Returns a scenario that is built into the program.
     pub fn embedded(name: &str) -> Option<Result<Self, PlanProblems>> {
         let (name, text) = SCENARIOS.iter().find(|(known, _)| *known == name)?;
         Some(Self::parse(name, text))

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use super::compare::{Ratio, Results};
 use super::outcome::{CATALOGUE, RunOutcome};
 
-/// Formats results for a terminal.
+/// Formats benchmark results for a terminal.
 pub fn render(results: &Results) -> String {
     let mut out = String::new();
     let Results { scenario, about, machine, cells, ratios, outcomes, .. } = results;

@@ -26,19 +26,19 @@ const SHORT: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WatcherRole {
     Reads,
-    /// Bytes per second.
+    /// A reader that reads this many bytes per second.
     Slow(u32),
     Stuck,
 }
 
-/// One watch, from its first stream to the end of the fleet.
+/// One measured watch, from its first stream to the end of the fleet.
 pub(super) struct Watcher {
     shared: Arc<FleetState>,
     /// Its index among all watches, its index within its kind, and its kind.
     pub(super) index: usize,
     nth: usize,
     kind: usize,
-    /// The recorder that it uses.
+    /// The index of the recorder that the watch uses.
     lane: usize,
     role: WatcherRole,
     /// The last version seen; `None` means to relist.

@@ -35,7 +35,7 @@ pub(super) struct WriterPool {
     with: WriteMethod,
     writers: usize,
     callers: Vec<UnaryClient>,
-    /// Accepted writes, by object.
+    /// The number of accepted writes of each object.
     accepted: Box<[AtomicU64]>,
     /// The number of the next write in the schedule, and the beginning of the schedule.
     ticket: AtomicU64,
@@ -44,14 +44,14 @@ pub(super) struct WriterPool {
     stop: CancellationToken,
 }
 
-/// The results of the writers.
+/// The results of the benchmark's writers.
 #[derive(Clone, Debug)]
 pub(super) struct WriterReport {
     pub(super) failed: u64,
     pub(super) last_failure: Option<String>,
-    /// From sending a write to its response.
+    /// The time from sending a write to its response.
     pub(super) took: Histogram<u64>,
-    /// From the scheduled time of a write to its actual start.
+    /// The delay from the scheduled time of a write to its actual start.
     pub(super) lag: Histogram<u64>,
 }
 

@@ -17,7 +17,7 @@ use super::store::{ObjectStore, WriteDecision};
 /// The percentages of events that change the status of a pod and that create a pod. The rest are deletions.
 const UPDATES_PERCENT: u32 = 70;
 const CREATES_PERCENT: u32 = 15;
-/// How often the churn wakes to create the events that are due.
+/// The interval at which the churn creates the events that are due.
 const TICK: Duration = Duration::from_millis(5);
 /// The most events of one tick, if the process was suspended and many are due.
 const CATCH_UP_MAX: u64 = 1_000;
@@ -115,7 +115,7 @@ pub struct RunningChurn {
 }
 
 impl RunningChurn {
-    /// Starts the churn.
+    /// Starts a task that changes pods at the configured rate.
     pub(crate) fn start(shared: &Arc<DemoState>, population: &Arc<Mutex<Population>>, events_per_second: u32) -> Self {
         let stop = shared.stopping.child_token();
         let running = run(shared.clone(), population.clone(), events_per_second, stop.clone());

@@ -43,7 +43,7 @@ pub struct RequestCounts {
     pub watches_open: CountPerResource,
     pub watches_opened: CountPerResource,
     pub writes: CountPerResource,
-    /// All requests, including discovery and health.
+    /// The number of all requests, including discovery and health.
     pub requests: u64,
     pub connections: u64,
 }

@@ -9,7 +9,7 @@ use tokio::sync::broadcast;
 use super::freeze::Freeze;
 use tokio::sync::watch;
 
-/// How many orders an open watch may lag before it misses one.
+/// The number of ordered faults that an open watch may lag before it misses one.
 const ORDERS_MAX: usize = 64;
 
 /// The kinds of requests for which a test can order a response.
@@ -76,7 +76,7 @@ pub(crate) struct FaultSwitches {
     pub(super) lists_held: watch::Sender<bool>,
     pub(super) lists_waiting: watch::Sender<usize>,
     pub(super) lists_outlast: AtomicU64,
-    /// Whether each page after the first one is empty and has another continue token.
+    /// Whether each page after the first one is empty and has another continue token, so that a list never ends.
     pub(super) pages_never_end: AtomicBool,
     /// How many more streamed lists of a selection end with an old version, and that version.
     pub(super) behind: Mutex<(usize, u64)>,

@@ -58,7 +58,7 @@ impl Faults {
         self.shared.connections.send_modify(|generation| *generation += 1);
     }
 
-    /// Ends every open watch cleanly.
+    /// Ends every open watch of the upstream cleanly.
     pub fn end_watches(&self) {
         self.order(FaultAction::End);
     }
@@ -217,7 +217,7 @@ impl Faults {
     /// Adds an annotation `altered` to an object without changing its resourceVersion and without an event.
     ///
     /// # Panics
-    /// If the upstream has no such resource: a mistake in the test.
+    /// The upstream has no such resource: a mistake in the test.
     pub fn alter(&self, plural: &str, key: &str) {
         let (kind, is) = (known(plural), key);
         self.shared.store.rewrite(

@@ -51,7 +51,7 @@ const STRUCT_ORDER: [&str; 13] = [
     "ownerReferences",
     "finalizers",
 ];
-/// The same members sorted, as in custom resources.
+/// The members of an object in sorted order, as custom resources have them.
 const SORTED_ORDER: [&str; 13] = [
     "annotations",
     "creationTimestamp",

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::status::DemoStatus;
 
-/// The upstream's responses to reviews.
+/// The demo upstream's responses to token and access reviews.
 #[derive(Debug, Default)]
 pub struct ReviewResponses {
     rules: Mutex<Rules>,
@@ -61,7 +61,7 @@ impl ReviewResponses {
         self.rules.lock().holders.insert(token.to_owned(), user);
     }
 
-    /// Makes the token invalid.
+    /// Makes a token invalid.
     pub fn take(&self, token: &str) {
         self.rules.lock().holders.remove(token);
     }
@@ -92,13 +92,13 @@ impl ReviewResponses {
         self.rules.lock().lacking.insert((verb.to_owned(), resource.to_owned()));
     }
 
-    /// Reverts [`lack`](Self::lack).
+    /// Grants again a permission that [`lack`](Self::lack) removed.
     pub fn unlack(&self, verb: &str, resource: &str) {
         self.rules.lock().lacking.remove(&(verb.to_owned(), resource.to_owned()));
     }
 
-    /// Answers all reviews with this status code instead; `None` ends that. With 403, a self review says that the
-    /// caller may not create reviews of others.
+    /// Answers all reviews with this status code; `None` answers them normally again. With 403, a self review says that
+    /// the caller may not create reviews of others.
     pub fn refuse(&self, code: Option<u16>) {
         self.rules.lock().refusal = code;
     }
@@ -107,7 +107,7 @@ impl ReviewResponses {
         self.rules.lock().asked
     }
 
-    /// Whether this is the path of a review resource.
+    /// Whether `path` is the path of a review resource.
     pub(crate) fn are_at(path: &str) -> bool {
         [TOKENS, OURSELVES, ACCESSES, OWN_ACCESSES].contains(&path)
     }

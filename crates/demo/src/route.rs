@@ -11,7 +11,7 @@ pub(crate) enum DemoRoute {
         /// Whether the deprecated `/watch/` form or the query requests a watch.
         watch: bool,
     },
-    /// One object, or a watch of it in the deprecated `/watch/` form.
+    /// A request for one object, or a watch of it in the deprecated `/watch/` form.
     Object {
         kind: usize,
         namespace: String,
@@ -47,10 +47,10 @@ pub(crate) fn without_selectors(query: &Query) -> Query {
     Query::parse(&rest.join("&"))
 }
 
-/// Finds the target of a request.
+/// Determines the target of a request.
 ///
 /// # Errors
-/// Whatever the apiserver refuses before it knows the target of a request.
+/// The apiserver refuses the request before it determines the target.
 pub(crate) fn route(method: &str, path: &str, query: &Query) -> Result<DemoRoute, RequestInfoError> {
     let info = RequestInfo::parse(method, path, &without_selectors(query))?;
     if path.starts_with("//") {

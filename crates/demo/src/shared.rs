@@ -19,7 +19,7 @@ use tokio::sync::watch;
 /// How many requests are recorded for tests.
 const SEEN_MAX: usize = 4096;
 
-/// A request as it arrived.
+/// A request as the demo upstream received it.
 #[derive(Clone, Debug)]
 pub struct ReceivedRequest {
     /// The time of arrival, from `base::now_ns`.

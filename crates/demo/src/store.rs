@@ -259,8 +259,8 @@ impl ObjectStore {
         self.compact(self.revision());
     }
 
-    /// Changes the bytes of the objects that `is_meant` selects, and keeps their versions, as a server of another
-    /// release does with objects that it reads from storage. There is no event, and the history stays the same.
+    /// Changes the bytes of the objects that `is_meant` selects, and keeps their versions. A server of another release
+    /// does so with objects that it reads from storage. There is no event, and the history stays the same.
     pub(crate) fn rewrite(&self, is_meant: impl Fn(usize, &str) -> bool, change: impl Fn(&mut Meta)) {
         let mut state = self.state.write();
         for (number, (kind, table)) in KINDS.iter().zip(&mut state.tables).enumerate() {

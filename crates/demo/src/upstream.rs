@@ -114,7 +114,7 @@ impl Upstream {
         self
     }
 
-    /// Sets an address in place of a free loopback port.
+    /// Sets the address on which the upstream listens, instead of a free loopback port.
     #[must_use]
     pub fn listen(self, address: SocketAddr) -> Self {
         Self { address, ..self }
@@ -243,7 +243,7 @@ impl RunningUpstream {
         self.shared.counts.read()
     }
 
-    /// Returns when the counts satisfy `wanted`. It has no timeout: a test sets its own.
+    /// Completes when the counts satisfy `wanted`. It has no timeout: a test sets its own.
     pub async fn until(&self, wanted: impl Fn(&RequestCounts) -> bool) {
         let mut changed = self.shared.counts.subscribe();
         while !wanted(&self.counts()) {

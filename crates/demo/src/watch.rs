@@ -45,12 +45,12 @@ pub(crate) struct WatchPlan {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum WatchOrigin {
-    /// All objects at a revision of at least `rv`, then a bookmark that marks their end if `mark_end` is set. If `any`
-    /// is set, the objects may come from a stale cache.
+    /// The watch starts with all objects at a revision of at least `rv`, then a bookmark that marks their end if
+    /// `mark_end` is set. If `any` is set, the objects may come from a stale cache.
     Initial { rv: u64, any: bool, mark_end: bool },
-    /// Events after this revision.
+    /// The watch starts with the events after this revision.
     After(u64),
-    /// Events from now on.
+    /// The watch starts with the events from now on.
     Now,
 }
 

@@ -15,7 +15,7 @@ use audit_event::AuditLine;
 pub use tally::EstimateRow;
 use tally::LogTally;
 
-/// The proxies to assume.
+/// The proxies whose effect on the apiserver's load is estimated.
 #[derive(Debug, Clone)]
 pub struct EstimateOptions {
     /// The number of proxies. Each has its own upstream streams.
@@ -30,7 +30,7 @@ pub struct EstimateOptions {
 pub struct Estimate {
     /// Seconds from the first record to the last.
     pub seconds: f64,
-    /// All requests, except those that an apiserver sends to itself.
+    /// The number of all requests, except those that an apiserver sends to itself.
     pub requests: u64,
     /// Requests of an apiserver to itself (`system:apiserver`), which no proxy serves. No other number includes them.
     pub of_apiserver: u64,
@@ -51,7 +51,7 @@ pub struct Estimate {
     pub unreadable_lines: u64,
     /// The rows, with the most requests served from memory first.
     pub rows: Vec<EstimateRow>,
-    /// The sum of all rows.
+    /// The sum of all rows of the estimate.
     pub total: EstimateRow,
 }
 

@@ -43,7 +43,7 @@ pub struct Http2Connection<I, S: Service> {
     pub(super) waiting: VecDeque<usize>,
     /// The streams that wait again after they have sent something in this turn. They queue after the others.
     pub(super) waiting_again: Vec<usize>,
-    /// Set once nothing more is read and no stream is left, with the reason.
+    /// The reason that the connection ended; set once nothing more is read and no stream is left.
     over: Option<ConnectionEnd>,
     pub(super) goaway: GoAwayState,
     /// Whether the client has sent GOAWAY.
@@ -77,7 +77,7 @@ pub struct Http2Connection<I, S: Service> {
     ticker: Waker,
 }
 
-/// The result of a connection.
+/// The result of an HTTP/2 connection.
 type ConnectionResult = Result<(), ConnectionError>;
 
 #[derive(Debug)]
@@ -87,22 +87,22 @@ struct ConnectionEnd {
     is_lingering: bool,
 }
 
-/// The limits of one connection.
+/// The limits of one HTTP/2 connection.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     pub streams_max: usize,
     pub header_bytes_max: usize,
     /// The longest time that a header block may be unfinished.
     pub header_max: Duration,
-    /// How long a client may be silent before it is pinged. The connection ends if no reply arrives within the same
-    /// time.
+    /// The time without received data after which a client is pinged. The connection ends if no reply arrives within
+    /// the same time.
     pub ping_after: Duration,
 }
 
 /// The stages of a graceful shutdown (RFC 9113 §6.8).
 ///
-/// A first GOAWAY asks the client to send no more requests. Once the client must have received it, a second one names
-/// the last stream that was processed.
+/// A first GOAWAY requests that the client sends no more requests. Once the client must have received it, a second one
+/// names the last stream that was processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum GoAwayState {
     NotSent,
@@ -208,8 +208,8 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         ended
     }
 
-    /// Asks the client to send no more requests. Running requests continue, and so do those that the client sent before
-    /// it learned this.
+    /// Requests that the client sends no more requests. Running requests continue, and so do those that the client sent
+    /// before it received this.
     pub fn begin_goaway(&mut self) {
         if self.goaway == GoAwayState::NotSent {
             self.goaway = GoAwayState::Announced;

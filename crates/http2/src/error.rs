@@ -21,7 +21,7 @@ pub(super) enum ErrorCode {
 pub(super) enum Http2Error {
     /// Ends the connection. The text gives the cause in the log.
     Connection(ErrorCode, &'static str),
-    /// Resets that stream.
+    /// The error resets one stream, with this error code.
     Stream(u32, ErrorCode),
 }
 

@@ -18,7 +18,7 @@ pub(super) struct Exchange<F, B> {
     pub(super) phase: Phase<F, B>,
     /// The rest of the last chunk taken from the body.
     pub(super) chunk: Bytes,
-    /// Whether it is the last chunk.
+    /// Whether the chunk is the last one of the body.
     pub(super) is_last: bool,
     /// The bytes that the client accepts. Negative after the client has reduced its initial window.
     pub(super) window: i64,
@@ -29,9 +29,9 @@ pub(super) struct Exchange<F, B> {
     pub(super) cut: AbortSignal,
     /// The deadline of the stream, if its time is limited.
     pub(super) until: Option<Instant>,
-    /// How often it was polled, up to [`LASTING_POLLS`].
+    /// The number of times that the response was polled, up to [`LASTING_POLLS`].
     pub(super) polls: u8,
-    /// Whether it waits for room in the output, or for the connection's window.
+    /// Whether the stream waits for room in the output, or for the connection's window.
     pub(super) is_waiting: bool,
 }
 
@@ -46,7 +46,7 @@ pub(super) enum Phase<F, B> {
         answer: Box<Response<B>>,
         _head: HeadCharge,
     },
-    /// Between two others.
+    /// The stream is between two states while it is being changed.
     Transition,
     SendingBody(B),
 }
@@ -55,14 +55,14 @@ pub(super) enum Phase<F, B> {
 /// and a TLS record of their own would be too much for them.
 const LASTING_POLLS: u8 = 8;
 
-/// An incoming request body.
+/// The incoming body of a request.
 pub(super) struct Upload {
     pub(super) inbox: Arc<BodyBuffer>,
     /// The bytes that the client may still send.
     pub(super) window: usize,
     /// The bytes that were taken and not yet returned to the client's window.
     pub(super) untold: usize,
-    /// Whether the body is complete.
+    /// Whether the request body is complete.
     pub(super) has_ended: bool,
     /// The charge for the trailers, if there are any.
     pub(super) trailers: Option<HeadCharge>,
@@ -94,7 +94,7 @@ impl<F, B> Exchange<F, B> {
         Some(())
     }
 
-    /// Has the stream polled once more.
+    /// Schedules another poll of the stream.
     pub(super) fn wake(&self) {
         StreamWaker::wake_by_ref(&self.waker);
     }
@@ -145,7 +145,7 @@ impl<F, B> Streams<F, B> {
         Some(self.keys[place].1)
     }
 
-    /// The stream with that identifier.
+    /// Returns the stream with the identifier `id`.
     pub(super) fn with_id(&mut self, id: u32) -> Option<&mut Exchange<F, B>> {
         self.key(id).and_then(|key| self.by_key.get_mut(key))
     }
@@ -158,7 +158,7 @@ impl<F, B> Streams<F, B> {
         self.by_key.get(key)
     }
 
-    /// The keys of all streams.
+    /// Returns the keys of all streams.
     pub(super) fn keys(&self) -> Vec<usize> {
         self.keys.iter().map(|(_, key)| *key).collect()
     }

@@ -77,7 +77,7 @@ pub(super) enum Frame<'a> {
     Unknown,
 }
 
-/// A setting of the client that affects what is sent to it.
+/// A setting of the client that affects what the server sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Setting {
     HeaderTable,

@@ -13,7 +13,7 @@ pub struct HeadBudget {
     unfinished: AtomicUsize,
 }
 
-/// One connection's part of the budget.
+/// One connection's part of the budget for request heads.
 #[derive(Debug)]
 pub struct ConnectionHeads {
     all: Arc<HeadBudget>,

@@ -19,14 +19,14 @@ pub(super) const FIELD_BYTES: usize = 32;
 /// The decoder of a connection's header blocks, which it must read in order.
 #[derive(Debug)]
 pub(super) struct Decoder {
-    /// The newest entry comes first.
+    /// The entries of the dynamic table, newest first.
     table: VecDeque<Entry>,
     table_bytes: usize,
     /// The table size that the client has chosen.
     chosen_bytes_max: usize,
 }
 
-/// An entry of the table.
+/// An entry of the HPACK dynamic table.
 #[derive(Debug)]
 struct Entry {
     name: Box<[u8]>,
@@ -38,11 +38,11 @@ struct Entry {
 #[derive(Debug)]
 pub(super) enum TableValue {
     Header(HeaderValue),
-    /// Not valid as a header value.
+    /// Bytes that are not valid as a header value.
     Invalid(Bytes),
 }
 
-/// The value of a field.
+/// The value of a decoded header field.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum FieldValue<'a> {
     /// A value in the connection's table. All requests that refer to it share its bytes, because a client sends one
@@ -298,7 +298,7 @@ fn put_number(block: &mut Vec<u8>, flags: u8, bits: u32, number: usize) {
     block.push(low(rest));
 }
 
-/// The last seven bits.
+/// Returns the lowest seven bits of a number.
 fn low(number: usize) -> u8 {
     number.to_le_bytes()[0] & 0x7f
 }

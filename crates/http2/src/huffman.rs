@@ -27,7 +27,7 @@ struct HuffmanTable {
     first: [u32; BITS_MAX + 2],
     /// The index in `symbols` of each length's first symbol.
     at: [u16; BITS_MAX + 2],
-    /// All symbols in the order of their codes.
+    /// All Huffman symbols in the order of their codes.
     symbols: [u16; 257],
     /// The symbol and code length for each value of the first eight bits; length 0 if the code is longer.
     short: [(u8, u8); 1 << SHORT_BITS],

@@ -19,7 +19,7 @@ pub(super) struct Input {
 
 /// The receiver of a client's frames.
 pub(super) trait FrameReceiver {
-    /// Whether the request or the trailers of that stream may begin now. If not, they wait undecoded, with everything
+    /// Whether the request or the trailers of that stream may begin now. If not, they wait undecoded, with all frames
     /// after them.
     fn may_begin(&self, stream: u32) -> bool;
 
@@ -39,7 +39,7 @@ pub(super) enum ReceivedFrame<'a> {
     Other(Frame<'a>),
 }
 
-/// An incomplete header block.
+/// A header block that is not complete.
 #[derive(Debug)]
 struct Block {
     stream: u32,
@@ -56,7 +56,7 @@ impl Input {
         Self { block_bytes_max, ..Self::default() }
     }
 
-    /// Whether a request, or trailers, wait until they may begin. Nothing more must be read until then.
+    /// Whether a request, or trailers, wait until they may begin. Nothing more may be read until then.
     pub(super) fn waits(&self) -> bool {
         self.waits
     }

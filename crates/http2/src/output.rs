@@ -17,7 +17,7 @@ pub(super) struct Output {
     held: Vec<u8>,
     /// How many bytes of `held` have been written.
     sent: usize,
-    /// Whether the stream below may hold written data that is not flushed.
+    /// Whether the underlying stream may hold written data that is not flushed.
     is_unflushed: bool,
 }
 
@@ -25,7 +25,7 @@ pub(super) struct Output {
 pub(super) const GATHERED_BYTES_MAX: usize = 64 << 10;
 /// The most bytes that wait for a client that does not read, including control frames.
 const WAITING_BYTES_MAX: usize = 2 * GATHERED_BYTES_MAX;
-/// Data larger than this is written directly. Smaller data is buffered, unless nothing else goes out.
+/// The size above which data is written directly. Smaller data is buffered, unless nothing else is sent.
 pub(super) const LIGHT_BYTES_MAX: usize = 8 << 10;
 /// The data of a frame that fills a TLS record.
 const RECORD_DATA: usize = (16 << 10) - HEAD_BYTES;
@@ -45,7 +45,7 @@ impl Output {
         self.waiting() >= GATHERED_BYTES_MAX
     }
 
-    /// Whether so much waits that reading must pause, because input may require replies.
+    /// Whether so much output waits that reading must pause, because input may require replies.
     pub(super) fn is_stuck(&self) -> bool {
         self.waiting() >= WAITING_BYTES_MAX
     }
@@ -60,7 +60,7 @@ impl Output {
         self.held.capacity()
     }
 
-    /// Puts a frame.
+    /// Appends a frame to the output.
     pub(super) fn put(&mut self, kind: FrameKind, flags: u8, stream: u32, payload: &[u8]) {
         if self.held.capacity() == 0 {
             self.held = SPARE.take();

@@ -20,13 +20,13 @@ struct InboxReader(Arc<BodyBuffer>);
 #[derive(Debug)]
 pub(super) struct BodyBuffer {
     arrived: Mutex<Arrived>,
-    /// Wakes the stream's own task.
+    /// The waker of the stream's own task.
     stream: Waker,
 }
 
 #[derive(Debug, Default)]
 struct Arrived {
-    /// One contiguous buffer, however small the frames were.
+    /// The unread data, in one contiguous buffer, however small the frames were.
     data: BytesMut,
     trailers: Option<HeaderMap>,
     end: Option<End>,
@@ -34,7 +34,7 @@ struct Arrived {
     left: Option<u64>,
     /// The bytes that were taken and not yet returned to the client's window.
     taken: usize,
-    /// Whether the reader was dropped.
+    /// Whether the reader of the body was dropped.
     is_dropped: bool,
     taker: Option<Waker>,
 }
@@ -62,7 +62,7 @@ impl BodyBuffer {
         (inbox.clone(), ReceivedBody(Some(InboxReader(inbox))))
     }
 
-    /// Adds received data.
+    /// Adds received data to the body.
     ///
     /// # Errors
     /// The data exceeds the declared length.
@@ -163,7 +163,7 @@ impl Drop for InboxReader {
 }
 
 impl ReceivedBody {
-    /// No body.
+    /// Creates an empty body.
     pub fn empty() -> Self {
         Self(None)
     }

@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, Version, ur
 
 use super::hpack::{FIELD_BYTES, FieldValue};
 
-/// A head under construction.
+/// A request head that is being decoded.
 #[derive(Debug, Default)]
 pub(super) struct RequestHead {
     method: Option<Method>,
@@ -25,7 +25,7 @@ pub(super) struct RequestHead {
 pub(super) enum RequestHeadError {
     /// The request is malformed (RFC 9113 §8.1.1).
     Malformed,
-    /// The fields exceed the limit.
+    /// The header fields exceed the limit.
     TooLarge,
 }
 
@@ -39,7 +39,7 @@ impl RequestHead {
         self.bytes
     }
 
-    /// Adds the next field.
+    /// Adds the next header field.
     pub(super) fn take(&mut self, name: &[u8], value: FieldValue<'_>) {
         self.bytes = self.bytes.saturating_add(name.len() + value.bytes().len() + FIELD_BYTES);
         if self.is_malformed || self.bytes > self.bytes_max {
@@ -107,7 +107,7 @@ impl RequestHead {
         Ok((request, length))
     }
 
-    /// The fields as trailers.
+    /// Returns the fields as trailers.
     pub(super) fn into_trailers(self) -> Result<HeaderMap, RequestHeadError> {
         if self.bytes > self.bytes_max {
             return Err(RequestHeadError::TooLarge);

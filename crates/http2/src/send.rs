@@ -34,7 +34,7 @@ enum BodyPart {
 }
 
 impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
-    /// Polls a woken stream. If `is_alone`, nothing else goes out in this turn.
+    /// Polls a woken stream. If `is_alone`, no other stream is sent in this turn.
     pub(super) fn poll_stream(&mut self, key: usize, is_alone: bool) {
         // The wake-up may be for a closed stream. If another one has its key, that one is polled without need.
         let Some(stream) = self.streams.get_mut(key) else { return };

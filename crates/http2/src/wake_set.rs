@@ -27,7 +27,7 @@ pub struct WakeSet {
     has_streams: AtomicBool,
     /// When the slice of the running poll ends, or [`NEVER`].
     turn_ends_ns: AtomicU64,
-    /// Whether the running poll has asked for the end of its slice.
+    /// Whether the running poll has checked for the end of its slice.
     has_asked: AtomicBool,
 }
 
@@ -41,19 +41,19 @@ pub enum WakePart {
     Codec,
     /// The codec, because the socket can be read.
     Reader,
-    /// The connection's timer.
+    /// The timer of the connection.
     Clock,
     /// The future that runs beside the connection's own work.
     Aside,
 }
 
-/// A waker for one part.
+/// A waker for one part of the connection.
 struct PartWaker {
     wake_set: Arc<WakeSet>,
     part: WakePart,
 }
 
-/// A waker for one stream.
+/// A waker for one stream of the connection.
 #[derive(Debug)]
 pub(super) struct StreamWaker {
     wake_set: Arc<WakeSet>,
@@ -74,7 +74,7 @@ impl WakeSet {
         Arc::new(PartWaker { wake_set: self.clone(), part }).into()
     }
 
-    /// Adds a part without waking the task.
+    /// Adds a part to be polled, without waking the task.
     pub fn put(&self, part: WakePart) {
         // A swap, not a store: the task that takes the part then sees the writes of all tasks that added it.
         self.flag(part).swap(true, Ordering::SeqCst);
@@ -143,8 +143,8 @@ impl WakeSet {
         self.turn_ends_ns.load(Ordering::Relaxed) != NEVER
     }
 
-    /// Whether the slice of the running poll has ended, so that it should leave the rest to the next poll. The first
-    /// call in a poll returns false, so that each poll makes progress.
+    /// Whether the slice of the running poll has ended, so that the rest must wait for the next poll. The first call in
+    /// a poll returns false, so that each poll makes progress.
     pub fn is_turn_over(&self) -> bool {
         let ends = self.turn_ends_ns.load(Ordering::Relaxed);
         if ends == NEVER {
@@ -204,7 +204,7 @@ impl Wake for PartWaker {
     }
 }
 
-/// Not `std`'s trait: with this one, the connection can create a borrowed waker and needs no second reference.
+/// A waker trait that differs from `std`'s: the connection can create a borrowed waker and needs no second reference.
 impl ArcWake for StreamWaker {
     fn wake_by_ref(this: &Arc<Self>) {
         if !this.is_marked.swap(true, Ordering::SeqCst) {

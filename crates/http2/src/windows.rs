@@ -8,13 +8,13 @@ use super::output::{GATHERED_BYTES_MAX, Output};
 const FIRST: u32 = 65_535;
 /// The bytes of a request body that a client may send before they are taken.
 pub(super) const UPLOAD_BYTES_MAX: usize = 256 << 10;
-/// The same limit for all streams of a connection.
+/// The limit on received bytes, for all streams of a connection together.
 const CONNECTION_BYTES_MAX: usize = 1 << 20;
 
-/// The client's limits on what is sent to it.
+/// The client's limits on what the server sends.
 #[derive(Debug)]
 pub(super) struct SendLimits {
-    /// The connection's window, in bytes.
+    /// The connection's send window, in bytes.
     pub(super) window: i64,
     /// The window of a new stream.
     pub(super) first_window: i64,

@@ -51,7 +51,7 @@ impl Attributes {
         Self { packed: packed.into() }
     }
 
-    /// The labels, sorted by key.
+    /// Returns the labels, sorted by key.
     pub fn labels(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
         (0..self.label_count()).map(|label| (self.text(2 * label), self.text(2 * label + 1)))
     }

@@ -8,7 +8,7 @@
 
 use super::{FieldKind, FieldRule, FieldTable, Gvr};
 
-/// One path of a value: the dotted JSON path, and the protobuf field numbers along it.
+/// One path to a selectable value: the dotted JSON path, and the protobuf field numbers along it.
 type FieldPath = (&'static str, &'static [u32]);
 
 /// A selector key, the conversion of its value to text, and the paths of the value, in order of preference.

@@ -66,7 +66,7 @@ impl ContinueToken {
         Self { at, start: format!("{relative}\0") }
     }
 
-    /// The same position at the current version, as the 410 for an expired token offers it.
+    /// Returns the same position at the current version, as the 410 for an expired token offers it.
     #[must_use]
     pub fn at_latest(&self) -> Self {
         Self { at: ContinueAt::Latest, start: self.start.clone() }
@@ -162,7 +162,7 @@ fn set<T: DeserializeOwned>(field: &mut T, value: &RawValue, name: &str, go_type
     Ok(())
 }
 
-/// The text of Go's `json.UnmarshalTypeError`.
+/// Returns the text of Go's `json.UnmarshalTypeError`.
 fn mismatch(value: &RawValue, place: &str, go_type: &str) -> ContinueError {
     let kind = match value.get().as_bytes().first() {
         Some(b't' | b'f') => "bool",

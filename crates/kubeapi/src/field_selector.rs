@@ -18,11 +18,11 @@ const NAMESPACE_KEY: &str = "metadata.namespace";
 /// Authorization uses this form; storage uses the [`FieldMatcher`] that is compiled from it (R-FIELD-7).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct FieldSelector {
-    /// In the order of the terms' texts, which is the apiserver's order.
+    /// The terms in the order of their texts, which is the apiserver's order.
     terms: Box<[Term]>,
 }
 
-/// One `key=value` or `key!=value`.
+/// One term of a field selector: `key=value` or `key!=value`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Term {
     key: Box<str>,
@@ -91,7 +91,7 @@ pub struct FieldMatcher {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Condition {
-    /// After alias conversion.
+    /// The key of the term, after alias conversion.
     key: Box<str>,
     subject: Subject,
     value: Box<str>,
@@ -103,7 +103,7 @@ struct Condition {
 enum Subject {
     Name,
     Namespace,
-    /// A position in the [`FieldTable`].
+    /// A selectable field, as a position in the [`FieldTable`].
     Field(usize),
     /// A field that no object has: always `""`.
     Absent,
@@ -161,7 +161,7 @@ impl FieldMatcher {
         texts.map(|len| 2 * (size_of::<Condition>() + len)).sum()
     }
 
-    /// Whether there are no conditions, so that everything matches.
+    /// Whether the field selector has no conditions, so that it matches everything.
     pub fn is_empty(&self) -> bool {
         self.conditions.is_empty()
     }

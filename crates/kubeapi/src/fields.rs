@@ -21,16 +21,16 @@ impl FieldTable {
     }
 }
 
-/// One selectable field.
+/// One selectable field of a resource, and where its value is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FieldRule {
-    /// The selector key: `spec.nodeName`.
+    /// The key of the field in selectors, such as `spec.nodeName`.
     pub key: String,
     /// The JSON paths, in order: the first value that is present and not empty applies. In a built-in resource, a step
     /// `0` is the first element of an array: `["status", "podIPs", "0", "ip"]`.
     pub json: Vec<Vec<String>>,
-    /// The same paths as protobuf field numbers (first element of repeated fields), parallel to `json`. Empty for
-    /// custom resources, which have no protobuf form.
+    /// The paths in `json` as protobuf field numbers (first element of repeated fields). Empty for custom resources,
+    /// which have no protobuf form.
     pub proto: Vec<Vec<u32>>,
     pub kind: FieldKind,
 }
@@ -38,11 +38,11 @@ pub struct FieldRule {
 /// The conversion of a field's value to the text that selectors compare.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FieldKind {
-    /// Unchanged.
+    /// The value is used unchanged.
     Text,
     /// `true` or `false`; absent is `false`.
     Bool,
-    /// Decimal; absent is `0`.
+    /// The value is a decimal number; an absent one is `0`.
     Integer,
     /// A custom resource's field: text unchanged, numbers and booleans in their JSON spelling, absent is `""`.
     Any,

@@ -44,7 +44,7 @@ impl FlowDistinguisher {
         self.0.number
     }
 
-    /// The user's name.
+    /// Returns the user's name.
     pub fn name(&self) -> &str {
         &self.0.name
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 /// Two versions of one resource are two `Gvr`s: the server converts between them, and a proxy must not.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Gvr {
-    /// Empty for the core group.
+    /// The API group; empty for the core group.
     pub group: Arc<str>,
     pub version: Arc<str>,
     /// Lower-case plural, as in the path.
@@ -18,7 +18,8 @@ impl Gvr {
         Self { group: group.into(), version: version.into(), resource: resource.into() }
     }
 
-    /// Whether the apiserver has a watch cache for it. It does for all resources except events (R-EVENT-4).
+    /// Whether the apiserver has a watch cache for the resource. It has one for all resources except events
+    /// (R-EVENT-4).
     pub fn has_watch_cache(&self) -> bool {
         !(&*self.resource == "events" && matches!(&*self.group, "" | "events.k8s.io"))
     }

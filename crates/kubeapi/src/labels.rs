@@ -40,12 +40,12 @@ impl LabelSelector {
         self.wants.match_all(attributes)
     }
 
-    /// Whether the requirements contradict each other, so that no object matches.
+    /// Whether the label requirements contradict each other, so that no object matches.
     pub fn is_impossible(&self) -> bool {
         self.wants.are_impossible()
     }
 
-    /// The number of different keys.
+    /// Returns the number of different label keys.
     pub fn keys(&self) -> usize {
         self.wants.keys()
     }
@@ -60,7 +60,7 @@ impl LabelSelector {
         self.requirements.iter().map(Requirement::held_bytes).sum::<usize>() + self.wants.held_bytes()
     }
 
-    /// Whether there are no requirements, so that everything matches.
+    /// Whether the label selector has no requirements, so that it matches everything.
     pub fn is_empty(&self) -> bool {
         self.requirements.is_empty()
     }
@@ -120,7 +120,7 @@ impl fmt::Display for LabelSelector {
     }
 }
 
-/// One condition on one label.
+/// One requirement of a label selector, on one label.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Requirement {
     key: Box<str>,
@@ -129,7 +129,7 @@ pub struct Requirement {
     values: Values,
 }
 
-/// Sorted and unique.
+/// The values of a requirement, sorted and unique.
 type Values = Arc<[Box<str>]>;
 
 /// The overhead of an allocation, in bytes.
@@ -144,7 +144,7 @@ impl Requirement {
         self.operator
     }
 
-    /// Sorted and unique.
+    /// Returns the values of the requirement, sorted and unique.
     pub fn values(&self) -> &[Box<str>] {
         &self.values
     }
@@ -183,7 +183,7 @@ impl fmt::Display for Requirement {
     }
 }
 
-/// The operator of a requirement.
+/// The operator of a label requirement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Operator {
     Exists,
@@ -191,7 +191,7 @@ pub enum Operator {
     In,
     NotIn,
     Equals,
-    /// The same as [`Equals`](Self::Equals); a separate variant because the canonical form distinguishes them.
+    /// The operator `==`. It means the same as [`Equals`](Self::Equals), but the canonical form distinguishes them.
     DoubleEquals,
     NotEquals,
     GreaterThan,

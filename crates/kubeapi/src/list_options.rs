@@ -19,7 +19,7 @@ use super::{ContinueToken, FieldSelector, LabelSelector, Query, SELECTOR_BYTES_M
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ListOptions {
     pub labels: LabelSelector,
-    /// With the keys that the client sent.
+    /// The field selector, with the keys that the client sent.
     pub fields: FieldSelector,
     pub watch: bool,
     pub allow_watch_bookmarks: bool,

@@ -15,10 +15,10 @@ pub struct Query {
     lossless: bool,
 }
 
-/// A name or a value. A long one that says literally what it means is not copied.
+/// A name or a value of a query. A long one without escapes is not copied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Text {
-    /// The place of the text in the query.
+    /// The range of the text in the query, which has no escapes.
     Literal(Range<usize>),
     Decoded(String),
 }
@@ -46,7 +46,7 @@ impl Query {
         query
     }
 
-    /// What stands there, decoded, and whether that is exact; `None` where an escape is broken.
+    /// Decodes the text at `at`, and returns whether it is exact; `None` if an escape is broken.
     fn text(&self, at: Range<usize>) -> Option<(Text, bool)> {
         let raw = &self.raw[at.clone()];
         if memchr::memchr2(b'%', b'+', raw.as_bytes()).is_none() {
@@ -62,7 +62,7 @@ impl Query {
         self.pairs().find(|(candidate, _)| *candidate == name).map(|(_, value)| value)
     }
 
-    /// The original text.
+    /// Returns the original text of the query.
     pub fn raw(&self) -> &str {
         &self.raw
     }
@@ -78,7 +78,7 @@ impl Query {
         }
     }
 
-    /// Whether no parameter survived parsing.
+    /// Whether the query has no valid parameter.
     pub fn is_empty(&self) -> bool {
         self.pairs.is_empty()
     }

@@ -16,20 +16,21 @@ pub struct RequestInfo {
     /// False for all paths that are not below `/api/VERSION/` or `/apis/GROUP/VERSION/`; then only `path` and `verb`
     /// are meaningful.
     pub is_resource: bool,
-    /// Percent-decoded.
+    /// The request path, percent-decoded.
     pub path: String,
     pub verb: Verb,
-    /// `api` or `apis`.
+    /// The first path segment of the API: `api` or `apis`.
     pub prefix: String,
-    /// Empty for the core group.
+    /// The API group; empty for the core group.
     pub group: String,
     pub version: String,
     /// Empty for all namespaces and at cluster scope. For a Namespace object it is the object's own name.
     pub namespace: String,
-    /// Plural.
+    /// The plural name of the resource.
     pub resource: String,
     pub subresource: String,
-    /// From the path; for a list or watch from `metadata.name=` in the field selector, which authorization uses.
+    /// The object's name from the path. For a list or watch, it is that of `metadata.name=` in the field selector,
+    /// which authorization uses.
     pub name: String,
     /// Whether the deprecated `/watch/` form is used. Its verb is `watch` for any method, and its selectors are not
     /// authorized.
@@ -37,9 +38,9 @@ pub struct RequestInfo {
     /// The selectors as authorization sees them: the raw first values, for list, watch and deletecollection.
     pub field_selector: Option<String>,
     pub label_selector: Option<String>,
-    /// Whether the path has the spelling that all clients use, so that a cache may serve it. Its segments are
-    /// lower-case without escapes, not empty and not only dots, with at most one trailing slash. Any other path is
-    /// passed to the apiserver.
+    /// Whether the path is written as all clients write it, so that a cache may serve it. Its segments are lower-case
+    /// without escapes, not empty and not only dots, with at most one trailing slash. Any other path is forwarded to
+    /// the apiserver.
     pub is_canonical: bool,
 }
 
@@ -54,7 +55,7 @@ pub enum Verb {
     Patch,
     Delete,
     DeleteCollection,
-    /// The removed `/proxy/` path form.
+    /// The path has the removed `/proxy/` form.
     Proxy,
     /// The lower-cased method of a non-resource request, or `""` for a resource request whose method has no verb.
     Other(String),
@@ -98,7 +99,7 @@ impl fmt::Display for Verb {
     }
 }
 
-/// Why there is no [`RequestInfo`].
+/// The reason that a request has no [`RequestInfo`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestInfoError {
     /// `/api/VERSION/watch` without a resource: HTTP 500 as `text/plain`, this text and a newline, before
@@ -112,10 +113,10 @@ pub enum RequestInfoError {
 }
 
 impl RequestInfo {
-    /// Derives the meaning of a request. `path` is the raw one of the request line, without the query.
+    /// Determines the API attributes of a request. `path` is the raw one of the request line, without the query.
     ///
     /// # Errors
-    /// The two cases in which the apiserver fails before it knows the meaning of the request.
+    /// One of the two cases in which the apiserver fails before it determines the attributes.
     pub fn parse(method: &str, path: &str, query: &Query) -> Result<Self, RequestInfoError> {
         let path = Path::parse(path).ok_or(RequestInfoError::BadEscape)?;
         let mut info = Self::non_resource(method, &path);

@@ -10,18 +10,18 @@ pub struct Selector {
 }
 
 impl Selector {
-    /// Matches every object.
+    /// Returns a selector that matches every object.
     pub fn everything() -> Self {
         Self::default()
     }
 
-    /// Whether there is nothing to check, so that callers may skip it. False for a selector that matches everything
+    /// Whether the selector checks nothing, so that callers may skip it. False for a selector that matches everything
     /// only by chance, such as `!no-such-label`.
     pub fn is_everything(&self) -> bool {
         self.labels.is_empty() && self.fields.is_empty()
     }
 
-    /// Whether the selector contradicts itself, so that no object matches and none need be checked.
+    /// Whether the selector contradicts itself, so that no object matches.
     pub fn is_impossible(&self) -> bool {
         self.labels.is_impossible() || self.fields.is_impossible()
     }

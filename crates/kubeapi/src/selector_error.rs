@@ -2,7 +2,7 @@
 /// bounds the work that one request causes for every later event.
 pub const SELECTOR_BYTES_MAX: usize = 16 * 1024;
 
-/// Why a selector is refused, in the apiserver's words: the message of a 400 `BadRequest`.
+/// The reason that a selector is refused. Its text is the apiserver's message of a 400 `BadRequest`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SelectorError {
     /// The apiserver's message for the same text.

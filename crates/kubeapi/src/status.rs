@@ -17,15 +17,15 @@ pub struct Status {
     /// `Status`; empty only in the apiserver's own deadline response (R-TIMEOUT-3).
     #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "or_default")]
     pub kind: String,
-    /// `v1`; empty if `kind` is.
+    /// The API version `v1`; empty if `kind` is empty.
     #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "or_default")]
     pub api_version: String,
     #[serde(deserialize_with = "or_default")]
     pub metadata: StatusMetadata,
-    /// `Success` or `Failure`.
+    /// The result: `Success` or `Failure`.
     #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "or_default")]
     pub status: String,
-    /// A human-readable text.
+    /// A human-readable description of the Status.
     #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "or_default")]
     pub message: String,
     /// A machine-readable reason: `NotFound`, `Expired`, … Empty if the apiserver had none.
@@ -70,7 +70,7 @@ pub struct StatusDetails {
     pub retry_after_seconds: i32,
 }
 
-/// One of several causes.
+/// One of several causes of a failure, such as an invalid field.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct StatusCause {

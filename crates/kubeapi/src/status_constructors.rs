@@ -10,7 +10,7 @@ const SERVER_TIMEOUT_RETRY_AFTER_SECONDS: i32 = 2;
 const STARTING_RETRY_AFTER_SECONDS: i32 = 5;
 
 impl Status {
-    /// A failure without details.
+    /// Creates a Status with the result `Failure` and no details.
     fn failure(code: i32, reason: &str, message: impl Into<String>) -> Self {
         Self {
             kind: "Status".to_owned(),
@@ -45,7 +45,7 @@ impl Status {
         Self::failure(i32::from(code), reason, text)
     }
 
-    /// Sets the retry delay.
+    /// Sets the retry delay of the Status, in seconds.
     pub fn set_retry_after(&mut self, seconds: u32) {
         let details = self.details.get_or_insert_with(StatusDetails::default);
         details.retry_after_seconds = i32::try_from(seconds).unwrap_or(i32::MAX);
@@ -68,7 +68,7 @@ impl Status {
             .with_details(StatusDetails::default())
     }
 
-    /// 400 with only a message.
+    /// Creates a 400 Status with only a message.
     pub fn bad_request(message: impl Into<String>) -> Self {
         Self::failure(400, "BadRequest", message)
     }
@@ -84,22 +84,23 @@ impl Status {
         Self::failure(422, "Invalid", message).with_details(details)
     }
 
-    /// 410 with any message.
+    /// Creates a 410 Status with any message.
     pub fn expired(message: impl Into<String>) -> Self {
         Self::failure(410, "Expired", message)
     }
 
-    /// 410 for a watch from a version older than the history, always as an in-stream `ERROR` (R-GONE-1).
+    /// Creates the 410 for a watch from a version older than the history, always sent as an in-stream `ERROR`
+    /// (R-GONE-1).
     pub fn too_old(requested: u64, oldest_minus_one: u64) -> Self {
         Self::expired(format!("too old resource version: {requested} ({oldest_minus_one})"))
     }
 
-    /// 410 for the same watch on a resource that the apiserver does not cache (R-GONE-2).
+    /// Creates the 410 for a watch from an expired version of a resource that the apiserver does not cache (R-GONE-2).
     pub fn too_old_uncached_watch() -> Self {
         Self::expired("The resourceVersion for the provided watch is too old.")
     }
 
-    /// 410 for a list at an exact version that is no longer available (R-GONE-3).
+    /// Creates the 410 for a list at an exact version that is no longer available (R-GONE-3).
     pub fn too_old_list() -> Self {
         Self::expired("The resourceVersion for the provided list is too old.")
     }
@@ -223,12 +224,12 @@ impl Status {
         Self::bad_request(format!("invalid resource version: {}", invalid_version(raw)))
     }
 
-    /// 401.
+    /// Creates the 401 Status for a request without a valid credential.
     pub fn unauthorized() -> Self {
         Self::failure(401, "Unauthorized", "Unauthorized")
     }
 
-    /// 403 in the apiserver's words (R-AUTHZ-3). `reason` is the authorizer's, which may be empty.
+    /// Creates the 403 Status with the apiserver's text (R-AUTHZ-3). `reason` is the authorizer's, which may be empty.
     ///
     /// As in the apiserver, text that the caller controls is HTML-escaped; the authorizer's reason and the object's
     /// name are not.
@@ -252,7 +253,7 @@ impl Status {
         Self::failure(403, "Forbidden", message).with_details(about(&gvr, name))
     }
 
-    /// 503 without details.
+    /// Creates a 503 Status without details.
     pub fn service_unavailable(message: impl Into<String>) -> Self {
         Self::failure(503, "ServiceUnavailable", message)
     }

@@ -27,12 +27,12 @@ impl User {
         self
     }
 
-    /// Whether this is the user of requests without credentials.
+    /// Whether the user is that of requests without credentials, `system:anonymous`.
     pub fn is_anonymous(&self) -> bool {
         self.name == Self::ANONYMOUS
     }
 
-    /// Whether this is a node, as in the Node authorizer (`pkg/auth/nodeidentifier`).
+    /// Whether the user is a node, as in the Node authorizer (`pkg/auth/nodeidentifier`).
     pub fn is_node(&self) -> bool {
         self.name.starts_with("system:node:") && self.groups.iter().any(|group| group == "system:nodes")
     }

@@ -8,11 +8,11 @@ const PREFIX: usize = 4;
 /// How a stream is divided into frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framing {
-    /// Each frame ends with a newline.
+    /// Each frame of the watch ends with a newline.
     Lines,
-    /// Each frame begins with its length in four bytes, big-endian.
+    /// Each frame of the watch begins with its length in four bytes, big-endian.
     Lengths,
-    /// Each chunk is one frame.
+    /// Each message of the watch is one frame.
     Messages,
 }
 

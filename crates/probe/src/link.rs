@@ -184,7 +184,7 @@ impl ResponseStream {
         }
     }
 
-    /// Whether each chunk is one complete frame.
+    /// Whether each chunk of the stream is one complete frame.
     pub fn is_of_messages(&self) -> bool {
         matches!(self, Self::Ws(_))
     }

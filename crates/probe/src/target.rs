@@ -41,7 +41,7 @@ pub enum TargetError {
 #[derive(Clone)]
 pub struct Target {
     url: String,
-    /// `HOST:PORT`.
+    /// The server's address as `HOST:PORT`.
     authority: String,
     tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
     authorization: Option<HeaderValue>,
@@ -234,7 +234,7 @@ impl std::fmt::Debug for Target {
 #[derive(Clone, Debug)]
 pub struct RequestSpec<'a> {
     pub method: Method,
-    /// The path with its query.
+    /// The request path with its query.
     pub path: &'a str,
     pub accept: &'a str,
     pub content_type: &'a str,

@@ -24,7 +24,7 @@ pub struct UnaryClient {
 
 struct Connection {
     sender: Sender,
-    /// Set once the server has closed the connection, as servers do with idle ones.
+    /// Whether the server has closed the connection, as servers do with idle ones.
     is_over: Arc<AtomicBool>,
 }
 

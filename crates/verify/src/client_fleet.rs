@@ -35,19 +35,19 @@ pub struct ClientFleetOptions {
     pub transports: Vec<Transport>,
     /// The factor by which everything that a client does lasts longer than with `fanoutctl verify`.
     pub pace: u32,
-    /// See [`RunRecord`].
+    /// The `patience` of the [`RunRecord`].
     pub patience: Duration,
     pub window_changes: Option<u64>,
-    /// Connects to the judged server.
+    /// Opens connections to the judged server.
     pub subject: InMemoryConnect,
-    /// Connects to its upstream.
+    /// Opens connections to the upstream of the judged server.
     pub direct: InMemoryConnect,
 }
 
 /// Running clients and writers, with their records.
 pub struct ClientFleet {
     scene: Arc<RunContext>,
-    /// Cancelled when writers must stop.
+    /// A signal that is cancelled when writers must stop.
     calm: CancellationToken,
 }
 

@@ -85,7 +85,7 @@ pub use violation::{GuaranteeVerdict, Violation};
 
 use probe::TargetError;
 
-/// Why there is nothing to judge.
+/// The reason that no verdict is possible.
 #[derive(Debug, thiserror::Error)]
 pub enum VerifyError {
     #[error(transparent)]

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 /// The resource that is written and read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifiedResource {
-    /// Empty for the core group.
+    /// The API group; empty for the core group.
     pub group: String,
     pub version: String,
     pub plural: String,
@@ -24,19 +24,19 @@ pub(super) struct ObjectSet {
     recent: Mutex<VecDeque<u64>>,
 }
 
-/// The prefix of namespace names.
+/// The prefix of the names of namespaces that a run creates.
 const NAMESPACE: &str = "kube-fanout-verify";
 /// The API group of verify's own resource. A custom resource is stored as JSON with any apiserver flags.
 pub(super) const OWN_GROUP: &str = "verify.kube-fanout.io";
 /// The suffixes of namespace names. Some are prefixes of others, which exposes comparison by prefix.
 const ENDS: [&str; 6] = ["", "-a", "-a-b", "-b", "a", "-c"];
-/// The labels that selectors use.
+/// The labels of created objects that selectors use.
 const GROUP: &str = "verify.kube-fanout.io/group";
 const TIER: &str = "verify.kube-fanout.io/tier";
 const GROUPS: [&str; 3] = ["red", "green", "blue"];
 const TIERS: [&str; 2] = ["1", "2"];
 const RECENT_MAX: usize = 256;
-/// The prefix of object names.
+/// The prefix of the names of objects that a run creates.
 const OBJECT: &str = "verify-object-";
 /// The object that is written after all others.
 pub(super) const FENCE: &str = "verify-fence";

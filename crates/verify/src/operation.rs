@@ -18,7 +18,7 @@ pub(super) struct ReceivedItem {
     change: u32,
     pub(super) line: u32,
     pub(super) kind: EventKind,
-    /// Whether this is the bookmark that ends the initial events.
+    /// Whether the event is the bookmark that ends the initial events.
     pub(super) initial_end: bool,
 }
 
@@ -36,7 +36,7 @@ impl ReceivedItem {
         self.change = change.unwrap_or(u32::MAX);
     }
 
-    /// Whether this concerns an object; bookmarks and errors do not.
+    /// Whether the event concerns an object; bookmarks and errors do not.
     pub(super) fn is_object(&self) -> bool {
         !matches!(self.kind, EventKind::Bookmark | EventKind::Error)
     }
@@ -54,7 +54,7 @@ pub(super) struct ReceivedResponse {
     pub(super) code: u16,
     pub(super) version: Option<u64>,
     pub(super) encoding: Option<RecordedEncoding>,
-    /// Whether the server marked it as a response from its cache.
+    /// Whether the server marked the response as one from its cache.
     pub(super) from_memory: bool,
     pub(super) items: Vec<ReceivedItem>,
     pub(super) more: bool,
@@ -70,7 +70,7 @@ pub(super) struct RecordedEnd {
     pub(super) line: u32,
 }
 
-/// One request with its results.
+/// One request of a client with its results.
 #[derive(Clone, Debug)]
 pub(super) struct Operation {
     pub(super) op: Op,
@@ -134,8 +134,9 @@ impl Operation {
         over.or(answer)
     }
 
-    /// Finds the end of the initial events. It is the bookmark that marks it. If none was requested, it is before the
-    /// first event that cannot be initial, chosen such that the initial events are the state at some version.
+    /// Finds the end of the initial events, which is the bookmark that marks it. If none was requested, it is before
+    /// the first event that cannot be initial. The end is chosen such that the initial events are the state at some
+    /// version.
     pub(super) fn find_state(&mut self, view: Option<&SelectionView>, known: impl Fn(u64) -> bool) {
         let Some(ask) = &self.ask else { return };
         if !matches!(ask.plan, ReadPlan::State(_)) {

@@ -12,7 +12,7 @@ use super::selection::Selection;
 /// A request as a server must understand it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ParsedRequest {
-    /// `configmaps`, `deployments.apps`.
+    /// The resource of the request, such as `configmaps` or `deployments.apps`.
     pub(super) resource: String,
     /// The collection across all namespaces, which identifies a version of a group: `/apis/apps/v1/deployments`.
     pub(super) collection: String,
@@ -34,7 +34,7 @@ pub(super) struct ParsedRequest {
 /// The version that a response must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReadPlan {
-    /// A list or a GET.
+    /// The request is a list or a GET, with this freshness requirement.
     Read(FreshnessRequirement),
     /// A list at exactly this version.
     Exact(u64),
@@ -51,10 +51,10 @@ pub(super) enum ReadPlan {
 /// The required freshness of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FreshnessRequirement {
-    /// Any cached version.
+    /// The read may return any cached version.
     Any,
     NotOlderThan(u64),
-    /// The most recent state.
+    /// The read must return the most recent state.
     Consistent,
 }
 
@@ -177,11 +177,11 @@ fn is_true(text: &str) -> bool {
     !text.eq_ignore_ascii_case("false") && text != "0"
 }
 
-/// The components of a path.
+/// The components of a request path.
 struct Target<'a> {
-    /// `/api/v1`, `/apis/apps/v1`.
+    /// The root of the API: `/api/v1`, `/apis/apps/v1`.
     root: &'a str,
-    /// Empty for the core group.
+    /// The API group; empty for the core group.
     group: &'a str,
     namespace: &'a str,
     plural: &'a str,

@@ -1,10 +1,10 @@
 //! A minimal protobuf reader that finds an object's identity and version. It is independent, because the server under
 //! test reads protobuf with other code.
 
-/// The prefix of object documents.
+/// The prefix of objects that etcd stores in protobuf.
 const MAGIC: &[u8] = b"k8s\0";
 
-/// One field of a message.
+/// One field of a protobuf message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Field<'a> {
     Number(u64),

@@ -23,7 +23,7 @@ pub(super) struct Recorder {
     counts: Mutex<RecordCounts>,
 }
 
-/// The destination of lines.
+/// The destination of a record's lines.
 enum LineSink {
     File(PathBuf, BufWriter<File>),
     Memory(Vec<u8>),
@@ -34,17 +34,17 @@ enum LineSink {
 pub struct RecordCounts {
     /// Events that were delivered to clients, including initial ones.
     pub events: u64,
-    /// Responses to lists and GETs.
+    /// The number of recorded responses to lists and GETs.
     pub answers: u64,
     pub writes: u64,
     /// True changes, including objects of the initial state.
     pub changes: u64,
-    /// Faults.
+    /// The number of recorded faults.
     pub faults: u64,
 }
 
 impl RecordCounts {
-    /// Counts one record.
+    /// Counts one record in the statistics.
     pub(super) fn add(&mut self, record: &Record) {
         match record {
             Record::Event(event) if event.kind < EventKind::Bookmark => self.events += 1,

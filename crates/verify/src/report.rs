@@ -55,7 +55,7 @@ fn about(verdict: &RunVerdict) -> String {
     format!("Seed {}; {truth}.", verdict.run.seed)
 }
 
-/// Returns the verdict in words, and the CSS class of its colour.
+/// Returns the verdict as text, and the CSS class of its colour.
 fn word(verdict: &RunVerdict) -> (String, &'static str) {
     match (verdict.outcome(), verdict.first()) {
         (Outcome::Violated, Some(first)) => (format!("Violated: {}", first.promise), "violated"),

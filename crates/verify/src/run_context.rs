@@ -29,7 +29,7 @@ pub(super) struct RunContext {
     pub(super) transports: Vec<Transport>,
     /// The factor by which pauses between requests and the duration of watches are lengthened.
     pub(super) pace: u32,
-    /// Cancelled when clients must leave.
+    /// A signal that is cancelled when clients must end.
     pub(super) leave: CancellationToken,
     pub(super) tasks: Tasks,
     pub(super) notes: Notes,

@@ -18,7 +18,7 @@ pub(super) struct Selection {
     fields: Vec<FieldRequirement>,
 }
 
-/// A requirement for a label.
+/// A requirement of a selection for a label.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum LabelRequirement {
     Present,
@@ -30,7 +30,7 @@ enum LabelRequirement {
     Below(i64),
 }
 
-/// A requirement for a field.
+/// A requirement of a selection for a field.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct FieldRequirement {
     field: String,
@@ -46,13 +46,13 @@ impl Selection {
         Some(Self { namespace: namespace.to_owned(), labels, fields })
     }
 
-    /// Whether it selects one object, by its namespace and name.
+    /// Whether the selection is of one object, by its namespace and name.
     pub(super) fn is_of_one(&self) -> bool {
         let names = self.fields.iter().any(|term| term.field == "metadata.name" && term.equal);
         names && !self.namespace.is_empty()
     }
 
-    /// Whether it has a label or field selector.
+    /// Whether the selection has a label or field selector.
     pub(super) fn is_selective(&self) -> bool {
         !self.labels.is_empty() || !self.fields.is_empty()
     }

@@ -36,7 +36,7 @@ const BEYOND_PATIENCE: Duration = Duration::from_secs(1);
 pub struct RecordedRun {
     pub record: PathBuf,
     pub counts: RecordCounts,
-    /// Problems that are not violations.
+    /// Problems of the run that are not violations.
     pub notes: Vec<String>,
 }
 

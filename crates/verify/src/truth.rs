@@ -9,7 +9,7 @@ use super::record::{EventKind, RecordedEncoding};
 pub(super) struct TrueChange {
     pub(super) version: u64,
     pub(super) key: KeyId,
-    /// ADDED, MODIFIED or DELETED.
+    /// The type of the change: ADDED, MODIFIED or DELETED.
     pub(super) kind: EventKind,
     pub(super) digest: Option<Digest>,
     pub(super) metadata: Option<Digest>,
@@ -54,7 +54,7 @@ pub(super) struct ResourceTruth {
 }
 
 impl ResourceTruth {
-    /// Returns an empty truth.
+    /// Creates an empty true history of a resource.
     pub(super) fn of(resource: &str) -> Self {
         Self { resource: resource.to_owned(), ..Self::default() }
     }

@@ -44,7 +44,7 @@ pub enum TruthError {
     Malformed(String),
 }
 
-/// A recorder of the truth.
+/// A task that records the true history of a run.
 pub(super) struct TruthRecorder {
     scene: Arc<RunContext>,
     source: TruthSource,
@@ -52,7 +52,7 @@ pub(super) struct TruthRecorder {
     from: AtomicU64,
     /// The version up to which everything is known.
     to: watch::Sender<u64>,
-    /// When that was last recorded: it is recorded at intervals, and at the end.
+    /// The time at which the known position was last recorded. It is recorded at intervals, and at the end.
     told: Mutex<Option<Instant>>,
     failure: watch::Sender<Option<TruthError>>,
 }

@@ -12,7 +12,7 @@ use super::refused_requests::RefusedRequests;
 use super::server_switches::ServerSwitches;
 use super::violation::{GuaranteeVerdict, Violation};
 
-/// What a conclusive run requires.
+/// The minimum activity of a run for a conclusive verdict.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Requirements {
     pub least: Counts,
@@ -20,14 +20,14 @@ pub struct Requirements {
     pub judged: BTreeSet<Guarantee>,
 }
 
-/// The outcome of a run.
+/// The outcome of a verification run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// No violation was found.
+    /// The run passed: no violation was found.
     Passed,
-    /// A guarantee was violated.
+    /// The run failed: a guarantee was violated.
     Violated,
-    /// No violation was found, but too little happened: inconclusive.
+    /// The run is inconclusive: no violation was found, but too little happened.
     Inconclusive,
 }
 
@@ -37,7 +37,7 @@ pub struct RunVerdict {
     pub run: RunRecord,
     pub counts: Counts,
     pub hops: ServerSwitches,
-    /// In the order of [`Guarantee::ALL`].
+    /// The verdicts in the order of [`Guarantee::ALL`].
     pub judged: Vec<GuaranteeVerdict>,
     /// Refused requests that no guarantee covers.
     pub refused: Vec<RefusedRequests>,
@@ -119,7 +119,7 @@ fn words(judged: &GuaranteeVerdict) -> String {
 }
 
 impl Outcome {
-    /// The exit code.
+    /// Returns the exit code for the verdict.
     pub fn code(self) -> u8 {
         match self {
             Self::Passed => 0,

@@ -154,7 +154,7 @@ impl Writer {
         object
     }
 
-    /// Adds content besides the metadata, with characters that encoders escape differently.
+    /// Adds content to a written object besides the metadata, with characters that encoders escape differently.
     fn fill(&self, object: &mut Value, payload: &str) {
         if let Some(place) = self.scene.world.content() {
             let (number, _) = payload.split_once('-').unwrap_or((payload, ""));

@@ -12,9 +12,9 @@ pub struct Summary {
     pub upstream_watches: u64,
     /// Events that the upstream sent, once for each of its watches.
     pub upstream_events: u64,
-    /// Watches that clients had open.
+    /// The number of watches that clients had open.
     pub downstream_watches: u64,
-    /// Events that arrived at clients.
+    /// The number of events that clients received.
     pub deliveries: u64,
     /// Events that clients should have received and had not at the end. `None` if a client was not connected from the
     /// first change on.

@@ -47,7 +47,7 @@ struct RunningDemo {
     started: Instant,
     /// Whether every watch had its initial objects at `started`.
     is_whole: bool,
-    /// The counts at `started`. They are subtracted, so that the initial objects are not shown as events.
+    /// The counts at the time `started`. They are subtracted, so that the initial objects are not shown as events.
     first_events: u64,
     joined: WatchCounts,
 }

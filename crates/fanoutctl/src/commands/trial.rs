@@ -85,7 +85,7 @@ impl Trial {
     }
 }
 
-/// A trial in progress.
+/// A `try` command while it runs.
 struct RunningTrial {
     /// `None` while an action restarts one of them.
     servers: Option<Servers>,
@@ -252,7 +252,7 @@ fn times(count: u32) -> String {
     }
 }
 
-/// A status line, redrawn in place on a terminal and printed as a new line elsewhere.
+/// A status line that is redrawn in place on a terminal, and printed as a new line elsewhere.
 #[derive(Debug)]
 struct StatusLine {
     is_terminal: bool,

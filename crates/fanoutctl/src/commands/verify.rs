@@ -100,7 +100,7 @@ impl Verification {
     }
 }
 
-/// A record to check.
+/// The record to check with `verify judge`, and what a conclusive run requires.
 #[derive(Debug)]
 struct JudgeOptions {
     record: PathBuf,

@@ -129,7 +129,7 @@ impl LogTally {
         time.floor() as i64
     }
 
-    /// Records a read, which requires a feed of the resource. If the read needs a proof, it counts as one question to
+    /// Records a read, which requires a feed of the resource. If the read needs a proof, it counts as one request to
     /// upstream, which all reads within the same second share.
     fn read(&mut self, resource: &str, event: &AuditLine<'_>) {
         if self.resources.len() >= RESOURCES_MAX && !self.resources.contains_key(resource) {

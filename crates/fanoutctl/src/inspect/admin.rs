@@ -10,7 +10,7 @@ use base::PageAddress;
 /// The admin address of a running proxy, and the token for its pages.
 #[derive(Clone)]
 pub struct ProxyTarget {
-    /// Its name in the output.
+    /// The name of the proxy in the output.
     pub name: String,
     pub place: PageAddress,
     /// The bearer token, for pages that show clients.
@@ -29,7 +29,7 @@ pub(super) struct PageRefusal {
 
 /// Maximum size of a page in bytes. Rows of ten thousand watches fit.
 const PAGE_BYTES_MAX: usize = 64 << 20;
-/// Timeout for reading a page.
+/// The timeout for reading one page of a proxy.
 const PAGE_MAX: Duration = Duration::from_secs(15);
 
 impl ProxyTarget {

@@ -21,7 +21,7 @@ pub struct ServerOptions {
     pub insecure: bool,
 }
 
-/// One HTTP/1.1 connection to an API server.
+/// One HTTP/1.1 connection to an API server or a proxy.
 pub(super) struct ServerConnection {
     pub(super) name: String,
     target: Target,

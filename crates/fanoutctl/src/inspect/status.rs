@@ -12,7 +12,7 @@ use base::WallClock;
 /// The status of one proxy.
 pub(super) struct ProxyStatus {
     pub(super) name: String,
-    /// The failed readiness checks.
+    /// The names of the failed readiness checks.
     pub(super) pending: Vec<String>,
     pub(super) feeds: Vec<Value>,
     pub(super) version: String,

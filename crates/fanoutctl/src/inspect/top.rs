@@ -28,7 +28,7 @@ pub struct TopOptions {
     pub form: TopOutput,
 }
 
-/// The output form.
+/// The output form of `top`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TopOutput {
     /// The full screen of a terminal.

@@ -129,7 +129,7 @@ impl ControlPlane {
         is_ready.ok_or_else(|| TrialError::of("the apiserver", "not ready in time"))
     }
 
-    /// Stops the apiserver and etcd.
+    /// Stops the apiserver and etcd of the test bed.
     pub async fn stop(self) {
         process::end(self.up, END_MAX).await;
     }

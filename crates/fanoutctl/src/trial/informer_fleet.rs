@@ -34,7 +34,7 @@ struct InformerFleetState {
     complaint: Mutex<Option<String>>,
 }
 
-/// The counts of all informers.
+/// The counts of all informers of a trial.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct InformerFleetCounts {
     pub informers: u64,

@@ -16,7 +16,7 @@ pub(super) struct InformerStore {
     pub(super) counts: InformerCounts,
 }
 
-/// The counts of one informer.
+/// The counts of one informer of a trial.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct InformerCounts {
     pub(super) delivered: u64,

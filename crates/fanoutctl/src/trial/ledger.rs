@@ -67,7 +67,7 @@ impl WriteLedger {
         books.sent_at.iter().flatten().copied().min().unwrap_or(books.newest)
     }
 
-    /// Returns the newest known version.
+    /// Returns the newest resourceVersion that a write returned.
     pub fn newest(&self) -> u64 {
         self.0.lock().newest
     }

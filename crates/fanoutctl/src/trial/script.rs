@@ -2,12 +2,12 @@ use std::collections::VecDeque;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// An action of a trial.
+/// An action of a trial's script.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TrialAction {
-    /// Kills and restarts the apiserver.
+    /// Kills and restarts the apiserver during a trial.
     Apiserver,
-    /// Kills and restarts the proxy.
+    /// Kills and restarts the proxy during a trial.
     Proxy,
     Quit,
 }

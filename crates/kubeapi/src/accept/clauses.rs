@@ -9,7 +9,7 @@ pub(super) const ACCEPT_BYTES_MAX: usize = 4 << 10;
 /// The maximum number of clauses. The sort compares each with each in the worst case.
 pub(super) const CLAUSES_MAX: usize = 64;
 
-/// One media range with its parameters.
+/// One media range of an Accept header, with its parameters.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Clause<'a> {
     main: &'a str,
@@ -34,7 +34,7 @@ impl Clause<'_> {
         range.split_once('/') == Some((self.main, self.sub))
     }
 
-    /// Whether it has parameters other than these. The quality is not a parameter.
+    /// Whether the media range has parameters other than `known`. The quality is not a parameter.
     pub(super) fn has_others(&self, known: &[&str]) -> bool {
         self.parameters.iter().any(|(name, _)| !known.contains(name))
     }
@@ -51,7 +51,7 @@ impl Clause<'_> {
     }
 }
 
-/// All well-formed clauses, best first. A header that is too long has none; callers refuse it before
+/// Returns all well-formed clauses, best first. A header that is too long has none; callers refuse it before
 /// ([`super::check_accept_length`]).
 pub(super) fn clauses(accept: &str) -> Vec<Clause<'_>> {
     if is_too_long(accept) {

@@ -7,11 +7,11 @@ use super::{EXACT, ListOptions};
 /// How fresh a response must be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum VersionMatch {
-    /// Not specified: the most recent state, consistent with every earlier write.
+    /// No version is specified: the most recent state, consistent with every earlier write.
     Unset,
-    /// `0`: any state, however old.
+    /// `resourceVersion=0`: any state, however old.
     Any,
-    /// This version or a later one.
+    /// A state at this version or a later one.
     NotOlderThan(ResourceVersion),
     /// The state at exactly this version.
     Exact(ResourceVersion),
@@ -31,13 +31,13 @@ pub struct ListPlan {
 /// The start of a WATCH: one row of the matrix in R-WATCH-2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WatchStart {
-    /// With the first event after this version, without a state. A future version is not an error.
+    /// The watch starts with the first event after this version, without a state. A future version is not an error.
     After(ResourceVersion),
-    /// At the cache's current version, without its state.
+    /// The watch starts at the cache's current version, without its state.
     FromCached,
-    /// At the most recent version, without a state.
+    /// The watch starts at the most recent version, without a state.
     FromCurrent,
-    /// With the whole state as `ADDED` events, then the events after it.
+    /// The watch starts with the whole state as `ADDED` events, then sends the events after it.
     State {
         /// How fresh the state must be; never [`VersionMatch::Exact`].
         at: VersionMatch,

@@ -3,9 +3,9 @@ use std::time::Duration;
 /// The requested duration of a watch (R-TIMEOUT-1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WatchTimeout {
-    /// The server chooses.
+    /// The client set no timeout, so the server chooses one.
     Unset,
-    /// The watch ends at once.
+    /// The watch ends at once, because its timeout has elapsed.
     Elapsed,
     After(Duration),
 }

@@ -3,9 +3,9 @@
 use super::path::Path;
 use super::{RequestInfo, Verb};
 
-/// Subresources that lead to a process, a port or a kubelet: of pods, services and nodes, and of aggregated APIs
-/// (virtual machines, other clusters). Roles usually allow them with the verb `get`, which says nothing about their
-/// effect. `console`, `usbredir`, `vnc` and `vsock` are the accesses of `KubeVirt` to a virtual machine.
+/// The subresources that lead to a process, a port or a kubelet: of pods, services and nodes, and of aggregated APIs
+/// (virtual machines, other clusters). Roles usually allow them with the verb `get`, which does not show their effect.
+/// `console`, `usbredir`, `vnc` and `vsock` are the accesses of `KubeVirt` to a virtual machine.
 const WAYS_IN: [&str; 8] = ["attach", "console", "exec", "portforward", "proxy", "usbredir", "vnc", "vsock"];
 /// The maximum number of times that servers on the way may unescape a path.
 const UNESCAPES_MAX: usize = 4;
@@ -39,8 +39,8 @@ pub fn reaches_inside(path: &str, info: Option<&RequestInfo>) -> bool {
     true
 }
 
-/// Whether a server could interpret a segment as one of them. Some servers cut the segment off at certain characters,
-/// or treat the rest as a query after unescaping.
+/// Whether a server could interpret a path segment as one of these subresources. Some servers cut the segment off at
+/// certain characters, or treat the rest as a query after unescaping.
 fn is_way_in(segment: &[u8]) -> bool {
     let end = segment.iter().position(|byte| b";?#\0".contains(byte)).unwrap_or(segment.len());
     let is_edge = |byte: &u8| byte.is_ascii_control() || b" .+".contains(byte);

@@ -43,7 +43,7 @@ enum Part<'a> {
     Payload(&'a [u8]),
 }
 
-/// Go's `inflowMinRefresh`.
+/// The value of Go's `inflowMinRefresh`, in bytes.
 const REFRESH_BYTES: u32 = 4 << 10;
 const HEAD_BYTES: usize = 9;
 /// The length of `PRI * HTTP/2.0 …`, the client connection preface (RFC 9113 §3.4).

@@ -24,7 +24,7 @@ impl QueryText {
         self
     }
 
-    /// Adds a parameter if it has a value.
+    /// Adds a query parameter if it has a value.
     pub(crate) fn with_some(self, name: &str, value: Option<&str>) -> Self {
         match value {
             Some(value) if !value.is_empty() => self.with(name, value),

@@ -59,7 +59,7 @@ fn refused<T>(answered: &ReadOutcome<T>) -> Option<u64> {
 }
 
 impl ReadLoop<'_> {
-    /// Adds a version as a reader may send it, and how it must be matched.
+    /// Adds a resourceVersion to a query as a reader may send it, and how the server must match it.
     fn version(&mut self, query: QueryText) -> QueryText {
         let world = &self.reads.scene.world;
         let not_older = |query: QueryText, version: u64| {

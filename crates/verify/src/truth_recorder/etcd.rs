@@ -77,7 +77,7 @@ struct WatchResponse {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct WatchEvent {
-    /// Absent for `PUT`, the default.
+    /// The type of an etcd event; absent for `PUT`, the default.
     #[serde(rename = "type")]
     kind: String,
     kv: KeyValue,

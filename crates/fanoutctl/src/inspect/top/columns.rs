@@ -12,10 +12,10 @@ pub(super) struct Column {
     /// The name of the sort order of this column.
     pub(super) sort: &'static str,
     pub(super) is_number: bool,
-    /// If not all columns fit, those with a higher number are dropped first.
+    /// The order in which columns are dropped if not all fit: those with a higher number first.
     leaves: u8,
     pub(super) cell: fn(&Value) -> String,
-    /// How important a cell is.
+    /// A function that returns how a cell is highlighted.
     pub(super) tone: fn(&Value) -> Tone,
 }
 

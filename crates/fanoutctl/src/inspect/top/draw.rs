@@ -103,7 +103,7 @@ fn pace(screen: &Screen) -> String {
     }
 }
 
-/// The total number of watches, if more are open than shown.
+/// Returns a note with the total number of watches, if more are open than shown.
 fn left_out(total: u64) -> String {
     let limit = WATCHES_MAX as u64;
     if total > limit { format!(" of {}; filter to see others", grouped(total)) } else { String::new() }

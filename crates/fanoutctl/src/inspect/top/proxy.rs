@@ -10,7 +10,7 @@ use crate::inspect::InspectError;
 /// The state of a proxy according to its polls so far.
 pub(super) struct PolledProxy {
     pub(super) name: String,
-    /// The last successful poll.
+    /// The result of the last successful poll.
     pub(super) look: Option<PollResult>,
     pub(super) rates: Option<Rates>,
     /// Events delivered per second, oldest first; `None` where the proxy did not respond.

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::inspect::rows::{feed_name, number, place, text};
 
-/// A sort order of rows.
+/// A sort order of table rows.
 pub(super) struct RowOrder {
     pub(super) name: &'static str,
     /// Whether the default direction is ascending, as for names; numbers begin with the largest.
@@ -66,7 +66,7 @@ impl TableView {
         self.order().is_up != self.is_turned
     }
 
-    /// Selects the next sort order.
+    /// Selects the next sort order of the table.
     pub(super) fn sort_by_next(&mut self) {
         (self.nth, self.is_turned, self.first) = ((self.nth + 1) % self.orders.len(), false, 0);
     }
