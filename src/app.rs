@@ -92,7 +92,7 @@ pub enum StartError {
     Configuration(String),
 }
 
-/// The error of an application that ended without a shutdown request.
+/// A required task that panicked. The proxy then ends without a shutdown request.
 #[derive(Debug, thiserror::Error)]
 #[error("the required task {0:?} panicked")]
 pub struct TaskLost(&'static str);
@@ -337,7 +337,7 @@ async fn until_over(shutdown: BoxFuture<'_, ()>, tasks: &Tasks, records: &Tasks)
     Err(lost)
 }
 
-/// Keeps the upstream credentials up to date, and checks for a better upstream server.
+/// Starts the tasks that keep the upstream credentials up to date, and that check for a better upstream server.
 fn keep_up(config: &ServeSettings, client: &Client, tasks: &Tasks) {
     tracing::info!(version = VERSION, mode = mode(config), upstream = client.server_url(), "proxy starting");
     tasks.spawn_needed("upstream credentials", client.clone().keep_up(config.look_every));
@@ -378,7 +378,7 @@ fn listeners(
     }
 }
 
-/// Binds the addresses of metrics and health.
+/// Binds the addresses of the admin, health and metrics ports.
 fn ops(
     config: &ServeSettings,
     pages: Option<AdminPages>,
@@ -422,7 +422,7 @@ fn mode(config: &ServeSettings) -> String {
 /// The timeout for writing the last audit records.
 const RECORDS_MAX: Duration = Duration::from_secs(5);
 
-/// Returns the parts that retry when the proxy's own permissions may have changed.
+/// Returns the retrier for everything that upstream may have refused because of the proxy's own permissions.
 fn rights(config: &ServeSettings, client: &Client, feeds: &Feeds) -> permission_retrier::PermissionRetrier {
     let catalog = Catalog::new(client.clone(), insistence(config));
     permission_retrier::PermissionRetrier {
@@ -433,7 +433,7 @@ fn rights(config: &ServeSettings, client: &Client, feeds: &Feeds) -> permission_
     }
 }
 
-/// Returns how often refused requests to upstream are retried.
+/// Returns the delays before requests that upstream refused are retried.
 fn insistence(config: &ServeSettings) -> RefusalBackoff {
     let waits = config.cache.refused;
     if config.serve.coverage.node.is_some() { RefusalBackoff::on_node(waits) } else { RefusalBackoff::central(waits) }

@@ -21,7 +21,7 @@ pub struct CostRow {
     pub body_bytes: u64,
 }
 
-/// Reads the current cost of every cause.
+/// A function that returns the current cost of every cause.
 pub type CostReader = Arc<dyn Fn() -> Vec<CostRow> + Send + Sync>;
 
 /// A metric: its name, its help text, its type, and the function that reads it.

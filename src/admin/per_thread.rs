@@ -14,7 +14,8 @@ use parking_lot::Mutex;
 
 use super::series::{escaped, head};
 
-/// A recorder that keeps histograms, and the counters with given names, per thread. All other metrics go to `inner`.
+/// A metrics recorder that keeps histograms, and counters with given names, per thread. All other metrics go to the
+/// recorder `inner`.
 pub(super) struct PerThreadRecorder<R> {
     inner: R,
     counters: &'static [&'static str],
@@ -94,7 +95,7 @@ impl CounterFn for Counts {
         self.0.mine().fetch_add(value, Ordering::Relaxed);
     }
 
-    /// Unused: only sums are set this way, on the counters of the inner recorder.
+    /// Does nothing: the counters are only set as sums, on the inner recorder.
     fn absolute(&self, _: u64) {}
 }
 
@@ -155,7 +156,7 @@ impl<R: Recorder> Recorder for PerThreadRecorder<R> {
 }
 
 impl PerThreadMetrics {
-    /// Sets the counters of the inner recorder to the sums.
+    /// Sets the counters of the inner recorder to the sums over all threads.
     pub(super) fn tell(&self) {
         for (counts, told) in self.0.counters.lock().values() {
             told.absolute(sum(counts.0.all()));

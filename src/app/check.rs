@@ -119,7 +119,7 @@ fn of_client_certificate(client: &Client) -> Option<CheckFinding> {
     })
 }
 
-/// What the configuration needs from upstream.
+/// The upstream permissions and resources that the configuration needs.
 struct Plan {
     needs: PermissionNeeds,
     findings: Vec<CheckFinding>,

@@ -208,7 +208,7 @@ impl ListenerStates {
         DeclaringResource::ALL.iter().all(|from| self.0.of(*from).is_some())
     }
 
-    /// Whether every listener observes all changes.
+    /// Whether every discovery listener observes all changes.
     fn is_all(&self) -> bool {
         DeclaringResource::ALL.iter().all(|from| *self.0.of(*from) == Some(ListenerEvent::Listening))
     }

@@ -31,7 +31,7 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 /// Maximum size of a response; more than the feeds of one process take.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
-/// Sends one probe.
+/// Sends one health probe.
 ///
 /// # Errors
 /// There was no response within the timeout.

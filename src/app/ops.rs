@@ -30,7 +30,7 @@ pub(super) struct OpsListeners {
     pub(super) http2_codec: Http2Codec,
 }
 
-/// An address that other machines may reach, and its handler.
+/// A port that other machines may reach, and its request handler.
 pub(super) struct PublicPort {
     listener: StdTcpListener,
     tls: Option<Tls>,
@@ -207,7 +207,7 @@ fn limits(http2_codec: Http2Codec) -> ConnectionLimits {
     }
 }
 
-/// A function that answers requests on one of these ports. It may await an authorization decision.
+/// A function that answers requests on an admin, health or metrics port. It may await an authorization decision.
 pub(super) type RequestHandler =
     Arc<dyn Fn(&Peer, &Request<RequestBody>) -> BoxFuture<'static, AdminResponse> + Send + Sync>;
 

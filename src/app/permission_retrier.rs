@@ -14,7 +14,7 @@ pub(super) struct PermissionRetrier {
 }
 
 impl PermissionRetrier {
-    /// Whether cluster-wide objects are followed: RBAC, and the definitions of resources.
+    /// Whether the proxy follows cluster-wide objects: RBAC, and the definitions of resources.
     pub(super) fn follow_cluster(&self) -> bool {
         follow_cluster(self.on_node, self.catalog.reads().definitions)
     }

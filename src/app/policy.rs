@@ -111,7 +111,7 @@ impl Listener {
         }
     }
 
-    /// Follows changes for as long as it is polled.
+    /// Follows RBAC changes for as long as the future is polled.
     async fn follow(&self, is_told: &mut bool) -> Infallible {
         loop {
             if let Some(feed) = self.feed() {
@@ -138,7 +138,7 @@ impl Listener {
         self.rights.feeds.handle(&feed_spec(&resource, Scope::Cluster, resource.encoding), None).ok()
     }
 
-    /// Follows the feed; returns when it has ended, or cannot be read as JSON.
+    /// Follows the feed of RBAC objects; returns when it has ended, or cannot be read as JSON.
     async fn listen(&self, feed: &FeedHandle) {
         let mut state = feed.reader.watch_state();
         loop {
@@ -165,7 +165,7 @@ impl Listener {
         }
     }
 
-    /// Reads the current objects and returns a cursor to later changes; `None` if they cannot be read as JSON.
+    /// Reads the current RBAC objects and returns a cursor to later changes; `None` if they cannot be read as JSON.
     async fn begin(&self, feed: &FeedHandle) -> Option<Cursor> {
         let json = Representation::Object(Encoding::Json);
         let renderer = if feed.spec.key.encoding == Encoding::Json {

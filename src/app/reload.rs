@@ -75,7 +75,7 @@ impl ReloadableSettings {
         })
     }
 
-    /// Loads the file, and checks it for changes periodically from now on.
+    /// Loads the configuration file, and starts to check it for changes periodically.
     pub(super) fn read(&self, arguments: &ServeArguments, tasks: &Tasks) -> Result<(), StartError> {
         let Some(path) = arguments.file().map(Path::to_owned) else { return Ok(()) };
         // A pipe can be read only once. Reading it again would return an empty configuration, which means every
@@ -97,8 +97,8 @@ impl ReloadableSettings {
         Ok(())
     }
 
-    /// Applies the file whenever it changes, until the frontend is dropped. It holds only a weak reference, because a
-    /// drain waits for the last strong one.
+    /// Applies the configuration file whenever it changes, until the frontend is dropped. It holds only a weak
+    /// reference, because a drain waits for the last strong one.
     pub(super) async fn keep_up(self, mut reloading: ReloadSources, frontend: Weak<Frontend>, feeds: Feeds) {
         let Some((_, file)) = self.file.get() else {
             while reloading.hangups.recv().await.is_some() {

@@ -54,7 +54,7 @@ impl AffectedUsers {
         Self::of(subjects)
     }
 
-    /// The scope in which the user's rights may have changed; `None` if nowhere.
+    /// Returns the scope in which the user's permissions may have changed; `None` if nowhere.
     pub fn reach(&self, user: &User) -> Option<AffectedScope> {
         let Self::Only(subjects) = self else { return Some(AffectedScope::Everywhere) };
         let of_groups = user.groups.iter().filter_map(|group| subjects.groups.get(group));
@@ -64,7 +64,7 @@ impl AffectedUsers {
         Some(reach)
     }
 
-    /// Whether the user's rights in `namespace` may have changed. An access without a namespace has an empty one.
+    /// Whether the user's permissions in `namespace` may have changed. An access without a namespace has an empty one.
     pub fn contains(&self, user: &User, namespace: &str) -> bool {
         self.reach(user).is_some_and(|reach| reach.contains(namespace))
     }
@@ -108,7 +108,7 @@ impl Subjects {
 }
 
 impl AffectedScope {
-    /// The scope of an RBAC object: its own namespace, or everywhere if it has none.
+    /// Returns the scope of an RBAC object: its own namespace, or everywhere if it has none.
     pub(super) fn of(namespace: &str) -> Self {
         if namespace.is_empty() { Self::Everywhere } else { Self::Within([Arc::from(namespace)].into()) }
     }

@@ -32,7 +32,7 @@ struct Shared {
     config: AuthConfig,
     authenticator: Arc<Authenticator>,
     leases: Arc<Leases>,
-    /// The namespaces that open watches depend on.
+    /// The limit on the namespaces that open watches depend on.
     quota: NamespaceQuota,
     changes: Arc<PendingPolicyChanges>,
     tasks: Tasks,
@@ -83,7 +83,7 @@ const OURSELVES_MAX: Duration = Duration::from_secs(5);
 const RELEASE_FOR: Duration = Duration::from_secs(60);
 /// The first release that constrains impersonation by default (KEP-5284).
 const CONSTRAINED_SINCE: Release = Release { major: 1, minor: 36 };
-/// The time within which all namespaces that open readable watches depend on can be reviewed.
+/// The time in seconds within which all namespaces that open readable watches depend on can be reviewed.
 const ASSERTED_WITHIN_SECONDS: u32 = 4;
 
 impl Authorizer {
@@ -141,7 +141,7 @@ impl Authorizer {
         caller
     }
 
-    /// Grants this request, if the caller may make it. The grant of a watch is checked again as long as it is held.
+    /// Grants a request, if the caller may make it. The grant of a watch is checked again as long as the watch is open.
     ///
     /// # Errors
     /// The caller may not make the request, or that cannot be determined.
@@ -168,11 +168,11 @@ impl Authorizer {
         }
     }
 
-    /// Grants a read of a collection across namespaces: all of it, or else the namespaces in which the caller may do
-    /// the same. Each namespace is reviewed when it occurs.
+    /// Grants a read of a collection across namespaces: all of it, or else the namespaces in which the caller may
+    /// perform the same access. Each namespace is reviewed when it occurs.
     ///
     /// # Errors
-    /// The caller's identity or its rights cannot be determined.
+    /// The caller's identity or permissions cannot be determined.
     pub async fn readable(&self, caller: &Caller, info: &RequestInfo) -> Result<Permit, NotGranted> {
         let access = Arc::new(Access::of(info));
         let Some(shared) = &self.delegated else { return Ok(Permit::Whole(Grant::new(access, None))) };
@@ -186,7 +186,7 @@ impl Authorizer {
         permit
     }
 
-    /// The identity with which the caller's requests are sent upstream.
+    /// Returns the identity with which the caller's requests are sent to upstream.
     pub async fn acting_as(&self, caller: &Caller) -> ActingAs {
         match (caller, &self.delegated) {
             (Caller::ProxyItself, _) | (_, None) => ActingAs::ProxyItself,
@@ -248,13 +248,14 @@ impl Authorizer {
         Some(self.delegated.as_ref()?.authenticator.keep_ready(ready))
     }
 
-    /// The number of leases of open watches; `None` if none are needed. Receivers are notified of the first lease and
-    /// of the end of the last.
+    /// Returns the number of leases of open watches; `None` if none are needed. Receivers are notified of the first
+    /// lease and of the end of the last.
     pub fn leases(&self) -> Option<watch::Receiver<usize>> {
         self.delegated.as_ref().map(|shared| shared.leases.count())
     }
 
-    /// Records whether policy changes are seen as they happen. If not, they are seen later, or the watches restart.
+    /// Records whether policy changes are received as they happen. If not, they are received later, or the watches
+    /// restart.
     pub fn hears_policy(&self, is_heard: bool) {
         metrics::policy_watched(is_heard);
         if let Some(shared) = &self.delegated {
@@ -262,7 +263,8 @@ impl Authorizer {
         }
     }
 
-    /// The cached decision on an access, if its review was sent after `since`. It answers a downstream proxy's review.
+    /// Returns the cached decision on an access, if its review was sent after `since`. It answers a downstream proxy's
+    /// review.
     pub async fn recalls(&self, user: &User, access: &Access, since: Instant) -> Option<(Instant, AccessReviewResult)> {
         let reviewer = &self.delegated.as_ref()?.authenticator.access_reviewer;
         reviewer.recalls(user, access, since).await
@@ -275,12 +277,12 @@ impl Authorizer {
         }
     }
 
-    /// The time since which no policy change has been seen; `None` if changes would not be seen.
+    /// Returns the time since which no policy change was received; `None` if changes would be missed.
     pub fn policy_unchanged_since(&self) -> Option<Instant> {
         self.delegated.as_ref()?.policy_watch.unchanged_since()
     }
 
-    /// The configuration, whose TTLs bound the age of cached decisions.
+    /// Returns the configuration, whose TTLs bound the age of cached decisions.
     pub fn remembers_for(&self) -> AuthConfig {
         self.delegated.as_ref().map(|shared| shared.config.clone()).unwrap_or_default()
     }
@@ -334,7 +336,7 @@ impl Shared {
         Ok(Readable::new(access, verdicts, lease))
     }
 
-    /// The user to review; `None` for the proxy itself.
+    /// Returns the user to review; `None` for the proxy itself.
     fn known(&self, caller: &Caller) -> Result<Option<Arc<AuthenticatedCaller>>, NotGranted> {
         match caller {
             Caller::ProxyItself => Ok(None),
@@ -348,8 +350,8 @@ impl Shared {
         }
     }
 
-    /// The lease that a watch depends on. It is created before the right is checked, so that no change falls between
-    /// the two.
+    /// Returns the lease that a watch depends on. It is created before the permission is checked, so that no change is
+    /// missed between the two.
     fn lease(
         &self,
         known: &AuthenticatedCaller,
@@ -389,7 +391,7 @@ impl Shared {
     }
 }
 
-/// Applies policy changes as they are seen.
+/// Applies policy changes as they are received.
 async fn follow(changes: Arc<PendingPolicyChanges>, authenticator: Arc<Authenticator>, leases: Arc<Leases>) {
     let mut rounds = RecheckRounds::new();
     loop {
@@ -404,7 +406,7 @@ fn quota(config: &AuthConfig) -> NamespaceQuota {
     NamespaceQuota::new(in_time(config.namespaces), in_time(config.namespaces_per_user))
 }
 
-/// The credentials of a request, in the order in which they are tried.
+/// Returns the credentials of a request, in the order in which they are tried.
 fn shown(sender: RequestSender, headers: &HeaderMap) -> Result<Vec<Credential>, NotGranted> {
     let mut shown = Vec::new();
     if let Some(chain) = sender.certificates {
@@ -455,8 +457,8 @@ impl Caller {
         matches!(self, Self::Known(known) if matches!(known.credential, Credential::Certificate(_)))
     }
 
-    /// The party that every limit counts this caller for; `None` if all callers are the proxy itself. Callers without a
-    /// credential count as one user.
+    /// Returns the party to which every limit charges this caller; `None` if all callers are the proxy itself. Callers
+    /// without a credential count as one user.
     pub fn payer(&self) -> Option<FlowDistinguisher> {
         match self {
             Self::ProxyItself => None,

@@ -24,7 +24,7 @@ impl Grant {
         Self { reason, ..self }
     }
 
-    /// The authorizer's reason, which may be empty.
+    /// Returns the authorizer's reason, which may be empty.
     pub fn reason(&self) -> &Arc<str> {
         &self.reason
     }

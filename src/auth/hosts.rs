@@ -2,13 +2,13 @@ use std::net::IpAddr;
 
 use crate::net::is_loopback;
 
-/// The host names that a socket accepts where every client has rights.
+/// The host names that are accepted on a socket where every client has permissions.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AllowedHosts {
-    /// Names besides the loopback ones, in lower case.
+    /// The accepted host names besides the loopback ones, in lower case.
     names: Vec<String>,
-    /// Whether any IP address is accepted. A page can use a name that resolves to this machine, but no address other
-    /// than its own.
+    /// Whether any IP address is accepted as a host. A page can use a name that resolves to this machine, but no
+    /// address other than its own.
     addresses: bool,
 }
 
@@ -47,7 +47,8 @@ impl AllowedHosts {
 }
 
 impl Authority {
-    /// Parses a host and a port. `None` if there is anything else, such as user info, or if it is not in URL syntax.
+    /// Parses a host and a port. Returns `None` if there is anything else, such as user info, or if the text is not in
+    /// URL syntax.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let (host, port) = match text.strip_prefix('[') {
             Some(literal) => {

@@ -18,10 +18,10 @@ pub use authorize::ImpersonationDenied;
 use super::credential::{text, unescaped};
 use kubeapi::{User, go_quote};
 
-/// The headers name no user: 400.
+/// The impersonation headers name no user, which is answered with 400.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidImpersonation {
-    /// Groups or extras of a user without a name.
+    /// The headers name groups or extras of a user, but no user name.
     #[error("requested {} without impersonating a user name", GoUser(.0))]
     MissingUser(User),
     #[error("the header {0} is not UTF-8")]

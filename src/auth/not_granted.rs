@@ -5,7 +5,7 @@ use super::reviews::ReviewTopic;
 use crate::upstream::Error;
 use kubeapi::{Access, User};
 
-/// Why a caller is refused. `serve` decides which details clients receive.
+/// The reason that a caller is refused. `serve` decides which details clients receive.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotGranted {
     /// The credential was not accepted, or there is none.
@@ -28,9 +28,9 @@ pub enum NotGranted {
 /// A permission that was revoked.
 #[derive(Debug, Clone)]
 pub struct Revoked {
-    /// The user that had it, as last seen.
+    /// The last known user of the revoked permission.
     pub user: Arc<User>,
-    /// The access that it was for.
+    /// The access that the revoked permission allowed.
     pub access: Arc<Access>,
     pub why: NotGranted,
 }
@@ -39,7 +39,7 @@ pub struct Revoked {
 const FORBIDDEN_GRACE: Duration = Duration::from_secs(30);
 
 impl NotGranted {
-    /// The error for a review without an answer.
+    /// Returns the error for a review without an answer.
     pub(super) fn unanswered(error: &Error, topic: ReviewTopic) -> Self {
         match error.code() {
             Some(401 | 403) => Self::ReviewsForbidden(topic.resource()),
@@ -64,7 +64,7 @@ impl NotGranted {
         }
     }
 
-    /// Whether no decision could be obtained.
+    /// Whether the reason is that no decision could be obtained.
     pub(super) fn is_doubt(&self) -> bool {
         matches!(self, Self::Unavailable(_) | Self::ReviewsForbidden(_) | Self::TooMany { .. })
     }

@@ -84,7 +84,7 @@ impl PolicyKind {
 }
 
 impl Policy {
-    /// Applies a change, and returns whose rights it may affect; `None` if no one's.
+    /// Applies a change, and returns the users whose permissions it may affect; `None` if it affects no user.
     pub fn apply(&mut self, kind: PolicyKind, change: PolicyChange) -> Option<AffectedUsers> {
         let PolicyChange { kind: event, object } = change;
         let key = (kind, format!("{}/{}", object.metadata.namespace, object.metadata.name));

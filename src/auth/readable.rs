@@ -63,7 +63,7 @@ impl Permit {
         }
     }
 
-    /// The partial permission, if it does not cover the whole collection.
+    /// Returns the partial permission, if the permission does not cover the whole collection.
     pub fn part(&self) -> Option<&Readable> {
         match self {
             Self::Whole(_) => None,
@@ -71,7 +71,7 @@ impl Permit {
         }
     }
 
-    /// The authorizer's reason, which may be empty.
+    /// Returns the authorizer's reason, which may be empty.
     pub fn reason(&self) -> Arc<str> {
         match self {
             Self::Whole(grant) => grant.reason().clone(),
@@ -79,7 +79,7 @@ impl Permit {
         }
     }
 
-    /// The status of the permission, which a watch keeps.
+    /// Returns the status of the permission, which a watch keeps.
     pub fn grant_status(&self) -> GrantStatus {
         GrantStatus(match self {
             Self::Whole(grant) => grant.lease().cloned(),
@@ -94,14 +94,14 @@ impl GrantStatus {
         self.0.as_ref()?.revoked()
     }
 
-    /// A token cancelled when the permission ends; `None` if it never does.
+    /// Returns a token that is cancelled when the permission ends; `None` if it never does.
     pub fn over(&self) -> Option<CancellationToken> {
         self.0.as_ref().map(|lease| lease.over())
     }
 }
 
 impl Readable {
-    /// The most namespaces worth collecting for [`find_out`](Self::find_out), which refuses that many.
+    /// The maximum number of namespaces to collect for [`find_out`](Self::find_out), which refuses that many.
     pub const ASKED_MAX: usize = namespace_verdicts::NAMESPACES_MAX + 1;
 
     pub(super) fn new(access: Arc<Access>, verdicts: Arc<NamespaceVerdicts>, lease: Option<Arc<GrantLease>>) -> Self {
@@ -110,10 +110,10 @@ impl Readable {
         Self { access, verdicts, lease }
     }
 
-    /// Reviews which of these namespaces may be read, with one review each.
+    /// Reviews which namespaces may be read, with one review each.
     ///
     /// # Errors
-    /// There are too many, or a review fails.
+    /// There are too many namespaces, or a review fails.
     pub async fn find_out(&self, namespaces: impl IntoIterator<Item = &str>) -> Result<(), NotGranted> {
         // One more suffices to exceed the limit.
         let namespaces: BTreeSet<Arc<str>> =
@@ -121,7 +121,7 @@ impl Readable {
         self.verdicts.find_out(namespaces).await
     }
 
-    /// The verdict on a namespace, if there is one.
+    /// Returns the verdict on a namespace, if there is one.
     pub fn verdict(&self, namespace: &str) -> Option<Verdict> {
         self.verdicts.verdict(namespace)
     }

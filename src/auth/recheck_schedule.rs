@@ -18,13 +18,13 @@ pub(super) struct RecheckSchedule {
 
 #[derive(Debug, Clone)]
 struct ScheduledRecheck {
-    /// When the last answered review was sent.
+    /// The time at which the namespace's last answered review was sent.
     asserted: Instant,
-    /// Whether upstream has answered at all.
+    /// Whether upstream has answered a review of the namespace.
     is_known: bool,
     /// The time at which the namespace's next review is due; `None` while it is being reviewed.
     due: Option<Instant>,
-    /// When policy changed. A decision from before is not accepted.
+    /// The time at which the policy of the namespace changed. A decision from before is not accepted.
     changed: Option<Instant>,
 }
 
@@ -68,7 +68,7 @@ impl RecheckSchedule {
         self.put(namespace, ScheduledRecheck { asserted: asked, is_known: true, due: Some(due), changed });
     }
 
-    /// Records the result for a namespace that [began](Self::begin), by a review that was sent at `began` or a little
+    /// Records the result for a namespace that [began](Self::begin), by a review that was sent at `began` or shortly
     /// before.
     pub(super) fn found_out(&mut self, namespace: &Arc<str>, began: Instant) {
         if !self.items.contains_key(namespace) {
@@ -79,7 +79,7 @@ impl RecheckSchedule {
         self.answered(namespace, began);
     }
 
-    /// Records that upstream did not answer. The namespace is reviewed at `again`.
+    /// Records that upstream did not answer a namespace's review. The namespace is reviewed at `again`.
     pub(super) fn unanswered(&mut self, namespace: &Arc<str>, again: Instant) {
         if let Some(item) = self.items.get(namespace).cloned() {
             self.put(namespace, ScheduledRecheck { due: Some(again), ..item });
@@ -105,12 +105,13 @@ impl RecheckSchedule {
         !touched.is_empty()
     }
 
-    /// When the next namespace is due.
+    /// Returns the time at which the next namespace is due.
     pub(super) fn next(&self) -> Option<Instant> {
         self.due.first().map(|(due, _)| *due)
     }
 
-    /// Takes the due namespaces, up to `count_max`, each with the time before which no decision is accepted.
+    /// Returns the due namespaces, up to `count_max`, each with the time before which no decision is accepted. They
+    /// leave the schedule.
     pub(super) fn take(&mut self, now: Instant, slack: Duration, count_max: usize) -> Vec<(Arc<str>, Instant)> {
         let mut taken = Vec::new();
         while taken.len() < count_max && self.due.first().is_some_and(|(due, _)| *due <= now) {

@@ -19,12 +19,12 @@ use super::changes::LOOKED_AT;
 /// The purpose of a review, which determines how old its result may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum ReviewPurpose {
-    /// A request. It counts against its user's limit.
+    /// A review for a request, which counts against its user's limit.
     Request,
-    /// A request for a path that is no resource: discovery, metrics. Discovery above its limit is forwarded, so it does
-    /// not use up the limit of other requests.
+    /// A review for a request whose path is no resource: discovery, metrics. Discovery above its limit is forwarded, so
+    /// it does not use up the limit of other requests.
     NonResource,
-    /// A request of a downstream proxy that the cache does not answer.
+    /// A review for a request of a downstream proxy that the cache does not answer.
     Proxy,
     /// A review for a lease of an open watch.
     Lease,
@@ -32,12 +32,12 @@ pub(super) enum ReviewPurpose {
     Namespace,
 }
 
-/// Results of reviews. Identical concurrent reviews are coalesced, and errors are not cached.
+/// A cache of review results. Identical concurrent reviews are coalesced, and errors are not cached.
 pub(super) struct ReviewCache<K, V>(Cache<(ReviewPurpose, K), V>);
 
 /// A review result that can be cached.
 pub(super) trait ReviewResult {
-    /// A time before the review was sent.
+    /// Returns a time shortly before the review was sent.
     fn asked(&self) -> Instant;
 }
 
@@ -128,7 +128,8 @@ impl<K, V, F: Fn(ReviewPurpose, &V) -> Duration> Expiry<(ReviewPurpose, K), V> f
         Some((self.0)(key.0, result))
     }
 
-    /// A replaced entry gets the TTL of the new result, because the old one may have been an allow decision.
+    /// Returns the TTL of a replaced entry: that of the new result, because the old one may have been an allow
+    /// decision.
     fn expire_after_update(
         &self,
         key: &(ReviewPurpose, K),

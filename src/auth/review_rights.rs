@@ -19,7 +19,7 @@ pub(super) enum RightState {
     /// No review has been answered yet, so the permission is unknown.
     Unproven,
     Held,
-    /// Upstream refused a review with this code, which is 401 or 403.
+    /// Upstream refused a review with this status code, 401 or 403.
     Refused(u16),
 }
 
@@ -32,7 +32,7 @@ impl ReviewRight {
         Self { state: watch::Sender::new(RightState::Unproven) }
     }
 
-    /// Records the answer to a review. An error that is not about the right changes nothing.
+    /// Records the answer to a review. An error that does not concern the permission changes nothing.
     pub(super) fn note<T>(&self, answer: &Result<T, Error>) {
         match answer {
             Ok(_) => self.set(RightState::Held),
@@ -50,10 +50,10 @@ impl ReviewRight {
         }
     }
 
-    /// Keeps `ready` from being ready until the right is proven, and again whenever upstream refuses a review.
+    /// Keeps `ready` from being ready until the permission is proven, and again whenever upstream refuses a review.
     ///
-    /// A missing right is checked with backoff, and no check is sent while it is held. The guard is registered at once;
-    /// the future never returns.
+    /// A missing permission is checked with backoff, and no check is sent while it is held. The guard is registered at
+    /// once; the future never returns.
     pub(super) fn keep_ready(
         self: Arc<Self>,
         topic: ReviewTopic,
@@ -109,7 +109,7 @@ impl ReviewRight {
         }
     }
 
-    /// Checks whether the right is held.
+    /// Checks whether the proxy may create reviews of the topic.
     async fn ask(&self, topic: ReviewTopic, reviews: &dyn Reviews) {
         match reviews.own_right(topic).await {
             Ok(true) => self.set(RightState::Held),

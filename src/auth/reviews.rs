@@ -36,7 +36,7 @@ impl ReviewTopic {
         }
     }
 
-    /// The API group of its reviews.
+    /// Returns the API group of the topic's reviews.
     pub(super) fn group(self) -> &'static str {
         match self {
             Self::Token => "authentication.k8s.io",
@@ -52,7 +52,7 @@ impl ReviewTopic {
         }
     }
 
-    /// The operation that fails without an answer, for messages.
+    /// Returns the operation that fails without an answer, for messages.
     pub(super) fn refusal(self) -> &'static str {
         match self {
             Self::Token => "cannot authenticate",

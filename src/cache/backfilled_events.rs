@@ -39,7 +39,8 @@ pub struct BackfilledEvents {
     pub(super) events: Vec<Arc<Event>>,
 }
 
-/// Backfilled events and the feed's history disagree about this object, so they are not from the same history.
+/// A difference between backfilled events and the feed's history in one object, which shows that they are not from the
+/// same history.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("events of {key} up to resourceVersion {rv} do not lead to the cached object")]
 pub struct BackfillMismatch {

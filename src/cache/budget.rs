@@ -37,7 +37,7 @@ pub struct Budget {
     feeds: Mutex<Vec<Weak<dyn BudgetedFeed>>>,
     pins: Pins,
     making_room: Mutex<PendingRelease>,
-    /// Number of drops of each kind.
+    /// The number of evictions of each kind.
     gone: [AtomicU64; ReclaimKind::ALL.len()],
 }
 
@@ -55,7 +55,7 @@ pub(super) struct FeedShare {
     pub(super) accounts: Accounts,
     /// Bytes held when the feed's first state was complete, updated after each relist.
     admitted: AtomicUsize,
-    /// Bytes that the feed needed when it did not fit.
+    /// The number of bytes that the feed needed when it did not fit.
     weighed: AtomicUsize,
     /// Cancelled when the feed has outgrown the budget and must end.
     pub(super) outgrown: CancellationToken,
@@ -78,7 +78,7 @@ pub enum MemoryKind {
     Objects,
     /// Recorded events, without their objects.
     Events,
-    /// Bytes derived from objects and events.
+    /// Bytes that were derived from objects and events.
     Derived,
     /// Older states that clients still page through, without their objects.
     States,
@@ -108,13 +108,13 @@ pub struct MemoryUse {
 pub(super) trait LruEviction {
     /// Returns the approximate time at which the next entry to drop was last used.
     fn oldest(&self) -> Option<Instant>;
-    /// Drops that entry, unless it was used in between.
+    /// Drops the entry that was used least recently, unless it was used in between.
     fn drop_oldest(&self);
 }
 
 /// A feed as the budget sees it.
 pub(super) trait BudgetedFeed: fmt::Debug + Send + Sync {
-    /// The feed's part of the budget.
+    /// Returns the feed's part of the memory budget.
     fn share(&self) -> &FeedShare;
     /// Returns the caches of derived bytes, except bytes that are kept with events.
     fn derived(&self) -> Vec<&dyn LruEviction>;
@@ -131,7 +131,7 @@ pub(super) trait BudgetedFeed: fmt::Debug + Send + Sync {
     fn drop_oldest_paging(&self);
 }
 
-/// Time to wait for ended watches to release their states.
+/// The time to wait for ended watches to release their states.
 const AWAITED_FOR: Duration = Duration::from_millis(250);
 /// Divisor of the budget that gives the extra room to free at once. This avoids scanning every feed for every event
 /// when the budget is full.
@@ -140,7 +140,7 @@ const SLACK: usize = 16;
 const HISTORY_BYTES_MIN: usize = 256 << 10;
 /// Divisor of a ring's size that gives the smallest step in which it shrinks before the total is checked again.
 const SHRINK_PART: usize = 8;
-/// Events that leave a ring in one critical section.
+/// The number of events that leave a ring in one critical section.
 pub(super) const SHRINK_EVENTS_MAX: usize = 1_024;
 
 impl Budget {
@@ -359,7 +359,7 @@ impl Budget {
 }
 
 impl FeedShare {
-    /// Returns the bytes of everything of the feed that is alive.
+    /// Returns the number of bytes of everything of the feed that is alive.
     pub(super) fn held(&self) -> usize {
         self.accounts.each().map(|(_, account)| account.bytes()).into_iter().sum()
     }

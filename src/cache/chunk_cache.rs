@@ -42,7 +42,7 @@ pub struct DeflatedChunk {
 const BYTES_MAX: usize = 64 << 20;
 /// Bytes charged for the record of a compressed piece, or of a piece that is not worth compressing.
 const DEFLATED_BYTES: usize = 256;
-/// Time after which an unread copy is dropped.
+/// The time after which an unread copy is dropped.
 const COPIES_AGE_MAX: Duration = Duration::from_secs(10);
 
 impl ChunkCache {
@@ -74,7 +74,7 @@ impl ChunkCache {
         self.trimmed(flight.poll_get_or_make(format, cx, make))
     }
 
-    /// Returns a compressed piece, if it is cached.
+    /// Returns a compressed piece of a list, if it is cached.
     pub fn deflated(&self, format: ChunkFormat) -> Option<DeflatedChunk> {
         self.deflated.get(format)
     }
@@ -94,7 +94,7 @@ impl ChunkCache {
         self.trimmed(self.deflated.poll_get_or_make(format, cx, make))
     }
 
-    /// Frees memory if the new entry does not fit beside the rest.
+    /// Frees memory if a new entry does not fit beside the rest.
     fn trimmed<T>(&self, made: T) -> T {
         self.budget.trim_derived();
         made

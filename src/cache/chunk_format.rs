@@ -3,10 +3,11 @@ use crate::wire::Representation;
 /// Cache key of an encoded chunk: everything that determines its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ChunkFormat {
-    /// [`Chunk::name`](super::Chunk::name), or [`joined_name`](super::Chunk::joined_name) of several.
+    /// The name of the encoded chunk: [`Chunk::name`](super::Chunk::name), or
+    /// [`joined_name`](super::Chunk::joined_name) of several.
     pub chunk: u128,
     pub representation: Representation,
-    /// Server release whose output format is written.
+    /// The server release in whose output format the chunk is written.
     pub release: u32,
     pub part: ChunkPart,
 }

@@ -17,7 +17,7 @@ use kubeapi::{EventType, ResourceVersion};
 pub struct Cursor {
     shared: Arc<Shared>,
     lane: Arc<Lane>,
-    /// The view, shared by equal readers of the lane.
+    /// The view of the reader, shared by equal readers of the lane.
     view: Arc<View>,
     renderer: Renderer,
     slot: usize,
@@ -30,19 +30,19 @@ pub struct Cursor {
 /// The result of pulling events from a cursor.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Pull {
-    /// Frames were added to the batch.
+    /// Frames were added to the reader's batch.
     Frames {
-        /// Version of the last frame. The reader may have passed later events that it does not see; bookmarks report
-        /// those.
+        /// The version of the last frame. The reader may have passed later events that its view does not match;
+        /// bookmarks report those.
         last: ResourceVersion,
-        /// Time at which the event of the first frame was applied.
+        /// The time at which the event of the first frame was applied.
         applied: Instant,
-        /// The feed's progress, if these were all events. The waker is then woken as after [`Pull::CaughtUp`].
+        /// The feed's progress, if the frames include all events. The waker is then woken as after [`Pull::CaughtUp`].
         caught_up: Option<Progress>,
     },
     /// Every matching event up to `progress` has been pulled.
     CaughtUp { progress: Progress },
-    /// The position has left the ring: the client must relist.
+    /// The reader's position has left the ring: the client must relist.
     Expired { oldest: ResourceVersion },
     /// The next event cannot be written in this reader's representation. The batch may contain frames before it.
     Refused(TranscodeError),
@@ -58,11 +58,11 @@ pub enum StopReason {
     MarkReached,
     /// The next event needs a decision of the reader: [`FilteredEvent::Undecided`].
     Undecided,
-    /// More events follow, and the scan budget is used up.
+    /// More events follow, but the scan budget is used up.
     ScanBudgetSpent,
 }
 
-/// Decision of a filtered reader about an event that its view sees.
+/// The decision of a filtered reader about an event that its view matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FilteredEvent {
     /// The reader sends the event.
@@ -82,7 +82,7 @@ pub struct SnapshotMark {
     seq: u64,
 }
 
-/// Events processed in one batch. It bounds the time between two checks of the client.
+/// The maximum number of events processed in one batch. It bounds the time between two checks of the client.
 const BATCH_EVENTS_MAX: usize = 128;
 
 impl Cursor {
@@ -262,7 +262,7 @@ impl Cursor {
         self.next
     }
 
-    /// Returns an observer of its lane.
+    /// Returns an observer of the reader's lane.
     pub fn follower(&self) -> Follower {
         Follower::new(self.shared.clone(), self.lane.clone(), self.view.clone())
     }

@@ -12,7 +12,7 @@ use base::Account;
 /// Objects whose derived JSON is kept, so that it is encoded once and not for every reader. If the limit is reached,
 /// the oldest is dropped first.
 ///
-/// The bodies themselves are kept in the objects.
+/// The JSON itself is kept in the objects.
 #[derive(Debug)]
 pub(super) struct DerivedJson {
     budget: Arc<Budget>,
@@ -68,7 +68,7 @@ impl DerivedJson {
         }
     }
 
-    /// Returns the bytes that are charged.
+    /// Returns the number of charged bytes of derived JSON.
     pub(super) fn bytes(&self) -> usize {
         self.queue.lock().bytes
     }

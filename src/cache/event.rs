@@ -17,7 +17,7 @@ pub struct Event {
     /// Upstream's version of the change. Several events may share a version: a lease revocation deletes many objects at
     /// once (R-VERSION-2).
     pub rv: ResourceVersion,
-    /// Event type for an unfiltered watch: `Added`, `Modified` or `Deleted`.
+    /// The event type for an unfiltered watch: `Added`, `Modified` or `Deleted`.
     pub event_type: EventType,
     /// The object after the change; for `Deleted` its last content, at the deletion's version.
     pub object: Arc<Object>,
@@ -25,7 +25,7 @@ pub struct Event {
     /// which can be backfilled events.
     pub previous: Option<Arc<Object>>,
     pub(super) at: Instant,
-    /// Frame for `event_type`. `object.body()` is a slice of the same allocation, so the bytes are held once.
+    /// The frame for `event_type`. `object.body()` is a slice of the same allocation, so the bytes are held once.
     frame: Bytes,
     alternates: NextAlternate,
 }
@@ -39,7 +39,7 @@ pub struct Event {
 struct Alternate {
     representation: Representation,
     event_type: EventType,
-    /// Server release that it was written for.
+    /// The server release for which the frame was written.
     release: u32,
     frame: Bytes,
     /// Counter of the bytes of all alternates of the feed, which count towards the ring's limit.

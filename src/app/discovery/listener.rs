@@ -154,7 +154,7 @@ impl ChangeListener {
 }
 
 impl Declarations {
-    /// Reads the changed objects, or returns why they cannot be read.
+    /// Parses the changed objects, or returns the reason that one cannot be parsed.
     fn update(
         &mut self,
         from: DeclaringResource,

@@ -11,12 +11,12 @@ use base::random;
 /// definitions, and each of several servers has its own lag.
 #[derive(Debug)]
 pub(super) struct Schedule {
-    /// The time at which the last discovery request was sent.
+    /// The time at which the last discovery request was sent, and the one at which it was answered.
     asked: Instant,
     answered: Instant,
-    /// The first change since that request.
+    /// The time of the first change since the last discovery request.
     unasked: Option<Instant>,
-    /// The last change, whether or not a request has followed it.
+    /// The time of the last change, whether or not a discovery request has followed it.
     changed: Option<Instant>,
     told: ChangeCoverage,
     /// The fraction of the period until the next request, between `1 - EARLIER` and 1. It is random, so that thousands
@@ -76,18 +76,18 @@ impl SettlingChecks {
 }
 
 impl Schedule {
-    /// Creates the schedule after a first request.
+    /// Creates the schedule after a first discovery request.
     pub(super) fn new(asked: Instant, answered: Instant) -> Self {
         Self { asked, answered, unasked: None, changed: None, told: ChangeCoverage::Part, part: 1.0 }
     }
 
-    /// Records that something has changed, or may have changed unobserved.
+    /// Records that upstream's resources have changed, or may have changed unobserved.
     pub(super) fn change(&mut self, now: Instant) {
         self.unasked.get_or_insert(now);
         self.changed = Some(now);
     }
 
-    /// Records that a request was sent and answered.
+    /// Records that a discovery request was sent and answered.
     pub(super) fn ask(&mut self, asked: Instant, answered: Instant) {
         (self.asked, self.answered, self.unasked) = (asked, answered, None);
         self.part = 1.0 - EARLIER * random::f64();
@@ -98,12 +98,12 @@ impl Schedule {
         self.told = told;
     }
 
-    /// Whether a change is the reason for the next request.
+    /// Whether a change is the reason for the next discovery request.
     pub(super) fn is_prompted(&self) -> bool {
         self.prompted().is_some()
     }
 
-    /// Returns when the next request is due.
+    /// Returns the time at which the next discovery request is due.
     pub(super) fn due(&self) -> Instant {
         let rarely = self.asked + PERIOD_OF_BUILT_INS.mul_f64(self.part);
         let routine = match self.told {

@@ -7,10 +7,10 @@ use super::Impersonation;
 use super::modes::{ImpersonationMode, ImpersonationStep, modes};
 use kubeapi::{Access, AccessTarget, User};
 
-/// Why a requestor may not impersonate a user.
+/// The reason that a requestor may not impersonate a user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImpersonationDenied {
-    /// The access that it would need.
+    /// The access that the impersonation would need.
     pub access: Access,
     pub refused: NotGranted,
 }
@@ -24,7 +24,8 @@ impl ImpersonationDenied {
 }
 
 impl Impersonation {
-    /// The user that the requestor impersonates, by the first mode allowed to it. `request` is as for [`modes`].
+    /// Returns the user that the requestor impersonates, by the first mode allowed to it. `request` is as for
+    /// [`modes`].
     ///
     /// # Errors
     /// No mode is allowed, or that cannot be determined. The error is about the first of all modes.

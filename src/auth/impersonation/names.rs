@@ -49,7 +49,7 @@ const SUBDOMAIN_RULE: &str = "a lowercase RFC 1123 subdomain must consist of low
                               '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
 const PATH_RULE: &str = r"Invalid path (regex used for validation is '[A-Za-z0-9/\-._~%!$&'()*+,;=:]+')";
 
-/// The error in the key of an extra, in upstream's text. A key must be a domain-prefixed path.
+/// Returns the error in the key of an extra, in upstream's text. A key must be a domain-prefixed path.
 pub(super) fn wrong_extra_key(key: &str) -> Option<String> {
     let invalid = |value: &str, why: &str| format!("extra.key: Invalid value: {}: {why}", kubeapi::go_quote(value));
     let Some((host, path)) = key.split_once('/').filter(|(host, path)| !host.is_empty() && !path.is_empty()) else {
