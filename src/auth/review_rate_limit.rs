@@ -21,7 +21,7 @@ pub(super) enum Payer {
 pub(super) struct ReviewRateLimit {
     each: ReviewRate,
     all: ReviewRate,
-    /// The maximum time that a review waits for the rate of its payer.
+    /// The maximum time that a review waits for the rate of its payer, and for that of all payers.
     each_wait_max: Duration,
     all_wait_max: Duration,
     /// The time of each payer's next turn if no turn had been early; `None` stands for all payers together. One lock

@@ -18,7 +18,7 @@ pub struct HistoryStart {
     /// Version that the first event follows.
     pub at: ResourceVersion,
     pub room: RingHeadroom,
-    /// The `seq` of the first event.
+    /// The `seq` of the first event of the history.
     first: u64,
     /// Time at which the first event arrived.
     since: Instant,
@@ -29,7 +29,7 @@ pub struct HistoryStart {
     shared: Arc<Shared>,
 }
 
-/// State of an object at the beginning of a history.
+/// The state of an object at the beginning of a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ObjectAtStart {
     Absent,
@@ -38,7 +38,7 @@ enum ObjectAtStart {
     Present,
 }
 
-/// Number of events read under one lock.
+/// The number of events that are read under one lock.
 const AT_A_TIME: usize = 1_024;
 
 impl CacheReader {
@@ -175,7 +175,7 @@ impl HistoryStart {
 }
 
 impl ObjectAtStart {
-    /// Returns the state of the event's object before it, in a history whose list was at `base`.
+    /// Returns the state of the event's object before the event, in a history whose list was at `base`.
     fn before(event: &Event, base: ResourceVersion) -> Self {
         match (&event.previous, event.event_type) {
             (_, EventType::Added) => Self::Absent,

@@ -16,7 +16,7 @@ pub(super) struct LaneKey {
 pub(super) enum LaneTerm {
     Whole,
     Name(Box<str>),
-    /// Field value, by the field's index in the resource's table.
+    /// The value of a field, by the field's index in the resource's table.
     Field(usize, Box<str>),
     Label(Box<str>, Box<str>),
     /// A label with one of several values, which are sorted.
@@ -44,7 +44,7 @@ const TELLING: [&str; 10] = [
 ];
 
 impl LaneKey {
-    /// Returns the narrowest lane that contains everything this view can see.
+    /// Returns the narrowest lane that contains every event that the view can match.
     pub(super) fn of(view: &View) -> Self {
         Self { namespace: view.namespace().map(Into::into), term: LaneTerm::of(view.selector()) }
     }
@@ -74,7 +74,7 @@ impl LaneTerm {
     }
 }
 
-/// Estimated width of a term, narrow ones first.
+/// The estimated width of a term, narrow ones first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum TermWidth {
     /// A field that identifies objects, by its index in `TELLING`.

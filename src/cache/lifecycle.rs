@@ -13,16 +13,16 @@ pub enum FeedState {
     Ended(FeedEnd),
 }
 
-/// Reason why a feed has ended.
+/// The reason that a feed has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FeedEnd {
-    /// Upstream denies the proxy's identity access to it.
+    /// Upstream denies the proxy's identity access to the resource.
     Forbidden,
-    /// Upstream does not know the resource, or no longer does.
+    /// Upstream does not serve the resource, or no longer does.
     Gone,
-    /// Upstream does not offer the resource in this encoding.
+    /// Upstream does not offer the resource in the feed's encoding.
     NotOffered,
-    /// Its resourceVersions are not numbers, or its objects do not decode.
+    /// The resourceVersions are not numbers, or the objects do not decode.
     Unreadable,
     /// The feed does not fit into the memory budget for feeds.
     OverBudget,

@@ -3,9 +3,9 @@
 pub(super) struct Weight {
     /// The number of bytes that the feed holds.
     pub(super) held: usize,
-    /// Bytes held when its state was complete; 0 while its first list is incomplete.
+    /// The bytes that the feed held when its state was complete; 0 while its first list is incomplete.
     pub(super) admitted: usize,
-    /// Whether its growth exceeded the limit.
+    /// Whether the growth of this feed exceeded the limit.
     pub(super) crossed: bool,
 }
 

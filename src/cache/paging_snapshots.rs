@@ -48,7 +48,7 @@ impl PagingSnapshots {
         self.snapshots.remove(at).map(|(snapshot, _)| snapshot)
     }
 
-    /// Returns the point at which the oldest snapshot was taken. It keeps the most memory alive.
+    /// Returns the point at which the oldest paging snapshot was taken. That snapshot keeps the most memory alive.
     pub(super) fn first_taken(&self) -> Option<CapturePoint> {
         self.snapshots.iter().map(|(snapshot, _)| snapshot.taken()).min_by_key(|taken| taken.left)
     }

@@ -20,7 +20,7 @@ use base::AbortSignal;
 #[derive(Debug, Clone, Default)]
 pub struct Pins(Arc<Mutex<PinTable>>);
 
-/// Registration of a state that is in use. Dropping it removes the registration.
+/// The registration of a state that is being sent. Dropping it removes the registration.
 #[derive(Debug)]
 pub struct Pin {
     pins: Pins,
@@ -52,7 +52,7 @@ struct Entry {
 const MEMORY: &str = "memory_pressure";
 
 impl Pins {
-    /// Registers a state of `feed` that is being sent. `cut` ends the sender.
+    /// Registers a state of `feed` that is being sent. `cut` ends its sender.
     pub(super) fn pin(&self, feed: Arc<dyn PinnableFeed>, snapshot: &Snapshot, cut: AbortSignal) -> Pin {
         let entry = Arc::new(Entry { feed, taken: snapshot.taken(), cut });
         let mut pinned = self.0.lock();
@@ -90,7 +90,7 @@ impl Pins {
         oldest
     }
 
-    /// Cuts the oldest owners until `bytes` are freed, or none is left. Returns an upper bound of the freed bytes.
+    /// Ends the oldest senders until `bytes` are freed, or none is left. Returns an upper bound of the freed bytes.
     pub fn free(&self, bytes: usize) -> usize {
         let mut freed = 0;
         for (entry, frees) in with_what_they_free(self.entries()) {
@@ -124,7 +124,7 @@ impl Entry {
         self.feed.kept_by(self.taken)
     }
 
-    /// Returns an address that identifies the feed.
+    /// Returns an address that identifies the pinned feed.
     fn feed(&self) -> *const () {
         Arc::as_ptr(&self.feed).cast()
     }

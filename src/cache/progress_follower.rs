@@ -18,7 +18,7 @@ impl ProgressFollower {
         Self { shared: shared.clone(), progress: shared.progress.subscribe() }
     }
 
-    /// Returns the current progress. [`changed`](Self::changed) waits for a different value from here on.
+    /// Returns the current progress. After this, [`changed`](Self::changed) waits for a different value.
     pub fn look(&mut self) -> Progress {
         *self.progress.borrow_and_update()
     }

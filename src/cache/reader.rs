@@ -46,7 +46,7 @@ pub struct OpenedWatch {
     pub cursor: Cursor,
 }
 
-/// The requested version is no longer in the ring.
+/// The error of a watch whose requested version is no longer in the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("too old resource version: {requested} ({floor})")]
 pub struct TooOld {
@@ -55,7 +55,8 @@ pub struct TooOld {
     pub floor: ResourceVersion,
 }
 
-/// Limit of changes undone to rebuild a past state: about a millisecond of work, under a shared lock.
+/// The maximum number of changes that are undone to rebuild a past state: about a millisecond of work, under a shared
+/// lock.
 const TAKEN_BACK_MAX: usize = 2_000;
 
 impl CacheReader {
@@ -94,7 +95,7 @@ impl CacheReader {
         self.shared.state.subscribe()
     }
 
-    /// Returns the number of this feed's history. Facts about one history do not apply to the next.
+    /// Returns the number of the feed's history. Facts about one history do not apply to the next.
     pub fn history(&self) -> u64 {
         self.shared.timeline.read().number
     }
@@ -104,17 +105,17 @@ impl CacheReader {
         self.shared.timeline.read().mark()
     }
 
-    /// Returns the oldest version that a watch may start from at this moment.
+    /// Returns the oldest version that a watch may start from now.
     pub fn floor(&self) -> ResourceVersion {
         self.shared.timeline.read().ring.floor
     }
 
-    /// Returns the same for watches that do not select by key.
+    /// Returns the oldest version that a watch may start from now, if it does not select by key.
     pub fn known(&self) -> ResourceVersion {
         self.shared.timeline.read().ring.known()
     }
 
-    /// Returns whether a watch with this view may start after `rv` at this moment.
+    /// Returns whether a watch with the view may start after `rv` now.
     pub fn reaches(&self, rv: ResourceVersion, view: &View) -> bool {
         rv >= self.shared.timeline.read().ring.floor_of(view)
     }
@@ -153,7 +154,7 @@ impl CacheReader {
         self.shared.timeline.read().snapshot()
     }
 
-    /// Returns the state to serve, at the latest version that it is known to have; `None` if the feed has ended.
+    /// Returns the state to serve, at the latest version that upstream confirmed for it; `None` if the feed has ended.
     pub fn current(&self) -> Option<Snapshot> {
         let timeline = self.shared.timeline.read();
         (!timeline.is_over).then(|| timeline.shown())
@@ -191,17 +192,17 @@ impl CacheReader {
         Staging::new(self.shared.clone())
     }
 
-    /// Returns the account for objects that are read for this feed.
+    /// Returns the memory account for objects that are read for this feed.
     pub fn account(&self) -> &Arc<Account> {
         &self.shared.share.accounts.objects
     }
 
-    /// Completes when the feed must end because it has outgrown the memory limit.
+    /// Completes when the feed must end because it has outgrown the memory budget.
     pub async fn outgrown(&self) {
         self.shared.share.outgrown.cancelled().await;
     }
 
-    /// Returns the bytes that the feed needed when it did not fit into the memory limit.
+    /// Returns the bytes that the feed needed when it did not fit into the memory budget.
     pub fn weighed(&self) -> usize {
         self.shared.share.weighed()
     }
@@ -234,7 +235,7 @@ impl CacheReader {
         paging.keep(snapshot.clone(), Instant::now(), &self.shared.config.get());
     }
 
-    /// Opens a watch. Its position, and its snapshot if it starts with one, belong to one instant of the feed.
+    /// Opens a watch. Its position, and its snapshot if it starts with one, are from one instant of the feed.
     pub fn open(&self, start: StartPosition, view: View) -> Result<OpenedWatch, TooOld> {
         // Computed before the lock is taken, because a selector may be long.
         let key = LaneKey::of(&view);
@@ -267,7 +268,8 @@ impl CacheReader {
         OpenedWatch { snapshot: None, cursor: self.cursor_at_end(&mut self.shared.timeline.write(), view, &key) }
     }
 
-    /// Opens a cursor that skips no version: a further event at the newest version is not part of the state.
+    /// Opens a cursor at the end of the history that skips no version: a further event at the newest version is not
+    /// part of the state.
     fn cursor_at_end(&self, timeline: &mut Timeline, view: View, key: &LaneKey) -> Cursor {
         let progress = timeline.progress;
         self.cursor(timeline, progress, ResourceVersion::default(), view, key)
@@ -289,7 +291,7 @@ impl CacheReader {
         Cursor::new(self.shared.clone(), lane, view, next, after, skip)
     }
 
-    /// Returns the bookmark frame at `rv`.
+    /// Returns the frame of a bookmark at `rv`.
     pub fn bookmark(
         &self,
         rv: ResourceVersion,
@@ -314,7 +316,8 @@ impl CacheReader {
         Ok(if keeps { self.shared.kept.keep(object, body, renderer) } else { body })
     }
 
-    /// Appends an object's body in a representation without caching it. If it is refused, `out` is unchanged.
+    /// Appends an object's body in a representation without caching it. If the body cannot be converted, `out` is
+    /// unchanged.
     pub fn put_body(&self, object: &Object, renderer: &Renderer, out: &mut Vec<u8>) -> Result<(), TranscodeError> {
         let kept = renderer.representation() == Representation::Object(Encoding::Json) && !renderer.is_verbatim();
         if let Some(body) = kept.then(|| object.kept_json()).flatten() {
@@ -347,7 +350,7 @@ impl CacheReader {
         self.shared.chunks.forget_derived();
     }
 
-    /// Wakes every reader, so that it checks its conditions again.
+    /// Wakes every reader of the feed, so that it checks its conditions again.
     pub fn nudge(&self) {
         let mut wakes = PendingWakeups::default();
         self.shared.timeline.read().ring.lanes.nudge(&mut wakes);

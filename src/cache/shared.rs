@@ -28,15 +28,15 @@ pub(super) struct Shared {
     pub(super) verbatim: Renderer,
     pub(super) namespaced: bool,
     pub(super) timeline: RwLock<Timeline>,
-    /// Accounts for the events' alternate frames.
+    /// The accounts for the alternate frames of events.
     pub(super) made: DerivedFrameAccounts,
     pub(super) kept: DerivedJson,
     pub(super) chunks: ChunkCache,
     pub(super) paging: Mutex<PagingSnapshots>,
-    /// Progress for readers that wait for it.
+    /// The feed's progress, for readers that wait for it.
     pub(super) progress: watch::Sender<Progress>,
-    /// Progress for readers that poll it, as every delivery does. It avoids a lock that readers on all cores would
-    /// contend for.
+    /// The feed's progress, for readers that poll it, as every delivery does. It avoids a lock that readers on all
+    /// cores would contend for.
     pub(super) reached: AtomicProgress,
     pub(super) state: watch::Sender<FeedState>,
     pub(super) bookmark: RwLock<BookmarkTemplate>,

@@ -8,8 +8,8 @@ use crate::wire::Object;
 use base::Charge;
 use kubeapi::{ObjectKey, ResourceVersion};
 
-/// A state that is being assembled from list pages, within the memory limit of feeds. It counts in addition to
-/// everything that feeds hold.
+/// A state that is being assembled from list pages, within the memory budget for feeds. It counts in addition to all
+/// running feeds.
 #[derive(Debug)]
 pub struct Staging {
     shared: Arc<Shared>,
@@ -21,7 +21,7 @@ pub struct Staging {
     /// Every second object of a run in key order, inserted later. Appending in order leaves each leaf of the map half
     /// full; these objects fill the leaves.
     between: Vec<Object>,
-    /// Charge for the page that is being received.
+    /// The memory charge for the page that is being received.
     page: Charge,
 }
 
@@ -30,7 +30,7 @@ pub struct Staging {
 #[error("the feed does not fit into the memory budget; raise feeds.memoryMebibytes")]
 pub struct OverBudget;
 
-/// Maximum length of `between`, so that the nodes to fill are still in the processor's cache.
+/// The maximum length of `between`, so that the nodes to fill are still in the processor's cache.
 const BETWEEN_MAX: usize = 512;
 
 impl Staging {
@@ -42,7 +42,7 @@ impl Staging {
     /// Records that `bytes` of a page have been received.
     ///
     /// # Errors
-    /// The memory limit of feeds is reached.
+    /// The memory budget for feeds is used up.
     pub fn page_grows_to(&mut self, bytes: usize) -> Result<(), OverBudget> {
         self.page.set(bytes);
         self.fits(0)
@@ -51,7 +51,7 @@ impl Staging {
     /// Reserves memory for decoding the complete page into objects of about the same size.
     ///
     /// # Errors
-    /// The memory limit of feeds is reached.
+    /// The memory budget for feeds is used up.
     pub fn page_is_read(&mut self) -> Result<(), OverBudget> {
         self.fits(self.page.bytes())
     }

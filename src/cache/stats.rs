@@ -8,15 +8,15 @@ pub struct CacheStats {
     pub object_bytes: usize,
     pub events: usize,
     pub event_bytes: usize,
-    /// Bytes derived from objects and events and kept.
+    /// The number of bytes that were derived from objects and events, and kept.
     pub derived_bytes: usize,
-    /// Bytes of everything of the feed that is alive, regardless of its holder.
+    /// The number of bytes of everything of the feed that is alive, regardless of its holder.
     pub memory_bytes: usize,
     /// The oldest version that a watch may start from.
     pub floor: ResourceVersion,
     pub progress: ResourceVersion,
-    /// Number of lanes, without the lane of all events.
+    /// The number of lanes, without the lane of all events.
     pub lanes: usize,
-    /// Seconds between the oldest and the newest event.
+    /// The number of seconds between the oldest and the newest event.
     pub span_seconds: f64,
 }

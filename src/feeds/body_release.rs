@@ -19,7 +19,7 @@ pub struct BodyRelease {
     writers: Arc<Mutex<EncoderBuilds>>,
 }
 
-/// The server builds that wrote the feed's content, for proxies that take over the feed.
+/// The server builds that encoded the feed's content, for downstream proxies that continue from the feed.
 #[derive(Debug, Default)]
 struct EncoderBuilds {
     /// The last known build of the server that encodes the feed's bodies.
@@ -27,21 +27,21 @@ struct EncoderBuilds {
     /// Whether the known build is still current.
     is_known: bool,
     before: Option<Arc<Build>>,
-    /// Version from which on all content is by `now`. Earlier content may be by `before`.
+    /// The version from which on all content is encoded by `now`. Earlier content may be by `before`.
     since: ResourceVersion,
     changes: u32,
 }
 
-/// The server build that wrote the content sent to a reader.
+/// The server build that encoded the content sent to a reader.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EncodedBy {
     /// The build that encoded the bodies; `None` if it is unknown.
     pub by: Option<Arc<Build>>,
-    /// Number of build changes before it.
+    /// The number of build changes before this content.
     pub changes: u32,
 }
 
-/// Counts a waiting reader until it is dropped.
+/// Counts a reader as waiting until it is dropped.
 struct WaiterGuard<'a>(&'a watch::Sender<usize>);
 
 impl Drop for WaiterGuard<'_> {
@@ -62,8 +62,8 @@ impl BodyRelease {
         *self.is_present.borrow()
     }
 
-    /// Completes when a state may be served, and requests the check if needed. It may never complete, so callers need a
-    /// deadline.
+    /// Completes when a state of the feed may be served, and requests the check of its encoding if needed. It may never
+    /// complete, so callers need a deadline.
     pub async fn present(&self) {
         if self.is_present() {
             return;
@@ -73,7 +73,7 @@ impl BodyRelease {
         self.becomes_present().await;
     }
 
-    /// Completes when a state may be served, without requesting the check.
+    /// Completes when a state of the feed may be served, without requesting the check of its encoding.
     pub async fn becomes_present(&self) {
         // The sender lives as long as `self`.
         let _ = self.is_present.subscribe().wait_for(|is_present| *is_present).await;
@@ -84,12 +84,12 @@ impl BodyRelease {
         let _ = self.waiting.subscribe().wait_for(|waiting| *waiting > 0).await;
     }
 
-    /// Returns the build that writes the feed's current content.
+    /// Returns the build that encodes the feed's current content.
     pub fn written(&self) -> EncodedBy {
         self.writers.lock().now()
     }
 
-    /// Returns the build that wrote the feed's content from this version on. Later parts may be by another build.
+    /// Returns the build that encoded the feed's content from version `rv` on. Later parts may be by another build.
     pub fn written_from(&self, rv: ResourceVersion) -> EncodedBy {
         let writers = self.writers.lock();
         match writers.changes.checked_sub(1) {

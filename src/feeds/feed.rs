@@ -22,27 +22,27 @@ pub struct Feed {
     pub renderings: Renderings,
     pub body_release: BodyRelease,
     pub resume_backfills: ResumeBackfills,
-    /// Columns, for a feed of Tables.
+    /// The columns, for a feed of Tables.
     pub columns: Columns,
-    /// Counters of the feed's upstream traffic.
+    /// The counters of the feed's upstream traffic.
     pub counts: Arc<FeedCounts>,
     pins: Pins,
     leases: AtomicUsize,
-    /// Number of leases that only keep the feed running.
+    /// The number of leases that only keep the feed running.
     keepers: AtomicUsize,
-    /// Number of watches by other proxies.
+    /// The number of watches by downstream proxies.
     proxies: AtomicUsize,
     last_used: Mutex<Instant>,
     last_read: Mutex<Option<Instant>>,
     pub(super) retired: CancellationToken,
     /// The time until which upstream may still use the definition for which the previous feed was retired.
     settled: Option<Instant>,
-    /// The oldest version that a client wants to resume from, while the feed starts.
+    /// The oldest version that a client waiting for the feed requests to resume from.
     resume: Mutex<Option<ResourceVersion>>,
-    /// Version that another feed of the resource had reached when this one began. Its clients must not see an older
-    /// one.
+    /// The version that another feed of the resource had reached when this feed began. Its clients must not receive an
+    /// older one.
     pub(super) shown: AtomicU64,
-    /// Start time of the feed, if its first state may already have been outdated.
+    /// The start time of the feed, if its first state may already have been outdated.
     began_behind: OnceLock<Instant>,
 }
 
@@ -104,7 +104,7 @@ impl Feed {
         )
     }
 
-    /// Pins a state of this feed that is being sent. `cut` ends the sender.
+    /// Pins a state of this feed that is being sent. `cut` ends its sender.
     pub fn pin(&self, snapshot: &Snapshot, cut: AbortSignal) -> Pin {
         self.reader.pin(&self.pins, snapshot, cut)
     }
@@ -144,7 +144,8 @@ impl Feed {
         ResourceVersion(self.shown.load(Ordering::Relaxed))
     }
 
-    /// Forgets that version if upstream does not reach it, because upstream may have been restored from a backup.
+    /// Discards the version that another feed had reached, if upstream does not reach it. Upstream may have been
+    /// restored from a backup.
     pub fn forget_shown(&self) {
         self.shown.store(0, Ordering::Relaxed);
     }
@@ -184,7 +185,7 @@ impl Feed {
         self.proxies.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Records the end of such a watch.
+    /// Records the end of a downstream proxy's watch.
     pub fn proxy_ends(&self) {
         self.proxies.fetch_sub(1, Ordering::Relaxed);
     }
@@ -195,7 +196,7 @@ impl Feed {
         self.proxies.load(Ordering::Relaxed) > 0
     }
 
-    /// Returns whether the feed has readers, or had some within this time. Leases that only keep it running do not
+    /// Returns whether the feed has readers, or had some within `time`. Leases that only keep the feed running do not
     /// count.
     pub fn was_read_within(&self, time: Duration) -> bool {
         self.readers() > 0 || self.last_read.lock().is_some_and(|last| last.elapsed() < time)

@@ -23,7 +23,7 @@ pub enum Scope {
     Selected { field: Arc<str>, value: Arc<str> },
 }
 
-/// A name that no object can have, because names are lower case.
+/// A name that no object can have, because object names are lower case.
 const NOBODY: &str = "NOBODY";
 
 impl FeedKey {
@@ -33,7 +33,7 @@ impl FeedKey {
         url(&self.path(), &selected, query)
     }
 
-    /// Returns the URL of one of its objects, with `query` added.
+    /// Returns the URL of an object of the feed, with `query` appended.
     pub fn url_of(&self, object: &ObjectKey, query: &str) -> String {
         let path = match object.namespace() {
             "" => self.gvr.path(),
@@ -80,7 +80,7 @@ impl FeedKey {
 }
 
 impl Scope {
-    /// Returns the namespace that is covered, if it is only one.
+    /// Returns the namespace that the feed covers, if it is only one.
     pub fn namespace(&self) -> Option<&str> {
         match self {
             Self::Namespace(namespace) => Some(namespace),
@@ -88,7 +88,7 @@ impl Scope {
         }
     }
 
-    /// Returns the fixed field selector in its usual notation.
+    /// Returns the feed's fixed field selector in its usual notation.
     pub fn selector(&self) -> Option<String> {
         match self {
             Self::Selected { field, value } => Some(format!("{field}={value}")),

@@ -14,12 +14,12 @@ use tokio::sync::watch;
 /// client request *received* at or before `t`, and no other.
 #[derive(Debug, Clone)]
 pub struct Freshness {
-    /// The feed contains every write that was complete at this instant.
+    /// The instant up to which the feed is proven to contain every complete write.
     as_of: watch::Sender<Option<Instant>>,
-    /// The latest instant that a waiting reader needs covered.
+    /// The latest instant up to which a waiting reader needs a proof.
     wanted: watch::Sender<Option<Instant>>,
     wanted_versions: watch::Sender<WantedVersions>,
-    /// Number of readers that wait for a proof.
+    /// The number of readers that wait for a proof.
     waiting: Arc<AtomicUsize>,
 }
 
@@ -44,7 +44,7 @@ impl Default for Freshness {
 }
 
 impl Freshness {
-    /// Longest wait for a proof. It equals the longest back-off of a feed that has lost its watch. It is half of the
+    /// The longest wait for a proof. It equals the longest backoff of a feed that has lost its watch. It is half of the
     /// usual idle timeout of load balancers in front of the proxy.
     pub const WAIT_MAX: Duration = Duration::from_secs(30);
 
@@ -153,7 +153,7 @@ impl Freshness {
         self.as_of.send_replace(None);
     }
 
-    /// Subscribes to the instant that readers wait for.
+    /// Subscribes to the latest instant up to which readers need a proof.
     pub fn wanted(&self) -> watch::Receiver<Option<Instant>> {
         self.wanted.subscribe()
     }

@@ -12,22 +12,22 @@ use base::BackoffBounds;
 #[derive(Debug, Default)]
 pub(super) struct Refusals(HashMap<FeedKey, Refusal>);
 
-/// Reason and time of a feed's end.
+/// The reason and the time of a feed's end.
 #[derive(Debug)]
 struct Refusal {
     end: FeedEnd,
     at: Instant,
-    /// Number of consecutive ends for this reason.
+    /// The number of consecutive ends for the same reason.
     times: u32,
     /// The delay before the next attempt to start the feed.
     wait: Duration,
-    /// Bytes that the feed needed when it did not fit.
+    /// The number of bytes that the feed needed when it did not fit.
     weighed: usize,
 }
 
-/// Maximum number of refused feeds that are remembered.
+/// The maximum number of refused feeds that are remembered.
 const REFUSALS_MAX: usize = super::FEEDS_MAX;
-/// Delay before a feed is retried that upstream does not have yet.
+/// The delay before a feed of a resource that upstream does not serve yet is retried.
 const REFUSED_FOR: Duration = Duration::from_secs(30);
 
 impl Refusals {
@@ -64,7 +64,7 @@ impl Refusals {
         self.0.retain(|_, refusal| matches!(refusal.end, FeedEnd::OverBudget | FeedEnd::Forbidden));
     }
 
-    /// Forgets which resources upstream did not know, because it may know them now.
+    /// Discards refusals for resources that upstream did not serve, because it may serve them now.
     pub(super) fn forget_gone(&mut self) {
         self.0.retain(|_, refusal| refusal.end != FeedEnd::Gone);
     }
@@ -86,7 +86,7 @@ impl Refusal {
         elapsed < self.wait || (self.end == FeedEnd::OverBudget && free < self.weighed && elapsed < REFUSED_MAX)
     }
 
-    /// Returns whether it is too old to affect the next attempt.
+    /// Returns whether the refusal is too old to affect the next attempt.
     fn is_forgotten(&self) -> bool {
         let kept = match self.end {
             FeedEnd::OverBudget | FeedEnd::Unreadable | FeedEnd::NotOffered => 2 * REFUSED_MAX,

@@ -7,23 +7,23 @@ use tokio::time::Instant;
 
 use kubeapi::ResourceVersion;
 
-/// Versions that readers have seen elsewhere and wait for. The smallest one is requested from upstream first, so that a
-/// version that never arrives does not block others.
+/// The versions that readers have seen elsewhere and wait for. The smallest one is requested from upstream first, so
+/// that a version that never arrives does not block others.
 #[derive(Debug, Default)]
 pub struct WantedVersions(BTreeMap<ResourceVersion, WantedVersion>);
 
 #[derive(Debug, Clone, Copy)]
 struct WantedVersion {
-    /// Time of the last request for it.
+    /// The time of the last request for the version.
     since: Instant,
-    /// Whether the feed has tried to catch up with upstream for it.
+    /// Whether the feed has tried to catch up with upstream for the version.
     is_tried: bool,
     /// Whether upstream's watch must reach the version. Otherwise a state at that version is sufficient.
     follows: bool,
 }
 
 impl WantedVersions {
-    /// Longest wait for a version; the apiserver uses the same bound.
+    /// The longest wait for a version; the apiserver uses the same bound.
     pub const WAIT_MAX: Duration = Duration::from_secs(3);
     /// The maximum number of versions that readers wait for. Above it, a new greatest version replaces the previous
     /// greatest; any other version evicts the greatest.

@@ -10,7 +10,7 @@ use super::caller_turns::ConnectionTurns;
 
 /// The protocol and all running requests of a connection, polled as one task.
 pub(super) trait ConnectionDriver {
-    /// Polls the parts that were woken, without losing a wake-up. Ready when the connection is over.
+    /// Polls the parts that were woken, without losing a wakeup. Ready when the connection is over.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>>;
 
     /// Requests that the client sends no more requests (GOAWAY). Running requests continue, and so do those that the
@@ -45,7 +45,7 @@ pub(super) enum FirstCompleted<O> {
 
 /// Runs a connection until it is over or `aside` completes.
 ///
-/// The connection is polled when it is its caller's turn. `aside` is polled whenever it was woken, without a turn.
+/// The connection is polled when it has its caller's turn. `aside` is polled whenever it was woken, without a turn.
 pub(super) async fn until<O>(
     conversation: &mut impl ConnectionDriver,
     turns: &mut ConnectionTurns,

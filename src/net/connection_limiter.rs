@@ -40,7 +40,7 @@ pub(super) struct ConnectionLimiter {
     taken: Mutex<LimiterState>,
     /// Notifies one task that waits for a free connection slot.
     freed: Notify,
-    /// Notifies all tasks that wait for a descriptor.
+    /// Notifies all tasks that wait for a file descriptor.
     gone: Notify,
 }
 
@@ -56,7 +56,7 @@ pub(super) struct ConnectionSlot {
 struct LimiterState {
     here: Slab<Entry>,
     owners: Owners,
-    /// The number of connections that have arrived.
+    /// The number of connections that were accepted so far.
     came: u64,
     /// The number of connections that were closed to make room and still hold a descriptor.
     leaving: usize,
@@ -97,13 +97,13 @@ const NEWCOMER_ASKS_WITHIN: Duration = Duration::from_millis(500);
 /// How long new connections do not use the descriptors that were freed for other users. A user that needs more requests
 /// them again.
 const LEFT_FOR: Duration = Duration::from_secs(2);
-/// The most connections beyond the limit that were closed and still hold a descriptor. One in so many of the
-/// descriptors is reserved for them.
+/// The maximum number of connections beyond the limit that were closed and still hold a descriptor. One in
+/// `DESCRIPTORS_PER_LEAVING` descriptors is reserved for them.
 const LEAVING_MAX: usize = 256;
 const DESCRIPTORS_PER_LEAVING: usize = 16;
 /// The number of slots per connection that may be accepted beyond the limit so that it can authenticate.
 const PLACES_PER_UNKNOWN: usize = 4;
-/// How many of an owner's connections are checked for idleness, the oldest first.
+/// The number of an owner's connections that are checked for idleness, the oldest first.
 const LOOKED_AT_MAX: usize = 64;
 const WARN_EVERY: Duration = Duration::from_secs(1);
 /// The time between two scans of a full listener while no connection is known to be idle. A scan of 20,000 connections
@@ -256,7 +256,7 @@ fn within(descriptors: usize) -> (usize, usize) {
     ((descriptors / 4 * DESCRIPTORS_OF_4).saturating_sub(leaving_max).max(1), leaving_max)
 }
 
-/// What to do if the source with the most idle connections has none that was idle by a given time.
+/// The action if the source with the most idle connections has none that was idle by a given time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum EvictionFallback {
     /// Close a connection of another source.
@@ -279,7 +279,7 @@ impl LimiterState {
         self.owners.remove(owner, order, at);
     }
 
-    /// Closes a connection to make room.
+    /// Closes a connection to make room for another one.
     fn close(&mut self, at: usize, why: ConnectionFailure) {
         why.count();
         self.here[at].connection.advance(ConnectionState::Cut);
@@ -298,7 +298,7 @@ impl LimiterState {
         if has_room { Some(()) } else { self.displace(None, EvictionFallback::EvictNone) }
     }
 
-    /// Counts a connection for its caller. Returns its owner; `None` if it is closing.
+    /// Charges a connection to its authenticated caller. Returns its owner; `None` if the connection is closing.
     fn found_known(&mut self, at: usize, connection: &Connection, caller: Option<u64>) -> Option<Owner> {
         let entry = self.here.get_mut(at).filter(|entry| entry.connection.is_same_as(connection))?;
         if let Some(caller) = caller {
@@ -309,7 +309,7 @@ impl LimiterState {
         Some(entry.owner)
     }
 
-    /// Makes room for a connection of this owner beyond the limit. Returns false if that connection must close.
+    /// Makes room for a connection of an owner beyond the limit. Returns false if that connection must close.
     fn give_way_to(&mut self, owner: Owner) -> bool {
         let asked = Instant::now().checked_sub(NEWCOMER_ASKS_WITHIN);
         if asked.is_some() && self.displace(asked, EvictionFallback::EvictNone).is_some() {
@@ -347,7 +347,7 @@ impl LimiterState {
         Some(())
     }
 
-    /// The next idle connection to close.
+    /// Returns the next idle connection to close.
     fn next(&mut self, next: impl Fn(&mut IdleSlots) -> Option<IdleConnection<(usize, Connection)>>) -> Option<usize> {
         while let Some(IdleConnection { connection: (at, connection), since, .. }) = next(&mut self.idle) {
             let is_here = self.here.get(at).is_some_and(|entry| entry.connection.is_same_as(&connection));
@@ -358,7 +358,7 @@ impl LimiterState {
         None
     }
 
-    /// The most connections while other users need descriptors. It is never below [`ROOM`].
+    /// Returns the maximum number of connections while other users need descriptors. It is never below [`ROOM`].
     fn left_max(&self) -> usize {
         self.left.filter(|(_, since)| since.elapsed() < LEFT_FOR).map_or(usize::MAX, |(left, _)| left.max(ROOM))
     }

@@ -13,7 +13,7 @@ pub struct ConnectionLimits {
     /// The time until a request head is complete.
     pub header_max: Duration,
     pub header_bytes_max: u32,
-    /// The most streams of one HTTP/2 connection.
+    /// The maximum number of concurrent streams of one HTTP/2 connection.
     pub streams_max: u32,
     /// The age at which a connection is closed gracefully, with a jitter of 10%. Zero means never.
     ///

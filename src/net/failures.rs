@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep};
 
 use super::idle_connections::ConnectionSource;
 
-/// Recent failed handshakes, by source.
+/// The recent failed handshakes, by source.
 ///
 /// Each failure costs a signature, and a client can cause the next one at once. So a source with many failures waits a
 /// moment before its next handshake.
@@ -17,20 +17,22 @@ pub(super) struct HandshakeFailures {
     of: Mutex<HashMap<ConnectionSource, LeakyBucket>>,
 }
 
-/// A leaky bucket: its level at a time.
+/// A leaky bucket that counts failures: its level at a time.
 #[derive(Debug, Clone, Copy)]
 struct LeakyBucket {
     failures: f64,
     at: Instant,
 }
 
-/// The failures without effect. A fleet whose certificates have all expired at once is not an attack.
+/// The number of recent failures that have no effect. A fleet whose certificates have all expired at once is not an
+/// attack.
 const FREE_MAX: f64 = 50.0;
 /// The number of failed handshakes that are forgotten per second.
 const FORGOTTEN_PER_SECOND: f64 = 10.0;
-/// How long a source with too many failures waits.
+/// How long a source with too many failed handshakes waits.
 const PAUSE: Duration = Duration::from_millis(200);
-/// The most sources remembered. Beyond that, all are forgotten, which does not help an attacker with one address.
+/// The maximum number of sources remembered. Beyond that, all are forgotten, which does not help an attacker with one
+/// address.
 const SOURCES_MAX: usize = 4_096;
 
 impl HandshakeFailures {
@@ -45,7 +47,7 @@ impl HandshakeFailures {
         *level = LeakyBucket { failures: level.now(now) + 1.0, at: now };
     }
 
-    /// Completes when a handshake of that source may begin: at once, unless many have failed.
+    /// Completes when a handshake of the source may begin: at once, unless many have failed.
     pub(super) async fn wait(&self, source: ConnectionSource) {
         let pauses = self.of.lock().get(&source).is_some_and(|level| level.now(Instant::now()) > FREE_MAX);
         if pauses {

@@ -46,7 +46,7 @@ struct RequestService<S> {
     check: HeadCheck,
 }
 
-/// The connection is closing and takes no further requests.
+/// The error of a connection that is closing and accepts no further requests.
 #[derive(Debug, thiserror::Error)]
 #[error("the connection is closing and accepts no more requests")]
 struct ConnectionClosing;

@@ -68,7 +68,7 @@ impl InheritedSockets {
         self.sockets.push((Address::Tcp(address), Socket::Memory(listener)));
     }
 
-    /// Takes the socket that is bound to this address, if there is one.
+    /// Returns the socket that is bound to `address`, if there is one, and removes it.
     pub fn take(&mut self, address: &Address) -> io::Result<Option<Listener>> {
         let Some(at) = self.sockets.iter().position(|(bound, _)| bound == address) else { return Ok(None) };
         let (_, socket) = self.sockets.swap_remove(at);
@@ -83,7 +83,7 @@ impl InheritedSockets {
         listener.map(Some)
     }
 
-    /// The address of a socket that has not been taken.
+    /// Returns the address of a socket that has not been taken.
     pub fn left(&self) -> Option<&Address> {
         self.sockets.first().map(|(address, _)| address)
     }

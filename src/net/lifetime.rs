@@ -27,7 +27,7 @@ pub(super) enum ForcedEnd {
     Cut,
 }
 
-/// Completes when a connection must end: gracefully, or at once on an error.
+/// Completes when a connection must end: gracefully, or at once with an error.
 pub(super) async fn ending(
     this: &Connection,
     cut: &AbortSignal,
@@ -66,7 +66,7 @@ async fn leave(this: &Connection, mut drain: DrainWatch, is_late: bool) {
     }
 }
 
-/// Completes when a closing connection must end at once: it was cut, or no request has run on it for long and its
+/// Completes when a closing connection must end at once: it was aborted, or no request has run on it for long and its
 /// client does not read the rest.
 pub(super) async fn is_cut(this: &Connection, cut: &AbortSignal, limits: &ConnectionLimits) {
     let silence = async {

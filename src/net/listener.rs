@@ -34,7 +34,7 @@ enum BoundSocket {
         path: PathBuf,
         /// Whether this process created the socket file and has not removed it.
         is_made: bool,
-        /// The users that may connect. Other users are rejected, whatever the permissions of the file are.
+        /// The users that may connect. Other users are rejected, whatever the permissions of the socket file are.
         only_uids: Vec<u32>,
     },
     /// Receives in-memory connections from within this process.
@@ -44,7 +44,8 @@ enum BoundSocket {
     },
 }
 
-/// The other processes that listen at this address. They decide what happens to queued connections when this one stops.
+/// The other processes that listen at the same address. They decide what happens to queued connections when this one
+/// stops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AddressSharing {
     Alone,
@@ -75,7 +76,7 @@ const UNSENT_BYTES_MAX: u32 = 128 << 10;
 ///
 /// If the queue is full, a client's SYN is dropped, and the client repeats it after one to three seconds.
 const BACKLOG_MAX: i32 = 4096;
-/// The most connections accepted from the queue of a listener that ends.
+/// The maximum number of connections accepted from the queue of a listener that ends.
 const QUEUED_MAX: usize = 2 * BACKLOG_MAX as usize;
 /// The time that started TCP handshakes get to complete before the port is released: some round trips.
 const HANDSHAKES_MAX: Duration = Duration::from_millis(200);
@@ -146,7 +147,7 @@ impl Listener {
         self
     }
 
-    /// The bound address, with the port that the system chose.
+    /// Returns the bound address, with the port that the system chose.
     pub fn local_address(&self) -> io::Result<Address> {
         match &self.socket {
             BoundSocket::Tcp(listener) => listener.local_addr().map(Address::Tcp),

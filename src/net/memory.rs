@@ -16,7 +16,7 @@ pub struct InMemoryConnector {
 /// A connection that waits to be accepted.
 pub(super) type PendingConnection = (DuplexStream, PeerAddress);
 
-/// The most connections that wait to be accepted.
+/// The maximum number of in-memory connections that wait to be accepted.
 const WAITING_MAX: usize = 1024;
 
 impl InMemoryConnector {

@@ -25,7 +25,7 @@ pub(super) fn certificate_expires(what: &'static str, expiry: Duration) {
 /// The reason that a connection failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConnectionFailure {
-    /// The TLS handshake failed: client and server share no version, certificate or signature scheme.
+    /// The TLS handshake failed, because client and server share no version, certificate or signature scheme.
     Handshake,
     /// The TLS handshake took too long.
     HandshakeTimeout,
@@ -35,7 +35,7 @@ pub(super) enum ConnectionFailure {
     Displaced,
     /// The listener was full, its owner had the most connections, and a connection of another owner arrived.
     OverShare,
-    /// The listener was full when it arrived, and no other owner had more connections than its own.
+    /// The listener was full when the connection was accepted, and no other owner had more connections than its own.
     NoShare,
     /// The connection was closing, and the client sent too many further requests.
     Insistent,

@@ -2,7 +2,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use super::idle_connections::ConnectionSource;
 
-/// The party that a connection counts for: its caller once authenticated, until then its source.
+/// The party to which a connection is charged: its caller once authenticated, until then its source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Owner {
     Caller(u64),

@@ -14,7 +14,7 @@ use base::{AbortSignal, DrainWatch, InFlightGuard};
 /// The handling of a connection's requests, for any protocol.
 pub(super) struct RequestDispatcher<S> {
     pub(super) peer: Peer,
-    /// The most requests that may arrive while the connection is closing.
+    /// The maximum number of requests that may be received while the connection is closing.
     pub(super) late_max: u32,
     /// The drain, if the connection existed before it.
     pub(super) leaving: Option<DrainWatch>,

@@ -19,10 +19,10 @@ pub(super) struct TlsStream<I>(Box<server::TlsStream<TlsRecords<I>>>);
 #[derive(Debug)]
 pub(super) struct TlsRecords<I> {
     io: I,
-    /// The head of the next record, as far as it was read (RFC 8446 §5.1).
+    /// The head of the next TLS record, as far as it was read (RFC 8446 §5.1).
     head: [u8; HEAD_BYTES],
     head_read: usize,
-    /// How many bytes of the current record have not been read.
+    /// The number of bytes of the current TLS record that have not been read.
     left: usize,
 }
 
@@ -98,7 +98,7 @@ impl<I> TlsRecords<I> {
         Self { io, head: [0; HEAD_BYTES], head_read: 0, left: 0 }
     }
 
-    /// Notes where the records end that these bytes belong to.
+    /// Tracks where the TLS records end that the bytes belong to.
     fn note(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             if self.left > 0 {

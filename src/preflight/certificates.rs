@@ -18,7 +18,7 @@ pub struct CertificateFile {
 }
 
 const ABOUT: &str = "certificates";
-/// A certificate that expires sooner gets a note.
+/// The remaining validity below which a certificate gets a note.
 const SOON: Duration = Duration::from_secs(14 * 24 * 3600);
 
 /// Reads each file and reports how long its certificates are valid.
@@ -80,7 +80,7 @@ fn judged(file: &CertificateFile, named: &str, chain: &[Vec<u8>], now: SystemTim
     findings
 }
 
-/// The names in the server certificate.
+/// Reports the names in the server certificate.
 fn names(named: &str, certificate: &X509Certificate<'_>) -> CheckFinding {
     let alternative = certificate.subject_alternative_name().ok().flatten();
     let name = |name: &GeneralName<'_>| match name {

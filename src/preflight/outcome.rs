@@ -20,7 +20,7 @@ pub enum CheckOutcome {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CheckFinding {
     pub outcome: CheckOutcome,
-    /// `rights`, `certificates`, `upstream`, `sizes`, `cost`, `configuration`.
+    /// The part that was checked: `rights`, `certificates`, `upstream`, `sizes`, `cost`, `configuration`.
     pub about: &'static str,
     pub what: String,
     /// The fix for the problem, written for an operator.
@@ -41,7 +41,7 @@ impl CheckFinding {
         Self { outcome: CheckOutcome::Failed, ..Self::ok(about, what) }
     }
 
-    /// A request to upstream failed: the proxy is refused, or the outcome is unknown.
+    /// Creates a finding for a failed request to upstream: the proxy is refused, or the outcome is unknown.
     pub fn unanswered(about: &'static str, what: impl Display, error: &Error) -> Self {
         let is_refused = matches!(error.code(), Some(401 | 403));
         let outcome = if is_refused { CheckOutcome::Failed } else { CheckOutcome::Unknown };
@@ -56,7 +56,7 @@ impl CheckFinding {
 }
 
 impl CheckOutcome {
-    /// The mark at the start of a line.
+    /// Returns the mark at the start of a finding's line.
     pub fn mark(self) -> &'static str {
         match self {
             Self::Ok => "ok",

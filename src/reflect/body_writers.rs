@@ -119,7 +119,7 @@ impl BodyWriters {
         self.by.borrow().stream.as_ref().is_some_and(Server::is_certain)
     }
 
-    /// The build of the followed server if it is behind a proxy, which reports the build with every response.
+    /// Returns the build of the followed server if it is behind a proxy, which reports the build with every response.
     pub(super) fn told_by_a_proxy(&self) -> Option<Arc<Build>> {
         let by = self.by.borrow();
         by.stream.as_ref().filter(|stream| stream.is_behind_a_proxy()).and_then(Server::build)
@@ -181,8 +181,8 @@ impl BodyWriters {
         authorship
     }
 
-    /// Sets the release. Resets all qualified and refused renderings, because they were checked against the previous
-    /// release.
+    /// Sets the release of upstream. Resets all qualified and refused renderings, because they were checked against the
+    /// previous release.
     fn is_of(&self, minor: u32) {
         let was = self.feed.renderings.release();
         if was == Some(minor) {
@@ -217,7 +217,7 @@ impl BodyEncoders {
         }
     }
 
-    /// The build that encodes events from now on.
+    /// Returns the build that encodes events from now on.
     fn writer(&self) -> Option<Arc<Build>> {
         match (&self.stream, &*self.bodies) {
             (Some(server), _) | (None, [server]) => server.build(),
@@ -230,7 +230,7 @@ impl BodyEncoders {
         self.bodies.iter().any(|server| server.build().is_some())
     }
 
-    /// The servers whose release is not known.
+    /// Returns the servers whose release is not known.
     pub(super) fn unknown(&self) -> Vec<Server> {
         let mut unknown: Vec<Server> = Vec::new();
         for server in self.bodies.iter().chain(&self.stream).filter(|server| !server.is_known()) {

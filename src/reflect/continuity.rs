@@ -129,7 +129,7 @@ pub(super) enum ResumeEvidence {
     Continues,
     /// The stream skips the expected change, so upstream has another history.
     Contradicts,
-    /// Upstream no longer has the change.
+    /// Upstream no longer has the change that the stream should repeat.
     Expired,
     /// Upstream refuses the stream for another reason, which shows nothing about its history.
     Refuses,
@@ -148,7 +148,7 @@ pub(super) fn testimony(resume_marker: &ResumeMarker, item: &WatchItem) -> Resum
     }
 }
 
-/// The evidence in a transaction at the beginning of such a stream.
+/// Returns the evidence in a transaction at the beginning of such a stream.
 pub(super) fn testimony_of_changes(resume_marker: &ResumeMarker, changes: &[Change]) -> ResumeEvidence {
     let is_it = |change: &Change| resume_marker.is_told_by(change.event_type, &change.object.key, change.object.rv);
     if changes.iter().any(is_it) { ResumeEvidence::Continues } else { ResumeEvidence::Contradicts }

@@ -10,7 +10,7 @@ use crate::wire::WireError;
 use super::session::BrokenStream;
 use super::stream::StreamEnd;
 
-/// Why a step of the reflector failed.
+/// The reason that a step of the reflector failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StepFailure {
     /// The feed must end for the given reason.
@@ -106,7 +106,7 @@ impl StepFailure {
         }
     }
 
-    /// The failure as text without confidential details.
+    /// Returns the failure as text without confidential details.
     pub(super) fn in_brief(&self) -> String {
         match self {
             Self::Stream(StreamEnd::Failed(error))

@@ -22,10 +22,10 @@ pub(super) struct RelistPlanner {
 /// The list to request after a 410.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RelistPlan {
-    /// List at once. The value is the start of upstream's window, from which the gap can be mended; `None` requests the
+    /// List at once. The value is the start of upstream's window, from which the gap can be closed; `None` requests the
     /// current state.
     AtOnce(Option<ResourceVersion>),
-    /// The last list is too recent. Retry at this time, when upstream's window may be different.
+    /// The last list is too recent. List at this time, when upstream's window may be different.
     NotBefore(Instant),
     /// List the current state after a growing backoff, because the last list did not help.
     CurrentAfterBackoff,
@@ -72,7 +72,7 @@ impl RelistPlanner {
 #[derive(Debug, Default)]
 pub(super) struct Completeness {
     as_of: Option<Instant>,
-    /// The position of upstream's storage when it was requested.
+    /// The position of upstream's storage when the state was requested.
     awaited: Option<Position>,
     /// Whether the open stream has caught up.
     caught_up: bool,

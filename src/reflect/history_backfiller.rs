@@ -34,7 +34,7 @@ pub(super) struct HistoryBackfiller {
 const GATHER: Duration = Duration::from_millis(200);
 /// The duration of the upstream watch. Upstream sends a bookmark two seconds before the end.
 const WATCH_SECONDS: u64 = 3;
-/// A watch that ends sooner was closed by a server that shuts down.
+/// A watch that ends sooner than this was closed by a server that shuts down.
 const WATCH_LASTS: Duration = Duration::from_millis(WATCH_SECONDS * 1_000 - 500);
 /// The timeout of one history backfill.
 const LOOK_MAX: Duration = Duration::from_secs(5);
@@ -44,11 +44,11 @@ const BYTES_MAX: usize = 64 << 20;
 /// The maximum number of objects whose previous version is requested from upstream.
 const BEFORE_MAX: usize = 64;
 
-/// Why earlier events are not available.
+/// The reason that earlier events are not available.
 enum BackfillError {
-    /// Upstream no longer has them. The value is the message of its 410.
+    /// Upstream no longer has the events. The value is the message of its 410.
     Gone(String),
-    /// The ring has no room for them.
+    /// The ring has no room for the events.
     TooMany,
     Failed(StreamEnd),
 }

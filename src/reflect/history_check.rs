@@ -33,7 +33,7 @@ pub(super) enum HistoryCheckReason {
     /// The stream was reopened and upstream's storage has reached the feed's version. But the stream does not begin
     /// with the change that it should repeat first.
     Unconfirmed,
-    /// An upstream response contradicts what the feed holds.
+    /// An upstream response contradicts the cached state.
     Suspected,
     /// Another feed found that upstream's storage went back.
     Notice,
@@ -54,19 +54,19 @@ impl HistoryCheckReason {
 /// The result of a history check.
 #[derive(Debug)]
 pub(super) enum HistoryCheckOutcome {
-    /// Upstream's storage has reached the feed's version. Its history was not compared.
+    /// Upstream's storage has reached the feed's version. The histories were not compared.
     Reached,
     /// Upstream has the feed's history.
     Continues,
-    /// Upstream has another history, with this current state.
+    /// Upstream has another history; the value is its current state.
     Other(Box<DatedState>),
-    /// The histories can no longer be compared. This is the current state.
+    /// The histories can no longer be compared; the value is upstream's current state.
     Unproven(HistoryCheckReason, Box<DatedState>),
     /// Upstream did not respond to the check.
     Failed(HistoryCheckReason),
 }
 
-/// A current state and the time of its request.
+/// A current state and the time at which it was requested.
 #[derive(Debug)]
 pub(super) struct DatedState {
     pub(super) asked: Instant,
@@ -86,7 +86,7 @@ pub(super) struct HistoryChecks {
 /// repeatedly.
 #[derive(Debug, Default)]
 struct HistoryCheckRateLimit {
-    /// The time of the last unfounded check, and the number of earlier ones in a row.
+    /// The time of the last unfounded check, and the number of earlier unfounded ones in a row.
     unfounded: Option<(Instant, u32)>,
 }
 
@@ -98,7 +98,7 @@ impl HistoryCheckRateLimit {
         Self::REST.saturating_mul(1 << times.min(10)).min(Self::REST_MAX)
     }
 
-    /// The earliest time of the next check.
+    /// Returns the earliest time of the next history check.
     fn earliest(&self) -> Option<Instant> {
         self.unfounded.map(|(at, times)| at + Self::rest(times))
     }
@@ -135,7 +135,7 @@ impl HistoryChecks {
         *self = Self::default();
     }
 
-    /// Completes with the next outcome. Cancel-safe.
+    /// Completes with the next outcome of a history check. Cancel-safe.
     pub(super) async fn next(&mut self, upstream: &FeedClient) -> HistoryCheckOutcome {
         loop {
             if let Some(running) = self.running.get_mut() {

@@ -51,7 +51,7 @@ pub(super) struct ContinuingWatch {
 /// One object at a past version, as upstream returned it.
 #[derive(Debug)]
 pub(super) struct PastObject {
-    /// `None` if the object did not exist.
+    /// The object at the version; `None` if it did not exist.
     pub(super) object: Option<Object>,
     /// The version of the response. It equals the requested one if upstream can read a past state.
     pub(super) at: ResourceVersion,
@@ -69,9 +69,10 @@ pub(super) enum ListVersion {
 }
 
 const PAGE_LIMIT: usize = 500;
-/// The maximum size of the events that may come while a list runs under an open watch, in bytes.
+/// The maximum size in bytes of the events that may be received while a list runs under an open watch.
 const AHEAD_BYTES_MAX: usize = 64 << 20;
-/// The wait for a 410: an apiserver that no longer has the changes after a version sends it before anything else.
+/// The time to wait for a 410: an apiserver that no longer has the changes after a version sends it before anything
+/// else.
 const FORGOTTEN_WITHIN: Duration = Duration::from_millis(250);
 /// The number of attempts at a paginated LIST whose continue token expires. After that the LIST is made without a
 /// limit.
@@ -299,7 +300,7 @@ impl Lister<'_> {
         }
     }
 
-    /// Opens the watch that continues from `at`.
+    /// Opens the watch that continues from version `at`.
     async fn behind(&self, at: ResourceVersion) -> Result<WatchStream, Error> {
         let query = format!("watch=true&allowWatchBookmarks=true&resourceVersion={at}");
         self.stream(Cause::Watch.of(&self.spec.key.gvr), &self.spec.key.url(&query)).await
@@ -370,7 +371,7 @@ fn over_budget(OverBudget: OverBudget) -> Error {
     Error::OverBudget
 }
 
-/// The query for a state at this version or later.
+/// Returns the query for a state at version `rv` or later.
 pub(super) fn not_older_than(rv: ResourceVersion) -> String {
     format!("resourceVersion={rv}&resourceVersionMatch=NotOlderThan")
 }

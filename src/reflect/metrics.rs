@@ -36,15 +36,15 @@ pub(super) enum SideRequest {
     Past,
     /// A request for upstream's current version.
     Position,
-    /// The versions of a small collection, to prove that the cache equals them.
+    /// A list of the versions of a small collection, to prove that the cache equals them.
     Equality,
     /// A watch from the feed's version, to prove that the cache has all changes.
     CatchUp,
-    /// The current state, because an upstream response contradicts what the feed holds.
+    /// A list of the current state, because an upstream response contradicts the cached state.
     Doubt,
-    /// The history before the first list.
+    /// A read of the history before the first list.
     Prehistory,
-    /// Versions or an object, to compare them with what the feed holds.
+    /// A read of versions or an object, to compare them with the cache.
     SelfCheck,
 }
 
@@ -55,7 +55,7 @@ pub(super) enum GapOutcome {
     NewHistory,
     /// Upstream's storage went back, so the feed started a new history.
     Rewound,
-    /// The feed held something other than upstream.
+    /// The cached state differed from upstream's.
     Different,
 }
 
@@ -153,7 +153,7 @@ impl Drop for OpenStream {
 }
 
 impl SideRequest {
-    /// The cause to which the cost of the request is accounted.
+    /// Returns the cause to which the cost of the request is accounted.
     pub(super) fn cause(self) -> Cause {
         match self {
             Self::Initial | Self::Relist | Self::Renewal | Self::Doubt => Cause::List,

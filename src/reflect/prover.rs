@@ -63,7 +63,7 @@ pub(super) struct Prover {
     behind_a_proxy: AtomicBool,
     unanswered: Failures,
     unproven: Failures,
-    /// Failed requests to reach a version.
+    /// The failed requests to reach a version.
     unreached: Failures,
     /// The failures of catch-up watches that did not advance the feed.
     behind: Failures,
@@ -85,9 +85,9 @@ const EQUALITY_REST_PER_OBJECT: Duration = Duration::from_millis(1);
 const CATCH_UP_SECONDS: u64 = 3;
 /// The timeout of one request, after which it is retried.
 const QUESTION_MAX: Duration = Duration::from_secs(5);
-/// The timeout of a proof; a later one is of no use to the waiting readers.
+/// The timeout of a proof. A later proof is of no use to the waiting readers.
 const PROOF_MAX: Duration = Duration::from_secs(10);
-/// The wait after a failed request; doubled after each further failure in a row.
+/// The delay after a failed request; doubled after each further failure in a row.
 const RETRY: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
@@ -112,7 +112,7 @@ impl Failures {
 /// The result of a request that should prove that the cache is current.
 enum ProofResult {
     Position(Position),
-    /// The feed holds everything that was complete at this instant.
+    /// The feed contains everything that was complete at this instant.
     Proven(Instant),
 }
 
@@ -237,7 +237,7 @@ impl Prover {
         self.position().await.map(ProofResult::Position)
     }
 
-    /// Lists the current versions of a tiny collection. If the cache has the same, that is the proof.
+    /// Lists the current versions of a tiny collection. If the cache has the same versions, it is current.
     async fn at_once(&self) -> Option<ProofResult> {
         let (asked, shown) = (Instant::now(), self.upstream.feed.reader.shown_at());
         let listing = async { self.listed("").await.map_err(StreamEnd::from) };
@@ -333,7 +333,7 @@ impl Prover {
         }
     }
 
-    /// Whether upstream's watches send bookmarks. Without them, catching up proves nothing (R-EVENT-4).
+    /// Whether upstream's watches send bookmarks. Without bookmarks, catching up proves nothing (R-EVENT-4).
     fn watches_say_how_far(&self) -> bool {
         self.upstream.feed.spec.key.gvr.has_watch_cache() || self.is_behind_a_proxy()
     }
@@ -409,7 +409,7 @@ impl Prover {
         Ok(!listed.is_other && self.is_held(&listed) && self.upstream.feed.reader.shown_at() >= rv)
     }
 
-    /// Reports to the reflector that an upstream response contradicts what the feed holds. The reflector decides; the
+    /// Reports to the reflector that an upstream response contradicts the cached state. The reflector decides; the
     /// prover backs off.
     fn doubt(&self) {
         // If the channel is full, a message is pending already; one suffices.
@@ -441,7 +441,7 @@ fn same(snapshot: &Snapshot, listed: &BTreeMap<ObjectKey, ResourceVersion>) -> b
     snapshot.len() == listed.len() && snapshot.iter().all(|object| listed.get(&object.key) == Some(&object.rv))
 }
 
-/// Whether the feed, which has reached a listed version, still holds an object that the list did not have.
+/// Whether the feed, which has reached a listed version, still has an object that the list did not have.
 fn outlived(now: &Snapshot, listed: &BTreeMap<ObjectKey, ResourceVersion>, at: ResourceVersion) -> bool {
     places(now).any(|(key, rv)| rv <= at && listed.get(key) != Some(&rv))
 }

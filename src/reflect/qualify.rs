@@ -49,7 +49,7 @@ struct QualifierState {
     /// The release that objects were compared with, and the number of compared objects.
     release: Option<u32>,
     compared: usize,
-    /// The state that was sampled last.
+    /// The state from which objects were sampled last.
     sampled: Option<StateMark>,
 }
 
@@ -62,20 +62,21 @@ enum Verdict {
     Refused,
     /// Upstream did not respond to the comparison.
     Unanswered,
-    /// Upstream no longer has that state.
+    /// Upstream no longer has the state to compare with.
     Expired,
-    /// Upstream does not offer this representation either.
+    /// Upstream does not offer the representation either.
     NotOffered,
 }
 
 /// The number of objects that are compared before a derivation is used.
 const QUALIFYING_OBJECTS: usize = 20;
-/// The mean interval between samples. It varies by a quarter, so that proxies that start together do not stay in step.
+/// The mean interval between samples. It varies by a quarter, so that proxies that start together do not sample at the
+/// same time.
 const SAMPLE_EVERY: Duration = Duration::from_secs(60);
 /// The interval between samples while fewer than [`QUALIFYING_OBJECTS`] objects were compared, because the collection
 /// may be small. It also applies while upstream's release is unclear.
 const SAMPLE_SOON: Duration = Duration::from_secs(5);
-/// The waits after failed requests, while readers wait for the verdict.
+/// The delays after failed requests, while readers wait for the verdict.
 const RETRY: BackoffBounds = BackoffBounds { first: Duration::from_millis(500), longest: SAMPLE_EVERY };
 /// The number of objects that are derived before the task yields.
 const DERIVED_AT_A_TIME: usize = 64;
@@ -120,7 +121,7 @@ impl Qualifier {
         }
     }
 
-    /// Completes when the feed has a state to derive from, all encoded by servers of one release.
+    /// Completes when the feed has a state to convert, all encoded by servers of one release.
     async fn complete(&self) {
         self.present().await;
         let mut state = self.upstream.feed.reader.watch_state();
@@ -144,7 +145,8 @@ impl Qualifier {
         }
     }
 
-    /// Decides about one representation. Returns false if upstream did not respond and the decision must be retried.
+    /// Decides whether one representation may be converted. Returns false if upstream did not respond and the decision
+    /// must be retried.
     async fn qualify(&self, wanted: Representation, known: &mut QualifierState) -> bool {
         let minor = match self.release(known).await {
             Ok(Some(minor)) => minor,
@@ -300,7 +302,7 @@ impl Qualifier {
         Ok(self.upstream.feed.body_release.is_present().then_some(build.minor))
     }
 
-    /// Compares each object with a second feed that holds the other encoding, if there is one. This sends nothing to
+    /// Compares each object with a second feed that has the other encoding, if there is one. This sends nothing to
     /// upstream.
     fn shadow(&self) {
         let json = Representation::Object(Encoding::Json);
@@ -418,7 +420,7 @@ impl Qualifier {
 }
 
 impl Verdict {
-    /// The verdict when there is nothing to compare with.
+    /// Returns the verdict when there is nothing to compare with.
     fn without_answer(error: &Error) -> Self {
         match error {
             Error::OtherRepresentation { .. } => Self::NotOffered,

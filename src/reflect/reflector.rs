@@ -53,7 +53,7 @@ pub(super) struct Reflector {
     history_checks: HistoryChecks,
     /// How the current history of the feed began.
     begun: HistoryOrigin,
-    /// Whether the history is given up because upstream has another one.
+    /// Whether the history is being discarded because upstream has another one.
     rewinding: bool,
     /// Limits the rate at which interruptions are logged.
     interruptions: LogLimit,
@@ -73,7 +73,7 @@ pub(super) struct ReflectorDeps {
 enum State {
     /// The feed has no valid state.
     Empty,
-    /// Complete up to `at`; no stream is open. A lost connection leads here.
+    /// The state is complete up to `at`, and no stream is open. A lost connection leads here.
     Listed { at: ResourceVersion },
     /// Complete up to `at`, with the stream that continues from there. `resume_marker` is the change that the stream must
     /// send first, if it was opened before it.
@@ -88,8 +88,8 @@ const UNREADABLE_MAX: u32 = 3;
 
 /// The maximum duration of a refusal that does not end a feed served before.
 const REFUSED_MAX: Duration = Duration::from_secs(20);
-/// The waits during a refusal. An apiserver that has just started grants the request within seconds, while the waits of
-/// the preceding outage may have grown to half a minute.
+/// The delays during a refusal. An apiserver that has just started grants the request within seconds, while the delays
+/// of the preceding outage may have grown to half a minute.
 const REFUSED_WAITS: BackoffBounds =
     BackoffBounds { first: Duration::from_millis(250), longest: Duration::from_secs(4) };
 /// The delay for clients that resume after a restart, before the oldest version among them is used.
@@ -97,7 +97,7 @@ const RESUME_GATHER: Duration = Duration::from_millis(300);
 /// The timeout for the position of upstream and the layout of its bookmarks, for a feed that begins at a client's
 /// version.
 const POSITION_MAX: Duration = Duration::from_secs(1);
-/// A stream that was open for this long counts as accepted.
+/// The time after which an open stream counts as accepted.
 const LIVED: Duration = Duration::from_secs(5);
 /// The window over which feeds that lost their streams together spread their resumes.
 const RESUME_SPREAD: Duration = Duration::from_millis(300);
@@ -130,7 +130,7 @@ impl Reflector {
         }
     }
 
-    /// Runs until the feed ends for a reason that a retry cannot fix.
+    /// Runs until the feed ends for a reason that a retry cannot fix. Returns that reason.
     pub(super) async fn run(&mut self) -> FeedEnd {
         let mut state = State::Empty;
         loop {
@@ -351,7 +351,7 @@ impl Reflector {
         }
     }
 
-    /// Returns the wait after a failure. After repeated unreadable streams it also resets the state, so that the feed
+    /// Returns the delay after a failure. After repeated unreadable streams it also resets the state, so that the feed
     /// relists.
     fn pause_after(&mut self, failure: &StepFailure, state: &mut State) -> Duration {
         let kind = failure.kind();

@@ -57,7 +57,7 @@ struct RenewalDelay {
 impl RenewalRateLimit {
     const SPREAD: Duration = Duration::from_secs(60);
     const SPREAD_MAX: Duration = Duration::from_secs(20 * 60);
-    /// Renewals that are further apart than this are treated as unrelated.
+    /// The time between two renewals above which they are treated as unrelated.
     const REST: Duration = Duration::from_secs(10 * 60);
 
     fn next(&mut self, now: Instant) -> RenewalDelay {

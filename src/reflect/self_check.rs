@@ -52,7 +52,7 @@ pub(super) struct SelfChecker {
     pub(super) upstream: FeedClient,
     pub(super) words: mpsc::Sender<ReflectorFinding>,
     pub(super) written: Arc<BodyWriters>,
-    /// Provides the mean interval between rounds, which varies by half, or disables them.
+    /// The configuration, with the mean interval between rounds, which varies by half, or none to disable them.
     pub(super) config: Reloadable<ReflectConfig>,
 }
 
@@ -71,10 +71,10 @@ struct SelfCheckState {
     pace: DivergenceRateLimit,
 }
 
-/// How far a feed has been compared.
+/// The extent to which a feed has been compared.
 #[derive(Debug, Clone)]
 struct CompareProgress {
-    /// The state that was compared completely last.
+    /// The last state that was compared completely.
     proven: StateMark,
     sweep: Option<Sweep>,
 }
@@ -98,7 +98,7 @@ const OBJECTS_MAX: usize = 3;
 const OBJECT_BYTES_MAX: usize = 64 << 10;
 /// The maximum number of differences that are checked again.
 const SUSPECTS_MAX: usize = 4;
-/// How often a difference is checked again, and the base wait between two checks.
+/// The number of times that a difference is checked again, and the base delay between two checks.
 const LOOKS: u32 = 2;
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 /// The time in which the feed's stream must reach the version of the state that upstream has listed. It is more than
@@ -353,8 +353,8 @@ impl SelfChecker {
         Ok(last.map(|(divergence, _)| divergence))
     }
 
-    /// The base wait between two checks of a difference: long compared with a transaction, and short compared with a
-    /// round.
+    /// Returns the base delay between two checks of a difference: long compared with a transaction, and short compared
+    /// with a round.
     fn look_again(&self) -> Duration {
         self.config.get().self_check.map_or(LOOK_AGAIN, |every| LOOK_AGAIN.min(every / 10))
     }
@@ -374,7 +374,7 @@ impl SelfChecker {
         let _ = self.words.send(ReflectorFinding::Divergence(divergence)).await;
     }
 
-    /// Requests a page of the keys after `behind` at `rv`.
+    /// Requests a page of versions of the keys after `behind`, at version `rv`.
     async fn page(&self, rv: ResourceVersion, behind: Option<&ObjectKey>, limit: usize) -> Result<VersionPage, Error> {
         let (feed, gvr) = (&self.upstream.feed, &self.upstream.feed.spec.key.gvr);
         let query = match behind {
@@ -402,13 +402,13 @@ impl SelfChecker {
     }
 }
 
-/// The error if upstream cannot respond at one version.
+/// Returns the error for an upstream that cannot respond at one version.
 fn other_version(rv: ResourceVersion) -> Error {
     Error::OtherDocument(format!("a list at resourceVersion {rv}"))
 }
 
 impl SelfCheckState {
-    /// The initial results, for a state that was just listed.
+    /// Returns the initial results, for a state that was just listed.
     fn since(proven: StateMark) -> Self {
         Self {
             compared: CompareProgress { proven, sweep: None },
@@ -420,7 +420,7 @@ impl SelfCheckState {
         }
     }
 
-    /// Records why nothing was compared, so that refused requests are not repeated.
+    /// Records the reason that nothing was compared, so that refused requests are not repeated.
     fn note(&mut self, error: &Error, state: (u64, ResourceVersion)) {
         match error {
             Error::TooLarge(_) if self.keys > KEYS_MIN => self.keys = (self.keys / 2).max(KEYS_MIN),

@@ -27,7 +27,7 @@ pub(super) enum BrokenStream {
     Upstream(#[from] Error),
 }
 
-/// Applies one item. Fails if a change is out of order.
+/// Applies one item of a stream. Fails if a change is out of order.
 pub(super) fn apply(
     item: WatchItem,
     writer: &mut CacheWriter,
@@ -70,7 +70,7 @@ pub(super) fn apply_together(
     Ok(last.filter(|_| fresh > 0).map_or(StreamStep::Skipped, StreamStep::At))
 }
 
-/// The Status in an ERROR event.
+/// Returns the Status in an ERROR event.
 pub(super) fn status_of(event: &ErrorEvent) -> Status {
     let code = u16::try_from(event.code).unwrap_or(500);
     let mut status = Status::from_code(code, &event.message);

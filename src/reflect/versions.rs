@@ -24,7 +24,7 @@ pub(super) struct VersionPage {
 }
 
 impl VersionPage {
-    /// The number of objects from the first of this page on, if upstream reports it.
+    /// Returns the number of objects from the first of this page on, if upstream reports it.
     pub(super) fn count(&self) -> Option<usize> {
         let behind = if self.is_last { Some(0) } else { self.remaining };
         Some(self.versions.len() + usize::try_from(behind?).ok()?)

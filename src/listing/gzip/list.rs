@@ -18,7 +18,7 @@ pub(crate) struct GzipList {
     batches: Vec<Batch>,
     member: Member,
     stage: Stage,
-    /// Text of the current batch, read if a piece of it must be compressed now or is sent uncompressed.
+    /// The text of the current batch, read if a piece of it must be compressed now or is sent uncompressed.
     reading: BatchReader,
     joined: SliceJoiner,
 }
@@ -32,7 +32,7 @@ enum Stage {
     Over,
 }
 
-/// A batch, read chunk by chunk.
+/// A reader of a batch, chunk by chunk.
 #[derive(Debug, Default)]
 struct BatchReader {
     /// The number of chunks that were read.
@@ -120,7 +120,7 @@ impl GzipList {
 }
 
 impl BatchReader {
-    /// Is ready when the whole batch has been read.
+    /// Completes when the whole batch has been read.
     fn poll(&mut self, list: &mut ListBody, batch: &Batch, cx: &mut Context<'_>) -> Poll<Result<(), TranscodeError>> {
         while let Some(index) = batch.chunks.clone().nth(self.chunks) {
             let plain = match ready!(list.poll_plain(index, cx)) {

@@ -14,11 +14,11 @@ pub(super) struct OwnerQueues {
     all: HashMap<Owner, OwnerQueue>,
     /// The owners with a waiting connection, the next one first.
     order: VecDeque<Owner>,
-    /// The waker of the next connection, while everything else runs before it.
+    /// The waker of the next connection, while all other tasks run before it.
     back: Option<Arc<ReturnFlag>>,
     tickets: u64,
     waiting: usize,
-    /// The number of lines at which those without information are removed.
+    /// The number of queues at which those without state are removed.
     sweep_at: usize,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct QueueTicket {
 #[derive(Debug)]
 pub(super) enum TurnDecision {
     Run,
-    /// The connection waits. Its task is woken when it is next.
+    /// The connection waits. Its task is woken when the connection is next.
     Wait,
     /// The connection waits, because its owner has used more than a slice. The caller must wake the next owner's
     /// connection.
@@ -64,12 +64,12 @@ pub(super) struct ReturnFlag {
 ///
 /// A poll that begins within the slice may end later. The owner then skips one turn for each slice that it has used.
 pub(super) const SLICE: Duration = Duration::from_micros(100);
-/// The most use charged to an owner. This bounds the charge to a thread that the system did not schedule.
+/// The maximum CPU time charged to an owner. This bounds the charge to a thread that the system did not schedule.
 const SPENT_MAX: Duration = SLICE.saturating_mul(10);
-/// An owner regains one slice for each four slices of time between polls, while none of its connections waits. So an
-/// owner that uses less than a fifth of a core never waits.
+/// The number of slices of time between polls in which an owner regains one slice, while none of its connections waits.
+/// So an owner that uses less than a fifth of a core never waits.
 const GIVEN_BACK_IN: u32 = 4;
-/// The least number of lines before some are removed.
+/// The minimum number of queues before some are removed.
 const SWEEP_MIN: usize = 64;
 
 impl OwnerQueues {
@@ -138,7 +138,7 @@ impl OwnerQueues {
         self.next()
     }
 
-    /// Charges an owner for a period. Returns the owner's recent use.
+    /// Charges an owner for a period of CPU time. Returns the owner's recent use.
     pub(super) fn charge(&mut self, owner: Owner, began: Instant, now: Instant) -> Duration {
         let line = self.line(owner, now);
         line.give_back(began);
@@ -157,7 +157,7 @@ impl OwnerQueues {
         self.next()
     }
 
-    /// The next connection, unless everything else runs before it now.
+    /// Returns the waker of the next connection, unless all other tasks run before it now.
     fn next(&self) -> Option<Waker> {
         let first = self.order.front().filter(|_| self.back.is_none())?;
         self.all.get(first)?.waiting.front().map(|(_, waker)| waker.clone())

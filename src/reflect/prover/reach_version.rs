@@ -28,7 +28,7 @@ const LISTED_WITHIN: Duration = Duration::from_millis(500);
 /// The response to a request to reach a version.
 enum ReachOutcome {
     Reached(ResourceVersion),
-    /// Upstream does not have that version.
+    /// Upstream does not have the requested version.
     Behind,
     Failed,
 }
@@ -41,7 +41,7 @@ struct RequestedVersion {
 }
 
 impl Prover {
-    /// Reaches the versions that readers wait for, as long as they wait.
+    /// Reaches the versions that readers wait for, for as long as they wait.
     pub(super) async fn chase(&self) -> Infallible {
         let (feed, reader) = (&self.upstream.feed, &self.upstream.feed.reader);
         let mut wanted = feed.freshness.watch_versions();

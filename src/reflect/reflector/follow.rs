@@ -19,7 +19,7 @@ use crate::upstream::{Cause, Error};
 use crate::wire::{WatchItem, WireError};
 use kubeapi::ResourceVersion;
 
-/// A stream that ends cleanly within this time without an item counts as a refusal.
+/// The time within which a stream that ends cleanly and without an item counts as refused.
 const SHORT: Duration = Duration::from_secs(1);
 /// The time in which a reopened stream should repeat the feed's newest change. After that, upstream's position is
 /// requested.
@@ -31,7 +31,7 @@ const REOPENED_SPREAD: Duration = Duration::from_secs(10);
 /// The window over which feeds with a sign of another history spread their checks.
 const DOUBT_SPREAD: Duration = Duration::from_secs(1);
 const NOTICE_SPREAD: Duration = Duration::from_secs(3);
-/// The wait after a history check without a response.
+/// The delay after a history check without a response.
 const AGAIN: Duration = Duration::from_secs(10);
 
 impl Reflector {
@@ -235,7 +235,7 @@ impl Reflector {
         }
     }
 
-    /// Whether the feed still holds the object in the version that was found to differ.
+    /// Whether the feed still has the object in the version that was found to differ.
     fn is_held_so(&self, found: &Divergence) -> bool {
         let reader = &self.deps.upstream.feed.reader;
         let ours = || reader.applied().and_then(|state| state.get(&found.key).map(|object| object.rv));

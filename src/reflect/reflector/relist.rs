@@ -43,7 +43,8 @@ impl Reflector {
         self.complete.age(proven, Instant::now()).is_some_and(|age| age <= gap_recovery::OUTAGE_MAX)
     }
 
-    /// Closes the gap after `at`, which upstream no longer has: with one list, and mended if the changes can be proven.
+    /// Closes the gap after `at`, which upstream no longer has, with one list. The history continues if the changes can
+    /// be proven.
     pub(super) async fn relist(
         &mut self,
         at: ResourceVersion,

@@ -15,7 +15,7 @@ pub(super) struct KeyRange {
 }
 
 impl KeyRange {
-    /// The part that is covered by a page that begins after `behind`.
+    /// Returns the part that is covered by a page that begins after `behind`.
     pub(super) fn of(behind: Option<ObjectKey>, page: &VersionPage) -> Self {
         let last = page.versions.last_key_value().map(|(last, _)| last.clone());
         Self { behind, until: last.filter(|_| !page.is_last) }
@@ -50,18 +50,18 @@ pub(super) fn contradictions(
 /// The difference of one object at one version of the collection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Discrepancy {
-    /// Upstream has it, and the feed does not.
+    /// Upstream has the object, and the feed does not.
     Missing,
-    /// The feed has it, and upstream no longer does.
+    /// The feed has the object, and upstream no longer does.
     Deleted,
-    /// Upstream has another version of it.
+    /// Upstream has another version of the object.
     Version,
-    /// Upstream has other bytes for the same version.
+    /// Upstream has other bytes for the same version of the object.
     Bytes,
 }
 
 impl Discrepancy {
-    /// Compares two objects. `alike` is true if the server that responded produces the bytes that the feed holds.
+    /// Compares two objects. `alike` is true if the server that responded produces the same bytes as the cached ones.
     pub(super) fn between(ours: Option<&Arc<Object>>, theirs: Option<&Object>, alike: bool) -> Option<Self> {
         match (ours, theirs) {
             (None, None) => None,

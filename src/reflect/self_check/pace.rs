@@ -8,7 +8,7 @@ use tokio::time::Instant;
 /// watches and lists or the comparison itself are wrong. Clients must not relist repeatedly because of that.
 #[derive(Debug, Default)]
 pub(super) struct DivergenceRateLimit {
-    /// When the feed was given up last, and how many times in a row before that.
+    /// The time at which the feed was last discarded, and the number of times in a row before that.
     last: Option<(Instant, u32)>,
 }
 

@@ -31,7 +31,8 @@ pub struct ActiveWatches(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     began: Instant,
-    /// A sharded map, because watches open and end on all cores and listing them must not block the others.
+    /// The open watches, in a sharded map, because watches open and end on all cores and listing them must not block
+    /// the others.
     watches: DashMap<u64, Arc<WatchEntry>>,
     next: AtomicU64,
     ended: RecentLog,

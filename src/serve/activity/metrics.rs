@@ -89,7 +89,7 @@ impl WatchMetrics {
         Self { active_watch: Some(active_watch), ..self }
     }
 
-    /// Counts frames that are sent in these pieces.
+    /// Counts frames that are sent, and the bytes of their pieces.
     pub(crate) fn sent(&self, frames: usize, pieces: &[Bytes]) {
         let bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
         self.of.events.increment(frames as u64);
@@ -106,7 +106,7 @@ impl WatchMetrics {
         }
     }
 
-    /// Records that events were handed to the sink. The first of them was applied at `applied`.
+    /// Records that events were passed to the sink. The first of them was applied at `applied`.
     pub(crate) fn delivered(&self, applied: Instant) {
         self.of.delay.record(applied.elapsed().as_secs_f64());
     }

@@ -3,15 +3,15 @@
 pub(crate) enum WatchEnd {
     /// The timeout of the watch expired.
     Timeout,
-    /// Its position left the history, or its feed started a new history: 410.
+    /// The watch's position left the history, or its feed started a new history: 410.
     Expired,
-    /// The requested state did not arrive in time: 504.
+    /// The state that the watch requested did not become available in time: 504.
     TooLarge,
     /// The feed of the watch has ended.
     FeedEnded,
     /// The watch's representation can no longer be converted: the client resumes from another feed.
     NotDerivable,
-    /// Its client may not read any more: 403 or 401.
+    /// The client may not read any more: 403 or 401.
     Revoked,
     /// Another build of the apiserver encodes later events, and a downstream proxy must know the build.
     UpstreamUpgraded,

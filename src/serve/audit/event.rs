@@ -129,7 +129,7 @@ impl<'a> AuditOutcome<'a> {
 }
 
 impl AuditEvent<'_> {
-    /// Serializes the event as one line.
+    /// Serializes the audit event as one line.
     pub(super) fn to_line(&self) -> Vec<u8> {
         let mut line = serde_json::to_vec(self).expect("texts, numbers and lists always serialize");
         line.push(b'\n');

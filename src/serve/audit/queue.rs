@@ -20,7 +20,7 @@ pub(super) struct Queue {
     room: Arc<Semaphore>,
 }
 
-/// The error of a full queue: the writer does not keep up.
+/// The error of a full audit queue: the writer does not keep up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the audit log queue is full, so the request cannot be recorded")]
 pub(super) struct QueueFull;
@@ -31,7 +31,7 @@ pub(super) const RECORDS_MAX: usize = 16_384;
 const BYTES_MAX: usize = 32 << 20;
 
 impl Audit {
-    /// Creates a log that records nothing.
+    /// Creates an audit log that records nothing.
     pub fn off() -> Self {
         Self::default()
     }

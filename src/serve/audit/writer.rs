@@ -83,7 +83,7 @@ impl AuditWriter {
 }
 
 impl Output {
-    /// Writes `lines`, and removes from it whatever was written.
+    /// Writes `lines`, and removes the bytes that were written.
     fn write(&mut self, lines: &mut Vec<u8>) -> io::Result<()> {
         match self {
             Self::Stdout(stdout) => {

@@ -33,7 +33,7 @@ pub(super) struct RecentRow {
     pub(super) user: Option<String>,
     pub(super) user_agent: Option<String>,
     method: &'static str,
-    /// The path without its query, or the resource of a watch.
+    /// The path of the request without its query, or the resource of a watch.
     pub(super) asked: String,
     reason: String,
 }
