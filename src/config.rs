@@ -61,9 +61,9 @@ pub struct ServeSettings {
     pub healthz: Option<SocketAddr>,
     /// The address of `/metrics` for other machines.
     pub metrics: Option<SocketAddr>,
-    /// The certificate of that address. Without it, an address with `scrapes` uses that of the listeners.
+    /// The certificate of the metrics address. Without it, an address with `scrapes` uses that of the listeners.
     pub metrics_tls: Option<TlsSource>,
-    /// How scrapes are authenticated and authorized; `None` accepts all.
+    /// The authentication and authorization of scrapes; `None` accepts all.
     pub scrapes: Option<AuthConfig>,
     pub tls: Option<TlsSource>,
     pub auth: AuthMode,
@@ -77,7 +77,7 @@ pub struct ServeSettings {
     pub ready_stale_max: Option<Duration>,
     pub serve: serve::ServeConfig,
     pub cache: cache::CacheConfig,
-    /// The source of the feeds' budget; `None` if it was not determined.
+    /// The source of the memory budget for feeds; `None` if it was not determined.
     pub memory: Option<MemoryLimit>,
     pub reflect: reflect::ReflectConfig,
     pub connections: ConnectionLimits,
@@ -88,7 +88,7 @@ pub struct ServeSettings {
     /// drains.
     pub reuse_port: bool,
     pub log: LogSettings,
-    /// Where answered requests are recorded; nowhere without it.
+    /// The destination of audit records; `None` if there is no audit log.
     pub audit: Option<serve::AuditDestination>,
     /// Whether core files and debuggers of the same user may read the process's memory.
     pub core_dumps: bool,
@@ -96,14 +96,14 @@ pub struct ServeSettings {
     pub settings: ConfigSettings,
 }
 
-/// Where a listener's certificate comes from.
+/// The source of a listener's certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TlsSource {
     Files {
         certificate: PathBuf,
         key: PathBuf,
     },
-    /// Made at start; written to a file for clients to trust, if one is named.
+    /// The certificate is generated at the start, and written to a file for clients to trust, if one is named.
     SelfSigned {
         out: Option<PathBuf>,
     },
@@ -112,7 +112,7 @@ pub enum TlsSource {
 /// The level and the format of log lines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogSettings {
-    /// A filter as `tracing` reads it.
+    /// A log filter in the form that `tracing` parses.
     pub level: String,
     pub json: bool,
     /// Whether the level comes from `RUST_LOG`, which no configuration file can change.
@@ -120,10 +120,10 @@ pub struct LogSettings {
 }
 
 impl LogSettings {
-    /// The log of a command that has no configuration: `RUST_LOG`, or else this level.
+    /// Returns the log settings of a command without a configuration: `RUST_LOG`, or else the given level.
     ///
     /// # Errors
-    /// `RUST_LOG` is no filter.
+    /// `RUST_LOG` is not a valid filter.
     pub fn of_command(level: &str) -> Result<Self, String> {
         let of_environment = log_level::of_environment().transpose().map_err(|why| format!("RUST_LOG: {why}"))?;
         let is_of_environment = of_environment.is_some();
@@ -145,7 +145,7 @@ const DEFAULT_DRAIN: Duration = Duration::from_secs(20);
 const DEFAULT_READY_STALE_MAX: Duration = Duration::from_secs(600);
 
 impl ServeSettings {
-    /// Every default, in front of `upstream`, on free loopback ports.
+    /// Returns the default settings for a proxy of `upstream`, on free loopback ports.
     pub fn in_front_of(upstream: CredentialSource) -> Self {
         let anywhere = Address::Tcp(std::net::SocketAddr::from(([127, 0, 0, 1], 0)));
         Self {

@@ -173,7 +173,8 @@ impl CacheWriter {
         self.shared.share.outgrown.is_cancelled()
     }
 
-    /// Enforces the memory limit. Called after every critical section, because it may free memory in other feeds.
+    /// Enforces the memory budget. It is called after every critical section, because it may free memory in other
+    /// feeds.
     fn enforce_budget(&self) {
         self.shared.share.budget.enforce(&self.shared.share);
     }
@@ -197,7 +198,7 @@ impl CacheWriter {
 }
 
 impl Drop for CacheWriter {
-    /// Ends the feed, regardless of the reason: its readers learn that no more events will come. The contents are
+    /// Ends the feed, regardless of the reason. Its readers are notified that no more events follow. The contents are
     /// dropped even if readers remain.
     fn drop(&mut self) {
         if !matches!(*self.shared.state.borrow(), FeedState::Ended(_)) {

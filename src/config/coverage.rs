@@ -7,7 +7,7 @@ use crate::serve::{Coverage, Sensitive};
 #[derive(Debug, Default)]
 pub(super) struct CoverageOverrides {
     pub(super) node: Option<String>,
-    /// Sensitive kinds named by flags; these replace the file's list.
+    /// The sensitive kinds named by flags, which replace the file's list.
     pub(super) sensitive: Vec<String>,
     pub(super) authorizes: bool,
 }

@@ -41,7 +41,7 @@ pub(super) fn filter(text: &str) -> Result<String, String> {
     Ok(if has_default { filter } else { format!("error,{filter}") })
 }
 
-/// The filter in the environment, which overrides every file; `None` if it is not set.
+/// Returns the filter in `RUST_LOG`, which overrides every file; `None` if it is not set.
 #[allow(clippy::disallowed_methods, reason = "this is where the environment is read")]
 pub(super) fn of_environment() -> Option<Result<String, String>> {
     let text = std::env::var("RUST_LOG").ok().filter(|text| !text.is_empty())?;

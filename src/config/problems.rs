@@ -10,7 +10,7 @@ pub struct Problems {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Problem {
     text: String,
-    /// Position in the file; `None` for flags and combinations of settings.
+    /// The position in the file; `None` for flags and combinations of settings.
     at: Option<TextPosition>,
 }
 
@@ -45,7 +45,7 @@ impl Problems {
         self.found.is_empty()
     }
 
-    /// Messages, each of which begins with its key.
+    /// Returns the messages, each of which begins with its key.
     pub fn iter(&self) -> impl Iterator<Item = &str> {
         self.found.iter().map(|problem| problem.text.as_str())
     }

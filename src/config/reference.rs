@@ -8,14 +8,14 @@ use serde_json::Value;
 use super::configuration::Configuration;
 use super::document::{Node, YamlDocument};
 
-/// Width of a comment in the file of defaults, in columns.
+/// The width of a comment in the file of defaults, in columns.
 const COMMENT_COLUMNS: usize = 96;
 
 /// A key of the file, or a section of keys.
 struct Key {
     /// The full name of a key, such as `limits.watches`.
     path: String,
-    /// Empty for a key that is not a section.
+    /// The keys of a section; empty for a key that is not a section.
     keys: Vec<Self>,
     schema: Value,
     default: Value,

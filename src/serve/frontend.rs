@@ -78,7 +78,7 @@ const NO_SHARE: &str =
 const NO_SHARE_RETRY_SECONDS: u32 = 10;
 /// The minimum interval between discovery refreshes caused by unknown resources.
 const REDISCOVER_EVERY: Duration = Duration::from_secs(2);
-/// How long a request waits for such a refresh.
+/// How long a request waits for a refresh of discovery.
 const REDISCOVER_MAX: Duration = Duration::from_secs(5);
 /// How many times a request is routed again because its feed has ended. After that, the request is forwarded.
 const REROUTES_MAX: u32 = 2;
@@ -151,7 +151,7 @@ impl Frontend {
         self.concurrency.tune(&to.limits);
     }
 
-    /// Answers one request. It is read at once.
+    /// Answers one request, whose head is read at once.
     pub fn answer(
         self: Arc<Self>,
         peer: Peer,
@@ -255,7 +255,7 @@ impl Frontend {
         health(&request.http, info, &self.ready)
     }
 
-    /// The audit record of the request, if requests are recorded. The answer names the record.
+    /// Returns the audit record of the request, if requests are recorded. The response names the record.
     fn record(
         &self,
         peer: &Peer,
@@ -380,8 +380,8 @@ impl Frontend {
         response
     }
 
-    /// Answers a request that is not for a resource. If the cache cannot answer it or the caller may not send it, upstream
-    /// does.
+    /// Answers a request that is not for a resource. If the cache cannot answer it or the caller may not send it, the
+    /// request is forwarded.
     async fn document(&self, request: Box<ReadRequest>) -> Response<ReplyBody> {
         let key = self.discovery.key(&request).filter(|_| self.authorizer.serves(&request.caller));
         if let Some(key) = key {
@@ -475,7 +475,7 @@ impl Frontend {
         self.forwarding.forward(request, &caller, None, &query, &context, ForwardReason::AmbiguousUrl).await
     }
 
-    /// Handles a request that could not be answered from a feed: it is routed again, passed through, or refused.
+    /// Handles a request that could not be answered from a feed: it is routed again, forwarded, or refused.
     async fn unready(&self, mut request: Box<ReadRequest>, why: NotServable) -> Response<ReplyBody> {
         match why {
             NotServable::FeedEnded if request.rerouted < REROUTES_MAX => {
@@ -496,7 +496,7 @@ impl Frontend {
     }
 }
 
-/// Counts the connection for its caller. Returns false if the caller's share of the listener is used up.
+/// Charges the connection to its caller. Returns false if the caller's share of the listener is used up.
 fn settle(peer: &Peer, caller: Option<&Caller>, payer: Option<&FlowDistinguisher>) -> bool {
     match caller {
         // Like upstream, closes the connection of an unknown caller after this response, and reads no further requests

@@ -12,7 +12,7 @@ pub struct CredentialId([u8; 32]);
 pub enum ActingAs {
     /// The proxy's own identity: the caller is the same user as the proxy.
     ProxyItself,
-    /// The bearer token of the request. The user of the token is its flow distinguisher.
+    /// The bearer token of the request. The flow distinguisher is the token's user.
     Bearer(CredentialId, FlowDistinguisher),
     /// The request has no identity of the proxy: the user of the request's credential is unknown.
     Anonymous,

@@ -41,11 +41,12 @@ pub struct Resource {
     /// and the other encodings are derived from it. Custom resources do not support it, and some servers have JSON
     /// only.
     pub encoding: Encoding,
-    /// The selectable fields that are known. Upstream may have more.
+    /// The known selectable fields of the resource. Upstream may have more.
     pub fields: Arc<FieldTable>,
     /// The store from which upstream reads the pages of its lists.
     pub pages: PageStore,
-    /// The edition of a custom resource's definition: objects that were read under another one may decode differently.
+    /// The edition of a custom resource's definition. Objects that were decoded under another one may decode
+    /// differently.
     pub edition: Option<Arc<str>>,
 }
 
@@ -84,7 +85,7 @@ struct Shared {
     state: RwLock<State>,
     asking: tokio::sync::Mutex<DiscoveryAttempts>,
     refused: Mutex<Documents<RefusedDocument>>,
-    /// The last time of a change that may affect discovery, or of a point where such a change could have been missed.
+    /// The last time of a change that may affect discovery, or at which such a change could have been missed.
     stirred: Mutex<Instant>,
     /// Whether upstream has responded at least once.
     is_known: watch::Sender<bool>,
@@ -92,7 +93,7 @@ struct Shared {
     failure: Mutex<Option<DiscoveryFailure>>,
 }
 
-/// Why the resources of upstream are unknown.
+/// The reason that the resources of upstream are unknown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiscoveryFailure {
     /// Whether upstream is unreachable or fails for every caller. Otherwise it responds, perhaps also to callers with
@@ -108,7 +109,7 @@ impl From<&Error> for DiscoveryFailure {
     }
 }
 
-/// The known facts, and the resources that follow from them.
+/// The known discovery documents, and the resources that follow from them.
 #[derive(Debug, Default)]
 struct State {
     known: DiscoveryState,
@@ -120,7 +121,7 @@ struct State {
 pub struct Documents<T> {
     /// The value for `CustomResourceDefinitions`.
     pub definitions: T,
-    /// The `APIServices`, which list the APIs of the aggregation layer.
+    /// The value for `APIServices`, which list the APIs of the aggregation layer.
     pub services: T,
 }
 
@@ -131,8 +132,8 @@ struct DiscoveryAttempts {
     refused_since: Option<Instant>,
 }
 
-/// How long such a refusal counts as temporary: an apiserver that has just started denies requests until its caches are
-/// filled.
+/// The time for which a refusal of definitions counts as temporary: an apiserver that has just started denies requests
+/// until its caches are filled.
 const REFUSED_MAX: Duration = Duration::from_secs(60);
 
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
@@ -151,7 +152,7 @@ impl Catalog {
         self.shared.state.read().served.resources.get(gvr).cloned()
     }
 
-    /// The resource with this user-facing name: `pods`, `deployments.apps`, `deployments.v1.apps`.
+    /// Returns the resource with a name as users write it: `pods`, `deployments.apps`, `deployments.v1.apps`.
     pub fn find_by_name(&self, name: &str) -> Option<Arc<Resource>> {
         let served = &self.shared.state.read().served;
         let mut found: Vec<_> = served.resources.values().filter(|resource| resource.is_called(name)).collect();
@@ -185,12 +186,12 @@ impl Catalog {
         self.shared.state.read().served.read
     }
 
-    /// The minor version of upstream's release, as last reported.
+    /// Returns the minor version of upstream's release, as last reported.
     pub fn minor(&self) -> Option<u32> {
         self.shared.state.read().served.minor
     }
 
-    /// The time of the next request for a document that the proxy's identity may not read, if there is one.
+    /// Returns the time of the next request for a document that the proxy's identity may not read, if there is one.
     pub fn refused_until(&self) -> Option<Instant> {
         let refused = self.shared.refused.lock();
         [&refused.definitions, &refused.services].into_iter().filter_map(|one| one.again(self.shared.insistence)).min()
@@ -265,12 +266,12 @@ impl Catalog {
         }
     }
 
-    /// Records that a definition has changed in some way.
+    /// Records that a definition has changed, whatever the change is.
     pub fn stir(&self) {
         *self.shared.stirred.lock() = Instant::now();
     }
 
-    /// Since when nothing has changed that discovery depends on; `None` if a change may go unnoticed.
+    /// Returns the time since which nothing has changed that discovery depends on; `None` if a change may go unnoticed.
     pub fn unchanged_since(&self) -> Option<Instant> {
         let Documents { definitions, services } = self.shared.state.read().known.told;
         (definitions && services).then(|| *self.shared.stirred.lock())
@@ -311,7 +312,7 @@ impl Catalog {
         self.stir();
     }
 
-    /// Requests everything that no feed provides.
+    /// Requests all discovery documents that no feed provides.
     async fn discover(&self) -> Result<DiscoveryFindings, Error> {
         let mut found = DiscoveryFindings::default();
         for (at, root) in ["/api", "/apis"].into_iter().enumerate() {

@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use super::credentials::put_all;
 use kubeapi::User;
 
-/// Why a request is refused: two readers of its headers could see two different callers or requests.
+/// The reason that a request is refused: two servers could read two different callers or requests from its headers.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AmbiguousHeaders {
     #[error("the Connection header names the identity header {0}, which servers would drop")]
@@ -23,14 +23,14 @@ pub enum AmbiguousHeaders {
     Framing,
 }
 
-/// A user that headers cannot represent exactly: they would name another user.
+/// The error of a user that headers cannot represent exactly, because they would name another user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct UnencodableUser;
 
 const IMPERSONATE_USER: HeaderName = HeaderName::from_static("impersonate-user");
 const IMPERSONATE_UID: HeaderName = HeaderName::from_static("impersonate-uid");
 const IMPERSONATE_GROUP: HeaderName = HeaderName::from_static("impersonate-group");
-/// Headers in which a sender claims the origin of a request. Upstream writes these into its audit log.
+/// The headers in which a sender claims the origin of a request. Upstream writes these into its audit log.
 const ORIGINS: [&str; 3] = ["forwarded", "x-forwarded-for", "x-real-ip"];
 const REMOTE_USER: HeaderName = HeaderName::from_static("x-remote-user");
 const REMOTE_UID: HeaderName = HeaderName::from_static("x-remote-uid");
@@ -51,7 +51,7 @@ fn is_identity(name: &HeaderName) -> bool {
     is_impersonation(name) || is_asserted(name) || *name == AUTHORIZATION
 }
 
-/// Refuses headers in which two readers could see two different callers or requests.
+/// Refuses headers from which two servers could read two different callers or requests.
 pub fn inspect(headers: &HeaderMap) -> Result<(), AmbiguousHeaders> {
     if let Some(name) = listed(headers).find(is_identity) {
         return Err(AmbiguousHeaders::HopByHop(name));
@@ -74,7 +74,7 @@ pub fn inspect(headers: &HeaderMap) -> Result<(), AmbiguousHeaders> {
     Ok(())
 }
 
-/// The names that all `Connection` headers list.
+/// Returns the header names that all `Connection` headers list.
 pub(super) fn listed(headers: &HeaderMap) -> impl Iterator<Item = HeaderName> {
     let values = headers.get_all(CONNECTION).iter().map(HeaderValue::as_bytes);
     values
@@ -136,8 +136,8 @@ pub(super) fn set_user(headers: &mut HeaderMap, user: &User) -> Result<(), Unenc
     Ok(())
 }
 
-/// A header value with exactly this text. Space around it is refused, because it would be stripped in transit, and the
-/// rest could be another user's name.
+/// Returns a header value with exactly the given text. Space around it is refused, because it would be stripped in
+/// transit, and the rest could be another user's name.
 fn value(text: &str) -> Result<HeaderValue, UnencodableUser> {
     let is_space = |c: char| c == ' ' || c == '\t';
     if text.starts_with(is_space) || text.ends_with(is_space) {

@@ -76,12 +76,12 @@ impl Links {
         Ok(Self { links, endpoints })
     }
 
-    /// The link to the server in use.
+    /// Returns the link to the server in use.
     pub(super) fn current(&self) -> Arc<Link> {
         self.at(self.endpoints.current())
     }
 
-    /// The link to one of the servers.
+    /// Returns the link to one of the servers.
     pub(super) fn at(&self, endpoint: usize) -> Arc<Link> {
         self.links.current()[endpoint].clone()
     }
@@ -95,7 +95,7 @@ impl Links {
     }
 }
 
-/// The credentials for each server: the configured ones, or else the one that the credentials name.
+/// Loads the credentials for each server: the configured ones, or else the one that the credentials name.
 fn credentials(source: &CredentialSource, endpoints: &Endpoints) -> Result<Vec<UpstreamCredentials>, CredentialError> {
     match endpoints.servers() {
         [] => Ok(vec![UpstreamCredentials::load(source)?]),
@@ -128,7 +128,7 @@ impl Link {
         Ok(())
     }
 
-    /// The URI of this path on the server.
+    /// Returns the URI of a path on the server.
     pub(super) fn uri(&self, path_and_query: &str) -> Result<Uri, Error> {
         let joined = format!("{}{path_and_query}", self.prefix());
         self.at(joined.parse().map_err(|error| Error::InvalidRequest(format!("{joined}: {error}")))?)
@@ -146,8 +146,8 @@ impl Link {
     }
 }
 
-/// Refuses another address than the first: it may be another cluster, where the versions that feeds and clients hold
-/// have another meaning.
+/// Refuses another address than the first. It may be another cluster, where the versions that feeds and clients have
+/// mean something else.
 fn stay_at(upstream: &OnceLock<Uri>, credentials: &[UpstreamCredentials]) -> Result<(), CredentialError> {
     let [UpstreamCredentials { base: named, .. }, ..] = credentials else { return Ok(()) };
     let first = upstream.get_or_init(|| named.clone());

@@ -21,9 +21,9 @@ use super::stream_limit::{FirstSettings, StreamLimit};
 #[derive(Debug, Clone)]
 pub struct Server {
     peer: Arc<UpstreamPeer>,
-    /// The number of streams on the connections where it was met.
+    /// The number of streams on the connections to the server.
     pub(super) streams: Arc<AtomicU32>,
-    /// The index of its address among upstream's servers.
+    /// The index of the server's address among upstream's servers.
     pub(super) endpoint: usize,
     /// Whether the server can receive a request while it responds to another.
     multiplexes: bool,
@@ -33,7 +33,7 @@ pub struct Server {
 #[derive(Debug, Default)]
 pub(super) struct UpstreamPeer {
     told: Mutex<BuildKnowledge>,
-    /// Allows one request at a time.
+    /// A lock that allows one request for the build at a time.
     asking: Arc<tokio::sync::Mutex<()>>,
     /// A reference that is dropped with the connection.
     connection: Weak<()>,
@@ -46,7 +46,8 @@ enum BuildKnowledge {
     Pending,
     /// The server failed to respond: since when, how often, and the last time.
     Failed { since: Instant, times: u32, last: Instant },
-    /// `certain`: learned on this very connection, which is not passed on to another server with each request.
+    /// The server reports this build. `certain` is set if that was learned on this very connection, which is not passed
+    /// on to another server with each request.
     Build { build: Arc<Build>, certain: bool },
     /// The server does not report its build.
     NotReported,
@@ -59,7 +60,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(20);
 const REST: Duration = Duration::from_millis(250);
 
 impl UpstreamPeer {
-    /// A server behind a proxy, which encoded what the proxy has in memory.
+    /// Creates a server behind a proxy, which encoded the bodies in the proxy's cache.
     pub(super) fn behind_a_proxy(build: Build) -> Self {
         let told = Mutex::new(BuildKnowledge::Build { build: Arc::new(build), certain: true });
         Self { told, is_behind_a_proxy: true, ..Self::default() }
@@ -89,7 +90,7 @@ impl Server {
         Arc::ptr_eq(&self.peer, &other.peer)
     }
 
-    /// A copy of the current facts, which later findings do not change.
+    /// Returns a copy of the current facts about the server, which later findings do not change.
     #[must_use]
     pub fn known(&self) -> Self {
         let told = Mutex::new(self.peer.told.lock().clone());
@@ -126,7 +127,7 @@ impl Server {
         }
     }
 
-    /// Records that the servers at its address now report another build.
+    /// Records that the servers at the same address now report another build.
     pub fn presume(&self, build: &Build) {
         *self.peer.told.lock() = BuildKnowledge::Build { build: Arc::new(build.clone()), certain: false };
     }
@@ -136,7 +137,7 @@ impl Server {
         matches!(*self.peer.told.lock(), BuildKnowledge::NotReported)
     }
 
-    /// Records that it failed to respond.
+    /// Records that the server failed to respond to a request for its build.
     pub fn failed(&self) {
         let (mut told, now) = (self.peer.told.lock(), Instant::now());
         *told = match *told {
@@ -159,7 +160,7 @@ impl Server {
         }
     }
 
-    /// Whether its connection is still open.
+    /// Whether the connection to the server is still open.
     fn is_connected(&self) -> bool {
         self.peer.connection.strong_count() > 0
     }
@@ -187,7 +188,7 @@ impl Server {
         };
     }
 
-    /// A server that reports `build`, or no build.
+    /// Creates a server that reports `build`, or no build.
     #[cfg(test)]
     pub(crate) fn saying(build: Option<Build>) -> Self {
         let told = build.map_or(BuildKnowledge::NotReported, |build| BuildKnowledge::Build {

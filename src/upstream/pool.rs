@@ -36,10 +36,10 @@ type Connections = legacy::Client<PeerConnector<HttpsConnector<Dialer>>, Upstrea
 /// The protocol of a connection pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PoolProtocol {
-    /// HTTP/2 if upstream offers it: many requests per connection. `stream_window` is the number of response bytes that
-    /// are received before they are read.
+    /// HTTP/2 if upstream offers it, with many requests per connection. `stream_window` is the number of response bytes
+    /// that are received before they are read.
     Multiplexed { stream_window: u32, runtime: ConnectionRuntime },
-    /// HTTP/1.1: one request per connection at a time.
+    /// HTTP/1.1, with one request per connection at a time.
     Single,
     /// HTTP/1.1, without reuse of connections.
     Once,
@@ -83,7 +83,7 @@ pub(super) struct Pool {
 struct Shard {
     connections: Connections,
     streams: Arc<AtomicU32>,
-    /// The stream limit that its server has announced.
+    /// The stream limit that the server of the connection has announced.
     limit: StreamLimit,
 }
 
@@ -96,7 +96,7 @@ impl Shard {
 /// A stream on a connection, released on drop.
 #[derive(Debug)]
 pub(super) struct StreamSlot {
-    /// The number of other streams when it was acquired.
+    /// The number of other streams when this one was acquired.
     before: u32,
     limit: StreamLimit,
     streams: Arc<AtomicU32>,
@@ -177,7 +177,8 @@ impl Pool {
         }
     }
 
-    /// Acquires a stream above the limit for long-lived streams, which is below the apiserver's.
+    /// Acquires a stream on a connection above the limit for long-lived streams, which is below the apiserver's own
+    /// limit.
     fn place_beside(&self, server: &Server) -> Option<(Connections, StreamSlot)> {
         let shards = self.shards.lock();
         let shard = shards.iter().find(|shard| Arc::ptr_eq(&shard.streams, &server.streams))?;

@@ -12,12 +12,12 @@ const ANSWER_MAX: Duration = Duration::from_secs(2);
 const QUESTION_MAX: Duration = Duration::from_secs(30);
 
 impl Client {
-    /// The release that upstream behaves as, which may be older than its own.
+    /// Requests the release that upstream emulates, which may be older than its own.
     pub async fn release(&self) -> Result<Release, Error> {
         Ok(self.build().await?.release)
     }
 
-    /// The build that the responding server reports.
+    /// Requests the build that the responding server reports.
     pub async fn build(&self) -> Result<Build, Error> {
         let (_, body) = self.fetch(Cause::Discovery, VERSION, "application/json").await?;
         Build::parse(&body).ok_or_else(|| Error::OtherDocument(VERSION.to_owned()))

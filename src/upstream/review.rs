@@ -20,7 +20,7 @@ use kubeapi::{Access, AccessTarget, ResourceTarget, User};
 pub struct TokenReviewResult {
     /// The owner of the token; `None` if it is not authenticated.
     pub user: Option<User>,
-    /// The requested audiences that the token is valid for. Empty from authenticators without audience support.
+    /// The requested audiences for which the token is valid. Empty from authenticators without audience support.
     pub audiences: Vec<String>,
 }
 
@@ -39,7 +39,7 @@ const NO_POD_NEEDS_IT: &str = "no relationship found between node";
 /// The prefix of the reason for access that RBAC allows. Neither the Node authorizer nor ABAC gives a reason.
 const BY_RBAC: &str = "RBAC: allowed by ";
 
-/// The paths where reviews are created.
+/// The paths at which reviews are created.
 pub const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 const SELF_SUBJECT_REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 pub const ACCESS_REVIEWS: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
@@ -74,7 +74,7 @@ impl Client {
         Ok(AccessReviewResult::of(answered.status.unwrap_or_default()))
     }
 
-    /// The user that upstream authenticates the proxy as.
+    /// Requests the user as which upstream authenticates the proxy.
     pub async fn who_am_i(&self) -> Result<User, Error> {
         let answer = self.create(Cause::SelfReview, SELF_SUBJECT_REVIEWS, &SelfSubjectReview::default()).await?;
         let answered: SelfSubjectReview =
@@ -110,7 +110,7 @@ impl AccessReviewResult {
         (serde_json::to_vec(&access_question(&user, &access)).ok()? == asked).then_some((user, access))
     }
 
-    /// The response with this result for a review of `user` and `access`.
+    /// Returns the review response with this result for `user` and `access`.
     pub fn answer(self, user: &User, access: &Access) -> Option<Bytes> {
         let Self { allowed, reason } = self;
         let status =
@@ -137,7 +137,7 @@ impl AccessReviewResult {
     }
 }
 
-/// Parses a response and drops serde's error, because it could quote credentials.
+/// Parses a review response and drops serde's error, because it could quote credentials.
 fn read<A: DeserializeOwned>(answer: &[u8]) -> Option<A> {
     serde_json::from_slice(answer).ok()
 }

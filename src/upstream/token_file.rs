@@ -24,7 +24,7 @@ struct CachedToken {
     read: Instant,
 }
 
-/// Tokens are rotated long before they expire.
+/// The interval at which the token file is read. Tokens are rotated long before they expire.
 const READ_EVERY: Duration = Duration::from_secs(10);
 
 impl TokenFile {
@@ -33,7 +33,7 @@ impl TokenFile {
         Ok(Self { path, held: Mutex::new(CachedToken { header, read: Instant::now() }) })
     }
 
-    /// The value of an `Authorization` header. If the file cannot be read, the last one that could be.
+    /// Returns the value of an `Authorization` header. If the file cannot be read, it is the last value that could be.
     pub(super) async fn header(&self) -> HeaderValue {
         if !self.is_due() {
             return self.held.lock().header.clone();

@@ -7,16 +7,16 @@ pub enum Encoding {
     Json,
     /// Protobuf, for built-in kinds only: custom resources have no protobuf encoding.
     Protobuf,
-    /// Rows as printed by upstream, each with its whole object, in JSON.
+    /// Table rows as printed by upstream, each with its whole object, in JSON.
     Table,
 }
 
 /// The apiserver's layout of one resource's JSON. Protobuf has one layout and ignores it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum JsonLayout {
-    /// Go structs: declaration order, `TypeMeta` first, and list items without `TypeMeta`.
+    /// The layout of Go structs: declaration order, `TypeMeta` first, and list items without `TypeMeta`.
     BuiltIn,
-    /// Custom resources: keys sorted at every level, and list items with `TypeMeta` (R-JSON-4).
+    /// The layout of custom resources: keys sorted at every level, and list items with `TypeMeta` (R-JSON-4).
     Custom,
 }
 

@@ -18,13 +18,14 @@ pub enum WireError {
     /// A JSON document is not UTF-8.
     #[error("the JSON is not valid UTF-8")]
     NotUtf8,
-    /// JSON nested deeper than Go's decoder accepts (10,000 levels), which no apiserver can produce.
+    /// The JSON is nested deeper than Go's decoder accepts (10,000 levels), which no apiserver can produce.
     #[error("the JSON is nested deeper than 10000 levels")]
     TooDeep,
     /// The data is not a protobuf message, or its fields contradict the API's definitions.
     #[error("malformed protobuf: {0}")]
     Protobuf(&'static str),
-    /// Well-formed, but not laid out as the apiserver does: cutting and rejoining it would not give the same bytes.
+    /// The data is well-formed, but its layout differs from the apiserver's, so splitting and rejoining it would not
+    /// give the same bytes.
     #[error("unexpected structure: {0}")]
     Layout(&'static str),
     /// The object has no `metadata`.
@@ -33,19 +34,20 @@ pub enum WireError {
     /// `metadata.name` is missing or empty, or name or namespace contains `/` (it would be ambiguous as a key).
     #[error("the object has no valid name or namespace")]
     BadName,
-    /// A resourceVersion is missing, empty, `0`, not a canonical decimal `u64`, or not where it can be re-stamped.
+    /// A resourceVersion is missing, empty, `0`, not a canonical decimal `u64`, or at a place where it cannot be
+    /// replaced.
     #[error("the object has no valid resourceVersion")]
     BadResourceVersion,
     /// The type of a watch event is not one of the API's five.
     #[error("upstream sent an unknown watch event type")]
     UnknownEventType,
-    /// JSON where protobuf was expected, or the reverse.
+    /// The data is JSON where protobuf was expected, or the reverse.
     #[error("the response is not in the negotiated encoding")]
     WrongForm,
-    /// An object of another kind than [`ObjectReader::expecting`](super::ObjectReader::expecting) named.
+    /// The object is of another kind than [`ObjectReader::expecting`](super::ObjectReader::expecting) named.
     #[error("the object is of another kind than the feed")]
     WrongKind,
-    /// A Table with other columns than those before it.
+    /// The Table has other columns than those before it.
     #[error("the columns of the Table changed during the watch")]
     OtherColumns,
 }

@@ -13,7 +13,8 @@ pub struct ListMeta {
     pub resource_version: ResourceVersion,
     /// The token of the next page; empty on the last page.
     pub continue_token: String,
-    /// Written if set. The apiserver sets it only together with a continue token, and not for selections.
+    /// The number of remaining objects; written if set. The apiserver sets it only together with a continue token, and
+    /// not for selections.
     pub remaining: Option<i64>,
 }
 
@@ -33,18 +34,18 @@ pub struct ListFrame {
 enum Layout {
     /// The prefix of each item: `{` before bodies of a built-in kind, which omit it, or nothing.
     Json { item_prefix: &'static [u8] },
-    /// `head` is the document up to Unknown's raw field.
+    /// The protobuf list metadata. `head` is the document up to Unknown's raw field.
     Protobuf { list_meta: Bytes },
 }
 
-/// Total length of some bodies as items of any list, for its head.
+/// The total length of some bodies as items of any list, for its head.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Lengths {
     /// The number of bodies in the list.
     pub items: usize,
     /// The number of bytes of the bodies alone.
     pub bytes: usize,
-    /// Bytes of the bodies as fields of a protobuf message.
+    /// The number of bytes of the bodies as fields of a protobuf message.
     fields: usize,
 }
 
@@ -186,10 +187,10 @@ impl ListFrame {
 const METADATA_V1_ITEM: &[u8] = br#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","#;
 const METADATA_V1BETA1_ITEM: &[u8] = br#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1beta1","#;
 
-/// Length of the comma between JSON items.
+/// The length of the comma between JSON items.
 const SEPARATOR: usize = 1;
 
-/// Field numbers of every list message, and of `ListMeta`.
+/// The field numbers of every list message, and of `ListMeta`.
 pub(super) const LIST_METADATA: u8 = 1;
 pub(super) const LIST_ITEMS: u8 = 2;
 const LIST_META_SELF_LINK: u8 = 1;

@@ -14,7 +14,7 @@ use kubeapi::{Attributes, ObjectKey, ResourceVersion};
 /// Only an [`ObjectReader`](super::ObjectReader) creates one, so its parts match its bytes. Callers hold it in an
 /// `Arc`.
 pub struct Object {
-    /// Empty for a bookmark, which has no name.
+    /// The key of the object; empty for a bookmark, which has no name.
     pub key: ObjectKey,
     /// The object's resourceVersion, which is never 0.
     pub rv: ResourceVersion,
@@ -22,11 +22,12 @@ pub struct Object {
     body: Bytes,
     rv_at: RvSpan,
     encoding: Encoding,
-    /// Bytes of the allocation that `body` keeps alive: its own, or the whole watch frame that it is a slice of.
+    /// The number of bytes of the allocation that `body` keeps alive: its own, or the whole watch frame that contains
+    /// it.
     held: u32,
-    /// A bit for each representation that it has been written in.
+    /// A bit for each representation in which the object has been written.
     written: AtomicU8,
-    /// Its derived JSON while it is cached; boxed, because most objects have none.
+    /// The object's derived JSON while it is cached; boxed, because most objects have none.
     json: Mutex<Option<Box<Bytes>>>,
 }
 
@@ -36,7 +37,7 @@ const OVERHEAD_BYTES: usize = 16 + 16 + 3 * 16 + 64;
 
 const _: () = assert!(Representation::PLACES <= 8, "a bit each");
 
-/// Position of the resourceVersion's digits in a body. Bodies are smaller than 4 GiB, and a `u64` has at most 20
+/// The position of the resourceVersion's digits in a body. Bodies are smaller than 4 GiB, and a `u64` has at most 20
 /// digits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct RvSpan {
@@ -118,22 +119,22 @@ impl Object {
         }
     }
 
-    /// Returns whether it has been written in a representation, so that writing it again cannot fail.
+    /// Returns whether the object has been written in a representation, so that writing it again cannot fail.
     pub fn was_written(&self, representation: Representation) -> bool {
         self.written.load(Ordering::Relaxed) & (1 << representation.place()) != 0
     }
 
-    /// Records that it has been written in a representation.
+    /// Records that the object has been written in a representation.
     pub fn note_written(&self, representation: Representation) {
         self.written.fetch_or(1 << representation.place(), Ordering::Relaxed);
     }
 
-    /// Returns its derived JSON body, if it is cached.
+    /// Returns the object's derived JSON body, if it is cached.
     pub fn kept_json(&self) -> Option<Bytes> {
         self.json.lock().as_deref().cloned()
     }
 
-    /// Caches its derived JSON body, or drops it. Returns whether one was cached before.
+    /// Caches the object's derived JSON body, or drops it. Returns whether one was cached before.
     pub fn keep_json(&self, body: Option<Bytes>) -> bool {
         std::mem::replace(&mut *self.json.lock(), body.map(Box::new)).is_some()
     }

@@ -12,9 +12,9 @@ pub(super) struct PathTrie<K> {
 pub(super) type NodeId = usize;
 
 struct Node<K> {
-    /// Slot in which a text or number at this node is stored.
+    /// The slot in which a text or number at this node is stored.
     slot: Option<usize>,
-    /// A handful at most, so a scan is faster than a map.
+    /// The child nodes by step. There are only a few, so a scan is faster than a map.
     children: Vec<(K, NodeId)>,
 }
 

@@ -125,7 +125,7 @@ fn render(kind: FieldKind, value: Value<'_>) -> Result<Cow<'_, str>, WireError> 
     })
 }
 
-/// Field number of the metadata in every top-level kind.
+/// The field number of the metadata in every top-level kind.
 const OBJECT_METADATA: u32 = 1;
 
 /// The field numbers of `ObjectMeta`.
@@ -136,5 +136,5 @@ pub(super) const META_LABELS: u32 = 11;
 pub(super) const META_ANNOTATIONS: u32 = 12;
 const RESOURCE_VERSION_TAG: u8 = protobuf::tag(6);
 
-/// Length of the key and the value, each with tag and length.
+/// The length of the key and the value, each with tag and length.
 const INITIAL_EVENTS_END_ENTRY_LEN: usize = 2 + INITIAL_EVENTS_END.len() + 2 + "true".len();

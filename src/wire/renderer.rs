@@ -21,7 +21,7 @@ struct Shared {
     /// The envelope of the rendered output.
     envelope: Envelope,
     means: RenderMethod,
-    /// Minor of the release that it writes for; 0 if it does not depend on the release.
+    /// The minor version of the release for which the renderer writes; 0 if the output does not depend on the release.
     release: u32,
     revoked: AtomicBool,
     disproven: AtomicBool,
@@ -33,7 +33,7 @@ enum RenderMethod {
     Verbatim,
     /// Protobuf bodies are converted to JSON.
     Json(Transcoder),
-    /// Metadata only, from bodies of this encoding.
+    /// Only the metadata is sent, from bodies of this encoding.
     Metadata(MetadataRenderer, Encoding),
     /// Table rows are sent without their objects.
     Cells,
@@ -89,12 +89,12 @@ impl Renderer {
         Some(Self::new(representation, envelope, means, minor))
     }
 
-    /// Returns the representation that it writes.
+    /// Returns the representation that the renderer writes.
     pub fn representation(&self) -> Representation {
         self.0.representation
     }
 
-    /// Returns the envelope of its bodies.
+    /// Returns the envelope of the rendered bodies.
     pub fn envelope(&self) -> &Envelope {
         &self.0.envelope
     }
@@ -110,7 +110,7 @@ impl Renderer {
         self.0.release
     }
 
-    /// Revokes it and all its clones, which must not be used any longer.
+    /// Revokes the renderer and all its clones, which must not be used any longer.
     pub fn revoke(&self) {
         self.0.revoked.store(true, Ordering::Release);
     }
@@ -129,8 +129,8 @@ impl Renderer {
         self.0.disproven.load(Ordering::Relaxed)
     }
 
-    /// Returns the body in this representation, in the normal form of [`wire`](super). It shares `body`'s bytes where
-    /// possible.
+    /// Returns the body in the renderer's representation, in the normal form of [`wire`](super). It shares `body`'s
+    /// bytes where possible.
     pub fn body(&self, body: &Bytes) -> Result<Bytes, TranscodeError> {
         match (self.0.means, self.0.representation.encoding()) {
             (RenderMethod::Verbatim, _) => Ok(body.clone()),
@@ -144,7 +144,7 @@ impl Renderer {
         }
     }
 
-    /// Appends the body. If it is refused, `out` is unchanged.
+    /// Appends the rendered body. If the body is refused, `out` is unchanged.
     pub fn put_body(&self, body: &Bytes, out: &mut Vec<u8>) -> Result<(), TranscodeError> {
         match (self.0.means, self.0.representation.encoding()) {
             (RenderMethod::Json(transcoder), _) => transcoder.json(body, out),
@@ -196,7 +196,8 @@ impl Renderer {
         }
     }
 
-    /// Estimates the size of the result: JSON is up to twice its protobuf, metadata is most of a small object.
+    /// Estimates the size of a rendered body in bytes: JSON is up to twice its protobuf, metadata is most of a small
+    /// object.
     fn capacity(&self, body: &Bytes) -> usize {
         match self.0.means {
             RenderMethod::Json(_) => body.len() * 2,

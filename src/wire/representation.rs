@@ -14,7 +14,7 @@ pub enum Representation {
     Table(Include),
 }
 
-/// The part of its object that a row of a Table contains: the `includeObject` of a request.
+/// The part of its object that a row of a Table contains, as a request chooses with `includeObject`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Include {
     None,
@@ -36,7 +36,7 @@ impl Representation {
         Self::Table(Include::Object),
     ];
 
-    /// Maximum number of representations of one feed's objects.
+    /// The maximum number of representations of one feed's objects.
     pub const PLACES: usize = 6;
 
     /// Returns the representation of received bodies in a feed of this encoding.
@@ -81,7 +81,7 @@ impl Representation {
         }
     }
 
-    /// Returns the `Accept` header that requests it from upstream, for lists or for single objects.
+    /// Returns the `Accept` header that requests the representation from upstream, for lists or for single objects.
     pub fn accept(self, list: bool) -> String {
         let media_type = self.encoding().media_type();
         match self {

@@ -94,7 +94,7 @@ impl RequestCoalescer {
     }
 }
 
-/// A request that is in flight. When it is dropped, a new request is sent for the callers that arrived since.
+/// A coalesced request that is in flight. When it is dropped, a new request is sent for the callers that arrived later.
 struct InFlightRequest {
     waiting: Arc<WaiterMap>,
     key: Key,
@@ -142,7 +142,7 @@ impl Drop for NextRequest {
     }
 }
 
-/// Sends one request on behalf of `askers` callers.
+/// Sends one upstream request on behalf of `askers` callers.
 async fn question(ask: &SendRequest, askers: usize) -> SharedResult {
     crate::serve::activity::metrics::coalesced(askers);
     match timeout(ANSWER_MAX, ask()).await {
@@ -151,7 +151,8 @@ async fn question(ask: &SendRequest, askers: usize) -> SharedResult {
     }
 }
 
-/// Takes the current waiters. If there are none, the key is removed, so that the next request starts over.
+/// Returns the callers that wait for the key. If there are none, the key is removed, so that the next request starts
+/// over.
 fn take(waiting: &WaiterMap, key: &Key) -> Option<ResultSenders> {
     let mut taken = ResultSenders::new();
     waiting.remove_if_mut(key, |_, askers| {

@@ -30,15 +30,15 @@ struct BodyState<B> {
     /// The deadline in microseconds, as the times of [`Timers`].
     deadline: u64,
     body: Mutex<PolledBody<B>>,
-    /// Resets the stream of the response.
+    /// Aborts the stream of the response.
     answer: AbortSignal,
 }
 
 #[derive(Debug)]
 struct PolledBody<B> {
-    /// `None` once the body was cut.
+    /// The body; `None` once it was cut.
     body: Option<B>,
-    /// The task that waits for more data.
+    /// The waker of the task that waits for more data.
     waker: Option<Waker>,
 }
 

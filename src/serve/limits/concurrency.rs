@@ -83,13 +83,13 @@ pub(crate) struct ConcurrencyPermit {
     _own: Option<OwnedSemaphorePermit>,
 }
 
-/// The maximum charge for a LIST: one chunk that HTTP/2 has taken but not sent, and the next one.
+/// The maximum charge for a LIST in bytes: one chunk that HTTP/2 has taken but not sent, and the next one.
 const LIST_BYTES_MAX: usize = 256 << 10;
 /// The fraction of permits that is reserved for users that hold only a few: one in `RESERVE`, the last ones.
 const RESERVE: usize = 8;
 /// The number of permits that counts as a few, in pools where each request takes one.
 const FEW: usize = 4;
-/// The memory of a waiting request: about 5 KB, and up to four times its head.
+/// The memory that a waiting request is charged, in bytes: about 5 KB, and up to four times its head.
 const WAITING_BYTES: usize = 16 << 10;
 /// The maximum number of waiting requests; one user may have half of them. A read of a future version waits for three
 /// seconds and costs its sender only about fifty bytes.

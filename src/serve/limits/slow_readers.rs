@@ -78,9 +78,9 @@ pub(crate) struct Watchdog {
     grant: GrantStatus,
     /// The waker of the watch's task.
     task: Mutex<Waker>,
-    /// The time that the watch has set.
+    /// The time at which the watch requested its timer to fire.
     alarm: AtomicU64,
-    /// The time at which the watch leaves in a drain, once it is drawn.
+    /// The time at which the watch ends in a drain, once it is drawn at random.
     leaves: AtomicU64,
     /// The time at which the watch was last woken; 0 if it has been polled since.
     fired: AtomicU64,
@@ -95,7 +95,7 @@ pub(crate) struct Watchdog {
 /// The kind of timer that fired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FiredTimer {
-    /// The time that the watch has set.
+    /// The timer that the watch has requested.
     Time,
     /// The watch's time to leave in a drain.
     Drained,
@@ -104,7 +104,7 @@ pub(crate) enum FiredTimer {
 }
 
 impl SlowReaderReaper {
-    /// `body_max` is the time limit for a response that is not a stream, and for a request's body.
+    /// Creates the reaper. `body_max` is the time limit for a response that is not a stream, and for a request's body.
     pub(crate) fn new(unread: SlowReaderLimits, body_max: Duration) -> Self {
         let (timers, leaving) = (Timers::default(), Mutex::new(DrainProgress::NotStarted));
         Self(Arc::new(Shared { unread, body_max, timers, leaving }))
@@ -119,18 +119,18 @@ impl SlowReaderReaper {
         &self.0.timers
     }
 
-    /// Pins the initial state of a watch.
+    /// Pins the initial state of a watch that is being sent.
     pub(crate) fn pin(&self, feed: &Feed, state: &Snapshot, cut: &AbortSignal) -> StatePin {
         let pin = feed.pin(state, cut.clone());
         StatePin::new(pin, &self.0.timers, (self.0.unread.state_idle_max, "stalled"), cut)
     }
 
-    /// Fires timers when they are due; never completes.
+    /// Fires the timers of all watches when they are due; never completes.
     pub(crate) async fn keep(self, drain: DrainWatch) {
         tokio::join!(self.follow(drain), self.0.timers.clone().run());
     }
 
-    /// Makes watches leave in a drain.
+    /// Ends the watches of a drain, each at its own time.
     async fn follow(&self, mut drain: DrainWatch) {
         if let Some((from, until)) = drain.slots().await {
             let [from, until] = [from, until].map(|at| self.0.timers.at(at));

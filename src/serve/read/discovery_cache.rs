@@ -63,7 +63,7 @@ const COPIES_BYTES_MAX: u64 = 64 << 20;
 /// How long a request waits for a document. Then it is forwarded.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 const VERSION: &str = "/version";
-/// The headers that belong to a document. The others belong to one response.
+/// The headers that belong to a discovery document. All others belong to one response.
 const HEADERS: [HeaderName; 5] = [CONTENT_TYPE, CONTENT_ENCODING, CACHE_CONTROL, ETAG, VARY];
 
 impl DiscoveryCache {
@@ -202,7 +202,7 @@ impl DiscoveryCache {
     }
 }
 
-/// Removes the headers that a 304 lacks.
+/// Removes the headers that a 304 response must not have.
 fn remove_body_headers(headers: &mut HeaderMap) {
     headers.remove(CONTENT_TYPE);
     headers.remove(CONTENT_ENCODING);

@@ -63,7 +63,7 @@ impl ReadHandler {
         Box::pin(self.show(request, permit, resource, source, (read, cost))).await
     }
 
-    /// Lists what the feed shows now.
+    /// Lists the objects of the feed's current state.
     async fn show(
         &self,
         request: &ReadRequest,

@@ -21,10 +21,10 @@ use crate::wire::{Encoding, JsonLayout, Renderer, Representation, TranscodeError
 use base::{DrainWatch, Reloadable};
 use kubeapi::{ResourceVersion, Status, VersionMatch};
 
-/// What a request requires of a feed.
+/// The requirements of a request for a feed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FeedRequirements<'a> {
-    /// The permission, without which no feed is returned.
+    /// The permission of the caller, without which no feed is returned.
     pub(crate) permit: &'a Permit,
     /// The namespace in the request path; `None` for the whole cluster.
     pub(crate) namespace: Option<&'a str>,
@@ -62,7 +62,7 @@ impl From<OverLimit> for NotServable {
 /// lists the versions of all objects.
 const UNTOLD_MAX: Duration = Duration::from_secs(1);
 
-/// Why waiting for a feed failed.
+/// The reason that waiting for a feed failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FeedWaitError {
     Timeout,
@@ -78,8 +78,8 @@ pub(crate) struct FeedSource {
 }
 
 impl FeedSource {
-    /// Refuses the representation permanently, because an object of this source cannot be rendered in it. Later
-    /// requests use another source.
+    /// Refuses the representation permanently, because an object of this feed cannot be converted. Later requests use
+    /// another feed.
     pub(crate) fn refuse(&self, refused: &TranscodeError) {
         self.feed.refuse(self.renderer.representation(), Underived::Unrenderable, refused);
     }
@@ -145,7 +145,7 @@ impl FeedSources {
         }
     }
 
-    /// Returns a feed in this encoding that covers the request and has a complete state.
+    /// Returns a feed in the given encoding that covers the request and has a complete state.
     async fn ready_feed(
         &self,
         resource: &Resource,
@@ -253,7 +253,7 @@ impl FeedSources {
     }
 
     /// Completes when the feed has reached a version. For a client, a state that is proven at that version is
-    /// sufficient. For a proxy, the stream must reach it.
+    /// sufficient. For a downstream proxy, the stream must reach it.
     async fn reached(&self, feed: &FeedHandle, rv: ResourceVersion, by_proxy: bool) {
         let is_there = feed.reader.progress().rv >= rv || !by_proxy && feed.reader.shown_at() >= rv;
         if is_there {
@@ -349,7 +349,7 @@ fn scopes(widest: Scope, namespace: Option<&str>) -> impl Iterator<Item = Scope>
     std::iter::once(widest).chain(narrower)
 }
 
-/// Returns the spec of the feed for this resource.
+/// Returns the spec of the feed for a resource, scope and encoding.
 pub fn spec(resource: &Resource, scope: Scope, encoding: Encoding) -> FeedSpec {
     // Agents on nodes list their own node's objects. The apiserver has an index for this field (R-FIELD-5).
     let index_field = resource.fields.fields.iter().find(|field| field.key == "spec.nodeName");

@@ -12,9 +12,9 @@ pub struct Coverage {
     pub node: Option<Arc<str>>,
     /// The only resources that are cached, as in `pods` or `deployments.apps`; all resources if empty.
     pub resources: Vec<String>,
-    /// Sensitive kinds that are cached anyway.
+    /// The sensitive kinds that are cached anyway.
     pub sensitive: Vec<Sensitive>,
-    /// Whether the proxy authorizes each caller. If so, its own account may read more than a caller may.
+    /// Whether the proxy authorizes each caller. If so, its own account may have more permissions than a caller.
     pub authorizes: bool,
 }
 
@@ -25,7 +25,7 @@ pub enum Sensitive {
     ConfigMaps,
 }
 
-/// Why a resource is not cached.
+/// The reason that a resource is not cached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OutsideCoverage {
     #[error("the resource is not in feeds.resources")]

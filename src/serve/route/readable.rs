@@ -7,10 +7,10 @@ use kubeapi::Query;
 
 /// The request header for the readable part of a collection. In a response, it states whether the result is complete.
 pub(crate) const READABLE: HeaderName = HeaderName::from_static("kube-fanout-readable");
-/// The query parameter with the same meaning, for callers that cannot set headers.
+/// The query parameter with the meaning of the header [`READABLE`], for callers that cannot set headers.
 const PARAMETER: &str = "kubeFanoutReadable";
 
-/// How much of a collection a response shows.
+/// The part of a collection that a response shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extent {
     All,
@@ -49,7 +49,7 @@ fn without(raw: &str) -> Option<(String, bool)> {
     Some((rest.join("&"), said))
 }
 
-/// Returns the value of a pair if it is the parameter. Most pairs can be excluded without decoding them.
+/// Returns the value of a query pair if it is the parameter. Most pairs can be excluded without decoding them.
 fn value(pair: &str) -> Option<bool> {
     let name = pair.split_once('=').map_or(pair, |(name, _)| name);
     if name != PARAMETER && !name.contains('%') {

@@ -17,9 +17,9 @@ use base::WakeFlag;
 /// HTTP/2, a piece contains several events if the client lags.
 #[derive(Debug)]
 pub(crate) struct WatchBody {
-    /// `None` once the last frame was put.
+    /// The watch session; `None` once the last frame was put.
     session: Option<WatchSession>,
-    /// Cuts the watch if the client does not read.
+    /// Aborts the watch if the client does not read.
     _watchdog: Arc<Watchdog>,
     /// The state of the chunked encoding; set for HTTP/1.1 only.
     chunked: Option<Box<ChunkedState>>,
@@ -41,7 +41,7 @@ thread_local! {
     static BATCH: Cell<Vec<Bytes>> = const { Cell::new(Vec::new()) };
 }
 
-/// The number of bytes that are pulled at a time, which limits the memory that one client can occupy.
+/// The number of bytes that are pulled at a time. This limits the memory that one client can occupy.
 pub(crate) const BATCH_BYTES: usize = 32 << 10;
 
 impl WatchBody {

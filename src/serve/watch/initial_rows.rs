@@ -12,11 +12,11 @@ use crate::upstream::{Cause, Client, Error, Resource};
 use crate::wire::{Encoding, ListPage, Object, ObjectReader, Representation, TABLE_ACCEPT};
 use kubeapi::{FlowDistinguisher, Gvr, Query, WatchStart};
 
-/// Parameters that a list does not have, or whose value the proxy chooses.
+/// The query parameters that a list does not have, or whose value the proxy chooses.
 const NOT_OF_LISTS: [&str; 6] =
     ["watch", "allowWatchBookmarks", "sendInitialEvents", "timeoutSeconds", "timeout", "includeObject"];
 
-/// Why the initial rows are not available.
+/// The reason that the initial rows are not available.
 #[derive(Debug, thiserror::Error)]
 enum InitialRowsError {
     /// No permit is left for the request that lists the initial rows.

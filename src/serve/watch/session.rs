@@ -47,9 +47,10 @@ pub(crate) struct WatchSession {
     common: Common,
 }
 
-/// What the client receives next.
+/// The part of the watch that the client receives next.
 ///
-/// Any state but the last two becomes `Last` if the permission is revoked, and `Ended` if an object cannot be rendered.
+/// Any state but the last two becomes `Last` if the permission is revoked, and `Ended` if an object cannot be
+/// converted.
 enum State {
     /// The initial state is sent as ADDED events. After them, and the bookmark that marks their end, the watch is
     /// `Live`. If the timeout expires or the proxy drains before that, it is `Ended`.
@@ -67,7 +68,7 @@ enum State {
     Ended,
 }
 
-/// What all states need: the position in the feed, and the client's terms.
+/// The parts that all states need: the position in the feed, and the client's terms.
 struct Common {
     feed: FeedHandle,
     cursor: Cursor,
@@ -79,12 +80,12 @@ struct Common {
     /// The last version that was sent to the client, or from which the watch started. Bookmarks are sent only for later
     /// versions.
     last_sent_rv: ResourceVersion,
-    /// The number of upstream bookmarks seen so far.
+    /// The number of upstream bookmarks that the session has observed.
     seen_bookmarks: u64,
     timers: WatchTimers,
     /// Whether no frames will come until the waker is woken.
     is_parked: bool,
-    /// The columns of a Table, which only the first event carries.
+    /// The columns of a Table, which only the first event has.
     columns: Option<Columns>,
     metrics: WatchMetrics,
     scan_budget: ScanBudget,
@@ -100,7 +101,7 @@ pub(crate) struct WatchOptions {
     pub(crate) bookmarks: bool,
     pub(crate) end_bookmark: bool,
     pub(crate) timeout_seconds: Option<i64>,
-    /// The minimum duration without a client timeout; the maximum is twice that.
+    /// The minimum duration of a watch without a client timeout; the maximum is twice that.
     pub(crate) lasts_min: Duration,
     /// Whether the client is a downstream proxy, which caches the events.
     pub(crate) by_proxy: bool,
@@ -151,7 +152,7 @@ impl WatchSession {
         Self { state, common }
     }
 
-    /// Sends a state before the events. A sink that can send several frames in one piece gives the state's shared
+    /// Sends a state before the events. A sink that can send several frames in one piece passes the state's shared
     /// `chunks`.
     pub(crate) fn send_state(&mut self, snapshot: Snapshot, permit: &Permit, chunks: Option<Arc<[Chunk]>>) {
         if self.is_ended() {
@@ -248,7 +249,7 @@ impl WatchSession {
 }
 
 impl Common {
-    /// Puts the next frames, if there are any.
+    /// Puts the next frames of the watch, if there are any.
     fn step(&mut self, state: State, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Step {
         match self.decide(state, cx)? {
             State::Initial(initial) => self.send_initial(initial, cx, room, batch),

@@ -94,7 +94,7 @@ impl DiscoveryList {
     }
 }
 
-/// `APIVersions` (below `/api`) or `APIGroupList` (below `/apis`).
+/// An `APIVersions` (below `/api`) or `APIGroupList` document (below `/apis`).
 #[derive(Deserialize)]
 pub(super) struct Groups {
     #[serde(default)]
@@ -191,7 +191,7 @@ impl ApiServices {
 }
 
 impl ApiService {
-    /// The API that another server serves, if there is one.
+    /// Returns the API that another server serves, if there is one.
     pub(super) fn remote(self) -> Option<ServedApi> {
         let ApiServiceSpec { group, version, service } = self.spec;
         service.map(|_| (group, version))

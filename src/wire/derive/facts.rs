@@ -41,7 +41,7 @@ pub(super) struct MessageId(u16);
 #[derive(Default)]
 pub(super) struct Message {
     pub(super) fields: Vec<FieldSchema>,
-    /// Field number → index into `fields`, or [`NONE`].
+    /// The index in `fields` of each field number, or [`NONE`].
     by_number: Vec<u8>,
 }
 
@@ -55,7 +55,7 @@ pub(super) struct FieldSchema {
     /// Whether JSON omits the field although it is on the wire.
     pub(super) omit: Omit,
     pub(super) absent: Absent,
-    /// Text at the beginning of each element, which only hand-written conversions produce.
+    /// The text at the beginning of each element, which only hand-written conversions produce.
     pub(super) element_head: &'static [u8],
 }
 
@@ -95,23 +95,24 @@ pub(super) enum Arity {
     Embedded,
 }
 
-/// Condition for omitting a singular field from the JSON although it is on the wire.
+/// The condition for omitting a singular field from the JSON although it is on the wire.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Omit {
     Never,
-    /// omitempty, which applies to scalars and not to structs.
+    /// The tag `omitempty`, which applies to scalars and not to structs.
     ZeroScalar,
-    /// omitzero, which `ObjectMeta.creationTimestamp` has since 1.34.
+    /// The tag `omitzero`, which `ObjectMeta.creationTimestamp` has since 1.34.
     ZeroTime,
 }
 
 /// The JSON of a field that is not on the wire.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Absent {
-    /// omitempty; or a singular field, which the server's encoder always writes, so the server does not have the field.
+    /// Nothing is written: the field is omitempty, or it is a singular field, which the server's encoder always writes,
+    /// so the server does not have the field.
     Nothing,
     Null,
-    /// The items of a list, which are made from an empty slice instead of nil.
+    /// An empty list is written, because the items are made from an empty slice instead of nil.
     EmptyList,
     /// The value is `null` or `[]`, which protobuf cannot distinguish: see
     /// [`RefusalReason::NilOrEmpty`](super::RefusalReason::NilOrEmpty).
@@ -125,7 +126,7 @@ pub fn is_of_kubernetes(api_version: &str) -> bool {
 }
 
 impl TypeSchema {
-    /// Returns the facts of release `1.minor`, if the table has it.
+    /// Returns the schema of release `1.minor`, if the table has it.
     pub(super) fn of(minor: u32) -> Option<&'static Self> {
         static TABLES: [OnceLock<TypeSchema>; MINORS_MAX] = [const { OnceLock::new() }; MINORS_MAX];
         let minors = Self::minors();
@@ -138,7 +139,7 @@ impl TypeSchema {
         Self::of(*Self::minors().end()).expect("the table has its own minors")
     }
 
-    /// Returns the releases in the table.
+    /// Returns the minor releases that the table covers.
     pub(super) fn minors() -> RangeInclusive<u32> {
         static MINORS: OnceLock<RangeInclusive<u32>> = OnceLock::new();
         MINORS.get_or_init(|| parse::minors(TEXT)).clone()
@@ -178,7 +179,7 @@ impl FieldSchema {
 }
 
 const TEXT: &str = include_str!("facts/facts.txt");
-/// Maximum number of minors in the table; parsing fails if it has more.
+/// The maximum number of minor releases in the table; parsing fails if it has more.
 const MINORS_MAX: usize = 8;
-/// Marks numbers without a field in [`Message::by_number`].
+/// The mark of a number without a field in [`Message::by_number`].
 const NONE: u8 = u8::MAX;

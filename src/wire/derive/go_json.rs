@@ -55,7 +55,8 @@ fn put_special(out: &mut Vec<u8>, text: &[u8]) -> usize {
     len.max(1)
 }
 
-/// Go has short escapes for `\b` and `\f` since 1.22, which is older than every minor of the table.
+/// Writes a JSON escape as Go does. Go has short escapes for `\b` and `\f` since 1.22, which is older than every minor
+/// of the table.
 fn put_escaped(out: &mut Vec<u8>, byte: u8) {
     let short = match byte {
         b'"' | b'\\' => byte,

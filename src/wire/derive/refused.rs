@@ -9,23 +9,23 @@ pub struct TranscodeError {
     pub why: RefusalReason,
 }
 
-/// Reason why a field cannot be written.
+/// The reason that a field cannot be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RefusalReason {
-    /// A field that the server's release does not have: the server is a newer one, or a fork.
+    /// The field does not exist in the server's release: the server is a newer one, or a fork.
     #[error("unknown protobuf field number {0}")]
     UnknownField(u32),
     /// The data is not a message, or not one that the apiserver's encoder writes.
     #[error("malformed protobuf: {0}")]
     Malformed(&'static str),
-    /// Well-formed, but not a value of the field's type.
+    /// The data is well-formed, but not a value of the field's type.
     #[error("invalid value: {0}")]
     Value(&'static str),
-    /// The kinds that are stored as JSON keep `[]` apart from `null`, and protobuf does not.
+    /// The list is empty. Kinds that are stored as JSON keep `[]` apart from `null`, and protobuf does not.
     #[error("an empty list cannot be told apart from a missing one in protobuf")]
     NilOrEmpty,
-    /// Messages or JSON values nested deeper than any that an apiserver serves.
+    /// Messages or JSON values are nested deeper than any that an apiserver serves.
     #[error("values are nested too deeply")]
     TooDeep,
     /// The JSON would be much larger than that of any valid body of this size.

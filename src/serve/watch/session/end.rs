@@ -7,11 +7,11 @@ use crate::serve::activity::WatchEnd;
 use crate::wire::TranscodeError;
 use kubeapi::{ResourceVersion, Status};
 
-/// Why a watch ends, and what its client receives last.
+/// The reason that a watch ends, and the last frame that its client receives.
 pub(super) enum Exit {
-    /// Nothing: the client resumes after the last event.
+    /// The client receives no further frame, and resumes after the last event.
     Silent(WatchEnd),
-    /// A bookmark at this version, from which the client resumes.
+    /// The client receives a bookmark at this version, from which it resumes.
     Bookmark(ResourceVersion, WatchEnd),
     /// The watch ends with an ERROR event that has this Status.
     Error(Box<Status>, WatchEnd),

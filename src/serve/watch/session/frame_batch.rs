@@ -21,7 +21,7 @@ pub(super) struct FrameBatch<'a> {
     pub(super) cursor: &'a Cursor,
     pub(super) reader: &'a CacheReader,
     pub(super) room: usize,
-    /// The budget for scanning objects, which is reduced by what was used.
+    /// The remaining budget for scanning objects.
     pub(super) scan_budget: &'a mut usize,
     pub(super) batch: &'a mut Vec<Bytes>,
 }

@@ -16,16 +16,16 @@ pub(super) struct InboundBudget<I> {
     since: Instant,
 }
 
-/// The error of a client that exceeded its budget.
+/// The error of a client that exceeded its inbound budget.
 #[derive(Debug, thiserror::Error)]
 #[error("the client sent too much data on a WebSocket watch, which only sends events")]
 pub(super) struct InboundBudgetExceeded;
 
-/// The burst that a client may send: about 10,000 empty frames.
+/// The burst in bytes that a client may send: about 10,000 empty frames.
 const AT_ONCE_BYTES_MAX: usize = 64 << 10;
 /// The budget for inbound bytes that is added per second.
 const BYTES_PER_SECOND: usize = 8 << 10;
-/// The additional budget per event, for clients that acknowledge events.
+/// The additional inbound budget per sent event, for clients that acknowledge events.
 const BYTES_PER_EVENT: usize = 1 << 10;
 
 impl<I> InboundBudget<I> {
@@ -33,7 +33,7 @@ impl<I> InboundBudget<I> {
         Self { io, left: AT_ONCE_BYTES_MAX, since: Instant::now() }
     }
 
-    /// Returns the stream without the budget.
+    /// Returns the underlying stream, without the budget.
     pub(super) fn io(&mut self) -> &mut I {
         &mut self.io
     }
