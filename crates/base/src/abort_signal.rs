@@ -13,16 +13,16 @@ pub struct AbortSignal(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Whether `why` or `within` is set. Tasks check it for each event, and it needs only one cache line.
+    /// Whether `why` or `within` of the signal is set. Tasks check it for each event, and it needs only one cache line.
     is_touched: AtomicBool,
     why: OnceLock<&'static str>,
-    /// See [`AbortSignal::within`]. Boxed to keep the type small, because watches have no such limit.
+    /// The limit of [`AbortSignal::within`]. It is boxed to keep the type small, because watches have no such limit.
     within: OnceLock<Box<(Duration, &'static str)>>,
     runner: AtomicWaker,
 }
 
 impl AbortSignal {
-    /// Ends the future. Only the first reason counts.
+    /// Aborts the future with a reason. Only the first reason counts.
     pub fn cut(&self, why: &'static str) {
         let is_first = self.0.why.set(why).is_ok();
         self.0.is_touched.store(true, Ordering::SeqCst);
@@ -48,7 +48,7 @@ impl AbortSignal {
         self.0.is_touched.store(true, Ordering::SeqCst);
     }
 
-    /// The limit and the reason that [`within`](Self::within) has set.
+    /// Returns the limit and the reason that [`within`](Self::within) has set.
     pub fn limit(&self) -> Option<(Duration, &'static str)> {
         if !self.0.is_touched.load(Ordering::SeqCst) {
             return None;
@@ -56,7 +56,7 @@ impl AbortSignal {
         self.0.within.get().map(|limit| **limit)
     }
 
-    /// Ready once the future has been cut. Until then, registers the task of `cx`, replacing an earlier one.
+    /// Ready once the future has been aborted. Until then, registers the task of `cx`, replacing an earlier one.
     pub fn poll_cut(&self, cx: &Context<'_>) -> Poll<()> {
         if self.is_cut() {
             return Poll::Ready(());
@@ -65,7 +65,7 @@ impl AbortSignal {
         if self.is_cut() { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Completes once the future has been cut. For the running task.
+    /// Completes once the future has been aborted. Only the running task may wait.
     pub async fn over(&self) {
         std::future::poll_fn(|cx| self.poll_cut(cx)).await;
     }

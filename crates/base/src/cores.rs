@@ -42,10 +42,10 @@ pub struct CoreSlot {
 }
 
 /// Collects the wakers that a core's own thread should wake. Waking a task of another thread takes a lock and a system
-/// call each time; this takes them once for a thousand tasks.
+/// call each time; the collector takes them once for a thousand tasks.
 #[derive(Default)]
 pub struct CoreWaker {
-    /// The core's number, starting at 0.
+    /// The number of the core, starting at 0.
     number: usize,
     rung: Mutex<PendingWakes>,
     sweep: AtomicWaker,
@@ -61,7 +61,7 @@ struct PendingWakes {
 #[derive(Debug)]
 pub struct PerCore<T>(Box<[T]>);
 
-/// The data of a thread about its own core.
+/// The data of a core's thread about its own core.
 struct CurrentCore {
     bell: Arc<CoreWaker>,
     home: Option<Handle>,
@@ -71,8 +71,8 @@ thread_local! {
     static HERE: RefCell<Option<CurrentCore>> = const { RefCell::new(None) };
 }
 
-/// On a core's thread, the runtime on which the cores were started; elsewhere the current runtime. It runs tasks that
-/// other cores also wait for, which must not depend on one core's load.
+/// Returns the runtime on which the cores were started, if called on a core's thread; elsewhere the current runtime. It
+/// runs tasks that other cores also wait for, which must not depend on one core's load.
 pub fn home_runtime() -> Handle {
     HERE.with_borrow(|here| here.as_ref().and_then(|here| here.home.clone())).unwrap_or_else(Handle::current)
 }
@@ -156,7 +156,7 @@ impl Drop for CoreSlot {
 }
 
 impl CoreWaker {
-    /// The waker of the current thread's core, if it is a core.
+    /// Returns the waker of the current thread's core, if the thread is a core's.
     pub fn here() -> Option<Arc<Self>> {
         HERE.with_borrow(|here| here.as_ref().map(|here| here.bell.clone()))
     }
@@ -165,7 +165,7 @@ impl CoreWaker {
         self.number
     }
 
-    /// Makes the core's thread wake these, in this order.
+    /// Makes the core's thread wake the given wakers, in their order.
     pub fn ring(&self, wakers: Vec<Waker>) {
         let mut rung = self.rung.lock();
         // A core that was notified and has not run yet finds all of them.
@@ -192,7 +192,7 @@ impl CoreWaker {
 }
 
 impl<T> PerCore<T> {
-    /// Makes one value for each possible core; if more cores were started, some share a value.
+    /// Creates one value for each possible core; if more cores were started, some share a value.
     pub fn new(make: impl Fn() -> T) -> Self {
         Self(Self::numbers().map(|_| make()).collect())
     }
@@ -206,7 +206,7 @@ impl<T> PerCore<T> {
         0..1 + thread::available_parallelism().map_or(1, usize::from)
     }
 
-    /// The value of the current thread's core.
+    /// Returns the value of the current thread's core.
     pub fn here(&self) -> &T {
         let number = HERE.with_borrow(|here| here.as_ref().map_or(0, |here| 1 + here.bell.number));
         &self.0[number % self.0.len()]

@@ -10,7 +10,7 @@ use tokio::time::sleep;
 static WANTED: Notify = Notify::const_new();
 /// The number of attempts to free a descriptor before the error is final.
 pub const DESCRIPTOR_TRIES: u32 = 20;
-/// The wait for idle client connections to close.
+/// The time to wait for idle client connections to close.
 const ROOM_PAUSE: Duration = Duration::from_millis(50);
 
 /// Whether the error means that the process, or the whole machine, has no file descriptors left.

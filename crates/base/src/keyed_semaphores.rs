@@ -7,7 +7,7 @@ use tokio::sync::Semaphore;
 
 /// A semaphore for each holder, all with the same number of permits.
 ///
-/// Unused semaphores are removed over time; at most twice as many as are in use are kept, or `KEPT_MAX`.
+/// Unused semaphores are removed over time. At most twice as many as are in use are kept, or `KEPT_MAX`.
 #[derive(Debug)]
 pub struct KeyedSemaphores<K> {
     places: usize,
@@ -28,13 +28,13 @@ struct SemaphoreMap<K> {
 const KEPT_MAX: usize = 1_024;
 
 impl<K: Eq + Hash + Clone> KeyedSemaphores<K> {
-    /// Gives each holder this many permits.
+    /// Creates semaphores with `places` permits for each holder.
     pub fn new(places: usize) -> Self {
         let of = SemaphoreMap { shares: HashMap::new(), kept_max: KEPT_MAX };
         Self { places: places.min(Semaphore::MAX_PERMITS), of: Mutex::new(of) }
     }
 
-    /// The semaphore of one holder. It stays the same as long as it, or a permit of it, is held.
+    /// Returns the semaphore of one holder. It stays the same as long as it, or a permit of it, is held.
     pub fn of(&self, holder: &K) -> Arc<Semaphore> {
         let mut of = self.of.lock();
         if let Some(share) = of.shares.get(holder).and_then(Weak::upgrade) {

@@ -13,7 +13,7 @@ pub struct LogLimit {
 #[derive(Debug)]
 struct Window {
     logged: Instant,
-    /// The number of failures since then.
+    /// The number of failures since the last log line.
     unlogged: u64,
 }
 

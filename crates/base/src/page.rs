@@ -13,7 +13,7 @@ use tokio::net::{TcpStream, UnixStream};
 /// The address of a running proxy's pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PageAddress {
-    /// A host and a port, as in a URL.
+    /// The host and the port of a TCP address, as in a URL.
     Tcp(String),
     Unix(PathBuf),
 }

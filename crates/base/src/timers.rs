@@ -101,7 +101,7 @@ impl Timers {
         self.fire(Self::NEVER);
     }
 
-    /// Fires the timers up to this time.
+    /// Fires all timers up to the time `last`.
     fn fire(&self, last: u64) {
         let now = self.now();
         for (at, timed) in self.take(last) {
@@ -110,7 +110,7 @@ impl Timers {
         }
     }
 
-    /// Removes and returns the objects with a timer up to this time.
+    /// Removes and returns the objects with a timer up to the time `last`.
     fn take(&self, last: u64) -> Vec<(u64, Arc<dyn Timed>)> {
         let mut waiting = self.0.waiting.lock();
         let later = waiting.all.split_off(&(last.saturating_add(1), 0));
@@ -152,7 +152,7 @@ impl Timers {
 }
 
 impl Timer {
-    /// Schedules an object, after a change of its times.
+    /// Schedules an object again after its times have changed.
     pub fn schedule<T: Timed + 'static>(timed: &Arc<T>) {
         let weak = Arc::downgrade(timed);
         let timers = timed.timer().timers();

@@ -24,7 +24,7 @@ pub struct WatchedFile<T> {
     origin: Option<Arc<FileSource<T>>>,
 }
 
-/// The files cannot be used, and there is no earlier value.
+/// The error if the files of a value cannot be used, and there is no earlier value.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError<E> {
     #[error("cannot read {path}: {source}")]
@@ -38,7 +38,7 @@ type ParseFiles<T> = Box<dyn Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync>;
 
 /// The files of a value, and the function that parses them.
 struct FileSource<T> {
-    /// A name for logs and metrics.
+    /// The name of the value in logs and metrics.
     what: &'static str,
     files: ListFiles,
     read: ParseFiles<T>,
@@ -52,18 +52,18 @@ struct FileSource<T> {
 struct LastLoad {
     /// A hash of the files from which the value was read. The contents are not kept, because they include private keys.
     fingerprint: u64,
-    /// Why the current files cannot be used.
+    /// The reason that the current files cannot be used; `None` if they can.
     trouble: Option<String>,
 }
 
-/// The largest file that is read, in bytes: a bundle of some thousand certificates fits.
+/// The maximum size of a file in bytes: a bundle of some thousand certificates fits.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
 /// The default interval between checks of the files.
 pub const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 impl<T: Send + Sync + 'static> WatchedFile<T> {
-    /// Reads `files` now. `read` gets their contents in the same order.
+    /// Loads the value from `files`. `read` gets their contents in the same order.
     pub fn load<E: Display>(
         what: &'static str,
         files: Vec<PathBuf>,
@@ -101,7 +101,7 @@ impl<T: Send + Sync + 'static> WatchedFile<T> {
         self.value.borrow().clone()
     }
 
-    /// Completes when there is a value that this clone has not returned yet.
+    /// Completes when the value has changed since this clone last returned it.
     pub async fn changed(&mut self) {
         if self.value.changed().await.is_err() {
             // A fixed value never changes.
@@ -109,12 +109,12 @@ impl<T: Send + Sync + 'static> WatchedFile<T> {
         }
     }
 
-    /// Why the files could not be used at the last check.
+    /// Returns the reason that the files could not be used at the last check.
     pub fn trouble(&self) -> Option<String> {
         self.origin.as_ref()?.known.lock().trouble.clone()
     }
 
-    /// Checks the files periodically, forever. It is spawned once, whatever the number of clones.
+    /// Checks the files periodically, forever. It must be spawned once, whatever the number of clones.
     pub async fn keep_up(self, every: Duration) {
         while self.origin.is_some() {
             sleep(every).await;
@@ -184,7 +184,7 @@ impl<T> Clone for WatchedFile<T> {
 }
 
 impl<T> fmt::Debug for WatchedFile<T> {
-    /// Omits the value, because the files may include keys.
+    /// Formats the type without the value, because the files may include keys.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = self.origin.as_ref().map(|origin| origin.what);
         f.debug_struct("WatchedFile").field("what", &what).finish_non_exhaustive()

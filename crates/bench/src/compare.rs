@@ -19,7 +19,7 @@ pub struct Results {
     pub ratios: Vec<Ratio>,
 }
 
-/// The figures of one variant against one side.
+/// The figures of one plan variant against one server.
 #[derive(Clone, Debug, Serialize)]
 pub struct Cell {
     pub variant: String,

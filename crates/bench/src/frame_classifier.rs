@@ -8,14 +8,14 @@ use kubeapi::WRITTEN_AT;
 /// The type of a watch frame, as recognised from its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RecognisedFrame {
-    /// ADDED or MODIFIED. It may contain its write time.
+    /// The event is ADDED or MODIFIED. It may contain its write time.
     Written,
-    /// DELETED. A write time in it belongs to an earlier write.
+    /// The event is DELETED. A write time in it belongs to an earlier write.
     Deleted,
     Bookmark {
         initial_end: bool,
     },
-    /// The requested version is no longer available (410).
+    /// The requested resourceVersion is no longer available (410).
     Expired,
     Error,
     Unknown,

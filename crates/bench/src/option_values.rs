@@ -80,9 +80,9 @@ impl ObjectShape {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WriteMethod {
-    /// A merge patch of one annotation. The request is small; the server reads, merges and writes.
+    /// The writer sends a merge patch of one annotation. The request is small; the server reads, merges and writes.
     Patch,
-    /// The whole object, as the server returned it.
+    /// The writer sends the whole object, as the server returned it.
     Put,
 }
 
@@ -115,7 +115,7 @@ pub(super) enum WatchStartMode {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rate {
     PerSecond(f64),
-    /// As fast as the writers can.
+    /// The writers send as fast as they can.
     Max,
 }
 

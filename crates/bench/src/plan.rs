@@ -26,9 +26,9 @@ pub struct Plan {
     pub select: SelectorKind,
     pub non_matching: bool,
     pub watch_list: bool,
-    /// Several kinds of watches instead of one.
+    /// The kinds of watches, if there are several instead of one.
     pub groups: Vec<Group>,
-    /// How many connections and watches are opened at the same time.
+    /// The number of connections and watches that are opened at the same time.
     pub opening: usize,
     pub stream_window_kib: u32,
     pub connection_window_kib: u32,
@@ -61,7 +61,7 @@ pub struct Plan {
     pub storm: Option<Storm>,
     /// The total number of requests in a storm of LISTs or GETs. 0 means as many as the duration allows.
     pub requests: usize,
-    /// The number of concurrent requests on each connection.
+    /// The total number of requests in a storm of LISTs or GETs.
     pub in_flight: usize,
 }
 

@@ -8,7 +8,7 @@ use super::BenchError;
 use super::objects::{WorkloadObjects, with};
 use probe::{ProgressLine, UnaryClient};
 
-/// How many objects are created concurrently.
+/// The number of objects that are created concurrently.
 const CREATING: usize = 24;
 const JSON: &str = "application/json";
 

@@ -37,7 +37,7 @@ pub(super) struct FleetState {
     /// The number of storms, including the opening, and the beginning of the last one.
     storm: AtomicU64,
     storm_began_ns: AtomicU64,
-    /// The cipher suite of its connections.
+    /// The cipher suite of the connections.
     pub(super) cipher: OnceLock<&'static str>,
     complaint: Mutex<Option<String>>,
     has_complained: AtomicBool,

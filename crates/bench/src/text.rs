@@ -76,7 +76,7 @@ pub(super) fn title(results: &Results, ratio: &Ratio) -> String {
     format!("{} {} / {}", of.side, of.variant, over.variant)
 }
 
-/// Three significant digits, with thousands separated.
+/// Formats a number with three significant digits, and with thousands separated.
 pub(super) fn number(value: f64) -> String {
     let size = value.abs();
     if size == 0.0 || (100.0..1e15).contains(&size) {

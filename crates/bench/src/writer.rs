@@ -151,7 +151,7 @@ impl WriterPool {
         Ok(())
     }
 
-    /// Waits for the next write in the schedule and returns its scheduled time; `None` at the end.
+    /// Waits for the next scheduled write and returns its scheduled time; `None` at the end.
     async fn next(&self) -> Option<u64> {
         if self.stop.is_cancelled() {
             return None;

@@ -42,8 +42,8 @@ impl Faults {
         self.until_bound(true).await;
     }
 
-    /// Waits until the accept loop has carried out the order. After `stop` there is no such loop, and this returns at
-    /// once.
+    /// Waits until the accept loop has carried out the order to listen or not. After `stop` there is no such loop, and
+    /// this returns at once.
     async fn until_bound(&self, wanted: bool) {
         let mut bound = self.shared.bound.subscribe();
         tokio::select! {
@@ -127,7 +127,7 @@ impl Faults {
         self.shared.faults.hushed.send_replace(false);
     }
 
-    /// Lets every open watch send this many more events, and then nothing until [`Faults::resume_watches`].
+    /// Lets every open watch send `after_events` more events, and then nothing until [`Faults::resume_watches`].
     pub fn stall_watches(&self, after_events: usize) {
         self.shared.faults.stall.send_modify(|stall| {
             *stall = Stall { ordered: stall.ordered + 1, after_events: Some(after_events) };
@@ -143,7 +143,7 @@ impl Faults {
         self.shared.faults.answers.lock().clear();
     }
 
-    /// Answers the next `times` requests of a kind with this status instead of a result.
+    /// Answers the next `times` requests of a kind with a status instead of a result.
     pub fn answer(&self, on: RequestKind, times: usize, code: u16, retry_after: Option<u32>) {
         if times > 0 {
             self.shared.faults.answers.lock().push_back(ScriptedResponse {

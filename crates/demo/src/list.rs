@@ -111,7 +111,7 @@ fn page(
 }
 
 impl DemoPage {
-    /// Turns this into an empty page with a continue token, which no apiserver sends.
+    /// Makes the page an empty one with a continue token, which no apiserver sends.
     pub(crate) fn leads_on(&mut self) {
         let at = ContinueAt::Version(ResourceVersion(self.revision));
         let start = format!("nowhere/{:x}\0", fastrand::u64(..));

@@ -15,7 +15,7 @@ pub struct ReviewResponses {
     rules: Mutex<Rules>,
 }
 
-/// How many reviews were requested since the start.
+/// The number of reviews that were requested since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ReviewCounts {
     pub tokens: u64,
@@ -26,11 +26,12 @@ pub struct ReviewCounts {
 struct Rules {
     /// The users by their tokens, in the form of a review's status.
     holders: HashMap<String, Value>,
-    /// Pairs of a user and a namespace, or a path that is not a resource's; `*` means everything.
+    /// The granted permissions: pairs of a user and a namespace, or a path that is not a resource's; `*` means
+    /// everything.
     rights: HashSet<(String, String)>,
-    /// Verbs and resources that self access reviews deny.
+    /// The verbs and resources that self access reviews deny.
     lacking: HashSet<(String, String)>,
-    /// The reason for allowing a request.
+    /// The reason for allowing a request in a review.
     reason: String,
     denial: String,
     refusal: Option<u16>,
@@ -46,12 +47,12 @@ const ASKER: &str = "demo";
 const FORBIDDEN: u16 = 403;
 
 impl ReviewResponses {
-    /// Makes the token valid for the user.
+    /// Makes a token valid for a user.
     pub fn give(&self, token: &str, user: &str) {
         self.rules.lock().holders.insert(token.to_owned(), user_info(user));
     }
 
-    /// Makes the token valid for a pod of a service account that runs on the node.
+    /// Makes a token valid for a pod of a service account that runs on a node.
     pub fn give_to_pod(&self, token: &str, account: &str, node: &str) {
         let mut user = user_info(account);
         user["extra"] = json!({
@@ -66,7 +67,7 @@ impl ReviewResponses {
         self.rules.lock().holders.remove(token);
     }
 
-    /// Allows the user everything in the namespace or at the path, or in the whole cluster for `*`.
+    /// Allows a user everything in a namespace or at a path, or in the whole cluster for `*`.
     pub fn allow(&self, user: &str, namespace: &str) {
         self.rules.lock().rights.insert((user.to_owned(), namespace.to_owned()));
     }
@@ -86,7 +87,7 @@ impl ReviewResponses {
         reason.clone_into(&mut self.rules.lock().reason);
     }
 
-    /// Denies this permission in self access reviews, or all permissions for two `*`. Nothing else is denied because of
+    /// Denies a permission in self access reviews, or all permissions for two `*`. Nothing else is denied because of
     /// it.
     pub fn lack(&self, verb: &str, resource: &str) {
         self.rules.lock().lacking.insert((verb.to_owned(), resource.to_owned()));

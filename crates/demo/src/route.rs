@@ -20,11 +20,11 @@ pub(crate) enum DemoRoute {
         watch: bool,
     },
     Discovery(Discovery),
-    /// Health, version and other fixed paths.
+    /// A request for health, version or another fixed path.
     Fixed(String),
-    /// A path below a group that this server has, but not a resource: 404 with a Status.
+    /// A path below a group that this server has, but not a resource, which is answered with 404 and a Status.
     NoResource,
-    /// A path that no API group owns: 404 in plain text.
+    /// A path that no API group owns, which is answered with 404 in plain text.
     NoGroup,
 }
 

@@ -5,7 +5,7 @@ use super::json::{Json, JsonMembers, write_string};
 use super::kinds::{KINDS, PODS, ServedKind};
 use super::object::StoredObject;
 
-/// What a row contains besides its cells.
+/// The part of its object that a Table row contains besides its cells.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) enum IncludeObject {
     None,

@@ -291,17 +291,17 @@ impl RunningUpstream {
         churn::delete_pod(&self.shared.store, &Pod::new(namespace, name).key())
     }
 
-    /// Deletes the existing ones of these pods of a namespace, all at one revision, as etcd does when a lease expires.
+    /// Deletes those of the pods of a namespace that exist, all at one revision, as etcd does when a lease expires.
     pub fn delete_pods_at_once(&self, namespace: &str, names: &[&str]) -> u64 {
         let keys: Vec<_> = names.iter().map(|name| Pod::new(namespace, name).key()).collect();
         self.shared.store.remove_all(PODS, keys.iter().map(String::as_str))
     }
 
-    /// Deletes the existing ones of these objects (`namespace/name`), all at one revision, as etcd does when a lease
+    /// Deletes those of the objects (`namespace/name`) that exist, all at one revision, as etcd does when a lease
     /// expires.
     ///
     /// # Panics
-    /// If the upstream has no such resource: a mistake in the test.
+    /// The upstream has no such resource: a mistake in the test.
     pub fn delete_at_once<'a>(&self, plural: &str, keys: impl IntoIterator<Item = &'a str>) -> u64 {
         self.shared.store.remove_all(known(plural), keys)
     }

@@ -17,7 +17,7 @@ use summary::{count, latency, per_second};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LiveFigures {
     pub elapsed: Duration,
-    /// `None` when the demo runs until it is interrupted.
+    /// The remaining time of the demo; `None` when it runs until it is interrupted.
     pub remaining: Option<Duration>,
     pub upstream_watches: u64,
     pub upstream_events: u64,

@@ -5,7 +5,7 @@ use tokio::time::Instant;
 use super::error::{ErrorCode, Http2Error};
 use super::frame::{Frame, FrameHead, FrameKind, HEAD_BYTES, PAYLOAD_BYTES_MAX};
 
-/// The client's bytes that do not make a complete frame or header block yet.
+/// The client's bytes that do not form a complete frame or header block yet.
 #[derive(Debug, Default)]
 pub(super) struct Input {
     partial: Vec<u8>,
@@ -48,7 +48,7 @@ struct Block {
     frames: usize,
 }
 
-/// The most frames of a header block.
+/// The maximum number of frames of a header block.
 const BLOCK_FRAMES_MAX: usize = 64;
 
 impl Input {
@@ -150,7 +150,7 @@ impl Input {
         }
     }
 
-    /// Keeps an incomplete block.
+    /// Keeps an incomplete header block.
     ///
     /// # Errors
     /// The block is larger than its fields may be, or has too many frames.

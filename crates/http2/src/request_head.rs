@@ -14,13 +14,13 @@ pub(super) struct RequestHead {
     authority: Option<Authority>,
     path: Option<PathAndQuery>,
     pub(super) fields: HeaderMap,
-    /// The size as HTTP/2 counts it: names, values and 32 bytes for each field.
+    /// The size of the head as HTTP/2 counts it: names, values and 32 bytes for each field.
     bytes: usize,
     bytes_max: usize,
     is_malformed: bool,
 }
 
-/// Why a head makes no request.
+/// The reason that a head forms no request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestHeadError {
     /// The request is malformed (RFC 9113 §8.1.1).
@@ -34,7 +34,7 @@ impl RequestHead {
         Self { bytes_max, ..Self::default() }
     }
 
-    /// The size of all fields, as HTTP/2 counts it.
+    /// Returns the size of all fields, as HTTP/2 counts it.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -136,7 +136,7 @@ impl RequestHead {
         Uri::from_parts(parts).ok()
     }
 
-    /// The length that all fields of that name agree on; `None` if there are none.
+    /// Returns the length on which all fields `content-length` agree; `None` if there are none.
     fn content_length(&self) -> Result<Option<u64>, RequestHeadError> {
         let mut length = None;
         for value in self.fields.get_all(CONTENT_LENGTH) {

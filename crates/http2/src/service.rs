@@ -4,7 +4,7 @@ use super::parkable_body::ParkableBody;
 use super::received_body::ReceivedBody;
 use base::AbortSignal;
 
-/// The server's part of a connection: it answers the requests.
+/// The application's side of a connection: it answers the requests.
 pub trait Service {
     type Body: ParkableBody + Unpin;
     type Answer: Future<Output = Response<Self::Body>> + Unpin;

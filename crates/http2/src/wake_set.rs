@@ -25,21 +25,21 @@ pub struct WakeSet {
     streams: Mutex<Vec<usize>>,
     /// Whether `streams` is not empty, readable without the lock. It is only changed under the lock.
     has_streams: AtomicBool,
-    /// When the slice of the running poll ends, or [`NEVER`].
+    /// The time at which the slice of the running poll ends, or [`NEVER`].
     turn_ends_ns: AtomicU64,
     /// Whether the running poll has checked for the end of its slice.
     has_asked: AtomicBool,
 }
 
-/// The end of a slice for a poll without a time limit.
+/// The end of the slice for a poll without a time limit.
 const NEVER: u64 = u64::MAX;
 
-/// A part of a connection, besides its streams.
+/// A part of a connection that can be woken, besides its streams.
 #[derive(Debug, Clone, Copy)]
 pub enum WakePart {
     /// The codec: hyper's, or in HTTP/2 all work besides the streams.
     Codec,
-    /// The codec, because the socket can be read.
+    /// The codec, because data can be read from the socket.
     Reader,
     /// The timer of the connection.
     Clock,
@@ -80,7 +80,7 @@ impl WakeSet {
         self.flag(part).swap(true, Ordering::SeqCst);
     }
 
-    /// Removes the part. Returns whether it was in the set.
+    /// Removes a part. Returns whether it was in the set.
     pub fn take(&self, part: WakePart) -> bool {
         let flag = self.flag(part);
         flag.load(Ordering::SeqCst) && flag.swap(false, Ordering::SeqCst)
@@ -115,7 +115,7 @@ impl WakeSet {
         self.task.register(cx.waker());
     }
 
-    /// Begins a round of polls. From now on, a wake-up only adds to the set.
+    /// Begins a round of polls. After this, a wakeup only adds to the set.
     pub fn begin_polling(&self, cx: &Context<'_>) {
         self.wait(cx);
         self.is_polling.store(true, Ordering::SeqCst);

@@ -83,18 +83,18 @@ pub struct SupportedTypes {
     protobuf: bool,
     /// Whether `as=`, `g=` and `v=` are allowed. Errors cannot be converted.
     conversions: bool,
-    /// The encodings, in the order of preference.
+    /// The supported encodings, in the order of preference.
     media: &'static [MediaType],
     watch: bool,
 }
 
 impl SupportedTypes {
-    /// Reads of a resource that the apiserver itself defines.
+    /// The media types for reads of a resource that the apiserver itself defines.
     pub const BUILTIN: Self = Self { protobuf: true, conversions: true, media: &MediaType::ALL, watch: false };
     /// The media types for reads of a custom resource.
     pub const CUSTOM: Self = Self { protobuf: false, ..Self::BUILTIN };
-    /// A [`Status`](super::Status) sent as a response. If nothing fits, the apiserver sends it as indented JSON,
-    /// [`to_json_indented`](super::Status::to_json_indented), and keeps its code (R-ACCEPT-5).
+    /// The media types for a [`Status`](super::Status) sent as a response. If nothing fits, the apiserver sends it as
+    /// indented JSON, [`to_json_indented`](super::Status::to_json_indented), and keeps its code (R-ACCEPT-5).
     pub const ERROR: Self = Self { conversions: false, ..Self::BUILTIN };
 
     /// Returns the same endpoint for a watch request.
@@ -119,12 +119,13 @@ pub enum NegotiatedType {
     Converted { media: MediaType, target: Conversion, version: MetaVersion },
     /// No clause of the Accept header fits: 406, [`Status::not_acceptable`](super::Status::not_acceptable).
     NotAcceptable,
-    /// A watch whose best clause is YAML: 406, [`Status::not_acceptable_stream`](super::Status::not_acceptable_stream).
+    /// The best clause for a watch is YAML: 406,
+    /// [`Status::not_acceptable_stream`](super::Status::not_acceptable_stream).
     NotStreamable,
 }
 
 impl NegotiatedType {
-    /// The encoding; `None` if the request is refused.
+    /// Returns the chosen encoding; `None` if the request is refused.
     pub fn media(self) -> Option<MediaType> {
         match self {
             Self::Plain(media) | Self::Converted { media, .. } => Some(media),
@@ -146,8 +147,8 @@ pub fn check_accept_length(accept: &str) -> Result<(), Status> {
     Ok(())
 }
 
-/// Layer (b) of the apiserver's negotiation, inside the handler. `accept` is the value of the first Accept header;
-/// `None` and an empty value mean JSON.
+/// Negotiates the response form like the apiserver's handlers. `accept` is the value of the first Accept header; `None`
+/// and an empty value mean JSON.
 pub fn negotiate(accept: Option<&str>, offers: SupportedTypes) -> NegotiatedType {
     match chosen(accept, offers) {
         None => NegotiatedType::NotAcceptable,
@@ -208,14 +209,14 @@ pub fn pretty(query: &Query, user_agent: Option<&str>, accept: Option<&str>, off
     }
 }
 
-/// A clause that fits an encoding.
+/// A clause of the Accept header that fits an encoding.
 struct ClauseMatch {
     media: MediaType,
     conversion: Option<(Conversion, MetaVersion)>,
     pretty: bool,
 }
 
-/// The first pair of clause and encoding that fits, ordered by clause and then by encoding.
+/// Returns the first pair of clause and encoding that fits, ordered by clause and then by encoding.
 fn chosen(accept: Option<&str>, offers: SupportedTypes) -> Option<ClauseMatch> {
     let Some(accept) = accept.filter(|accept| !accept.is_empty()) else {
         return Some(ClauseMatch { media: MediaType::Json, conversion: None, pretty: false });

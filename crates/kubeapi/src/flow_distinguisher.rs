@@ -39,7 +39,7 @@ impl FlowDistinguisher {
         Self(Arc::new(FlowIdentity::of(user, node.cloned())))
     }
 
-    /// A number that is almost certainly unique in this process.
+    /// Returns a number for the distinguisher that is almost certainly unique in this process.
     pub fn number(&self) -> u64 {
         self.0.number
     }

@@ -65,7 +65,7 @@ pub(super) fn aggregate(errors: &[String]) -> Option<String> {
     }
 }
 
-/// Go's `strconv.ParseInt(text, 10, 64)`, with its error texts.
+/// Parses a number like Go's `strconv.ParseInt(text, 10, 64)`, with its error texts.
 pub(super) fn parse_int(text: &str) -> Result<i64, String> {
     let (negative, digits) = match text.as_bytes().first() {
         Some(b'+') => (false, &text[1..]),
@@ -78,7 +78,7 @@ pub(super) fn parse_int(text: &str) -> Result<i64, String> {
         .map_err(|why| format!("strconv.ParseInt: parsing {}: {why}", quote(text)))
 }
 
-/// Go's `strconv.ParseUint(text, 10, 64)`, with its error texts.
+/// Parses a number like Go's `strconv.ParseUint(text, 10, 64)`, with its error texts.
 pub(super) fn parse_uint(text: &str) -> Result<u64, String> {
     magnitude(text).map_err(|why| format!("strconv.ParseUint: parsing {}: {why}", quote(text)))
 }

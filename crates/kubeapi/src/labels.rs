@@ -50,12 +50,12 @@ impl LabelSelector {
         self.wants.keys()
     }
 
-    /// The maximum number of texts that [`matches`](Self::matches) compares for an object with `labels` labels.
+    /// Returns the maximum number of texts that [`matches`](Self::matches) compares for an object with `labels` labels.
     pub fn comparisons(&self, labels: usize) -> usize {
         self.wants.comparisons(labels)
     }
 
-    /// The approximate number of bytes on the heap.
+    /// Returns the approximate number of bytes that the selector uses on the heap.
     pub fn held_bytes(&self) -> usize {
         self.requirements.iter().map(Requirement::held_bytes).sum::<usize>() + self.wants.held_bytes()
     }
@@ -69,7 +69,7 @@ impl LabelSelector {
         &self.requirements
     }
 
-    /// The only value that `key` can have, if the first requirement on it is `k=v`, `k==v` or `k in (v)`.
+    /// Returns the only value that `key` can have, if the first requirement on it is `k=v`, `k==v` or `k in (v)`.
     pub fn required_value(&self, key: &str) -> Option<&str> {
         let requirement = self.requirements.iter().find(|requirement| &*requirement.key == key)?;
         match (requirement.operator, &*requirement.values) {
@@ -125,7 +125,8 @@ impl fmt::Display for LabelSelector {
 pub struct Requirement {
     key: Box<str>,
     operator: Operator,
-    /// Sorted and unique. Empty for the existence operators; one element for all others except `In` and `NotIn`.
+    /// The values, sorted and unique. Empty for the existence operators; one element for all others except `In` and
+    /// `NotIn`.
     values: Values,
 }
 
@@ -153,7 +154,7 @@ impl Requirement {
         has(&self.values, value)
     }
 
-    /// The number that label values are compared with.
+    /// Returns the number with which label values are compared.
     fn number(&self) -> Option<i64> {
         self.values.first()?.parse().ok()
     }

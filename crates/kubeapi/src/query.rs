@@ -1,6 +1,7 @@
 use std::ops::Range;
 
-/// More parameters than this and the apiserver sees none at all: Go's `net/url` refuses to parse them.
+/// The maximum number of query parameters. With more parameters, the apiserver ignores all: Go's `net/url` refuses to
+/// parse them.
 pub const QUERY_PAIRS_MAX: usize = 10_000;
 
 /// A URL's query as the apiserver parses it (R-QUERY-1): decoded pairs in order, of which only the first of each name
@@ -24,7 +25,7 @@ enum Text {
 }
 
 impl Query {
-    /// Parses the text after the `?`. Never fails: pairs that the apiserver would drop are dropped.
+    /// Parses the query after the `?`. It never fails: pairs that the apiserver would drop are dropped.
     pub fn parse(raw: &str) -> Self {
         let mut query = Self { raw: raw.to_owned(), pairs: Vec::new(), lossless: true };
         if raw.split('&').count() > QUERY_PAIRS_MAX {
@@ -57,7 +58,7 @@ impl Query {
         Some((Text::Decoded(unescaped.into_text()), is_exact))
     }
 
-    /// The first value of `name`, `""` for a bare name.
+    /// Returns the first value of the parameter `name`; `""` for a bare name.
     pub fn first(&self, name: &str) -> Option<&str> {
         self.pairs().find(|(candidate, _)| *candidate == name).map(|(_, value)| value)
     }
@@ -83,14 +84,14 @@ impl Query {
         self.pairs.is_empty()
     }
 
-    /// False if a value is not UTF-8 and contains U+FFFD instead. Go keeps the bytes, so only the apiserver can serve
-    /// such a request.
+    /// Whether all values are UTF-8. A value that is not contains U+FFFD instead. Go keeps the bytes, so only the
+    /// apiserver can serve such a request.
     pub fn is_lossless(&self) -> bool {
         self.lossless || self.pairs.is_empty()
     }
 }
 
-/// Percent-decoded bytes, which may not be UTF-8.
+/// The percent-decoded bytes of a text, which may not be UTF-8.
 pub(super) enum Unescaped {
     Exact(String),
     Lossy(String),

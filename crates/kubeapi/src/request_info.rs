@@ -9,12 +9,12 @@ pub use inside::reaches_inside;
 use path::Path;
 use std::fmt;
 
-/// The meaning of a request, as the apiserver derives it before anything else: authentication, authorization, priority
-/// and routing all depend on it (R-PATH-1).
+/// The attributes of a request, as the apiserver derives them before anything else: authentication, authorization,
+/// priority and routing all depend on them (R-PATH-1).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestInfo {
-    /// False for all paths that are not below `/api/VERSION/` or `/apis/GROUP/VERSION/`; then only `path` and `verb`
-    /// are meaningful.
+    /// Whether the path is below `/api/VERSION/` or `/apis/GROUP/VERSION/`. If not, only `path` and `verb` are
+    /// meaningful.
     pub is_resource: bool,
     /// The request path, percent-decoded.
     pub path: String,
@@ -24,7 +24,8 @@ pub struct RequestInfo {
     /// The API group; empty for the core group.
     pub group: String,
     pub version: String,
-    /// Empty for all namespaces and at cluster scope. For a Namespace object it is the object's own name.
+    /// The namespace; empty for all namespaces and at cluster scope. For a Namespace object it is the object's own
+    /// name.
     pub namespace: String,
     /// The plural name of the resource.
     pub resource: String,
@@ -32,10 +33,10 @@ pub struct RequestInfo {
     /// The object's name from the path. For a list or watch, it is that of `metadata.name=` in the field selector,
     /// which authorization uses.
     pub name: String,
-    /// Whether the deprecated `/watch/` form is used. Its verb is `watch` for any method, and its selectors are not
-    /// authorized.
+    /// Whether the path has the deprecated `/watch/` form. Its verb is `watch` for any method, and its selectors are
+    /// not authorized.
     pub watch_via_path: bool,
-    /// The selectors as authorization sees them: the raw first values, for list, watch and deletecollection.
+    /// The selectors as authorization evaluates them: the raw first values, for list, watch and deletecollection.
     pub field_selector: Option<String>,
     pub label_selector: Option<String>,
     /// Whether the path is written as all clients write it, so that a cache may serve it. Its segments are lower-case
@@ -44,7 +45,7 @@ pub struct RequestInfo {
     pub is_canonical: bool,
 }
 
-/// The API verb, as in authorization.
+/// The API verb of a request, as in authorization.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Verb {
     Get,
@@ -107,7 +108,8 @@ pub enum RequestInfoError {
     /// invalid in a URL.
     #[error("{0}")]
     NoResource(String),
-    /// A `%` without two hex digits: Go's HTTP server responds 400 itself, as text, and closes the connection.
+    /// The path has a `%` without two hex digits: Go's HTTP server responds with 400 itself, as text, and closes the
+    /// connection.
     #[error("400 Bad Request: invalid URL escape in the path")]
     BadEscape,
 }

@@ -26,7 +26,7 @@ impl Selector {
         self.labels.is_impossible() || self.fields.is_impossible()
     }
 
-    /// The maximum number of texts that [`matches`](Self::matches) compares for an object with `labels` labels.
+    /// Returns the maximum number of texts that [`matches`](Self::matches) compares for an object with `labels` labels.
     pub fn comparisons(&self, labels: usize) -> usize {
         self.fields.comparisons() + self.labels.comparisons(labels)
     }
@@ -36,7 +36,7 @@ impl Selector {
         self.fields.comparisons() + self.labels.comparisons(self.labels.keys())
     }
 
-    /// The approximate number of bytes on the heap.
+    /// Returns the approximate number of bytes that the selector uses on the heap.
     pub fn held_bytes(&self) -> usize {
         self.fields.held_bytes() + self.labels.held_bytes()
     }

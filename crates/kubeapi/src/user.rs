@@ -37,7 +37,7 @@ impl User {
         self.name.starts_with("system:node:") && self.groups.iter().any(|group| group == "system:nodes")
     }
 
-    /// The number of bytes of its texts.
+    /// Returns the number of bytes of the user's texts.
     pub fn len_bytes(&self) -> usize {
         let extra = self.extra.iter().map(|(key, values)| key.len() + values.iter().map(String::len).sum::<usize>());
         self.name.len() + self.uid.len() + self.groups.iter().map(String::len).sum::<usize>() + extra.sum::<usize>()

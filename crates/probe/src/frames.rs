@@ -1,11 +1,12 @@
 use memchr::memchr;
 
-/// The longest frame that is accepted. A longer one is an error, because the stream must be broken.
+/// The maximum length in bytes of a frame that is accepted. A longer one is an error, because the stream must be
+/// broken.
 const FRAME_BYTES_MAX: usize = 32 << 20;
 /// The size of the length prefix of each protobuf frame.
 const PREFIX: usize = 4;
 
-/// How a stream is divided into frames.
+/// The way in which a stream is divided into frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framing {
     /// Each frame of the watch ends with a newline.

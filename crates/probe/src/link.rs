@@ -29,7 +29,7 @@ const CONNECT: Duration = Duration::from_secs(60);
 /// The timeout of a response head. It is long because a proxy may delay a watch while it fills its cache.
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// Why a request has no response.
+/// The reason that a request has no response.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     #[error("cannot connect to the server: {0}")]
@@ -46,7 +46,7 @@ pub enum LinkError {
     Request(#[from] http::Error),
 }
 
-/// How many unread bytes a connection accepts.
+/// The number of unread bytes that a connection accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Windows {
     pub stream: u32,
@@ -96,7 +96,7 @@ pub enum ResponseStream {
     Refusal(Option<Bytes>),
 }
 
-/// Connects and completes the TLS handshake.
+/// Opens a connection, and completes the TLS handshake.
 pub async fn open(
     target: &Target,
     protocol: WatchProtocol,
@@ -115,7 +115,7 @@ pub async fn open(
     timeout(CONNECT, opening).await.map_err(|_| LinkError::Late(CONNECT))?
 }
 
-/// Connects. Also returns the cipher suite, if the connection uses TLS.
+/// Opens a connection. Also returns the cipher suite, if the connection uses TLS.
 async fn dial(target: &Target, alpn: &[u8], windows: Windows) -> Result<(Io, Option<&'static str>), LinkError> {
     if let Some(connect) = target.memory() {
         let stream = connect().ok_or(std::io::ErrorKind::ConnectionRefused).map_err(std::io::Error::from)?;

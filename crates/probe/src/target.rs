@@ -24,7 +24,7 @@ pub struct TargetCredentials {
     pub token_file: Option<PathBuf>,
 }
 
-/// Why a server's address or credentials cannot be used.
+/// The reason that a server's address or credentials cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TargetError {
     #[error("cannot use the server URL {url}: {reason}")]

@@ -53,7 +53,7 @@ pub struct ClientFleet {
 
 /// The authority of in-memory servers in requests.
 const AUTHORITY: &str = "127.0.0.1:8001";
-/// The maximum size of a record.
+/// The maximum size of a record in bytes.
 const RECORD_BYTES_MAX: u64 = 1 << 30;
 
 impl ClientFleet {
@@ -86,12 +86,12 @@ impl ClientFleet {
         Self { scene: Arc::new(scene), calm: CancellationToken::new() }
     }
 
-    /// Returns the namespaces of its objects.
+    /// Returns the namespaces of the fleet's objects.
     pub fn namespaces(&self) -> &[String] {
         &self.scene.world.namespaces
     }
 
-    /// Starts the client with this number.
+    /// Starts the client with the number `client`.
     pub fn begin(&self, client: u32) {
         self.scene.tasks.spawn("clientele client", client::run(self.scene.clone(), client));
     }

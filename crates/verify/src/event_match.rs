@@ -23,7 +23,7 @@ pub(super) enum EventMatch {
 /// The position that a watch reached among the required events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct FollowResult {
-    /// The first position from which nothing was delivered.
+    /// The first position from which no event was delivered.
     pub(super) next: usize,
     /// Earlier positions that may still be delivered, because they share the last version.
     pub(super) pending: Vec<usize>,

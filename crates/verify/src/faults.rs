@@ -31,7 +31,7 @@ pub(super) struct FaultPlan {
     pub(super) most: Duration,
     /// The latest start of the first command, so that a short run has one.
     pub(super) first_within: Duration,
-    /// The file for their output. A pipe would break processes that the commands leave running.
+    /// The file for the output of fault commands. A pipe would break processes that the commands leave running.
     pub(super) log: PathBuf,
 }
 

@@ -22,7 +22,7 @@ pub(super) struct NumberedRecord<T> {
     pub(super) record: T,
 }
 
-/// Why records do not form a history.
+/// The reason that records do not form a history.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {what}")]
 pub struct ReadError {
@@ -50,7 +50,7 @@ pub struct History {
     pub(super) witnessed: Vec<VersionTimeline>,
     /// The servers that mark responses from their cache.
     pub(super) tell_memory: HashSet<RequestTarget>,
-    /// The last time in the records.
+    /// The last time in the records, in nanoseconds.
     pub(super) end_ns: u64,
 }
 

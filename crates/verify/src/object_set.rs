@@ -20,7 +20,7 @@ pub(super) struct ObjectSet {
     pub(super) objects: usize,
     /// The newest version that any participant has seen.
     latest: AtomicU64,
-    /// The versions of the last writes.
+    /// The versions of the most recent writes.
     recent: Mutex<VecDeque<u64>>,
 }
 
@@ -56,7 +56,7 @@ impl VerifiedResource {
         format!("/{api}/{}", self.api_version())
     }
 
-    /// Returns the path of its objects, in one namespace or in all.
+    /// Returns the path of the resource's collection, in one namespace or in all.
     pub(super) fn collection(&self, namespace: Option<&str>) -> String {
         let (root, plural) = (self.root(), &self.plural);
         match namespace {
@@ -65,7 +65,8 @@ impl VerifiedResource {
         }
     }
 
-    /// Returns its key prefix in etcd, by the apiserver's default layout. Some old resources have another one.
+    /// Returns the resource's key prefix in etcd, by the apiserver's default layout. Some old resources have another
+    /// one.
     pub(super) fn etcd_prefix(&self) -> String {
         if self.group.is_empty() {
             format!("/registry/{}/", self.plural)

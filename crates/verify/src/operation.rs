@@ -14,7 +14,7 @@ pub(super) struct ReceivedItem {
     pub(super) digest: Option<Digest>,
     pub(super) bytes: Option<Digest>,
     pub(super) key: KeyId,
-    /// The index of its change; [`u32::MAX`] if the truth has none with that key and version.
+    /// The index of the change in the true history; [`u32::MAX`] if there is none with that key and version.
     change: u32,
     pub(super) line: u32,
     pub(super) kind: EventKind,
@@ -81,16 +81,16 @@ pub(super) struct Operation {
     pub(super) server: RequestTarget,
     pub(super) encoding: RecordedEncoding,
     pub(super) resumes: Option<Op>,
-    /// The parsed request. `None` if it is not understood, and so not judged.
+    /// The parsed request; `None` if it is not understood, and so not judged.
     pub(super) ask: Option<ParsedRequest>,
     pub(super) answer: Option<ReceivedResponse>,
     pub(super) events: Vec<ReceivedItem>,
     /// The Statuses of the error events, in order.
     pub(super) errors: Vec<RecordedStatus>,
     pub(super) over: Option<RecordedEnd>,
-    /// The index of the truth about its resource, if there is one.
+    /// The index of the resource's true history, if there is one.
     pub(super) truth: Option<usize>,
-    /// The index of the view of its selection, for a list or a watch.
+    /// The index of the view of the selection, for a list or a watch.
     pub(super) view: Option<usize>,
     /// The index of the first event after the initial ones and their bookmark.
     pub(super) live_from: usize,
@@ -101,7 +101,7 @@ pub(super) struct Operation {
 }
 
 impl Operation {
-    /// Returns the version after which its live events begin; `None` if it is unknown.
+    /// Returns the version after which the watch's live events begin; `None` if it is unknown.
     pub(super) fn start(&self) -> Option<u64> {
         match self.ask.as_ref()?.plan {
             ReadPlan::Behind(version) => Some(version),
@@ -127,7 +127,7 @@ impl Operation {
         self.answer.as_ref().filter(|answer| answer.code == code)
     }
 
-    /// Returns the time of its last result.
+    /// Returns the time of the operation's last result.
     pub(super) fn last_ns(&self) -> Option<u64> {
         let over = self.over.map(|over| over.at_ns);
         let answer = self.answer.as_ref().filter(|_| self.verb != ReadVerb::Watch).map(|answer| answer.at_ns);

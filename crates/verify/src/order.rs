@@ -12,7 +12,8 @@ pub struct VerifyOptions {
     pub url: String,
     /// Additional servers of the same cluster, which clients also use. They are judged in the same way.
     pub also: Vec<AdditionalServer>,
-    /// Makes all clients informers that resume for as long as any server permits it, and never relist on their own.
+    /// Whether all clients are informers that resume for as long as any server permits it, and never relist on their
+    /// own.
     pub informers: bool,
     /// How many clients share an HTTP/2 connection.
     pub share: u32,
@@ -33,17 +34,17 @@ pub struct VerifyOptions {
     pub seed: u64,
     /// The shell commands that cause faults.
     pub faults: Vec<String>,
-    /// The shortest and longest interval between two of them.
+    /// The shortest and longest interval between two fault commands.
     pub fault_every: (Duration, Duration),
-    /// How long a server keeps its history.
+    /// The time for which a server keeps its history.
     pub window: Duration,
-    /// How long the delivery of a change may take.
+    /// The maximum time that the delivery of a change may take.
     pub patience: Duration,
     /// The minimum number of events delivered to clients. With fewer, the run is inconclusive.
     pub events_min: u64,
     pub transports: Vec<Transport>,
     pub encodings: Vec<RecordedEncoding>,
-    /// The maximum size of the record.
+    /// The maximum size of the record in bytes.
     pub record_bytes_max: u64,
     /// The directory for the record and the report.
     pub out: PathBuf,

@@ -36,15 +36,15 @@ pub(super) struct ParsedRequest {
 pub(super) enum ReadPlan {
     /// The request is a list or a GET, with this freshness requirement.
     Read(FreshnessRequirement),
-    /// A list at exactly this version.
+    /// The request is a list at exactly this version.
     Exact(u64),
-    /// A continued page, at a version.
+    /// The request is for a continued page, at a version.
     Page(u64),
-    /// A watch that begins with initial events.
+    /// The request is a watch that begins with initial events.
     State(FreshnessRequirement),
-    /// A watch that begins after a version.
+    /// The request is a watch that begins after a version.
     Behind(u64),
-    /// A watch that begins with the next event.
+    /// The request is a watch that begins with the next event.
     Next(FreshnessRequirement),
 }
 

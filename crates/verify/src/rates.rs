@@ -8,13 +8,13 @@ use super::record::{EventKind, ReadVerb};
 pub struct Counts {
     /// The number of successful writes.
     pub writes: u64,
-    /// Accepted watches of the judged servers.
+    /// The number of accepted watches of the judged servers.
     pub watches: u64,
     /// The number of watches that resumed another watch or a list.
     pub resumes: u64,
     /// The number of resumed watches that resumed at another server.
     pub hops: u64,
-    /// Events of objects in these watches.
+    /// The number of events of objects in these watches.
     pub events: u64,
     pub bookmarks: u64,
     /// The number of successful lists and pages.

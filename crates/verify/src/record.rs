@@ -20,7 +20,7 @@ pub type Op = u64;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Record {
-    /// The first line: the parameters of the run.
+    /// The first line of a record: the parameters of the run.
     Run(RunRecord),
     /// A client has sent a request.
     Call(CallRecord),
@@ -68,8 +68,8 @@ pub struct RunRecord {
     /// [`CompactedRecord`] and [`WindowRecord`] justify a 410.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window_changes: Option<u64>,
-    /// How long the delivery of a change to an open watch may take while no fault is active. Without it, a silent watch
-    /// is never late.
+    /// The maximum time that the delivery of a change to an open watch may take while no fault is active. Without it, a
+    /// silent watch is never late.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub patience_ns: Option<u64>,
 }
@@ -78,10 +78,11 @@ pub struct RunRecord {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TruthSource {
-    /// A watch of the store itself.
+    /// The true history comes from a watch of the store itself.
     #[default]
     Etcd,
-    /// A watch at an apiserver. This is weaker, because changes that it misses are not noticed.
+    /// The true history comes from a watch at an apiserver. This is weaker, because changes that the watch misses are
+    /// not noticed.
     Direct,
 }
 
@@ -200,10 +201,10 @@ pub struct ReturnRecord {
 pub struct RecordedItem {
     pub key: String,
     pub version: u64,
-    /// A digest of its content; `None` if the encoding could not be read.
+    /// A digest of the object's content; `None` if the encoding could not be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
-    /// A digest of its raw bytes.
+    /// A digest of the object's raw bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<Digest>,
 }
@@ -218,7 +219,7 @@ pub struct RecordedStatus {
     pub reason: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// The reason of its first cause, such as `ResourceVersionTooLarge`.
+    /// The reason of the Status's first cause, such as `ResourceVersionTooLarge`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub cause: String,
 }
@@ -231,7 +232,7 @@ pub struct EventRecord {
     pub at_ns: u64,
     #[serde(rename = "type")]
     pub kind: EventKind,
-    /// Empty for a bookmark and an error.
+    /// The key of the object; empty for a bookmark and an error.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub key: String,
     /// The resourceVersion of the event; 0 for an error.
@@ -289,10 +290,10 @@ pub struct EndRecord {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ending {
-    /// The server ended it cleanly between two events.
+    /// The server ended the watch cleanly between two events.
     #[default]
     Clean,
-    /// The server ended it cleanly within an event.
+    /// The server ended the watch cleanly within an event.
     Torn,
     /// The stream or its connection broke.
     Broken,
@@ -371,7 +372,7 @@ pub struct TruthRangeRecord {
 #[serde(deny_unknown_fields)]
 pub struct CompactedRecord {
     pub version: u64,
-    /// When the compaction was requested, or the last time at which it was known not to have happened.
+    /// The time at which the compaction was requested, or the last time at which it was known not to have happened.
     pub at_ns: u64,
 }
 
@@ -383,9 +384,9 @@ pub struct WindowRecord {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub resource: String,
     pub version: u64,
-    /// The earliest time at which this may have happened.
+    /// The earliest time at which the server may have forgotten the changes.
     pub at_ns: u64,
-    /// The server that this concerns; `None` means all.
+    /// The server that may have forgotten changes; `None` means all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<RequestTarget>,
 }

@@ -22,7 +22,7 @@ pub(super) struct RunContext {
     pub(super) informers: bool,
     pub(super) links: SharedLinks,
     pub(super) frames: FrameDecodeCache,
-    /// The apiserver behind them, if it is known.
+    /// The apiserver behind the judged servers, if it is known.
     pub(super) direct: Option<Target>,
     pub(super) seed: u64,
     pub(super) encodings: Vec<RecordedEncoding>,

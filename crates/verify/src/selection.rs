@@ -12,7 +12,7 @@ pub(super) struct LabelsAndFields {
 /// A namespace, or all, with requirements for labels and fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Selection {
-    /// Empty for all namespaces and for cluster-wide resources.
+    /// The selected namespace; empty for all namespaces and for cluster-wide resources.
     pub(super) namespace: String,
     labels: Vec<(String, LabelRequirement)>,
     fields: Vec<FieldRequirement>,
@@ -24,7 +24,7 @@ enum LabelRequirement {
     Present,
     Absent,
     OneOf(Vec<String>),
-    /// An object without the label also matches.
+    /// The label has none of these values. An object without the label also matches.
     NoneOf(Vec<String>),
     Above(i64),
     Below(i64),

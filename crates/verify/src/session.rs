@@ -28,7 +28,7 @@ const TRUTH_WITHIN: Duration = Duration::from_secs(60);
 /// The time within which the truth's initial state must be learnt.
 const STATE_WITHIN: Duration = Duration::from_secs(120);
 const TICK: Duration = Duration::from_millis(250);
-/// The time beyond the allowed delay, so that longer delays are detected.
+/// The time by which a run waits beyond the allowed delay, so that longer delays are detected.
 const BEYOND_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The record of a run, with the problems that are not violations.

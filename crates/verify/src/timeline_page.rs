@@ -125,7 +125,7 @@ struct TimelineDrawing<'a> {
     span: Span,
     lines: &'a [u32],
     op: Option<Op>,
-    /// Operations in progress, with their lines.
+    /// The operations in progress, with their lines.
     calls: HashMap<Op, (u32, CallRecord)>,
     marks: Vec<TimelineMark>,
     faults: Vec<(u64, u64, String)>,

@@ -31,7 +31,7 @@ const RETRY: Duration = Duration::from_millis(200);
 /// The interval between records of how far everything is known.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 
-/// Why the truth cannot be learnt.
+/// The reason that the true history cannot be recorded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TruthError {
     #[error("cannot watch {url}: {what}")]

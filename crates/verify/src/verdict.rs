@@ -16,7 +16,7 @@ use super::violation::{GuaranteeVerdict, Violation};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Requirements {
     pub least: Counts,
-    /// Guarantees that must have been checked at least once.
+    /// The guarantees that must have been checked at least once.
     pub judged: BTreeSet<Guarantee>,
 }
 
@@ -41,7 +41,7 @@ pub struct RunVerdict {
     pub judged: Vec<GuaranteeVerdict>,
     /// Refused requests that no guarantee covers.
     pub refused: Vec<RefusedRequests>,
-    /// What was missing for a conclusive run.
+    /// The requirements of a conclusive run that were not met.
     pub lacks: Vec<String>,
 }
 
@@ -129,10 +129,10 @@ impl Outcome {
     }
 }
 
-/// Returns the lines with these numbers.
+/// Returns the lines with the given numbers.
 ///
 /// # Errors
-/// Errors of the reader.
+/// The reader fails.
 pub fn excerpt(from: impl BufRead, lines: &[u32]) -> std::io::Result<BTreeMap<u32, String>> {
     let mut found = BTreeMap::new();
     for (number, line) in (1..).zip(from.lines()) {

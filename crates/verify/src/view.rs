@@ -11,9 +11,9 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ExpectedEvent {
     pub(super) version: u64,
-    /// The index of its change in the truth.
+    /// The index of the expected event's change in the true history.
     pub(super) change: u32,
-    /// The event type for this selection.
+    /// The event type of the change for this selection.
     pub(super) kind: EventKind,
     sum: StateFingerprint,
 }

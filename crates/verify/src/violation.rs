@@ -12,7 +12,7 @@ pub struct Violation {
     pub op: Option<Op>,
     pub expected: String,
     pub got: String,
-    /// The records that show it, in their order.
+    /// The records that show the violation, in their order.
     pub lines: Vec<u32>,
 }
 
@@ -28,7 +28,7 @@ pub struct GuaranteeVerdict {
     pub violations: Vec<Violation>,
 }
 
-/// How many violations of a promise are kept; further ones are only counted.
+/// The number of violations of a guarantee that are kept; further ones are only counted.
 const VIOLATIONS_MAX: usize = 100;
 
 impl GuaranteeVerdict {

@@ -87,12 +87,12 @@ impl Trial {
 
 /// A `try` command while it runs.
 struct RunningTrial {
-    /// `None` while an action restarts one of them.
+    /// The servers of the trial; `None` while an action restarts one of them.
     servers: Option<Servers>,
     writers: Writers,
     crowd: InformerFleet,
     line: StatusLine,
-    /// How often the apiserver and the proxy were killed.
+    /// The number of times that the apiserver and the proxy were killed.
     actions: [u32; 2],
 }
 
@@ -265,7 +265,7 @@ impl Default for StatusLine {
     }
 }
 
-/// Moves to the start of the line and erases it.
+/// The terminal sequence that moves to the start of the line and erases it.
 const AGAIN: &str = "\r\x1b[K";
 
 impl StatusLine {

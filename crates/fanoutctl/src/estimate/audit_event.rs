@@ -64,7 +64,7 @@ pub(super) enum AuditStage {
     Complete,
 }
 
-/// How a proxy would treat a request.
+/// The way in which a proxy would treat a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestClass {
     List,

@@ -33,7 +33,7 @@ const PAGE_BYTES_MAX: usize = 64 << 20;
 const PAGE_MAX: Duration = Duration::from_secs(15);
 
 impl ProxyTarget {
-    /// Reads the page at this path.
+    /// Reads the page at a path.
     pub(super) async fn page(&self, path: &str) -> Result<PageResult, InspectError> {
         let asking = self.place.read(path, self.token.as_deref(), PAGE_BYTES_MAX);
         match timeout(PAGE_MAX, asking).await {

@@ -13,7 +13,7 @@ use probe::{
 /// The address of an API server, and the credentials for it.
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
-    /// `https://HOST:PORT`; `None` selects the kubeconfig's server.
+    /// The server URL `https://HOST:PORT`; `None` selects the kubeconfig's server.
     pub url: Option<String>,
     pub kubeconfig: Option<PathBuf>,
     pub ca: Option<PathBuf>,

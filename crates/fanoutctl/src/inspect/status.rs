@@ -23,7 +23,7 @@ pub(super) struct ProxyStatus {
     pub(super) resident_bytes: u64,
     pub(super) restart: Vec<String>,
     pub(super) trouble: Option<String>,
-    /// Problems with other files, one sentence each.
+    /// The problems with other files, one sentence each.
     pub(super) files: Vec<String>,
     pub(super) metrics: MetricsText,
 }

@@ -23,7 +23,7 @@ use super::{InspectError, ProxyTarget};
 #[derive(Debug, Clone)]
 pub struct TopOptions {
     pub every: Duration,
-    /// Number of refreshes; unlimited without it.
+    /// The number of refreshes; unlimited if `None`.
     pub times: Option<u64>,
     pub form: TopOutput,
 }

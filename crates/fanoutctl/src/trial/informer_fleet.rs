@@ -43,7 +43,7 @@ pub struct InformerFleetCounts {
     pub delivered: u64,
     pub lost: u64,
     pub wrong: u64,
-    /// Initial states after the first one of each informer.
+    /// The number of initial states after the first one of each informer.
     pub relists: u64,
     /// The number of informers that have not reached the newest version.
     pub behind: u64,

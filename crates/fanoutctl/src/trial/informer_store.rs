@@ -7,9 +7,9 @@ use super::ledger::WriteLedger;
 pub(super) struct InformerStore {
     /// The version of each stored object; 0 if the object is absent.
     held: Vec<u64>,
-    /// The initial state, while it is incomplete.
+    /// The versions of the initial state while it is incomplete.
     staged: Option<Vec<u64>>,
-    /// The version to resume from; `None` if it must relist.
+    /// The version to resume from; `None` if the informer must relist.
     at: Option<u64>,
     told: VecDeque<u64>,
     judged_to: u64,
@@ -21,7 +21,7 @@ pub(super) struct InformerStore {
 pub(super) struct InformerCounts {
     pub(super) delivered: u64,
     pub(super) lost: u64,
-    /// Changes that were never written, or that arrived twice.
+    /// The number of changes that were never written, or that were received twice.
     pub(super) wrong: u64,
     /// The number of initial states received.
     pub(super) states: u64,

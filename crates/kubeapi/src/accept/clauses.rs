@@ -4,7 +4,7 @@
 //! that it cannot parse, and sorts with a comparison that is not a strict order. All of this affects the bytes that a
 //! client gets.
 
-/// The longest Accept header that is parsed, in bytes. Clients, including browsers, send up to some 300.
+/// The maximum length in bytes of an Accept header that is parsed. Clients, including browsers, send up to about 300.
 pub(super) const ACCEPT_BYTES_MAX: usize = 4 << 10;
 /// The maximum number of clauses. The sort compares each with each in the worst case.
 pub(super) const CLAUSES_MAX: usize = 64;
@@ -29,7 +29,7 @@ impl Clause<'_> {
         }
     }
 
-    /// Whether its media range is exactly `range`, rather than a wildcard that covers it.
+    /// Whether the clause's media range is exactly `range`, rather than a wildcard that covers it.
     pub(super) fn names(&self, range: &str) -> bool {
         range.split_once('/') == Some((self.main, self.sub))
     }
@@ -39,7 +39,7 @@ impl Clause<'_> {
         self.parameters.iter().any(|(name, _)| !known.contains(name))
     }
 
-    /// The last value given for `name`.
+    /// Returns the last value given for the parameter `name`.
     pub(super) fn parameter(&self, name: &str) -> Option<&str> {
         self.parameters.iter().rev().find(|(candidate, _)| *candidate == name).map(|(_, value)| *value)
     }

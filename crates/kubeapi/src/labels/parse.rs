@@ -172,7 +172,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// A missing value is the empty one: `k=` and `k=,…`.
+    /// Parses the value after an operator. A missing value is the empty one: `k=` and `k=,…`.
     fn exact_value(&mut self) -> Result<&'a str, String> {
         if matches!(self.peek(), Token::End | Token::Comma) {
             return Ok("");

@@ -4,7 +4,7 @@ use super::super::go_text::parse_uint;
 use super::super::{ContinueAt, ContinueToken, ResourceVersion, Status};
 use super::{EXACT, ListOptions};
 
-/// How fresh a response must be.
+/// The required freshness of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum VersionMatch {
     /// No version is specified: the most recent state, consistent with every earlier write.
@@ -24,7 +24,7 @@ pub struct ListPlan {
     /// The maximum number of items in a page; `None` means all. A list at version `0` has no limit, because the
     /// apiserver's cache ignores it.
     pub limit: Option<u64>,
-    /// The first key of this page; `None` is the beginning.
+    /// The first key of the page; `None` is the beginning.
     pub start: Option<String>,
 }
 
@@ -39,7 +39,7 @@ pub enum WatchStart {
     FromCurrent,
     /// The watch starts with the whole state as `ADDED` events, then sends the events after it.
     State {
-        /// How fresh the state must be; never [`VersionMatch::Exact`].
+        /// The required freshness of the state; never [`VersionMatch::Exact`].
         at: VersionMatch,
         /// Whether the annotated bookmark follows the state.
         end_bookmark: bool,
@@ -52,7 +52,7 @@ impl WatchStart {
         matches!(self, Self::State { .. })
     }
 
-    /// Whether the bookmark with the annotation `k8s.io/initial-events-end` follows them.
+    /// Whether the bookmark with the annotation `k8s.io/initial-events-end` follows the initial events.
     pub fn ends_with_bookmark(self) -> bool {
         matches!(self, Self::State { end_bookmark: true, .. })
     }

@@ -23,7 +23,7 @@ impl WatchTimeout {
         }
     }
 
-    /// The requested duration, at most `max`; `max` if none was requested.
+    /// Returns the requested duration, at most `max`; `max` if none was requested.
     pub fn within(self, max: Duration) -> Duration {
         match self {
             Self::After(length) => length.min(max),

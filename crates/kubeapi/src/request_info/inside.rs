@@ -49,7 +49,7 @@ fn is_way_in(segment: &[u8]) -> bool {
     WAYS_IN.iter().any(|way| segment[start..=last].eq_ignore_ascii_case(way.as_bytes()))
 }
 
-/// Resolves all valid escapes. Invalid ones are kept, as some servers do.
+/// Resolves all valid escapes of a path. Invalid ones are kept, as some servers do.
 fn unescaped(text: &[u8]) -> Vec<u8> {
     let digit = |at: usize| text.get(at).and_then(|byte| char::from(*byte).to_digit(16));
     let mut undone = Vec::with_capacity(text.len());

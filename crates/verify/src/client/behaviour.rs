@@ -11,7 +11,7 @@ pub(crate) struct Behaviour {
     pub(crate) server: RequestTarget,
     pub(crate) encoding: RecordedEncoding,
     pub(crate) transport: Transport,
-    /// The namespace that it reads; `None` means all.
+    /// The namespace that the client reads; `None` means all.
     pub(crate) namespace: Option<String>,
     pub(crate) labels: Option<String>,
     pub(crate) fields: Option<String>,
@@ -21,17 +21,17 @@ pub(crate) struct Behaviour {
 /// The kind of requests that a verifying client sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Lists, watches from there, resumes, and relists if necessary.
+    /// A client that lists, watches from there, resumes, and relists if necessary.
     Informer,
     /// An informer whose list is in the watch (`sendInitialEvents`).
     Streamer,
-    /// Watches without a version or from 0, as clients older than both do.
+    /// A client that watches without a version or from 0, as very old clients do.
     Legacy,
     /// A client that lists, in all supported ways.
     Lister,
     /// A client that gets single objects.
     Reader,
-    /// Watches from versions that informers rarely use: expired, recent, future.
+    /// A client that watches from versions that informers rarely use: expired, recent, future.
     Prober,
 }
 
@@ -63,7 +63,7 @@ const INFORMERS: [Role; 2] = [Role::Informer, Role::Streamer];
 pub(crate) struct WatchLength {
     /// The query parameter `timeoutSeconds`.
     pub(crate) timeout_seconds: Option<u32>,
-    /// When the client ends the watch.
+    /// The time at which the client ends the watch.
     pub(crate) cut: Option<Duration>,
 }
 

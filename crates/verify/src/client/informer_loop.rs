@@ -7,7 +7,7 @@ use crate::run_context::between;
 
 use std::time::Duration;
 
-/// The most pages of one list that are fetched.
+/// The maximum number of pages of one list that are fetched.
 const PAGES_MAX: usize = 1000;
 
 /// A client's position: a version, and the operation that returned it.
@@ -22,7 +22,7 @@ struct InformerLoop<'a> {
     rng: fastrand::Rng,
     place: Option<ClientPosition>,
     failures: u32,
-    /// Servers that refused to resume at this position.
+    /// The servers that refused to resume at this position.
     refused_by: Vec<RequestTarget>,
     /// Whether the server does not support watch-lists.
     lists_instead: bool,

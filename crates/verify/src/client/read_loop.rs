@@ -13,7 +13,7 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_m
 const FAR: u64 = 1_000_000;
 /// A number of versions that is soon reached.
 const NEAR: u64 = 30;
-/// The most pages of one list that are fetched.
+/// The maximum number of pages of one list that are fetched.
 const PAGES_MAX: usize = 20;
 
 struct ReadLoop<'a> {

@@ -16,11 +16,11 @@ use crate::run_context::RunContext;
 use base::now_ns;
 use probe::{Frames, Framing, LinkError, PendingResponse, ResponseStream};
 
-/// The maximum size of a body.
+/// The maximum size of a response body in bytes.
 const BODY_BYTES_MAX: usize = 64 << 20;
-/// How many bytes of a refusal are read.
+/// The number of bytes of an error response that are read.
 const REFUSAL_BYTES_MAX: usize = 64 << 10;
-/// A server closes the stream after an ERROR event. After this time, the client closes it.
+/// The time after an ERROR event at which the client closes the stream, if the server has not.
 const AFTER_ERROR: Duration = Duration::from_secs(2);
 /// The lifetime below which an empty stream counts as failed.
 const SHORT: Duration = Duration::from_secs(1);
@@ -296,9 +296,9 @@ enum StreamContent {
     Nothing,
     Events,
     Error,
-    /// A 410: the history has expired.
+    /// The stream has sent a 410: the history has expired.
     Expired,
-    /// A frame that is not an event.
+    /// The stream has sent a frame that is not an event.
     Malformed,
 }
 

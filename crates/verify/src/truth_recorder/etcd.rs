@@ -43,7 +43,7 @@ struct Range {
     header: Header,
     kvs: Vec<KeyValue>,
     more: bool,
-    /// The error message, if there is no result.
+    /// The error message of etcd, if there is no result.
     error: String,
 }
 

@@ -19,7 +19,7 @@ pub(super) struct Column {
     pub(super) tone: fn(&Value) -> Tone,
 }
 
-/// How to highlight a text; the text itself carries the same information.
+/// The way in which a text is highlighted; the text itself has the same information.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tone {
     Plain,

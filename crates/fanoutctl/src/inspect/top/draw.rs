@@ -94,7 +94,7 @@ fn draw_foot(frame: &mut Frame<'_>, area: Rect, screen: &Screen, palette: Palett
     frame.render_widget(Line::from(spans.collect::<Vec<_>>()), area);
 }
 
-/// The refresh interval, for the title.
+/// Returns the refresh interval, for the title.
 fn pace(screen: &Screen) -> String {
     match screen.every.as_secs() {
         _ if screen.is_paused => "PAUSED".to_owned(),

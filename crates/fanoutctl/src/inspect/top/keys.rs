@@ -8,7 +8,7 @@ use super::screen::{Mode, Screen, Tab};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum KeyEffect {
     Nothing,
-    /// Poll the selected proxy now, with another query.
+    /// The selected proxy is polled now, with another query.
     Look,
     Quit,
 }

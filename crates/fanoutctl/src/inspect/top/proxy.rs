@@ -13,7 +13,7 @@ pub(super) struct PolledProxy {
     /// The result of the last successful poll.
     pub(super) look: Option<PollResult>,
     pub(super) rates: Option<Rates>,
-    /// Events delivered per second, oldest first; `None` where the proxy did not respond.
+    /// The number of events delivered per second, oldest first; `None` where the proxy did not respond.
     pub(super) delivered: VecDeque<Option<u64>>,
     pub(super) silence: Option<ProxyOutage>,
     /// The sample from which the next rates are measured.
@@ -32,7 +32,7 @@ pub(super) struct ProxyOutage {
 const RATES_MAX: usize = 300;
 
 impl PolledProxy {
-    /// A proxy that was not polled yet. It is polled at intervals of `every`.
+    /// Creates the state of a proxy that was not polled yet. It is polled at intervals of `every`.
     pub(super) fn new(name: String, every: Duration) -> Self {
         let (delivered, between) = (VecDeque::new(), every / 2);
         Self { name, look: None, rates: None, delivered, silence: None, base: None, between }

@@ -34,7 +34,7 @@ pub(super) enum Tab {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
     Tables,
-    /// Characters are added to the filter.
+    /// Typed characters are added to the filter.
     Filter,
     Help,
 }

@@ -18,10 +18,10 @@ type RowKey = (u64, u64, String);
 /// The sort order, filter and scroll position of a table.
 pub(super) struct TableView {
     orders: &'static [RowOrder],
-    /// The index of the selected order.
+    /// The index of the selected sort order.
     nth: usize,
     pub(super) is_turned: bool,
-    /// Text that a row must contain, in any case of letters.
+    /// The text that a row must contain, in upper or lower case.
     pub(super) filter: String,
     /// The index of the first visible row.
     pub(super) first: usize,

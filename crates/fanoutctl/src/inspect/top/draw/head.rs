@@ -16,7 +16,7 @@ pub(super) const WIDE: u16 = 100;
 /// The maximum number of listed proxies.
 const LISTED_MAX: usize = 6;
 const LABEL: usize = 9;
-/// Width of the numbers if the chart is beside them.
+/// The width in columns of the numbers if the chart is beside them.
 const NUMBERS: u16 = 66;
 
 /// Draws the selected proxy and its status.
