@@ -44,7 +44,7 @@ const RELEASE_MAX: Duration = Duration::from_secs(5);
 const LISTENING_MAX: Duration = Duration::from_secs(5);
 
 impl DiscoveryLoop {
-    /// Requests upstream's resources until it succeeds. `starting` shows why it has not.
+    /// Requests upstream's resources until a request succeeds. `starting` shows the reason of the last failure.
     pub(super) async fn learn(&self, starting: &ReadinessGuard) {
         let mut backoff = Backoff::default();
         while let Err(error) = self.rights.catalog.refresh(Instant::now()).await {

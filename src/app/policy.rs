@@ -217,7 +217,7 @@ impl Listener {
     }
 }
 
-/// Completes when there are frames. Returns false if the cursor's history is lost.
+/// Completes when the cursor has frames of RBAC changes. Returns false if the cursor's history is lost.
 async fn pull(cursor: &mut Cursor, frames: &mut Vec<Bytes>) -> bool {
     std::future::poll_fn(|cx| match cursor.pull(ROOM, Some(cx.waker()), frames) {
         Pull::Frames { .. } => Poll::Ready(true),

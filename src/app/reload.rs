@@ -26,7 +26,7 @@ pub struct ReloadSources {
     pub log_level: LogLevel,
 }
 
-/// A function that sets the log level.
+/// A function that sets the log level of the process.
 pub type LogLevel = Box<dyn Fn(&str) -> Result<(), String> + Send + Sync>;
 
 /// The settings that can change at run time.

@@ -84,9 +84,9 @@ impl AccessReviewer {
         if decision.is_allowed { Ok(decision) } else { Err(NotGranted::Denied(decision.reason)) }
     }
 
-    /// Checks whether a downstream proxy may send this request.
+    /// Checks whether a downstream proxy may send a request.
     ///
-    /// It sends requests for its clients repeatedly, and no cached content depends on them. So a decision is valid
+    /// A proxy sends requests for its clients repeatedly, and no cached content depends on them. So a decision is valid
     /// until a lease would be checked again.
     pub(super) async fn lets_proxy(
         &self,

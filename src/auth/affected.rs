@@ -21,7 +21,7 @@ pub struct Subjects {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AffectedScope {
     Everywhere,
-    /// The change affects these namespaces, and nothing outside them.
+    /// The change affects the listed namespaces, and nothing outside them.
     Within(BTreeSet<Arc<str>>),
 }
 

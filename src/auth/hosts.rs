@@ -27,7 +27,7 @@ pub(super) enum Host {
 }
 
 impl AllowedHosts {
-    /// Accepts loopback addresses, `localhost` and these names, as `kubectl proxy` does.
+    /// Allows loopback addresses, `localhost` and the given names, as `kubectl proxy` does.
     pub fn new(names: &[String]) -> Self {
         Self { names: names.iter().map(|name| name.to_ascii_lowercase()).collect(), addresses: false }
     }

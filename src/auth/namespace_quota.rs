@@ -14,8 +14,8 @@ pub(super) struct NamespaceQuota {
     each: KeyedSemaphores<FlowDistinguisher>,
 }
 
-/// The namespaces that one watch depends on: permits of the user's limit, and of that of all users. They are returned on
-/// drop.
+/// The namespaces that one watch depends on: permits of the user's limit, and of that of all users. The permits are
+/// returned on drop.
 #[derive(Debug)]
 pub(super) struct NamespaceShare(Mutex<[OwnedSemaphorePermit; 2]>);
 

@@ -208,7 +208,7 @@ impl NamespaceVerdicts {
         doubt
     }
 
-    /// Reserves room for namespaces before they are reviewed.
+    /// Reserves room for the verdicts of namespaces before the namespaces are reviewed.
     fn begin(&self, namespaces: &[Arc<str>]) -> Result<(), NotGranted> {
         let Some(kept) = &self.kept else { return Ok(()) };
         let mut schedule = kept.schedule.lock();
@@ -246,7 +246,7 @@ impl NamespaceVerdicts {
         Ok(())
     }
 
-    /// Reviews namespaces as they occur, for as long as the future is polled.
+    /// Reviews namespaces as they occur in a watch, for as long as the future is polled.
     pub(super) async fn answer(&self) -> std::convert::Infallible {
         loop {
             let unclear = self.unclear();

@@ -71,7 +71,7 @@ impl Stub {
         self.rules.lock().denied.remove(&(user.to_owned(), namespace.to_owned()));
     }
 
-    /// Sets how long reviews take for this user, and for tokens with that prefix.
+    /// Sets how long reviews take for a user, and for tokens whose names begin with the user's.
     pub(super) fn slow(&self, user: &str, answer: Duration) {
         self.rules.lock().slow.insert(user.to_owned(), answer);
     }
@@ -91,7 +91,7 @@ impl Stub {
         self.rules.lock().reason = reason;
     }
 
-    /// Makes reviews of this namespace fail.
+    /// Makes reviews of a namespace fail.
     pub(super) fn mute(&self, namespace: &str) {
         self.rules.lock().mute = Some(namespace.to_owned());
     }

@@ -76,11 +76,11 @@ pub(super) struct Accounts {
 pub enum MemoryKind {
     /// Objects and the frames that they arrived in: in the store, in the ring, and in states that are still being read.
     Objects,
-    /// Recorded events, without their objects.
+    /// The memory of recorded events, without their objects.
     Events,
     /// Bytes that were derived from objects and events.
     Derived,
-    /// Older states that clients still page through, without their objects.
+    /// The memory of older states that clients still page through, without their objects.
     States,
     /// Pages of lists that are still being received from upstream.
     Staged,
@@ -180,8 +180,8 @@ impl Budget {
         feeds.push(feed);
     }
 
-    /// Returns whether `bytes` more fit after everything droppable was dropped. If that would not be enough, it drops
-    /// nothing.
+    /// Returns whether `bytes` more fit after all evictable memory was dropped. If that would not be enough, nothing is
+    /// dropped.
     pub(super) fn has_room(&self, bytes: usize) -> bool {
         if self.fits(bytes) {
             return true;

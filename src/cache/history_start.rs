@@ -87,8 +87,8 @@ impl CacheReader {
     }
 }
 
-/// Reads the events with these numbers in batches, so that the writer is not blocked. Returns `None` if the oldest have
-/// left the ring during the read, or if the feed has ended.
+/// Reads the events in a range of numbers in batches, so that the writer is not blocked. Returns `None` if the oldest
+/// have left the ring during the read, or if the feed has ended.
 fn read_all(lane: &Lane, seqs: Range<u64>, mut each: impl FnMut(&Arc<Event>)) -> Option<()> {
     let (mut next, mut events) = (seqs.start, Vec::new());
     while next < seqs.end {

@@ -29,7 +29,7 @@ pub struct CacheReader {
 /// The position at which a watch starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StartPosition {
-    /// The watch starts after this version.
+    /// The watch starts after the given version.
     After(ResourceVersion),
     /// The watch starts with the current state, which is returned as a snapshot.
     Current,

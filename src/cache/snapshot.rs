@@ -91,8 +91,8 @@ impl Snapshot {
         self.objects.range((low, Bound::Unbounded)).map(|(_, object)| object)
     }
 
-    /// Returns the objects of `other` that this state has at the same version with different bytes. It yields to other
-    /// tasks regularly.
+    /// Returns the objects that `other` has at the same version as this state, but with different bytes. It yields to
+    /// other tasks regularly.
     pub async fn written_otherwise(&self, other: &Self) -> Vec<Arc<Object>> {
         let (mut found, mut compared) = (Vec::new(), 0);
         for object in other.iter() {

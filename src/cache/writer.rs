@@ -74,8 +74,8 @@ impl CacheWriter {
         CacheReader { shared: self.shared.clone() }
     }
 
-    /// Starts a new history with this state. Readers of the old one find their position expired: the changes in between
-    /// are unknown, and are not invented (F6).
+    /// Starts a new history with a listed state. Readers of the old history find their position expired: the changes in
+    /// between are unknown, and are not invented (F6).
     pub fn replace(&mut self, list: Snapshot) {
         let rv = list.rv;
         let mut wakes = PendingWakeups::default();

@@ -127,8 +127,8 @@ impl Feed {
         }
     }
 
-    /// Returns whether it replaced a retired feed moments ago. If an apiserver ends the watch now, it may have used the
-    /// old definition.
+    /// Returns whether the feed replaced a retired one moments ago. If an apiserver ends the watch now, it may have
+    /// used the old definition.
     pub fn is_settling(&self) -> bool {
         self.settled.is_some_and(|settled| Instant::now() < settled)
     }
@@ -138,7 +138,7 @@ impl Feed {
         *self.resume.lock()
     }
 
-    /// Returns the version that another feed of the resource had reached when this one began. No older version may be
+    /// Returns the version that another feed of the resource had reached when this feed began. No older version may be
     /// served.
     pub fn shown_before(&self) -> ResourceVersion {
         ResourceVersion(self.shown.load(Ordering::Relaxed))
@@ -150,8 +150,8 @@ impl Feed {
         self.shown.store(0, Ordering::Relaxed);
     }
 
-    /// Records that the feed begins now, with an old state that a client resumes from. Other clients do not see it
-    /// before the feed has provably caught up to this time.
+    /// Records that the feed begins now, with an old state that a client resumes from. Other clients do not receive
+    /// that state before the feed has provably caught up to this time.
     pub fn begins_behind(&self, now: Instant) {
         let _ = self.began_behind.set(now);
     }

@@ -58,7 +58,7 @@ impl Refusals {
         self.0.insert(key.clone(), Refusal { end, at: Instant::now(), times, wait, weighed });
     }
 
-    /// Forgets refusals, because upstream serves other resources now. Refusals for memory or for missing permissions
+    /// Discards refusals, because upstream serves other resources now. Refusals for memory or for missing permissions
     /// stay, because they are not affected.
     pub(super) fn forget(&mut self) {
         self.0.retain(|_, refusal| matches!(refusal.end, FeedEnd::OverBudget | FeedEnd::Forbidden));
@@ -79,8 +79,8 @@ impl Refusals {
 }
 
 impl Refusal {
-    /// Returns whether it is too early to retry. A feed that did not fit also waits until the memory that it needed is
-    /// free. That wait is bounded, because the feed may need less by then.
+    /// Returns whether the refusal still prevents a retry. A feed that did not fit also waits until the memory that it
+    /// needed is free. That wait is bounded, because the feed may need less by then.
     fn stands(&self, free: usize) -> bool {
         let elapsed = self.at.elapsed();
         elapsed < self.wait || (self.end == FeedEnd::OverBudget && free < self.weighed && elapsed < REFUSED_MAX)

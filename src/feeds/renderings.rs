@@ -194,7 +194,7 @@ impl Renderings {
         self.shared.changes.send_modify(|changes| *changes += 1);
     }
 
-    /// Returns whether there is a refusal to keep after the feed has ended.
+    /// Returns whether the feed has a refusal to keep after it has ended.
     pub(super) fn has_refused(&self) -> bool {
         self.shared.modes.read().values().any(|mode| matches!(mode, RenderingMode::Refused(_)))
     }

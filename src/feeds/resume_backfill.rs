@@ -96,15 +96,15 @@ type ClientsByVersion = BTreeMap<ResourceVersion, usize>;
 /// The facts about upstream's history that its responses have shown so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct BackfillProgress {
-    /// Events after versions below this one are not available.
+    /// The version below which upstream no longer has the following events.
     gone_before: ResourceVersion,
-    /// The states of objects before events up to this version cannot be determined.
+    /// The version up to which the states of objects before their events cannot be determined.
     inexplicable_upto: ResourceVersion,
     questions: u32,
     /// The backfill request that upstream has not answered yet.
     under_way: Option<BackfillRequest>,
-    /// Whether upstream has refused without stating where its history begins. The oldest version is then as likely to
-    /// be refused as any other.
+    /// Whether upstream has refused without stating where its history begins. The oldest requested version is then as
+    /// likely to be refused as any other.
     is_blind: bool,
     is_over: bool,
     rests_until: Option<Instant>,

@@ -87,8 +87,8 @@ impl HandshakeTurns {
         }
     }
 
-    /// Lets everything else that can run do so, unless it just did. The other ready handshakes then join the queue, so
-    /// that turns follow the queue and not the order in which the runtime wakes tasks.
+    /// Lets all other tasks that can run do so, unless they just did. The other ready handshakes then join the queue,
+    /// so that turns follow the queue and not the order in which the runtime wakes tasks.
     async fn let_others_in(&self) {
         let began = Instant::now();
         if began < *self.rests.lock() {

@@ -63,7 +63,7 @@ impl InheritedSockets {
         Ok(())
     }
 
-    /// Adds an in-memory listener that replaces the TCP socket of that address.
+    /// Adds an in-memory listener that replaces the TCP socket of an address.
     pub fn add_memory(&mut self, address: SocketAddr, listener: Listener) {
         self.sockets.push((Address::Tcp(address), Socket::Memory(listener)));
     }

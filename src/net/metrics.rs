@@ -39,7 +39,7 @@ pub(super) enum ConnectionFailure {
     NoShare,
     /// The connection was closing, and the client sent too many further requests.
     Insistent,
-    /// The unix socket does not accept this user of the machine.
+    /// The unix socket does not accept connections of this user of the machine.
     ForeignUid,
 }
 

@@ -17,7 +17,7 @@ pub(super) struct RewoundStream<I> {
 #[derive(Debug)]
 pub(super) enum DetectedProtocol<I> {
     Http1(RewoundStream<I>),
-    /// HTTP/2; its preface has been read.
+    /// The client uses HTTP/2; its preface has been read.
     Http2(I),
 }
 

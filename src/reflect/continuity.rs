@@ -91,7 +91,7 @@ pub(super) fn is_same(one: &Object, other: &Object) -> bool {
     one.rv == other.rv
 }
 
-/// How certain it is that upstream has the history that a feed holds.
+/// The degree of certainty that upstream has the history of a feed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Continuity {
     /// Upstream certainly has the history: the connection was not lost since the last verification.

@@ -431,7 +431,7 @@ impl Verdict {
     }
 }
 
-/// Whether upstream does not report its release and a retry would not help. Then nothing can be derived.
+/// Whether upstream does not report its release and a retry would not help. Then nothing can be converted.
 fn says_no_release(error: &Error) -> bool {
     matches!(error, Error::OtherDocument(_)) || matches!(error.code(), Some(403 | 404))
 }

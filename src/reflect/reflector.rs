@@ -78,8 +78,9 @@ enum State {
     /// Complete up to `at`, with the stream that continues from there. `resume_marker` is the change that the stream must
     /// send first, if it was opened before it.
     Watching { at: ResourceVersion, stream: WatchStream, resume_marker: Option<ResumeMarker> },
-    /// Complete up to `at`, but upstream no longer has the changes after it. A 410 leads here. If `window` is set, it
-    /// is the start of upstream's own history, and the state at that version is listed. Otherwise the current state is.
+    /// The state is complete up to `at`, but upstream no longer has the changes after it. A 410 leads here. If `window`
+    /// is set, it is the start of upstream's own history, and the state at that version is listed. Otherwise the
+    /// current state is.
     Expired { at: ResourceVersion, window: Option<ResourceVersion> },
 }
 

@@ -87,7 +87,7 @@ pub(super) struct Renewal {
 #[derive(Debug, Default)]
 pub(super) struct RewindNotices(watch::Sender<Option<Instant>>);
 
-/// Rewinds that feeds find within this time of each other count as the same incident.
+/// The time within which rewinds that several feeds find count as the same incident.
 const SAME_INCIDENT: Duration = Duration::from_secs(60);
 
 impl RewindNotices {

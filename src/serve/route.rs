@@ -160,7 +160,7 @@ pub(crate) fn route<'a>(
     }
 }
 
-/// Checks that requests of this kind can be answered here, regardless of their resource.
+/// Checks that the cache can answer requests of a kind, regardless of their resource.
 ///
 /// # Errors
 /// The request must be forwarded, for the returned reason.

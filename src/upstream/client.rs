@@ -163,7 +163,7 @@ impl Client {
         self.read(self.ask(cause, UpstreamRequestKind::Short, path, request, body.into()).await?).await
     }
 
-    /// Sends a review for another proxy and reads the response. `hops` names the proxies below and this one.
+    /// Sends a review for a downstream proxy and reads the response. `hops` names the proxies below and this proxy.
     pub async fn review(&self, cause: Cause, path: &str, hops: HeaderValue, body: Bytes) -> Result<Bytes, Error> {
         let request = Request::builder().method(Method::POST).header(super::HOPS, hops);
         let request = request.header(ACCEPT, JSON).header(CONTENT_TYPE, JSON);
@@ -338,7 +338,7 @@ impl Client {
         read_whole(response.into_body(), BODY_BYTES_MAX, goes_on).await
     }
 
-    /// Sends a caller's request with the proxy's credentials instead of its own. Impersonation headers are kept:
+    /// Sends a caller's request with the proxy's credentials instead of the caller's. Impersonation headers are kept:
     /// upstream decides whether the proxy may impersonate that user.
     pub(super) async fn send(
         &self,

@@ -221,7 +221,8 @@ fn attributes(access: &Access) -> (Option<ResourceAttributes>, Option<NonResourc
     }
 }
 
-/// Selectors are sent unchanged: upstream parses them like those of the request itself (R-AUTHZ-2).
+/// Converts the attributes of an access. Selectors are sent unchanged: upstream parses them like those of the request
+/// itself (R-AUTHZ-2).
 fn resource_attributes(verb: &str, target: &ResourceTarget) -> ResourceAttributes {
     let field_selector = some(&target.field_selector)
         .map(|raw| FieldSelectorAttributes { raw_selector: Some(raw), ..FieldSelectorAttributes::default() });

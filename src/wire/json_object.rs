@@ -134,7 +134,7 @@ pub(super) fn json_found<'a>(paths: &JsonPaths, object: &'a [u8], named: bool) -
     Ok(found)
 }
 
-/// Checks that name and namespace are path segments. A slash in one could give two objects the same key.
+/// Checks that an object's name and namespace are path segments. A slash in one could give two objects the same key.
 pub(super) fn check_name(named: bool, namespace: &str, name: &str) -> Result<(), WireError> {
     let valid = !named || !(name.is_empty() || name.contains('/') || namespace.contains('/'));
     if valid { Ok(()) } else { Err(WireError::BadName) }

@@ -72,7 +72,7 @@ impl ProtoPaths {
 }
 
 impl<'a> ProtoMetadata<'a> {
-    /// Reads field 1 of `body`, which must come first, as Go writes it.
+    /// Reads the metadata, which is field 1 of `body` and must come first, as Go writes it.
     pub(super) fn read(body: &'a [u8]) -> Result<Self, WireError> {
         let (at, len) = protobuf::leading_message(body).ok_or(WireError::NoMetadata)?;
         let mut metadata = Self::default();

@@ -124,8 +124,8 @@ impl ObjectReader {
         Self { account: Some(account.clone()), ..self }
     }
 
-    /// Rejects objects with `TypeMeta` of another kind ([`WireError::WrongKind`]). Without it, a stream of Tables, for
-    /// example, would be read as objects.
+    /// Rejects objects with `TypeMeta` of another kind ([`WireError::WrongKind`]). Without this check, a stream of
+    /// Tables, for example, would be read as objects.
     #[must_use]
     pub fn expecting(self, api_version: &str, kind: &str) -> Self {
         let expected = TypeMeta { api_version: api_version.to_owned(), kind: kind.to_owned() };

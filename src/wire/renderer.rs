@@ -119,8 +119,8 @@ impl Renderer {
         self.0.revoked.load(Ordering::Acquire)
     }
 
-    /// Records that upstream's output differs, so earlier output may have been wrong. Callers call it before
-    /// [`revoke`](Self::revoke).
+    /// Records that upstream's output differs from the renderer's, so earlier output may have been wrong. Callers call
+    /// it before [`revoke`](Self::revoke).
     pub fn disprove(&self) {
         self.0.disproven.store(true, Ordering::Relaxed);
     }

@@ -55,8 +55,8 @@ impl Representation {
         }
     }
 
-    /// Returns its index among the representations of one feed's objects. Tables are derived from rows, and rows yield
-    /// nothing else, so the two groups share indices.
+    /// Returns the index of the representation among those of one feed's objects. Tables are derived from rows, and
+    /// rows yield nothing else, so the two groups share indices.
     pub fn place(self) -> usize {
         let encoding = usize::from(self.encoding() == Encoding::Protobuf);
         match self {

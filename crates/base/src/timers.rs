@@ -84,7 +84,7 @@ impl Timers {
         u64::try_from(duration.as_nanos().div_ceil(1_000)).unwrap_or(Self::NEVER - 1)
     }
 
-    /// Fires timers when they are due; never completes. For one task.
+    /// Fires the timers of all objects when they are due; never completes. Only one task may run it.
     pub async fn run(self) {
         loop {
             self.fire(self.now());

@@ -87,7 +87,7 @@ impl<K: Clone + Eq + Hash> TurnQueue<K> {
         (queue.waiting, queue.holders.get(holder).map_or(0, |line| line.waiting.len()))
     }
 
-    /// Whether there are no turns and no waiters, and no state is kept.
+    /// Whether the queue has no turns and no waiters, so that no state is kept.
     pub fn is_empty(&self) -> bool {
         let queue = self.0.lock();
         (queue.running, queue.waiting, queue.holders.len(), queue.order.len()) == (0, 0, 0, 0)

@@ -72,7 +72,8 @@ impl<T: Send + Sync + 'static> WatchedFile<T> {
         Self::load_listed(what, move || files.clone(), read)
     }
 
-    /// Reads files like [`load`](Self::load), if other files name them: the list is computed at every check.
+    /// Loads a value like [`load`](Self::load) if other files name its files: the list of files is computed at every
+    /// check.
     pub fn load_listed<E: Display>(
         what: &'static str,
         files: impl Fn() -> Vec<PathBuf> + Send + Sync + 'static,

@@ -16,7 +16,7 @@ pub struct MeasuredServer {
 }
 
 impl MeasuredServer {
-    /// Returns the plan for this server.
+    /// Returns the plan for this server, with the server's own protocol.
     pub fn plan(&self, plan: &Plan) -> Plan {
         Plan { protocol: self.protocol.unwrap_or(plan.protocol), ..plan.clone() }
     }

@@ -83,7 +83,7 @@ fn continued(
     }
 }
 
-/// Takes a page from the objects. `exact` means that the client requested exactly this version.
+/// Takes a page from the listed objects. `exact` means that the client requested exactly that version.
 fn page(
     objects: &ObjectMap,
     revision: u64,

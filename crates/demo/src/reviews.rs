@@ -42,7 +42,7 @@ const TOKENS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 const OURSELVES: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 const OWN_ACCESSES: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 const ACCESSES: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
-/// The user name of every caller, because this server does not authenticate callers.
+/// The user name that every caller has, because the demo server does not authenticate callers.
 const ASKER: &str = "demo";
 const FORBIDDEN: u16 = 403;
 

@@ -97,7 +97,7 @@ impl DemoState {
         seen.forgotten + seen.requests.len()
     }
 
-    /// Records the response to the request with this number, if the request is still recorded.
+    /// Records the response to the request with the number `number`, if the request is still recorded.
     pub(crate) fn answered(&self, number: usize, status: StatusCode) {
         let mut seen = self.seen.lock();
         let place = number.checked_sub(seen.forgotten + 1);

@@ -208,7 +208,8 @@ impl ObjectStore {
         Ok(written)
     }
 
-    /// Removes those objects that exist, all at one revision, as etcd does when a lease expires. Returns the revision.
+    /// Removes the given objects that exist, all at one revision, as etcd does when a lease expires. Returns the
+    /// revision.
     pub(crate) fn remove_all<'a>(&self, kind: usize, keys: impl IntoIterator<Item = &'a str>) -> u64 {
         let (revision, next) = {
             let mut state = self.state.write();

@@ -69,7 +69,7 @@ impl Upstream {
         Self { nodes, ..self }
     }
 
-    /// Sets how many pod events there are per second once [`RunningUpstream::churning`] is called.
+    /// Sets the number of pod events per second once [`RunningUpstream::churning`] is called.
     #[must_use]
     pub fn rate(self, events_per_second: u32) -> Self {
         Self { rate: events_per_second, ..self }
@@ -291,7 +291,7 @@ impl RunningUpstream {
         churn::delete_pod(&self.shared.store, &Pod::new(namespace, name).key())
     }
 
-    /// Deletes those of the pods of a namespace that exist, all at one revision, as etcd does when a lease expires.
+    /// Deletes the named pods of a namespace, all at one revision, as etcd does when a lease expires.
     pub fn delete_pods_at_once(&self, namespace: &str, names: &[&str]) -> u64 {
         let keys: Vec<_> = names.iter().map(|name| Pod::new(namespace, name).key()).collect();
         self.shared.store.remove_all(PODS, keys.iter().map(String::as_str))

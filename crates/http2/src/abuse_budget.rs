@@ -38,7 +38,7 @@ impl AbuseBudget {
         self.note_sent(1);
     }
 
-    /// Records that data was sent, for which the client returns window updates.
+    /// Records that data was sent to the client, which returns it as window updates.
     pub(super) fn note_sent(&mut self, bytes: usize) {
         self.window_updates = (self.window_updates + WINDOW_UPDATES_PER_BYTE * bytes).min(WINDOW_UPDATES_MAX);
     }

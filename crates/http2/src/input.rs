@@ -19,7 +19,7 @@ pub(super) struct Input {
 
 /// The receiver of a client's frames.
 pub(super) trait FrameReceiver {
-    /// Whether the request or the trailers of that stream may begin now. If not, they wait undecoded, with all frames
+    /// Whether the request or the trailers of a stream may begin now. If not, they wait undecoded, with all frames
     /// after them.
     fn may_begin(&self, stream: u32) -> bool;
 

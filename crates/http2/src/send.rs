@@ -103,7 +103,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         block
     }
 
-    /// Sends available body data as far as there is room. No data is taken from the body before.
+    /// Sends available body data as far as there is room in the output. No data is taken from the body before.
     fn send_body(&mut self, key: usize, mut is_alone: bool) {
         let mut left = TURN_BYTES;
         let mut is_parked = false;

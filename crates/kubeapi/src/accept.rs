@@ -182,8 +182,7 @@ pub fn prefers_cbor(accept: Option<&str>, offers: SupportedTypes) -> bool {
     clauses(accept).iter().find(|clause| clause.names(CBOR) || fits(clause)).is_some_and(|first| first.names(CBOR))
 }
 
-/// Whether some clause of the Accept header requests this kind, in any encoding. Discovery is not negotiated like
-/// objects.
+/// Whether some clause of the Accept header requests a kind, in any encoding. Discovery is not negotiated like objects.
 pub fn asks_for(accept: Option<&str>, kind: &str, group: &str, version: &str) -> bool {
     let asked = [("as", kind), ("g", group), ("v", version)];
     let asks = |clause: &Clause<'_>| asked.iter().all(|(name, value)| clause.parameter(name) == Some(value));

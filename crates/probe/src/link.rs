@@ -53,7 +53,7 @@ pub struct Windows {
     pub connection: u32,
     /// The kernel's receive buffer in bytes; `None` leaves it to the kernel.
     pub socket: Option<u32>,
-    /// Whether HTTP/2 windows are refreshed as Go's client does it.
+    /// Whether HTTP/2 windows are refreshed as Go's client does.
     pub as_go: bool,
 }
 

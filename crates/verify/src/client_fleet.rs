@@ -96,8 +96,8 @@ impl ClientFleet {
         self.scene.tasks.spawn("clientele client", client::run(self.scene.clone(), client));
     }
 
-    /// Runs the writer with this number out of `writers`, until [`calm`](Self::calm). All writers together write at
-    /// `rate` per second. Every second writer bypasses the judged server.
+    /// Runs the writer with the given number, out of `writers`, until [`calm`](Self::calm). All writers together write
+    /// at `rate` per second. Every second writer bypasses the judged server.
     pub async fn write(&self, number: u32, writers: u32, rate: f64) {
         let scene = &self.scene;
         let past = scene.direct.as_ref().filter(|_| number % 2 == 1);
@@ -105,7 +105,7 @@ impl ClientFleet {
         writer::run(scene.clone(), number, WriterPlan { writers, rate }, target, self.calm.clone()).await;
     }
 
-    /// Makes writers do their last changes.
+    /// Makes writers finish with their last changes.
     pub fn calm(&self) {
         self.calm.cancel();
     }

@@ -25,7 +25,7 @@ pub(super) enum EventMatch {
 pub(super) struct FollowResult {
     /// The first position from which no event was delivered.
     pub(super) next: usize,
-    /// Earlier positions that may still be delivered, because they share the last version.
+    /// Earlier positions whose events may still be delivered, because they share the last version.
     pub(super) pending: Vec<usize>,
 }
 

@@ -25,7 +25,8 @@ pub enum Guarantee {
     /// A request for a future version gets nothing at or below it, and is refused only while it is in the future (W8,
     /// L3).
     Future,
-    /// A bookmark guarantees that everything up to it was delivered; only watches that request them get them (W9).
+    /// A bookmark guarantees that every change up to it was delivered; only watches that request bookmarks get them
+    /// (W9).
     Bookmarkable,
     /// The initial events are the state at the version that ends them (W11).
     InitialEvents,

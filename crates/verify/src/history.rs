@@ -98,7 +98,7 @@ impl History {
         Some((self.truth(op)?, &self.views[op.view?]))
     }
 
-    /// Returns the operation that this one resumes.
+    /// Returns the operation that an operation resumes.
     pub(super) fn before(&self, op: &Operation) -> Option<&Operation> {
         self.by_op.get(&op.resumes?).map(|at| &self.operations[*at])
     }

@@ -98,7 +98,7 @@ impl ObjectSet {
         }
     }
 
-    /// Whether an object with that name was created by a run.
+    /// Whether an object with the name `name` was created by a run.
     pub(super) fn is_ours(name: &str) -> bool {
         name.starts_with(OBJECT) || name == FENCE
     }

@@ -71,7 +71,7 @@ impl<'a> MessageFields<'a> {
     }
 }
 
-/// Returns the last bytes field with this number, because the last of repeated fields counts.
+/// Returns the last bytes field with the number `wanted`, because the last of repeated fields counts.
 pub(crate) fn bytes(message: &[u8], wanted: u64) -> Option<&[u8]> {
     let mut found = None;
     for field in fields(message) {

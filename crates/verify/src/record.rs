@@ -103,8 +103,8 @@ pub struct CallRecord {
     pub encoding: RecordedEncoding,
     #[serde(default, skip_serializing_if = "is_default")]
     pub transport: Transport,
-    /// The operation that this one resumes. For a watch, it is the list or watch with the same version; for a page, the
-    /// previous page.
+    /// The operation that this operation resumes. For a watch, it is the list or watch with the same version; for a
+    /// page, the previous page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resumes: Option<Op>,
     #[serde(default, skip_serializing_if = "is_default")]

@@ -18,7 +18,7 @@ pub(super) struct RunContext {
     pub(super) world: ObjectSet,
     /// The judged servers: the first one, then the additional ones.
     pub(super) subjects: Vec<Target>,
-    /// Whether clients are informers that never relist on their own.
+    /// Whether all clients are informers that never relist on their own.
     pub(super) informers: bool,
     pub(super) links: SharedLinks,
     pub(super) frames: FrameDecodeCache,

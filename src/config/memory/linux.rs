@@ -38,7 +38,8 @@ fn total(text: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The path in a line of `/proc/self/cgroup` (`NUMBER:CONTROLLERS:PATH`) if the line concerns memory in that version.
+/// Returns the path in a line of `/proc/self/cgroup` (`NUMBER:CONTROLLERS:PATH`) if the line concerns memory in the
+/// given version of control groups.
 fn path_in(line: &str, is_v1: bool) -> Option<&str> {
     let (number, rest) = line.split_once(':')?;
     let (controllers, path) = rest.split_once(':')?;

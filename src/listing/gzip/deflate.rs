@@ -57,7 +57,7 @@ pub(super) fn deflated(before: &[u8], piece: &[u8], is_last: bool) -> DeflatedCh
     DeflatedChunk { bytes, crc: crc32fast::hash(piece), len: piece.len() as u64, is_last }
 }
 
-/// Returns the number of pieces for a text of this length. Pieces have about equal lengths.
+/// Returns the number of pieces for a text of `len` bytes. Pieces have about equal lengths.
 pub(super) fn pieces(len: usize) -> usize {
     len.div_ceil(PIECE_BYTES_MAX).max(1)
 }

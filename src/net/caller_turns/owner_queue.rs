@@ -60,7 +60,7 @@ pub(super) struct ReturnFlag {
     task: Waker,
 }
 
-/// The CPU time that one owner gets before everything else runs.
+/// The CPU time that one owner gets before all other tasks run.
 ///
 /// A poll that begins within the slice may end later. The owner then skips one turn for each slice that it has used.
 pub(super) const SLICE: Duration = Duration::from_micros(100);

@@ -78,7 +78,7 @@ impl Default for ActiveWatches {
 }
 
 impl ActiveWatches {
-    /// Returns the debug page with this name as JSON, or `None` if there is no such page.
+    /// Returns the debug page with the name `name` as JSON, or `None` if there is no such page.
     pub fn page(&self, name: &str, query: &str) -> Option<Vec<u8>> {
         let filter = Filter::of(&Query::parse(query));
         let json = match name {

@@ -13,7 +13,7 @@ pub(crate) struct StatePin {
     deadline: Arc<StateDeadline>,
 }
 
-/// Times are in microseconds, as those of [`Timers`].
+/// The deadline of a pinned state. Times are in microseconds, as those of [`Timers`].
 #[derive(Debug)]
 struct StateDeadline {
     timer: Timer,

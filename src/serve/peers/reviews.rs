@@ -67,7 +67,7 @@ struct LastChange {
     settled: Instant,
 }
 
-/// Creates reviews on behalf of proxies below this one and shares the results.
+/// Creates reviews on behalf of downstream proxies, and shares the results.
 #[derive(Debug)]
 pub(crate) struct PeerReviews {
     client: Client,
@@ -202,7 +202,7 @@ impl PeerReviews {
 }
 
 impl LastChange {
-    /// Whether responses of this kind certainly reflect the policy change at `now`.
+    /// Whether responses to reviews of a kind certainly reflect the last policy change at `now`.
     fn is_settled(self, kind: Kind, now: Instant) -> bool {
         kind == Kind::Lease && now >= self.settled
     }

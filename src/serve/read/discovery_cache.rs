@@ -140,7 +140,7 @@ impl DiscoveryCache {
         is_settled && copy.asked.elapsed() <= CURRENT_MAX && (key.path != VERSION || self.is_followed(&copy.value))
     }
 
-    /// Whether the build in this version document has encoded all feeds.
+    /// Whether the build in a version document has encoded all feeds.
     fn is_followed(&self, version: &SharedDocument) -> bool {
         let build = Build::parse(&version.body);
         let by = |build: &Arc<Build>| Build::clone(build);

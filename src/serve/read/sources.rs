@@ -85,7 +85,7 @@ impl FeedSource {
     }
 }
 
-/// Finds feeds for requests, and waits until they can answer.
+/// Finds feeds for requests, and waits until the feeds can answer.
 #[derive(Debug)]
 pub(crate) struct FeedSources {
     feeds: Feeds,

@@ -58,9 +58,9 @@ enum State {
     /// The initial state is one object, which upstream has printed for this watch. It is older than all events. Once it
     /// is sent, the watch is `Live`.
     Row(Box<Object>),
-    /// Events are sent as they arrive, and bookmarks when they are due. A partial view also sends its initial state
-    /// here. If the watch must end, it is `Last` if the client receives an error or a last bookmark, and `Ended`
-    /// otherwise. It remains `Live` until all events of a version are sent.
+    /// Events are sent as they are received, and bookmarks when they are due. A partial view also sends its initial
+    /// state here. If the watch must end, it is `Last` if the client receives an error or a last bookmark, and `Ended`
+    /// otherwise. The watch remains `Live` until all events of a version are sent.
     Live,
     /// A last frame is sent. Then the watch is `Ended`.
     Last(Box<(Bytes, WatchEnd)>),

@@ -179,7 +179,7 @@ impl DiscoveryState {
     }
 }
 
-/// Whether kube-apiserver itself serves the group.
+/// Whether kube-apiserver itself serves an API group.
 fn is_built_in(group: &str) -> bool {
     BUILT_IN_GROUPS.contains(&group) || BUILT_IN_STORAGE_GROUPS.contains(&group)
 }

@@ -119,7 +119,7 @@ pub(super) enum Absent {
     Ambiguous,
 }
 
-/// Returns whether Kubernetes itself defines types of this group and version, in any minor of the table.
+/// Returns whether Kubernetes itself defines types of a group and version, in any minor release of the table.
 pub fn is_of_kubernetes(api_version: &str) -> bool {
     let kinds = TEXT.lines().filter_map(|line| line.strip_prefix("kind: "));
     kinds.filter_map(|kind| kind.split_once(' ')).any(|(known, _)| known == api_version)
@@ -162,7 +162,7 @@ impl TypeSchema {
 }
 
 impl Message {
-    /// Returns the index in `fields` of the field with this number.
+    /// Returns the index in `fields` of the field with a number.
     #[inline]
     pub(super) fn index_of(&self, number: u32) -> Option<u8> {
         let index = *self.by_number.get(usize::try_from(number).ok()?)?;

@@ -28,7 +28,7 @@ pub enum RefusalReason {
     /// Messages or JSON values are nested deeper than any that an apiserver serves.
     #[error("values are nested too deeply")]
     TooDeep,
-    /// The JSON would be much larger than that of any valid body of this size.
+    /// The JSON would be much larger than that of any valid body of the same size.
     #[error("the JSON form would be too large")]
     TooLarge,
 }

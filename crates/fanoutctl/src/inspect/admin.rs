@@ -49,7 +49,7 @@ impl ProxyTarget {
         }
     }
 
-    /// Reads the page at this path and parses it as JSON.
+    /// Reads the page at a path and parses it as JSON.
     pub(super) async fn json(&self, path: &str) -> Result<Result<Value, PageRefusal>, InspectError> {
         let text = match self.page(path).await? {
             Ok(text) => text,

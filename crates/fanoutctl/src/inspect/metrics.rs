@@ -27,7 +27,7 @@ impl MetricsText {
         })
     }
 
-    /// Returns the value of a label of the first series with this name.
+    /// Returns the value of a label of the first series with a given metric name.
     pub(super) fn label(&self, name: &str, label: &str) -> Option<&str> {
         let line = self.0.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')))?;
         let (_, rest) = line.split_once(&format!("{label}=\""))?;

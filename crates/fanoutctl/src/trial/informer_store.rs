@@ -65,7 +65,7 @@ impl InformerStore {
         self.at = Some(version);
     }
 
-    /// Records a bookmark: all events up to this version have arrived. `ends_state` means that the initial state is
+    /// Records a bookmark: all events up to its version were received. `ends_state` means that the initial state is
     /// complete.
     pub(super) fn reaches(&mut self, version: u64, ends_state: bool) {
         if let Some(staged) = self.staged.take_if(|_| ends_state) {

@@ -21,7 +21,8 @@ struct LedgerState {
     written: u64,
 }
 
-/// The maximum number of changes kept. At this limit, writers pause until every informer was compared with them.
+/// The maximum number of changes that the ledger keeps. At this limit, writers pause until every informer was compared
+/// with the changes.
 const VERSIONS_MAX: usize = 1_000_000;
 
 impl WriteLedger {

@@ -11,9 +11,9 @@ pub enum VersionMatch {
     Unset,
     /// `resourceVersion=0`: any state, however old.
     Any,
-    /// A state at this version or a later one.
+    /// The response has a state at this version or a later one.
     NotOlderThan(ResourceVersion),
-    /// The state at exactly this version.
+    /// The response has the state at exactly this version.
     Exact(ResourceVersion),
 }
 

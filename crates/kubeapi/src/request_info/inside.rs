@@ -7,7 +7,7 @@ use super::{RequestInfo, Verb};
 /// (virtual machines, other clusters). Roles usually allow them with the verb `get`, which does not show their effect.
 /// `console`, `usbredir`, `vnc` and `vsock` are the accesses of `KubeVirt` to a virtual machine.
 const WAYS_IN: [&str; 8] = ["attach", "console", "exec", "portforward", "proxy", "usbredir", "vnc", "vsock"];
-/// The maximum number of times that servers on the way may unescape a path.
+/// The maximum number of times that servers on the request's path may unescape a URL path.
 const UNESCAPES_MAX: usize = 4;
 
 /// Whether a request reaches into pods, services or nodes, whatever its method. `info` is its parsed form, if

@@ -104,8 +104,8 @@ impl Common {
         }
     }
 
-    /// Returns the exit of a downstream proxy's watch that has sent everything up to this version, if another build has
-    /// taken over. All bodies after that version are written by that build.
+    /// Returns the exit of a downstream proxy's watch that has sent everything up to the version `reached`, if another
+    /// build has taken over. That build encodes all bodies after the version.
     pub(super) fn exit_for_another_writer(&self, reached: ResourceVersion) -> Option<Exit> {
         if !self.has_another_writer() || !self.is_settled() {
             return None;

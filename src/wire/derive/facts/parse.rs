@@ -43,7 +43,7 @@ pub(super) fn facts(text: &'static str, minor: u32) -> TypeSchema {
     TypeSchema { kinds, messages, object_meta: ids["meta/v1.ObjectMeta"] }
 }
 
-/// Numbers messages in their order of appearance.
+/// Numbers the messages of the schema in their order of appearance.
 fn message_ids(text: &'static str) -> HashMap<&'static str, MessageId> {
     let names = lines(text).filter_map(|line| line.strip_prefix("message: "));
     names.zip(0..).map(|(name, id)| (name, MessageId(id))).collect()
