@@ -230,8 +230,8 @@ impl BoundApp {
     }
 
     /// Serves until `shutdown` completes, then drains. In a drain, readiness fails first, and the open watches end
-    /// spread over the drain time. Then no more connections are accepted, and the remaining ones are cut. If `at_once`
-    /// completes during the drain, everything is cut immediately.
+    /// spread over the drain time. Then no more connections are accepted, and the remaining ones are aborted. If
+    /// `at_once` completes during the drain, all connections are aborted immediately.
     ///
     /// # Errors
     /// A task panicked without which the proxy would serve stale data. The proxy has drained.

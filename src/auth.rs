@@ -82,11 +82,11 @@ pub enum AuthMode {
 pub struct AuthConfig {
     /// The accepted audiences of tokens; if empty, those that upstream accepts.
     pub audiences: Vec<String>,
-    /// Cache TTL for token reviews.
+    /// The cache TTL for token reviews.
     pub token_ttl: Duration,
-    /// Cache TTL for allow decisions.
+    /// The cache TTL for allow decisions.
     pub allowed_ttl: Duration,
-    /// Cache TTL for deny decisions, except the Node authorizer's denial because no pod needs the object.
+    /// The cache TTL for deny decisions, except the Node authorizer's denial because no pod needs the object.
     pub denied_ttl: Duration,
     /// The maximum time between two checks of an open watch's permissions. No event reports the end of a token, or of a
     /// permission that does not come from RBAC.

@@ -82,7 +82,7 @@ use std::time::Duration;
 
 use base::BackoffBounds;
 
-/// Memory and history limits of feeds. The first bound that a ring reaches evicts its oldest events.
+/// The memory and history limits of feeds. The first bound that a ring reaches evicts its oldest events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheConfig {
     /// The memory of all feeds together, in bytes. Requests for a resource that does not fit are forwarded to upstream.
@@ -101,7 +101,7 @@ pub struct CacheConfig {
     pub held_snapshots_max: usize,
     /// The age at which a paging snapshot is dropped, counted from the read of its first page.
     pub held_snapshot_age_max: Duration,
-    /// Delays before a feed is retried after upstream denied the proxy's identity.
+    /// The delays before a feed is retried after upstream denied the proxy's identity.
     pub refused: BackoffBounds,
     /// The time for which the counters of a feed stay readable after it has ended.
     pub counts_age_max: Duration,
@@ -125,7 +125,7 @@ impl Default for CacheConfig {
     }
 }
 
-/// Divisor of the memory that gives the largest size of one ring, so that history leaves room for derived bytes.
+/// The divisor of the memory that gives the largest size of one ring, so that history leaves room for derived bytes.
 const WINDOW_PART: usize = 4;
 
 impl CacheConfig {

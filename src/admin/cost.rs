@@ -9,7 +9,8 @@ use serde::Serialize;
 
 use super::{AdminResponse, answer};
 
-/// One cause in the response of `/debug/cost`. All numbers are totals since the start, except `streamsOpen`.
+/// The cost of one cause in the response of `/debug/cost`. All numbers are totals since the start, except
+/// `streamsOpen`.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CostRow {

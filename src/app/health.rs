@@ -28,7 +28,7 @@ pub enum ProbeError {
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Maximum size of a response; more than the feeds of one process take.
+/// The maximum size of a response in bytes: more than the feeds of one process need.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
 /// Sends one health probe.

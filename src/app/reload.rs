@@ -20,7 +20,7 @@ use base::{Reloadable, Tasks, WatchedFile};
 pub struct ReloadSources {
     /// The arguments of the `serve` command.
     pub arguments: ServeArguments,
-    /// SIGHUP, which triggers a check of the file.
+    /// The receiver of SIGHUP, which triggers a check of the configuration file.
     pub hangups: Signal,
     /// A function that sets the log level of the process.
     pub log_level: LogLevel,

@@ -114,7 +114,7 @@ impl AccessReviewer {
     }
 
     /// Caches a decision that upstream returned for a downstream proxy's review, because that proxy may open a watch
-    /// with the same right.
+    /// with the same permission.
     ///
     /// If the review was for an open watch, the decision may be too old for requests.
     pub(super) async fn learns(

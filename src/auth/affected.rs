@@ -10,14 +10,14 @@ pub enum AffectedUsers {
     Only(Arc<Subjects>),
 }
 
-/// The subjects of bindings, and the scope in which their rights may have changed.
+/// The subjects of bindings, and the scope in which their permissions may have changed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Subjects {
     users: HashMap<String, AffectedScope>,
     groups: HashMap<String, AffectedScope>,
 }
 
-/// The namespaces in which rights may have changed.
+/// The namespaces in which permissions may have changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AffectedScope {
     Everywhere,
@@ -113,8 +113,8 @@ impl AffectedScope {
         if namespace.is_empty() { Self::Everywhere } else { Self::Within([Arc::from(namespace)].into()) }
     }
 
-    /// Whether rights in `namespace` may have changed. An access without a namespace covers all of them, and no binding
-    /// inside a namespace can grant it.
+    /// Whether permissions in `namespace` may have changed. An access without a namespace covers all of them, and no
+    /// binding inside a namespace can grant it.
     fn contains(&self, namespace: &str) -> bool {
         match self {
             Self::Everywhere => true,

@@ -270,7 +270,7 @@ impl Authorizer {
         reviewer.recalls(user, access, since).await
     }
 
-    /// Caches a decision that upstream returned for a downstream proxy, unless a policy change was seen since.
+    /// Caches a decision that upstream returned for a downstream proxy, unless a policy change was received since.
     pub async fn learns(&self, of: (User, Access), cause: Cause, asked: Instant, verdict: AccessReviewResult) {
         if let Some(shared) = self.delegated.as_ref().filter(|shared| asked >= shared.policy_watch.moved()) {
             shared.authenticator.access_reviewer.learns(of, cause, asked, verdict).await;

@@ -312,7 +312,7 @@ impl LeaseKeeper {
         }
     }
 
-    /// Checks the caller's identity and right again, within a time limit. Parts checked since `since` are skipped.
+    /// Checks the caller's identity and permission again, within a time limit. Parts checked since `since` are skipped.
     async fn assert(&mut self, since: ReviewTimes) -> Result<(), NotGranted> {
         timeout(ASSERT_MAX, self.ask(since)).await.map_err(|_| late())?
     }

@@ -23,8 +23,8 @@ pub(super) enum RightState {
     Refused(u16),
 }
 
-/// The pauses between two checks of a missing right. They are short, because no request can be authorized until the
-/// right is back.
+/// The pauses between two checks of a missing permission. They are short, because no request can be authorized until
+/// the permission is granted.
 const RECHECK: BackoffBounds = BackoffBounds { first: Duration::from_secs(1), longest: Duration::from_secs(30) };
 
 impl ReviewRight {

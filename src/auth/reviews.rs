@@ -17,7 +17,7 @@ pub(super) trait Reviews: Send + Sync {
     /// Sends a token review.
     fn token(&self, token: &Token, audiences: &Arc<[String]>) -> ReviewFuture<TokenReviewResult>;
 
-    /// Reviews whether the user may make the access. `cause` is the purpose of the review, for upstream.
+    /// Reviews whether the user may perform the access. `cause` is the purpose of the review, for upstream.
     fn access(&self, cause: Cause, user: &Arc<User>, access: &Arc<Access>) -> ReviewFuture<AccessReviewResult>;
 
     /// Reviews whether the proxy itself may create reviews of the topic.

@@ -30,11 +30,11 @@ pub struct RingHeadroom {
 /// Events that lead up to the beginning of a feed's history.
 #[derive(Debug)]
 pub struct BackfilledEvents {
-    /// Version that the first event follows.
+    /// The version that the first event follows.
     pub(super) from: ResourceVersion,
-    /// Version at which the history began when these events were checked.
+    /// The version at which the history began when these events were checked.
     pub(super) until: ResourceVersion,
-    /// Version after which the previous state of every event's object is known.
+    /// The version after which the previous state of every event's object is known.
     pub(super) known: ResourceVersion,
     pub(super) events: Vec<Arc<Event>>,
 }

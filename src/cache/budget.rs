@@ -32,7 +32,7 @@ use base::Account;
 pub struct Budget {
     bytes_max: usize,
     total: Arc<Account>,
-    /// Accounts of all feeds, including ended feeds for as long as anything is charged to them.
+    /// The accounts of all feeds, including ended feeds for as long as any memory is charged to them.
     accounts: Mutex<Vec<(MemoryKind, Weak<Account>)>>,
     feeds: Mutex<Vec<Weak<dyn BudgetedFeed>>>,
     pins: Pins,
@@ -53,11 +53,11 @@ struct PendingRelease {
 pub(super) struct FeedShare {
     pub(super) budget: Arc<Budget>,
     pub(super) accounts: Accounts,
-    /// Bytes held when the feed's first state was complete, updated after each relist.
+    /// The number of bytes that the feed held when its first state was complete, updated after each relist.
     admitted: AtomicUsize,
     /// The number of bytes that the feed needed when it did not fit.
     weighed: AtomicUsize,
-    /// Cancelled when the feed has outgrown the budget and must end.
+    /// A signal that is cancelled when the feed has outgrown the budget and must end.
     pub(super) outgrown: CancellationToken,
 }
 
@@ -74,7 +74,7 @@ pub(super) struct Accounts {
 /// A kind of memory in the budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryKind {
-    /// Objects and the frames that they arrived in: in the store, in the ring, and in states that are still being read.
+    /// Objects and their received frames: in the store, in the ring, and in states that are still being read.
     Objects,
     /// The memory of recorded events, without their objects.
     Events,
@@ -86,7 +86,7 @@ pub enum MemoryKind {
     Staged,
 }
 
-/// Kinds of memory that can be freed, in the order in which they are freed.
+/// The kinds of memory that can be freed, in the order in which they are freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReclaimKind {
     Derived,
@@ -96,7 +96,7 @@ pub enum ReclaimKind {
     Feed,
 }
 
-/// Memory use of all feeds at one moment.
+/// The memory use of all feeds at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryUse {
     pub bytes_max: usize,
@@ -133,12 +133,13 @@ pub(super) trait BudgetedFeed: fmt::Debug + Send + Sync {
 
 /// The time to wait for ended watches to release their states.
 const AWAITED_FOR: Duration = Duration::from_millis(250);
-/// Divisor of the budget that gives the extra room to free at once. This avoids scanning every feed for every event
+/// The divisor of the budget that gives the extra room to free at once. This avoids scanning every feed for every event
 /// when the budget is full.
 const SLACK: usize = 16;
-/// History that a ring keeps however full the memory is, in bytes. A watch can lag this far without stalling.
+/// The number of bytes of history that a ring keeps however full the memory is. A watch can lag this far without
+/// stalling.
 const HISTORY_BYTES_MIN: usize = 256 << 10;
-/// Divisor of a ring's size that gives the smallest step in which it shrinks before the total is checked again.
+/// The divisor of a ring's size that gives the smallest step in which it shrinks before the total is checked again.
 const SHRINK_PART: usize = 8;
 /// The number of events that leave a ring in one critical section.
 pub(super) const SHRINK_EVENTS_MAX: usize = 1_024;

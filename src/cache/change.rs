@@ -9,7 +9,7 @@ pub struct Change {
     /// The event type: `Added`, `Modified` or `Deleted`.
     pub event_type: EventType,
     pub object: Object,
-    /// Frame that the change arrived in, if any; `object.body()` is a slice of it.
+    /// The frame in which the change was received, if any; `object.body()` is a slice of it.
     pub frame: Option<Bytes>,
 }
 

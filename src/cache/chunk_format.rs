@@ -1,6 +1,6 @@
 use crate::wire::Representation;
 
-/// Cache key of an encoded chunk: everything that determines its bytes.
+/// The cache key of an encoded chunk: all properties that determine its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ChunkFormat {
     /// The name of the encoded chunk: [`Chunk::name`](super::Chunk::name), or

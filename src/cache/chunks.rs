@@ -52,7 +52,7 @@ impl Chunk {
     /// The average length of a chunk in bytes of upstream's encoding: several TLS records, and about a millisecond of
     /// compression.
     pub const BYTES: usize = 128 << 10;
-    /// Maximum length in bytes of a chunk with more than one object.
+    /// The maximum length in bytes of a chunk with more than one object.
     pub const BYTES_MAX: usize = 256 << 10;
 
     fn new(first: ObjectKey, content: u64) -> Self {

@@ -51,7 +51,7 @@ pub enum Pull {
     Stopped(StopReason),
 }
 
-/// Reason why a reader stopped before the end of its lane.
+/// The reason that a reader stopped before the end of its lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopReason {
     /// Every event before the mark has been processed.

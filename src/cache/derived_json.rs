@@ -28,7 +28,7 @@ struct Queue {
     bytes: usize,
 }
 
-/// Limit per feed, in bytes: the JSON of about five thousand pods.
+/// The limit of derived JSON per feed in bytes: about five thousand pods.
 const BYTES_MAX: usize = 64 << 20;
 
 impl DerivedJson {

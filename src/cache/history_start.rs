@@ -15,16 +15,16 @@ use kubeapi::{EventType, ObjectKey, ResourceVersion};
 /// The beginning of a feed's history. Backfilled events must lead to it.
 #[derive(Debug)]
 pub struct HistoryStart {
-    /// Version that the first event follows.
+    /// The version that the first event follows.
     pub at: ResourceVersion,
     pub room: RingHeadroom,
     /// The `seq` of the first event of the history.
     first: u64,
-    /// Time at which the first event arrived.
+    /// The time at which the first event was received.
     since: Instant,
     /// The state at the start of the history.
     state: Snapshot,
-    /// Objects that have changed since the beginning, with their state at the beginning.
+    /// The objects that have changed since the beginning, with their state at the beginning.
     changed: HashMap<ObjectKey, ObjectAtStart>,
     shared: Arc<Shared>,
 }

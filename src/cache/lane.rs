@@ -35,7 +35,7 @@ struct Log {
     readers: Slab<Reader>,
     /// The slots of the parked readers of a lane.
     parked: Vec<usize>,
-    /// View of the most recently added reader. The next reader often has an equal one.
+    /// The view of the most recently added reader. The next reader often has an equal one.
     view: Option<Arc<View>>,
 }
 

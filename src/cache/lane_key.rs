@@ -28,8 +28,8 @@ pub(super) enum LaneTerm {
 /// uses the lane of all objects with the label.
 pub(super) const LANE_VALUES_MAX: usize = 16;
 
-/// Fields whose value identifies an object, most precise first. Other fields only classify objects, and one class may
-/// contain nearly all of them (`status.phase=Running`).
+/// The fields whose value identifies an object, most precise first. Other fields only classify objects, and one class
+/// may contain nearly all of them (`status.phase=Running`).
 const TELLING: [&str; 10] = [
     "involvedObject.uid",
     "regarding.uid",

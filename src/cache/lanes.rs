@@ -13,7 +13,7 @@ use indexmap::IndexMap;
 pub(super) struct Lanes {
     /// The lane of every event: the ring itself.
     pub(super) all: Arc<Lane>,
-    /// Narrow lanes that span all namespaces.
+    /// The narrow lanes that span all namespaces.
     everywhere: LaneIndex,
     namespaces: IndexMap<Box<str>, LaneIndex>,
     /// The number of open narrow lanes.

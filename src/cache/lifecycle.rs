@@ -1,6 +1,6 @@
 use tokio::time::Instant;
 
-/// State of a feed: whether requests can be served from it.
+/// The state of a feed: whether requests can be served from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FeedState {
     /// The first list is not complete.
@@ -9,7 +9,7 @@ pub enum FeedState {
     Live,
     /// The watch was open until `since`; the cache may lag behind upstream from then on.
     Stale { since: Instant },
-    /// The feed has ended; readers use another feed or pass through to upstream.
+    /// The feed has ended; readers use another feed, or their requests are forwarded to upstream.
     Ended(FeedEnd),
 }
 

@@ -1,4 +1,4 @@
-/// Memory use of one feed, for the decision which feed to end.
+/// The memory use of one feed, for the decision which feed to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Weight {
     /// The number of bytes that the feed holds.

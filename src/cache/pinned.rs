@@ -52,7 +52,7 @@ struct Entry {
 const MEMORY: &str = "memory_pressure";
 
 impl Pins {
-    /// Registers a state of `feed` that is being sent. `cut` ends its sender.
+    /// Registers a state of `feed` that is being sent. The signal `cut` ends its sender.
     pub(super) fn pin(&self, feed: Arc<dyn PinnableFeed>, snapshot: &Snapshot, cut: AbortSignal) -> Pin {
         let entry = Arc::new(Entry { feed, taken: snapshot.taken(), cut });
         let mut pinned = self.0.lock();
@@ -76,7 +76,7 @@ impl Pins {
     }
 
     /// Returns an upper bound of the bytes of objects that only pins keep alive: for each feed, those of its oldest
-    /// pin. Pins whose owners have been cut do not count, because they are about to be dropped.
+    /// pin. Pins whose senders have been aborted do not count, because they are about to be dropped.
     pub fn bytes(&self) -> usize {
         self.bytes_by_feed().values().sum()
     }
@@ -103,8 +103,8 @@ impl Pins {
         freed
     }
 
-    /// Returns the pins whose owners have not been cut, oldest first. The caller cuts owners without the lock, because
-    /// they drop their pins.
+    /// Returns the pins whose senders have not been aborted, oldest first. The caller aborts senders without the lock,
+    /// because they drop their pins.
     fn entries(&self) -> Vec<Arc<Entry>> {
         let pinned = self.0.lock();
         pinned.entries.values().filter(|entry| !entry.cut.is_cut()).cloned().collect()

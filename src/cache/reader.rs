@@ -20,7 +20,7 @@ use base::{AbortSignal, Account};
 use kubeapi::{Gvr, ResourceVersion};
 use tokio::sync::watch;
 
-/// Read access to one feed. Clones share it.
+/// The read access to one feed. Clones share it.
 #[derive(Debug, Clone)]
 pub struct CacheReader {
     pub(super) shared: Arc<Shared>,
@@ -329,7 +329,7 @@ impl CacheReader {
         Ok(())
     }
 
-    /// Pins a state of this feed that is being sent. `cut` ends the sender.
+    /// Pins a state of this feed that is being sent. The signal `cut` ends the sender.
     pub fn pin(&self, pins: &Pins, snapshot: &Snapshot, cut: AbortSignal) -> Pin {
         pins.pin(self.shared.clone(), snapshot, cut)
     }

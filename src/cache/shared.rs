@@ -18,7 +18,7 @@ use base::Reloadable;
 use kubeapi::{Gvr, ResourceVersion};
 use tokio::sync::watch;
 
-/// State shared by one writer and many readers.
+/// The state that one writer and many readers of a feed share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) config: Reloadable<CacheConfig>,

@@ -48,7 +48,7 @@ impl Snapshot {
         self
     }
 
-    /// Returns the same state with `cut` as its chunks.
+    /// Returns the same state with `cut` as its chunk index.
     pub(super) fn cut_by(self, cut: Arc<ChunkIndex>) -> Self {
         Self { cut, ..self }
     }

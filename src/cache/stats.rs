@@ -1,6 +1,6 @@
 use kubeapi::ResourceVersion;
 
-/// Sizes of one feed, for metrics and admin pages.
+/// The sizes of one feed, for metrics and admin pages.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CacheStats {
     pub objects: usize,

@@ -1,7 +1,7 @@
 use crate::wire::Object;
 use kubeapi::{ObjectKey, Selector};
 
-/// Cost of accessing an object, in text comparisons: in a large collection it is a processor cache miss (`select/a
+/// The cost of accessing an object, in text comparisons: in a large collection it is a processor cache miss (`select/a
 /// label/100000` of benches/README.md: 0.4 µs an object, of which 0.02 are comparisons).
 const LOOK_COST: usize = 40;
 /// The number of labels that most objects do not exceed.

@@ -3,7 +3,7 @@
 use super::Problems;
 use crate::serve::{Coverage, Sensitive};
 
-/// Coverage settings from outside the configuration file.
+/// The coverage settings from outside the configuration file.
 #[derive(Debug, Default)]
 pub(super) struct CoverageOverrides {
     pub(super) node: Option<String>,

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::{FEEDS_MAX, FeedKey};
 
-/// Counters of a feed's upstream traffic. If a feed restarts soon, they continue.
+/// The counters of a feed's upstream traffic. If a feed restarts soon, they continue.
 #[derive(Debug, Default)]
 pub struct FeedCounts {
     pub events: AtomicU64,

@@ -104,7 +104,7 @@ impl Feed {
         )
     }
 
-    /// Pins a state of this feed that is being sent. `cut` ends its sender.
+    /// Pins a state of this feed that is being sent. The signal `cut` ends its sender.
     pub fn pin(&self, snapshot: &Snapshot, cut: AbortSignal) -> Pin {
         self.reader.pin(&self.pins, snapshot, cut)
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use crate::wire::Encoding;
 use kubeapi::{FieldTerm, Gvr, NAME_KEY, ObjectKey};
 
-/// Identity of a feed: a resource, a scope and an encoding.
+/// The identity of a feed: a resource, a scope and an encoding.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FeedKey {
     pub gvr: Gvr,
@@ -12,7 +12,7 @@ pub struct FeedKey {
     pub encoding: Encoding,
 }
 
-/// Part of a resource that a feed covers.
+/// The part of a resource that a feed covers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scope {
     /// All objects of the resource.

@@ -8,7 +8,7 @@ use super::refused_for::{REFUSED_MAX, refused_for};
 use crate::cache::FeedEnd;
 use base::BackoffBounds;
 
-/// Feeds that ended for a lasting reason, with the time of their next attempt.
+/// The feeds that ended for a lasting reason, with the time of their next attempt.
 #[derive(Debug, Default)]
 pub(super) struct Refusals(HashMap<FeedKey, Refusal>);
 

@@ -23,7 +23,7 @@ pub(crate) struct ChunkWriter {
 /// The output format of a list's objects.
 #[derive(Debug)]
 enum ItemFormat {
-    /// Items of a list, each with the separator that precedes it.
+    /// The objects are items of a list, each with the separator that precedes it.
     Items(ListFrame),
     /// The objects are frames of ADDED events.
     Added,

@@ -19,8 +19,8 @@ pub(crate) const SMALL: usize = SLICE;
 /// requirements on 100,000 pods cost 6 million, one on a million pods as much. The worst 16 KiB selector costs about 14
 /// million on 10,000 objects. A more expensive LIST is forwarded.
 pub(crate) const LIST_COMPARISONS_MAX: usize = 16_000_000;
-/// Limit of a watch's selector cost per object, for any number of labels. A selector is evaluated twice per event. Ten
-/// requirements cost 50; the limit allows 130 different keys. A more expensive watch passes through.
+/// The limit of a watch's selector cost per object, for any number of labels. A selector is evaluated twice per event.
+/// Ten requirements cost 50; the limit allows 130 different keys. A more expensive watch is forwarded.
 pub(crate) const WATCH_COMPARISONS_MAX: usize = 1_024;
 
 /// The number up to which the objects of a namespace are counted; a larger namespace counts as the whole collection.

@@ -157,8 +157,8 @@ impl Connection {
         }
     }
 
-    /// Counts a new request; `None` if the connection takes no more. If more than `late_max` such requests arrive, the
-    /// connection is cut.
+    /// Counts a new request; `None` if the connection takes no more. If more than `late_max` such requests are
+    /// received, the connection is aborted.
     pub(super) fn request(&self, late_max: u32) -> Option<RunningRequest> {
         if self.is(ConnectionState::Closing) {
             if self.0.late.fetch_add(1, Ordering::Relaxed) == late_max {

@@ -170,8 +170,8 @@ impl ConnectionLimiter {
         self.close_silent(ROOM, false).await
     }
 
-    /// Makes room for a connection that could not be accepted. If no connection here is idle, asks the other users of
-    /// descriptors to close one, and returns true.
+    /// Makes room for a connection that could not be accepted. If no connection here is idle, requests that the other
+    /// users of descriptors close one, and returns true.
     pub(super) async fn make_room_or_ask(&self, error: &io::Error) -> bool {
         let asks = !self.make_room().await;
         if asks {
@@ -259,9 +259,9 @@ fn within(descriptors: usize) -> (usize, usize) {
 /// The action if the source with the most idle connections has none that was idle by a given time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum EvictionFallback {
-    /// Close a connection of another source.
+    /// Closes a connection of another source.
     EvictOther,
-    /// Close no connection.
+    /// Closes no connection.
     EvictNone,
 }
 

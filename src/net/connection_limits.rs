@@ -18,7 +18,7 @@ pub struct ConnectionLimits {
     /// The age at which a connection is closed gracefully, with a jitter of 10%. Zero means never.
     ///
     /// The client then reconnects with current certificates, and perhaps to another replica. Running requests are not
-    /// cut.
+    /// aborted.
     pub connection_age_max: Duration,
     /// How long an HTTP/2 client may send nothing before the proxy pings it. The connection ends if no reply arrives
     /// within the same time.

@@ -49,9 +49,9 @@ enum BoundSocket {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AddressSharing {
     Alone,
-    /// Processes of the same user, each with its own socket (`SO_REUSEPORT`).
+    /// The processes have the same user, and each has its own socket (`SO_REUSEPORT`).
     Peers,
-    /// Processes with the same socket and queue: the parent, and every process that inherits the socket from it.
+    /// The processes have the same socket and queue: the parent, and every process that inherits the socket from it.
     Parent,
 }
 

@@ -36,7 +36,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Accepts connections and serves the requests on them.
 ///
-/// When a drain starts, open connections are asked to close one by one, and new ones are still served. The listener
+/// When a drain starts, open connections are requested to close one by one, and new ones are still served. The listener
 /// ends last. Open connections then finish their running requests.
 ///
 /// `handle` must call [`Connection::found_known`] once it has authenticated the caller, before it waits for a body.

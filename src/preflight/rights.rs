@@ -10,7 +10,7 @@ use kubeapi::{Access, AccessTarget, Gvr, ResourceTarget};
 /// The features of a proxy that need permissions.
 #[derive(Debug, Clone, Default)]
 pub struct PermissionNeeds {
-    /// Resources that the configuration names; each must be readable.
+    /// The resources that the configuration names; each must be readable.
     pub named: Vec<CachedResource>,
     /// Other resources that can be cached. Those that the proxy may not read are forwarded.
     pub others: Vec<CachedResource>,

@@ -174,7 +174,10 @@ impl HistoryProbe {
                 Ok(Ok(at)) if at >= reached => return HistoryCheckOutcome::Reached,
                 Ok(Ok(at)) => {
                     let feed = &self.upstream.feed.spec.key;
-                    tracing::info!(%feed, upstream_rv = %at, rv = %reached, "upstream is behind the cache");
+                    tracing::info!(
+                        %feed, upstream_rv = %at, rv = %reached,
+                        "upstream is behind the cache: rolled back, or a lagging server"
+                    );
                 }
                 Ok(Err(_)) | Err(_) => return HistoryCheckOutcome::Failed(why),
             }
@@ -190,7 +193,7 @@ impl HistoryProbe {
             Ok(initial) => initial,
             Err(error) => {
                 let feed = &self.upstream.feed.spec.key;
-                tracing::info!(%feed, %error, "cannot compare upstream's history with the cache");
+                tracing::info!(%feed, %error, "cannot list upstream's state to compare histories; retrying");
                 return HistoryCheckOutcome::Failed(why);
             }
         };

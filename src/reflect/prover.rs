@@ -277,7 +277,10 @@ impl Prover {
                 return Some(answer);
             }
             Ok(Ok((at, _))) => {
-                tracing::debug!(%feed, upstream_rv = %at, rv = %shown, "upstream is behind the cache");
+                tracing::debug!(
+                    %feed, upstream_rv = %at, rv = %shown,
+                    "upstream is behind the cache: rolled back, or a lagging server"
+                );
                 self.upstream.feed.reader.unconfirm();
                 self.doubt();
             }

@@ -29,9 +29,9 @@ use super::stream::{StreamEnd, WatchStream};
 pub(super) struct Reflector {
     deps: ReflectorDeps,
     writer: CacheWriter,
-    /// Findings of the tasks that run beside the stream, such as proofs, backfilled events and contradictions.
+    /// Receives findings of the tasks that run beside the stream, such as proofs, backfilled events and contradictions.
     words: mpsc::Receiver<ReflectorFinding>,
-    /// Rewind notices from other feeds of the same upstream.
+    /// Receives rewind notices from other feeds of the same upstream.
     notices: watch::Receiver<Option<Instant>>,
     backoff: Backoff,
     /// A version, and how often a stream from it was unreadable in a row. This bounds the retries of a broken stream.
@@ -63,7 +63,7 @@ pub(super) struct Reflector {
 pub(super) struct ReflectorDeps {
     pub(super) upstream: FeedClient,
     pub(super) written: Arc<BodyWriters>,
-    /// Rewind notices between the feeds of one upstream.
+    /// Exchanges rewind notices between the feeds of one upstream.
     pub(super) rewinds: Arc<RewindNotices>,
     pub(super) waits: BackoffBounds,
 }
@@ -75,8 +75,8 @@ enum State {
     Empty,
     /// The state is complete up to `at`, and no stream is open. A lost connection leads here.
     Listed { at: ResourceVersion },
-    /// Complete up to `at`, with the stream that continues from there. `resume_marker` is the change that the stream must
-    /// send first, if it was opened before it.
+    /// The state is complete up to `at`, with the stream that continues from there. `resume_marker` is the change that
+    /// the stream must send first, if the stream was opened before it.
     Watching { at: ResourceVersion, stream: WatchStream, resume_marker: Option<ResumeMarker> },
     /// The state is complete up to `at`, but upstream no longer has the changes after it. A 410 leads here. If `window`
     /// is set, it is the start of upstream's own history, and the state at that version is listed. Otherwise the

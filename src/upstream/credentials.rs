@@ -98,7 +98,7 @@ pub enum CredentialError {
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 type HeaderService = BoxCloneSyncService<Request<String>, Response<String>, Failure>;
 
-/// Everything that a request to upstream needs in addition to its own contents.
+/// The settings and credentials that a request to upstream needs in addition to its own contents.
 #[derive(Clone)]
 pub(super) struct UpstreamCredentials {
     pub(super) base: Uri,

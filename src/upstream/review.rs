@@ -57,7 +57,7 @@ impl Client {
         TokenReviewResult::read(&answer).ok_or_else(|| Error::OtherDocument(TOKEN_REVIEWS.to_owned()))
     }
 
-    /// Reviews whether `user` may perform `access`. An upstream proxy sees `cause`.
+    /// Reviews whether `user` may perform `access`. An upstream proxy receives `cause`.
     pub async fn review_access(&self, cause: Cause, user: &User, access: &Access) -> Result<AccessReviewResult, Error> {
         let answer = self.create(cause, ACCESS_REVIEWS, &access_question(user, access)).await?;
         AccessReviewResult::read(&answer).ok_or_else(|| Error::OtherDocument(ACCESS_REVIEWS.to_owned()))

@@ -47,8 +47,8 @@ impl Encoding {
         }
     }
 
-    /// Returns the `Content-Type` of watch responses. For JSON it has no `;stream=watch`, even if the client asked for
-    /// it (R-TYPE-1).
+    /// Returns the `Content-Type` of watch responses. For JSON it has no `;stream=watch`, even if the client requested
+    /// that (R-TYPE-1).
     pub fn watch_media_type(self) -> &'static str {
         match self {
             Self::Json | Self::Table => "application/json",

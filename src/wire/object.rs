@@ -31,8 +31,8 @@ pub struct Object {
     json: Mutex<Option<Box<Bytes>>>,
 }
 
-/// Memory of an object besides its content, in bytes: its reference counts, allocator overhead of three allocations,
-/// and its slot in the map that holds it. In the worst case the map's nodes are half full.
+/// The memory of an object besides its content, in bytes: its reference counts, allocator overhead of three
+/// allocations, and its slot in the map that holds it. In the worst case the map's nodes are half full.
 const OVERHEAD_BYTES: usize = 16 + 16 + 3 * 16 + 64;
 
 const _: () = assert!(Representation::PLACES <= 8, "a bit each");
@@ -168,7 +168,7 @@ impl Object {
     }
 }
 
-/// Shares the body but copies the attributes; the cached JSON is not cloned.
+/// Clones the attributes and shares the body; the cached JSON is not cloned.
 impl Clone for Object {
     fn clone(&self) -> Self {
         Self {

@@ -18,7 +18,7 @@ struct Node<K> {
     children: Vec<(K, NodeId)>,
 }
 
-/// Slots of one selectable field's alternatives, in the order in which they are tried.
+/// The slots of one selectable field's alternatives, in the order in which they are tried.
 pub(super) struct FieldSlots {
     kind: FieldKind,
     slots: Vec<usize>,

@@ -61,7 +61,7 @@ impl FrameSplitter {
     /// Checks that the stream may end here.
     ///
     /// # Errors
-    /// [`WireError::Truncated`] if a frame is incomplete: the stream was cut, not closed.
+    /// [`WireError::Truncated`] if a frame is incomplete: the stream was interrupted, not closed.
     pub fn finish(&self) -> Result<(), WireError> {
         if self.start == self.buffer.len() { Ok(()) } else { Err(WireError::Truncated) }
     }

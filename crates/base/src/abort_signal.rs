@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use futures_util::task::AtomicWaker;
 
-/// Ends a future from outside: the task that runs it drops it, wherever it is suspended.
+/// Aborts a future from another task: the task that runs the future drops it, wherever it is suspended.
 ///
-/// Clones share the state. One task runs the future, and any number may cut it. The reason of the first cut counts.
+/// Clones share the state. One task runs the future, and any number may abort it. The first reason counts.
 #[derive(Debug, Clone, Default)]
 pub struct AbortSignal(Arc<Shared>);
 
@@ -31,7 +31,7 @@ impl AbortSignal {
         }
     }
 
-    /// The reason, once the future has been cut.
+    /// Returns the reason, once the future has been aborted.
     pub fn why(&self) -> Option<&'static str> {
         self.0.why.get().copied()
     }
@@ -40,8 +40,8 @@ impl AbortSignal {
         self.0.is_touched.load(Ordering::SeqCst) && self.0.why.get().is_some()
     }
 
-    /// Requests that the running task cuts the future with this reason if it is not complete within `max`. Futures that
-    /// complete at once pay nothing for it, and the task of a whole connection may ignore it. Only the first call
+    /// Requests that the running task aborts the future with this reason if it is not complete within `max`. Futures
+    /// that complete at once pay nothing for it, and the task of a whole connection may ignore it. Only the first call
     /// counts.
     pub fn within(&self, max: Duration, why: &'static str) {
         let _ = self.0.within.set(Box::new((max, why)));

@@ -13,8 +13,8 @@ use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 use tokio::runtime::{Builder, Handle, RuntimeFlavor};
 
-/// Threads with a runtime each. A task that is spawned on one stays there, and so do the cache lines that it uses.
-/// Clones share the threads, which end with the last clone.
+/// A set of threads with a runtime each. A task that is spawned on one stays there, and so do the cache lines that it
+/// uses. Clones share the threads, which end with the last clone.
 #[derive(Debug, Clone, Default)]
 pub struct Cores(Arc<CoreThreads>);
 
@@ -57,7 +57,7 @@ struct PendingWakes {
     is_over: bool,
 }
 
-/// One value for each core, and one for all other threads.
+/// A set with one value for each core, and one for all other threads.
 #[derive(Debug)]
 pub struct PerCore<T>(Box<[T]>);
 

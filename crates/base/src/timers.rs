@@ -22,15 +22,15 @@ pub struct Timers(Arc<Shared>);
 struct Shared {
     started: Instant,
     waiting: Mutex<Waiting>,
-    /// Notified when the task must wake earlier than it intends to.
+    /// Notified when the timer task must wake earlier than it intends to.
     earlier: Notify,
 }
 
 struct Waiting {
-    /// By time, and by the address of the [`Timer`], which makes the key unique.
+    /// The timers by time, and by the address of the [`Timer`], which makes the key unique.
     all: BTreeMap<(u64, usize), Weak<dyn Timed>>,
-    /// When the task wakes. Removals do not change it. So if timers are added and removed one after the other, the task
-    /// wakes once per timeout.
+    /// The time at which the task wakes. Removals do not change it. So if timers are added and removed one after the
+    /// other, the task wakes once per timeout.
     wakes: u64,
 }
 
@@ -43,7 +43,7 @@ pub trait Timed: Send + Sync {
     /// The map is locked during the call.
     fn next(&self, now: u64) -> u64;
 
-    /// Acts on all times from `at` to `now`. `at` is the time that [`next`](Self::next) has returned; it is later than
+    /// Acts on all timers from `at` to `now`. `at` is the time that [`next`](Self::next) has returned; it is later than
     /// `now` if [`Timers::fire_all`] fires the timer early.
     fn fire(&self, at: u64, now: u64);
 }

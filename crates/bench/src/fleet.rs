@@ -67,7 +67,7 @@ impl Fleet {
         self.shared.open_gate();
     }
 
-    /// Cuts every connection. The watches resume at their positions.
+    /// Closes every connection of the fleet. The watches resume at their positions.
     pub(super) fn cut(&self) {
         self.shared.begin_storm();
         self.shared.cut.send_replace(());

@@ -90,13 +90,13 @@ pub enum WriteMethod {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Storm {
-    /// Informers that all start at the same moment.
+    /// A storm of informers that all start at the same moment.
     Join,
-    /// Full LISTs.
+    /// A storm of full LISTs.
     List,
-    /// Watches whose connections are all cut, and that resume at their positions.
+    /// A storm in which all connections are closed, and the watches resume at their positions.
     Resume,
-    /// Small GETs.
+    /// A storm of small GETs.
     Get,
 }
 

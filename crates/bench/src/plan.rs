@@ -97,8 +97,8 @@ const WATCHES_MAX: usize = 200_000;
 const OBJECTS_MAX: usize = 1_000_000;
 const OBJECT_BYTES_MAX: usize = 1 << 20;
 const RATE_MAX: f64 = 1e6;
-/// Go's windows: 4 MiB and 1 GiB. The codec here counts its updates later than the server does, so the first is larger
-/// than the content of any socket.
+/// The windows of Go's client: 4 MiB and 1 GiB. The codec here counts its updates later than the server does, so the
+/// first is larger than the content of any socket.
 const GO_WINDOWS: (u32, u32) = (64 << 20, 1 << 30);
 const SECONDS_MAX: f64 = 86_400.0;
 

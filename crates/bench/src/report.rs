@@ -51,7 +51,7 @@ pub fn html(results: &Results) -> String {
     parts.into_iter().fold(TEMPLATE.to_owned(), |page, (place, text)| page.replace(place, &text))
 }
 
-/// Writing to a String does not fail.
+/// Appends formatted text. Writing to a String does not fail.
 fn put(out: &mut String, text: std::fmt::Arguments<'_>) {
     let _ = out.write_fmt(text);
 }

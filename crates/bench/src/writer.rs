@@ -28,7 +28,7 @@ const TIMER_NS: u64 = 2_000_000;
 /// The pause after a failed write.
 const BREATH: Duration = Duration::from_millis(50);
 
-/// Writers that change objects at a rate, or as fast as possible, until they are stopped.
+/// A pool of writers that change objects at a rate, or as fast as possible, until they are stopped.
 pub(super) struct WriterPool {
     objects: WorkloadObjects,
     rate: Rate,

@@ -237,7 +237,7 @@ impl Faults {
         self.shared.faults.lists_held.send_replace(true);
     }
 
-    /// Delays the response to each LIST until this many writes have happened since its state was taken. A LIST with a
+    /// Delays the response to each LIST until `writes` writes have happened since its state was taken. A LIST with a
     /// limit of 1 is not delayed.
     pub fn lists_outlast(&self, writes: u64) {
         self.shared.faults.lists_outlast.store(writes, Ordering::Relaxed);

@@ -27,7 +27,7 @@ pub(crate) struct DemoPage {
     remaining: Option<usize>,
 }
 
-/// Chooses the revision as the apiserver does for these options, and takes the page from it.
+/// Chooses the revision as the apiserver does for the options, and takes the page from it.
 pub(crate) async fn list(
     store: &ObjectStore,
     kind: usize,

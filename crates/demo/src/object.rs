@@ -7,7 +7,7 @@ use bytes::Bytes;
 use super::json::{Json, JsonMembers, write_string};
 use super::kinds::ServedKind;
 
-/// `ObjectMeta`, as far as the server itself reads or writes it. `others` has the remaining members.
+/// The `ObjectMeta` of an object, as far as the server itself reads or writes it. `others` has the remaining members.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Meta {
     pub(crate) name: String,

@@ -28,7 +28,7 @@ pub struct LiveFigures {
     pub latency_p99: Duration,
 }
 
-/// Rates per second between two snapshots.
+/// The rates per second between two snapshots.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Rates {
     events: f64,

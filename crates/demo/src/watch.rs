@@ -82,7 +82,7 @@ pub(crate) struct Watch {
     stall: watch::Receiver<Stall>,
     /// The last stall order that this watch has carried out, with the number of events that it may still send.
     stalled: Stall,
-    /// Bytes that were ready when the watch was silenced. They are sent first when it may send again.
+    /// The bytes that were ready when the watch was silenced. They are sent first when the watch may send again.
     kept_back: Option<Bytes>,
     deadline: Instant,
     next_bookmark: Instant,

@@ -38,7 +38,7 @@ struct Entry {
 #[derive(Debug)]
 pub(super) enum TableValue {
     Header(HeaderValue),
-    /// Bytes that are not valid as a header value.
+    /// A value that is not valid as a header value.
     Invalid(Bytes),
 }
 
@@ -226,7 +226,7 @@ impl Reader<'_> {
     }
 }
 
-/// Announces an empty dynamic table. A client that reduces its table waits for this (RFC 7541 §4.2).
+/// Announces an empty dynamic table. A client that reduces its table waits for this announcement (RFC 7541 §4.2).
 pub(super) fn put_no_table(block: &mut Vec<u8>) {
     block.push(0x20);
 }

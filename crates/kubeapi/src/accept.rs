@@ -160,9 +160,9 @@ pub fn negotiate(accept: Option<&str>, offers: SupportedTypes) -> NegotiatedType
     }
 }
 
-/// Layer (a), the router of built-in resources: the bare media type of some clause must be a supported one or `*/*`. It
-/// is stricter than [`negotiate`] about wildcards, since `application/*` does not match, and ignores parameters. Custom
-/// resources have no such layer.
+/// Checks the Accept header like the apiserver's router of built-in resources: the bare media type of some clause must
+/// be a supported one or `*/*`. It is stricter than [`negotiate`] about wildcards, since `application/*` does not match,
+/// and ignores parameters. Custom resources have no such check.
 pub fn router_accepts(accept: Option<&str>, offers: SupportedTypes) -> bool {
     let accept = accept.filter(|accept| !accept.is_empty()).unwrap_or("*/*");
     // A trailing comma opens no further clause, which makes no difference: the empty type is not supported.

@@ -97,7 +97,7 @@ fn magnitude(digits: &str) -> Result<u64, &'static str> {
     })
 }
 
-/// Go's `unicode.IsPrint`: letters, marks, numbers, punctuation, symbols and the ASCII space.
+/// Whether Go's `unicode.IsPrint` holds: for letters, marks, numbers, punctuation, symbols and the ASCII space.
 ///
 /// The standard library uses the same table for `escape_debug`. The character is tested after another one, because at
 /// the start of a string `escape_debug` also escapes combining marks, which Go prints.

@@ -44,7 +44,7 @@ pub enum Guarantee {
     Monotone,
     /// The bytes of an object are the same in every response, including the apiserver's (W15).
     TypedBytes,
-    /// After an incident the server lists each resource once, independent of the number of its clients (F4).
+    /// After an incident, the server lists each resource once, independent of the number of its clients (F4).
     OneRelist,
     /// A client that switches servers receives a state once: each server has the changes after another one's version
     /// (F5).

@@ -172,7 +172,7 @@ fn number(text: &str) -> Option<u64> {
     if text.is_empty() { Some(0) } else { text.parse().ok() }
 }
 
-/// Every value except `false` and `0` is true.
+/// Whether a query value means true: every value except `false` and `0` does.
 fn is_true(text: &str) -> bool {
     !text.eq_ignore_ascii_case("false") && text != "0"
 }

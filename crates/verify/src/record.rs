@@ -128,7 +128,7 @@ pub enum RecordedEncoding {
     #[default]
     Json,
     Protobuf,
-    /// `PartialObjectMetadata`, encoded in JSON.
+    /// The `PartialObjectMetadata` encoded in JSON.
     Metadata,
     /// `PartialObjectMetadata`, encoded in protobuf.
     MetadataProtobuf,
@@ -400,7 +400,8 @@ pub struct FaultRecord {
     pub to_ns: u64,
     /// The number of times that the fault took effect: streams that were cut, requests that were refused.
     pub hits: u64,
-    /// Promises that do not hold during the fault. Promises that compare two moments do not hold across it either.
+    /// The guarantees that do not hold during the fault. Guarantees that compare two moments do not hold across it
+    /// either.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waives: Vec<Guarantee>,
 }

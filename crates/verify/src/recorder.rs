@@ -16,7 +16,7 @@ pub(super) struct Recorder {
     lines: Mutex<LineSink>,
     bytes: AtomicU64,
     bytes_max: u64,
-    /// Cancelled when nothing more can be written.
+    /// A signal that is cancelled when nothing more can be written to the record.
     full: CancellationToken,
     failure: Mutex<Option<io::Error>>,
     next_op: AtomicU64,
@@ -32,12 +32,12 @@ enum LineSink {
 /// Counts of records so far, for display.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecordCounts {
-    /// Events that were delivered to clients, including initial ones.
+    /// The number of events that were delivered to clients, including initial ones.
     pub events: u64,
     /// The number of recorded responses to lists and GETs.
     pub answers: u64,
     pub writes: u64,
-    /// True changes, including objects of the initial state.
+    /// The number of true changes, including objects of the initial state.
     pub changes: u64,
     /// The number of recorded faults.
     pub faults: u64,

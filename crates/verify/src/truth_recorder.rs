@@ -130,7 +130,7 @@ impl TruthRecorder {
         let _ = self.to.subscribe().wait_for(|to| *to >= version).await;
     }
 
-    /// Completes when no more can be learnt.
+    /// Completes with an error when the true history can no longer be recorded.
     pub(super) async fn ended(&self) -> TruthError {
         let mut failure = self.failure.subscribe();
         let failed = failure.wait_for(Option::is_some).await.ok().and_then(|failed| failed.clone());

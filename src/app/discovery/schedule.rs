@@ -37,7 +37,8 @@ pub(super) enum ChangeCoverage {
     },
 }
 
-/// The delays from the last change to the two further requests, which find what upstream learns late.
+/// The delays from the last change to two further discovery requests, which find changes that upstream's discovery
+/// serves late.
 const LATER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
 /// The minimum time between a discovery response and the next request, however many changes there are. It is also at
 /// least `SPACING_TIMES` the duration of the response, so that a slow upstream receives fewer requests.
@@ -50,7 +51,7 @@ const PERIOD: Duration = Duration::from_secs(30);
 /// for an unknown resource or by a lost stream. The remaining case is the upgrade of one of several servers at one
 /// address. The period is long because the proxy of every node polls.
 const PERIOD_OF_BUILT_INS: Duration = Duration::from_secs(60 * 60);
-/// The largest part of a period that the random jitter may cut off.
+/// The maximum fraction of a period by which the random jitter shortens it.
 const EARLIER: f64 = 0.2;
 
 /// The times at which feeds are compared with the catalog again after a change. Upstream may apply a change later than

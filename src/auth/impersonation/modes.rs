@@ -24,7 +24,7 @@ pub(super) enum ImpersonationStep {
     Never(Access, String),
 }
 
-/// The verb of a mode, and the API group of its rights on users and groups.
+/// The verb of an impersonation mode, and the API group of its permissions on users and groups.
 #[derive(Debug, Clone, Copy)]
 struct Verb<'a> {
     verb: &'a str,

@@ -33,8 +33,8 @@ use crate::cache::DeflatedChunk;
 
 /// The compression level with the best trade-off in the table above.
 const LEVEL: i32 = 6;
-/// Divisor of a piece's length that gives the smallest useful gain. With less gain a piece is stored, because clients
-/// read it a hundred times as fast. Go's own compressor requires a sixteenth.
+/// The divisor of a piece's length that gives the smallest useful gain. With less gain a piece is stored, because
+/// clients read it a hundred times as fast. Go's own compressor requires a sixteenth.
 const GAIN: usize = 18;
 /// The divisor of a piece's length. Less repeated text than that does not justify a search for matches, which takes
 /// several times as long as Huffman codes alone. The estimate stops there.

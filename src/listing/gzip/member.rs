@@ -11,7 +11,7 @@ use crate::cache::DeflatedChunk;
 pub(super) struct Member {
     plain: Hasher,
     len: u64,
-    /// Stored bytes that are not written yet. A stored block begins with its length, and may span several pieces.
+    /// The stored bytes that are not written yet. A stored block begins with its length, and may span several pieces.
     stored: Text,
     out: VecDeque<Bytes>,
 }

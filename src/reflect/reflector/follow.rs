@@ -192,8 +192,8 @@ impl Reflector {
         }
     }
 
-    /// Processes a finding of the tasks beside the stream. Returns the version that it leads to, or the state after the
-    /// end of the stream.
+    /// Processes a finding of the tasks beside the stream. Returns the version that the feed reaches by it, or the
+    /// state after the end of the stream.
     pub(super) async fn heard(
         &mut self,
         word: ReflectorFinding,

@@ -20,7 +20,7 @@ impl DivergenceRateLimit {
         Self::REST.saturating_mul(1 << times.min(10)).min(Self::REST_MAX)
     }
 
-    /// Whether the feed must not be given up yet.
+    /// Whether the feed must not be discarded yet.
     pub(super) fn is_resting(&self, now: Instant) -> bool {
         self.last.is_some_and(|(at, times)| now.duration_since(at) < Self::rest(times))
     }

@@ -36,13 +36,13 @@ struct BodyState<B> {
 
 #[derive(Debug)]
 struct PolledBody<B> {
-    /// The body; `None` once it was cut.
+    /// The body; `None` once it was aborted.
     body: Option<B>,
     /// The waker of the task that waits for more data.
     waker: Option<Waker>,
 }
 
-/// The reason given for a cut body.
+/// The reason that is recorded for a body that was aborted.
 pub(crate) const TOO_SLOW: &str = "too_slow";
 
 /// The error of a body that was not read, or not sent, before its deadline.

@@ -66,9 +66,9 @@ enum DrainProgress {
     All,
 }
 
-/// Wakes a watch at its times, and cuts it if it must end and is not polled.
+/// Wakes a watch at its times, and aborts it if it must end and is not polled.
 ///
-/// Its times are its alarm, its time to leave during a drain, and the revocation of its permission. Times are in
+/// Its times are its own timer, its time to end during a drain, and the revocation of its permission. Times are in
 /// microseconds, as those of [`Timers`].
 #[derive(Debug)]
 pub(crate) struct Watchdog {
@@ -152,7 +152,8 @@ impl SlowReaderReaper {
 }
 
 impl Watchdog {
-    /// Creates the watchdog of a watch that `cut` ends. `is_late` marks a watch that was opened during a drain.
+    /// Creates the watchdog of a watch that the signal `cut` ends. `is_late` marks a watch that was opened during a
+    /// drain.
     pub(crate) fn new(
         slow_readers: SlowReaderReaper,
         cut: AbortSignal,
@@ -176,7 +177,7 @@ impl Watchdog {
         })
     }
 
-    /// Returns the cut, which ends the watch and records the reason.
+    /// Returns the signal that ends the watch and records the reason.
     pub(crate) fn cut(&self) -> &AbortSignal {
         &self.cut
     }
@@ -243,8 +244,8 @@ impl Watchdog {
         self.leaves.load(Ordering::Relaxed)
     }
 
-    /// Returns when the watch may be cut: a grace period after it was woken, unless it was polled since, and one after
-    /// its deadline.
+    /// Returns when the watch may be aborted: a grace period after it was woken, unless it was polled since, and one
+    /// after its deadline.
     fn limits(&self) -> (u64, u64) {
         let grace = self.slow_readers.grace();
         let unheeded = match self.fired.load(Ordering::Acquire) {
@@ -292,7 +293,8 @@ impl Timed for Watchdog {
     }
 }
 
-/// Returns why a watch is cut, if it is. It was not polled for the grace period after it was woken, or it has ended.
+/// Returns the reason that a watch is aborted, if it is. The watch was not polled for the grace period after it was
+/// woken, or it has ended.
 fn verdict(is_past_deadline: bool, [has_ended, is_revoked, is_draining]: [bool; 3]) -> Option<&'static str> {
     match () {
         () if has_ended && is_past_deadline => Some("client_closed"),

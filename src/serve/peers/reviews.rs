@@ -57,7 +57,7 @@ struct CachedReview {
     lease_ttl: Duration,
 }
 
-/// When upstream's decisions reflect the last observed change of permissions.
+/// The time from which on upstream's decisions reflect the last observed change of permissions.
 #[derive(Debug, Clone, Copy)]
 struct LastChange {
     /// The time from which they normally reflect the change.

@@ -18,7 +18,7 @@ pub struct Coverage {
     pub authorizes: bool,
 }
 
-/// Kinds whose objects should not be collected in one place (R-MODE-3).
+/// The kinds whose objects should not be collected in one place (R-MODE-3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sensitive {
     Secrets,
@@ -67,8 +67,8 @@ impl Coverage {
     }
 
     /// Whether a kind must not be cached. If every caller acts as the proxy itself, the cache reveals nothing that the
-    /// caller could not read upstream. But a node's proxy serves all clients on that node, and may have more rights
-    /// than each of them needs.
+    /// caller could not read upstream. But a node's proxy serves all clients on that node, and may have more
+    /// permissions than each of them needs.
     fn protects(&self, kind: Sensitive) -> bool {
         match kind {
             Sensitive::Secrets => self.authorizes || self.node.is_some(),

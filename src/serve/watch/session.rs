@@ -233,7 +233,7 @@ impl WatchSession {
         matches!(self.state, State::Ended)
     }
 
-    /// Whether no frames will come until the waker of the last poll is woken. This can be true right after frames were
+    /// Whether no frames follow until the waker of the last poll is woken. This can be true right after frames were
     /// put; then another poll would find nothing.
     pub(crate) fn is_parked(&self) -> bool {
         self.common.is_parked
@@ -431,8 +431,8 @@ impl Common {
         self.feed.reader.bookmark(rv, false, self.cursor.renderer())
     }
 
-    /// Whether the watch belongs to a downstream proxy and another build has begun to write the feed's bodies. The
-    /// proxy learns about it only when it opens a new watch.
+    /// Whether the watch belongs to a downstream proxy and another build has begun to encode the feed's bodies. The
+    /// proxy gets the new build only when it opens a new watch.
     fn has_another_writer(&self) -> bool {
         self.changes.is_some_and(|changes| changes != self.feed.body_release.changes())
     }

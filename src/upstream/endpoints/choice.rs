@@ -118,7 +118,7 @@ pub(in crate::upstream) enum EndpointEvent {
 /// The next action of the choice between servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::upstream) enum NextStep {
-    /// Send a readiness check to a server.
+    /// Send a readiness check to the server with this index.
     Ask(usize),
     /// Wait for a sign of failure, or until the given time.
     Wait(Option<Instant>),

@@ -4,7 +4,7 @@ use crate::wire::WireError;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}{}: {why}", if path.is_empty() { "the object" } else { "" }, path)]
 pub struct TranscodeError {
-    /// Path of JSON names from the object down, `spec.containers.ports`; empty for the object itself.
+    /// The path of JSON names from the object down, such as `spec.containers.ports`; empty for the object itself.
     pub path: String,
     pub why: RefusalReason,
 }

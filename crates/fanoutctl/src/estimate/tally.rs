@@ -51,7 +51,7 @@ struct Counts {
     watches_ended: u64,
 }
 
-/// Maximum number of rows. Further ones are added to a single row.
+/// The maximum number of rows of the estimate. Further ones are added to a single row.
 pub(super) const ROWS_MAX: usize = 2_000;
 const RESOURCES_MAX: usize = 10_000;
 const OPEN_WATCHES_MAX: usize = 200_000;

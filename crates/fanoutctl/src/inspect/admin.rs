@@ -27,7 +27,7 @@ pub(super) struct PageRefusal {
     pub(super) why: String,
 }
 
-/// Maximum size of a page in bytes. Rows of ten thousand watches fit.
+/// The maximum size of a page in bytes. Rows of ten thousand watches fit.
 const PAGE_BYTES_MAX: usize = 64 << 20;
 /// The timeout for reading one page of a proxy.
 const PAGE_MAX: Duration = Duration::from_secs(15);

@@ -71,7 +71,7 @@ struct ObjectDigest {
 
 /// The number of objects per page of a list.
 const PAGE_OBJECTS: usize = 500;
-/// Maximum number of lines about differences; JSON has all of them.
+/// The maximum number of lines about differences; JSON has all of them.
 const LINES_MAX: usize = 50;
 const JSON: &str = "application/json";
 

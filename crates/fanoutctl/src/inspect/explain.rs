@@ -13,7 +13,7 @@ pub struct ExplainOptions {
     pub user: Option<String>,
     pub agent: Option<String>,
     pub resource: Option<String>,
-    /// Maximum number of watches, and of entries of each kind.
+    /// The maximum number of watches, and of entries of each kind.
     pub limit: usize,
 }
 

@@ -39,7 +39,7 @@ type RunningKubectl = Arc<Mutex<Option<Child>>>;
 struct KubectlOutput(BufReader<ChildStdout>, ChildStderr);
 
 const KUBECTL: &str = "kubectl";
-/// Maximum number of pods. Each needs a local process and a stream at the apiserver.
+/// The maximum number of pods. Each needs a local process and a stream at the apiserver.
 const PODS_MAX: usize = 64;
 /// The timeout for opening one port-forward.
 const FORWARD_MAX: Duration = Duration::from_secs(20);

@@ -36,7 +36,7 @@ pub(super) struct FetchedResponse {
     pub(super) body: Vec<u8>,
 }
 
-/// Maximum size of a body in bytes. A page of 500 objects at etcd's size limit is smaller.
+/// The maximum size of a response body in bytes. A page of 500 objects at etcd's size limit is smaller.
 const BODY_BYTES_MAX: usize = 1 << 30;
 const WINDOWS: Windows = Windows { stream: 1 << 20, connection: 4 << 20, socket: None, as_go: false };
 

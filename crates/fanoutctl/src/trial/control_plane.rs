@@ -31,7 +31,7 @@ pub enum TestbedSource {
     Nowhere,
 }
 
-/// Timeouts for starting and for stopping a process.
+/// The timeouts for starting and for stopping a process.
 const START_MAX: Duration = Duration::from_secs(180);
 const END_MAX: Duration = Duration::from_secs(30);
 const BINARY: &str = "target/testbed/kube-testbed";

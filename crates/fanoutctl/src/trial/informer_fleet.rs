@@ -49,7 +49,7 @@ pub struct InformerFleetCounts {
     pub behind: u64,
 }
 
-/// Streams per connection: the number of concurrent streams that an apiserver allows.
+/// The number of streams per connection: the concurrent streams that an apiserver allows.
 const STREAMS_PER_CONNECTION: usize = 100;
 const WINDOWS: Windows = Windows { stream: 1 << 20, connection: 16 << 20, socket: None, as_go: false };
 /// The first and the longest pause before a retry. Each pause is multiplied by a random factor from 0.5 to 1.5.

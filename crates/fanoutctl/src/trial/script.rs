@@ -12,7 +12,7 @@ pub enum TrialAction {
     Quit,
 }
 
-/// Scheduled actions. Their times count from when all informers are synced.
+/// The scheduled actions of a trial. Their times count from when all informers are synced.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Script(VecDeque<(Duration, TrialAction)>);
 

@@ -18,7 +18,7 @@ pub(super) struct GoWindows<I> {
     /// Whether the frame that is being written is dropped.
     is_dropping: bool,
     has_opened: bool,
-    /// Bytes that were read and for which no update was sent yet: of the connection, and of each stream.
+    /// The numbers of bytes that were read and for which no update was sent yet: of the connection, and of each stream.
     connection: u32,
     streams: HashMap<u32, u32>,
     /// The window updates to send after the frame that the codec is writing.

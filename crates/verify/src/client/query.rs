@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-/// `name=value` pairs, in the order in which they were added.
+/// A query text of `name=value` pairs, in the order in which they were added.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct QueryText(String);
 

@@ -101,7 +101,7 @@ impl Etcd {
         Self { target: target.clone(), prefix: prefix.to_owned(), tasks: tasks.clone() }
     }
 
-    /// Learns the state and then every change, until the task is ended.
+    /// Records the state and then every change, until the task is ended.
     pub(crate) async fn learn(self, learnt: Arc<TruthRecorder>) {
         if let Err(error) = self.learn_all(&learnt).await {
             learnt.failed(error);

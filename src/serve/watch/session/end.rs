@@ -15,8 +15,9 @@ pub(super) enum Exit {
     Bookmark(ResourceVersion, WatchEnd),
     /// The watch ends with an ERROR event that has this Status.
     Error(Box<Status>, WatchEnd),
-    /// Nothing, because an object cannot be rendered for this client. The watch ends between two events, as watches
-    /// may. The client resumes after the last version it has seen, from a feed that has the whole object.
+    /// The client receives no further frame, because an object cannot be converted for it. The watch ends between two
+    /// events, as watches may. The client resumes after the last version it has received, from a feed that has the
+    /// whole object.
     Unrenderable(TranscodeError),
 }
 

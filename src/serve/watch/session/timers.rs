@@ -47,7 +47,7 @@ const LASTS_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
 impl WatchTimers {
     /// Starts the timers of a watch that was requested at `received`. The timeout counts from there, regardless of what
-    /// the request has waited for (R-TIMEOUT-1). `cut` ends a watch that is not polled.
+    /// the request has waited for (R-TIMEOUT-1). The signal `cut` ends a watch that is not polled.
     pub(crate) fn start(
         received: Instant,
         terms: &WatchOptions,

@@ -28,11 +28,11 @@ pub(super) enum Tone {
     Bad,
 }
 
-/// Number of spaces between two columns.
+/// The number of spaces between two columns.
 pub(super) const GAP: usize = 2;
-/// Minimum width to which texts are shortened.
+/// The minimum width to which texts are shortened.
 const TEXT_MIN: usize = 12;
-/// Minimum width of a number, so that columns do not move when a number grows.
+/// The minimum width of a number, so that columns do not move when a number grows.
 const NUMBER_MIN: usize = 6;
 
 impl Column {

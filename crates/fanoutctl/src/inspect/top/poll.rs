@@ -30,7 +30,7 @@ pub(super) enum WatchesResult {
 pub(super) struct WatchesQuery {
     pub(super) sort: &'static str,
     pub(super) is_up: bool,
-    /// Text that the user, user agent or resource must contain.
+    /// The text that the user, user agent or resource must contain.
     pub(super) text: String,
     pub(super) limit: usize,
 }

@@ -28,7 +28,7 @@ pub(super) struct ProxyOutage {
     pub(super) since: Instant,
 }
 
-/// Number of rates kept for the chart of deliveries.
+/// The number of rates kept for the chart of deliveries.
 const RATES_MAX: usize = 300;
 
 impl PolledProxy {

@@ -39,7 +39,7 @@ pub(super) enum Mode {
     Help,
 }
 
-/// Maximum number of watches to request. A filter finds the others.
+/// The maximum number of watches to request. A filter finds the others.
 pub(super) const WATCHES_MAX: usize = 500;
 
 impl Screen {

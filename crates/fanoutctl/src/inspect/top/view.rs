@@ -83,7 +83,7 @@ impl TableView {
         rows
     }
 
-    /// Scrolls down by this many rows; up if the number is negative.
+    /// Scrolls down by `by` rows; up if the number is negative.
     pub(super) fn scroll(&mut self, by: isize) {
         self.first = self.first.saturating_add_signed(by);
     }
