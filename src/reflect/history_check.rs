@@ -176,7 +176,7 @@ impl HistoryProbe {
                     let feed = &self.upstream.feed.spec.key;
                     tracing::info!(
                         %feed, upstream_rv = %at, rv = %reached,
-                        "upstream is behind the cache: rolled back, or a lagging server"
+                        "upstream is behind the cache: restored storage, or a lagging server"
                     );
                 }
                 Ok(Err(_)) | Err(_) => return HistoryCheckOutcome::Failed(why),

@@ -279,7 +279,7 @@ impl Prover {
             Ok(Ok((at, _))) => {
                 tracing::debug!(
                     %feed, upstream_rv = %at, rv = %shown,
-                    "upstream is behind the cache: rolled back, or a lagging server"
+                    "upstream is behind the cache: restored storage, or a lagging server"
                 );
                 self.upstream.feed.reader.unconfirm();
                 self.doubt();
