@@ -23,7 +23,7 @@ pub(super) struct Stub {
     pub(super) clock: WallClock,
 }
 
-/// Creates an error of upstream.
+/// A function that creates an error of upstream.
 pub(super) type Refusal = Box<dyn Fn() -> Error + Send>;
 
 #[derive(Default)]

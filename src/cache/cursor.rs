@@ -99,7 +99,7 @@ impl Cursor {
         Self { shared, lane, view, renderer, slot, next, after, skip }
     }
 
-    /// Returns this cursor with another representation.
+    /// Returns this cursor with another renderer for its frames.
     #[must_use]
     pub fn rendered_by(mut self, renderer: Renderer) -> Self {
         self.renderer = renderer;

@@ -92,7 +92,7 @@ impl Key {
     }
 }
 
-/// Returns the text without Markdown syntax.
+/// Returns the documentation text without Markdown syntax.
 fn plain(text: &str) -> String {
     let mut plain = String::new();
     let mut rest = text;

@@ -38,7 +38,7 @@ pub(super) type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// The result of waiting for a connection and another future: the one that completed first.
 pub(super) enum FirstCompleted<O> {
-    /// The connection ended.
+    /// The connection ended, with this result.
     Ended(Result<(), Failure>),
     Other(O),
 }

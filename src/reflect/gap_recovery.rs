@@ -85,7 +85,7 @@ pub(super) enum GapRecovery {
     OtherHistory,
 }
 
-/// Reads past versions of single objects.
+/// Reads past versions of single objects from upstream.
 pub(super) struct PastObjectReader<'a> {
     pub(super) lister: Lister<'a>,
     /// The version at which the gap starts.

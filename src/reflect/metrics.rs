@@ -119,7 +119,7 @@ impl FeedMetrics {
         self.counts.say(CountedMetric { metric: "kube_fanout_self_checks_total", label: "outcome", value });
     }
 
-    /// Counts a break of the history.
+    /// Counts a break of the feed's history by outcome.
     pub(super) fn gap(&self, gap: GapOutcome) {
         let value = match gap {
             GapOutcome::Mended => "mended",

@@ -102,7 +102,7 @@ impl RewindNotices {
         });
     }
 
-    /// Returns a receiver of later notices.
+    /// Returns a receiver of later rewind notices.
     pub(super) fn follow(&self) -> watch::Receiver<Option<Instant>> {
         let mut following = self.0.subscribe();
         following.mark_unchanged();

@@ -127,7 +127,7 @@ impl ListFrame {
         }
     }
 
-    /// Returns the sum of the [`item_len`](Self::item_len)s.
+    /// Returns the sum of the [`item_len`](Self::item_len) of all items.
     pub fn items_len(&self, lengths: Lengths) -> usize {
         match self.layout {
             Layout::Json { item_prefix } => lengths.items * (SEPARATOR + item_prefix.len()) + lengths.bytes,

@@ -28,7 +28,7 @@ impl Account {
     /// The overhead of charged bytes: their owner, the reference count, and the allocator's overhead for both.
     pub const KEPT_BYTES: usize = size_of::<ChargedBytes>() + 48;
 
-    /// Creates an account without a total.
+    /// Creates an account that counts on no other account.
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
@@ -83,7 +83,7 @@ impl Charge {
         self.bytes
     }
 
-    /// Sets the size of the charge.
+    /// Sets the number of charged bytes.
     pub fn set(&mut self, bytes: usize) {
         if bytes > self.bytes {
             self.account.add(bytes - self.bytes);

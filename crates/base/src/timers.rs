@@ -69,7 +69,7 @@ impl Timers {
         u64::try_from(self.0.started.elapsed().as_micros()).unwrap_or(Self::NEVER - 1)
     }
 
-    /// Returns the time after this duration.
+    /// Returns the time after `duration` from now, on the clock of the timers.
     pub fn after(&self, duration: Duration) -> u64 {
         self.now().saturating_add(Self::micros(duration))
     }

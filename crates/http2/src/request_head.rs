@@ -107,7 +107,7 @@ impl RequestHead {
         Ok((request, length))
     }
 
-    /// Returns the fields as trailers.
+    /// Returns the decoded fields as trailers.
     pub(super) fn into_trailers(self) -> Result<HeaderMap, RequestHeadError> {
         if self.bytes > self.bytes_max {
             return Err(RequestHeadError::TooLarge);

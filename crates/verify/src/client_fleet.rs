@@ -110,7 +110,7 @@ impl ClientFleet {
         self.calm.cancel();
     }
 
-    /// Records a fact from the caller.
+    /// Writes a fact that the caller knows to the record.
     pub fn put(&self, record: &Record) {
         self.scene.recorder.put(record);
     }

@@ -241,7 +241,7 @@ impl TimelineDrawing<'_> {
 }
 
 impl TimelineMark {
-    /// Returns a mark without a length.
+    /// Creates a timeline mark at one moment, without a duration.
     fn at(at_ns: u64, about: &str) -> Self {
         let about = about.to_owned();
         Self { who: TimelineRow::Truth, from_ns: at_ns, to_ns: at_ns, class: "mark", is_wrong: false, about }

@@ -178,7 +178,7 @@ impl CompleteBody {
         Self { left, _places: places }
     }
 
-    /// Creates a body from one buffer.
+    /// Creates a response body from one buffer.
     pub(crate) fn of(mut bytes: Bytes, places: Vec<Arc<ConcurrencyPermit>>) -> Self {
         // Copies the last byte. Otherwise a codec that has taken but cannot send it would keep the whole buffer alive
         // without a permit.

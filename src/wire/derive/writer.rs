@@ -77,7 +77,7 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
         Ok(())
     }
 
-    /// Writes one message as an object.
+    /// Writes one protobuf message as a JSON object.
     pub(super) fn message(&mut self, id: MessageId, bytes: &'b [u8]) -> Result<(), RefusalReason> {
         self.element(id, bytes, b"")
     }

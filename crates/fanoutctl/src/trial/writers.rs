@@ -58,10 +58,10 @@ fn version_of(reply: &UnaryResponse) -> Option<u64> {
 }
 
 impl Writers {
-    /// Creates this many objects.
+    /// Creates the pods that the writers change.
     ///
     /// # Errors
-    /// If an object cannot be created.
+    /// A pod cannot be created.
     pub async fn create(target: &Target, objects: usize) -> Result<Self, TrialError> {
         let writers = Self {
             ledger: Arc::new(WriteLedger::new(objects, WRITERS)),
