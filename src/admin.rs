@@ -126,7 +126,8 @@ fn refuse_others<B>(request: &Request<B>) -> Option<AdminResponse> {
     Some(refusal)
 }
 
-/// Says whether clients can be answered. This does not depend on upstream's health (O3).
+/// Answers `/livez`: whether the worker threads can answer clients. The result does not depend on upstream's health
+/// (O3).
 fn livez(heartbeat: &RuntimeHeartbeat) -> AdminResponse {
     if heartbeat.is_lost() {
         let text = format!("worker threads stalled for {} s\n", heartbeat.silent().as_secs());

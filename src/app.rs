@@ -67,7 +67,7 @@ pub struct BoundApp {
     heartbeat: RuntimeHeartbeat,
 }
 
-/// Why the application cannot start.
+/// The reason that the proxy cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     #[error(transparent)]
@@ -76,7 +76,7 @@ pub enum StartError {
     Tls(#[from] TlsError),
     #[error("cannot listen on {address}: {source}")]
     Bind { address: Address, source: io::Error },
-    #[error("socket activation passed {0}, which is not in `listen`")]
+    #[error("socket activation passed {0}, which is not in `listen`; add it there or remove it from the socket unit")]
     Passed(Address),
     #[error("cannot write {path}: {source}")]
     Write { path: std::path::PathBuf, source: io::Error },
@@ -86,15 +86,15 @@ pub enum StartError {
     Threads(io::Error),
     #[error("cannot use the certificate authorities: {0}")]
     Authorities(String),
-    #[error("cannot start metrics: {0}")]
+    #[error("cannot start the metrics recorder: {0}")]
     Metrics(String),
     #[error("{0}")]
     Configuration(String),
 }
 
-/// The error of an application that ended without a shutdown request.
+/// A required task that panicked. The proxy then ends without a shutdown request.
 #[derive(Debug, thiserror::Error)]
-#[error("task {0:?} panicked")]
+#[error("the required task {0:?} panicked")]
 pub struct TaskLost(&'static str);
 
 impl BoundApp {
@@ -230,8 +230,8 @@ impl BoundApp {
     }
 
     /// Serves until `shutdown` completes, then drains. In a drain, readiness fails first, and the open watches end
-    /// spread over the drain time. Then no more connections are accepted, and the remaining ones are cut. If `at_once`
-    /// completes during the drain, everything is cut immediately.
+    /// spread over the drain time. Then no more connections are accepted, and the remaining ones are aborted. If
+    /// `at_once` completes during the drain, all connections are aborted immediately.
     ///
     /// # Errors
     /// A task panicked without which the proxy would serve stale data. The proxy has drained.
@@ -287,7 +287,9 @@ impl BoundApp {
             known.keep_up(starting).await;
         });
         // Metrics and health start before clients can connect: their connections may take all remaining descriptors.
-        let no_runtime = |error: &std::io::Error| tracing::error!(%error, "cannot start the admin thread");
+        let no_runtime = |error: &std::io::Error| {
+            tracing::error!(%error, "cannot start the admin thread; admin, health and metrics ports are not served");
+        };
         let mut ops = ops.start().inspect_err(no_runtime).ok().flatten();
         for (listener, tls) in listeners {
             let frontend = frontend.clone();
@@ -301,7 +303,7 @@ impl BoundApp {
         let ended = until_over(shutdown, &tasks, &records).await;
         let config = tuned.running.get();
         let stopping = ready.register("shutting down");
-        tracing::info!(grace = ?config.drain, "draining");
+        tracing::info!(grace = ?config.drain, "draining open connections");
         if config.reuse_port {
             // The successor listens on the same port. From now on, it must receive all probes and scrapes.
             if let Some(ops) = ops.take() {
@@ -313,7 +315,7 @@ impl BoundApp {
             in_time = trigger.drain(config.drain) => in_time,
             () = at_once => false,
         };
-        tracing::info!(in_time, "drained");
+        tracing::info!(in_time, "drain finished");
         tasks.join().await;
         records.finish(RECORDS_MAX).await;
         drop(stopping);
@@ -331,13 +333,13 @@ async fn until_over(shutdown: BoxFuture<'_, ()>, tasks: &Tasks, records: &Tasks)
         name = tasks.lost() => TaskLost(name),
         name = records.lost() => TaskLost(name),
     };
-    tracing::error!(error = %lost, "stopping, so that the process is restarted");
+    tracing::error!(error = %lost, "required task lost; exiting so that the process is restarted");
     Err(lost)
 }
 
-/// Keeps the upstream credentials up to date, and checks for a better upstream server.
+/// Starts the tasks that keep the upstream credentials up to date, and that check for a better upstream server.
 fn keep_up(config: &ServeSettings, client: &Client, tasks: &Tasks) {
-    tracing::info!(version = VERSION, mode = mode(config), upstream = client.server_url(), "starting");
+    tracing::info!(version = VERSION, mode = mode(config), upstream = client.server_url(), "proxy starting");
     tasks.spawn_needed("upstream credentials", client.clone().keep_up(config.look_every));
     if client.endpoints().are_several() {
         tasks.spawn_needed("upstream servers", client.clone().keep_servers());
@@ -376,7 +378,7 @@ fn listeners(
     }
 }
 
-/// Binds the addresses of metrics and health.
+/// Binds the addresses of the admin, health and metrics ports.
 fn ops(
     config: &ServeSettings,
     pages: Option<AdminPages>,
@@ -420,7 +422,7 @@ fn mode(config: &ServeSettings) -> String {
 /// The timeout for writing the last audit records.
 const RECORDS_MAX: Duration = Duration::from_secs(5);
 
-/// Returns the parts that retry when the proxy's own permissions may have changed.
+/// Returns the retrier for everything that upstream may have refused because of the proxy's own permissions.
 fn rights(config: &ServeSettings, client: &Client, feeds: &Feeds) -> permission_retrier::PermissionRetrier {
     let catalog = Catalog::new(client.clone(), insistence(config));
     permission_retrier::PermissionRetrier {
@@ -431,7 +433,7 @@ fn rights(config: &ServeSettings, client: &Client, feeds: &Feeds) -> permission_
     }
 }
 
-/// Returns how often refused requests to upstream are retried.
+/// Returns the delays before requests that upstream refused are retried.
 fn insistence(config: &ServeSettings) -> RefusalBackoff {
     let waits = config.cache.refused;
     if config.serve.coverage.node.is_some() { RefusalBackoff::on_node(waits) } else { RefusalBackoff::central(waits) }
@@ -450,9 +452,12 @@ fn audit(config: &ServeSettings) -> Result<(Audit, Tasks), StartError> {
 /// its memory cannot log it later.
 fn say_memory(config: &ServeSettings) {
     let Some(memory) = &config.memory else { return };
-    tracing::info!(mebibytes = memory.budget_bytes() >> 20, source = %memory, "memory for objects and events");
+    tracing::info!(
+        mebibytes = memory.budget_bytes() >> 20, source = %memory,
+        "memory budget set for objects and events"
+    );
     if let Some(warning) = memory.warning() {
-        tracing::warn!("{warning}");
+        tracing::warn!(reason = warning, "memory budget too large; the process may be OOM-killed");
     }
 }
 

@@ -67,10 +67,11 @@ pub use peer_cert_chain::PeerCertChain;
 pub use policy::{Policy, PolicyChange, PolicyKind};
 pub use readable::{GrantStatus, Permit, Readable, VerdictChanges};
 
-/// How callers are authenticated and authorized.
+/// The way in which callers are authenticated and authorized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AuthMode {
-    /// Every caller acts as the proxy itself, as with `kubectl proxy`. For sockets that only this machine can reach.
+    /// Every caller acts as the proxy itself, as with `kubectl proxy`. This is for sockets that only this machine can
+    /// reach.
     None,
     /// Upstream authenticates and authorizes each caller (`TokenReview`, `SubjectAccessReview`).
     Delegated,
@@ -81,41 +82,42 @@ pub enum AuthMode {
 pub struct AuthConfig {
     /// The accepted audiences of tokens; if empty, those that upstream accepts.
     pub audiences: Vec<String>,
-    /// Cache TTL for token reviews.
+    /// The cache TTL for token reviews.
     pub token_ttl: Duration,
-    /// Cache TTL for allow decisions.
+    /// The cache TTL for allow decisions.
     pub allowed_ttl: Duration,
-    /// Cache TTL for deny decisions, except the Node authorizer's denial because no pod needs the object.
+    /// The cache TTL for deny decisions, except the Node authorizer's denial because no pod needs the object.
     pub denied_ttl: Duration,
-    /// The longest time between two checks of an open watch's rights. Nothing reports the end of a token, or of a right
-    /// that does not come from RBAC.
+    /// The maximum time between two checks of an open watch's permissions. No event reports the end of a token, or of a
+    /// permission that does not come from RBAC.
     pub recheck: Duration,
-    /// The same for a right from RBAC while changes of RBAC are watched, because an authorizer before RBAC may begin to
-    /// deny.
+    /// The interval between two reviews of a permission from RBAC, while changes of RBAC are watched. It is limited,
+    /// because an authorizer before RBAC may begin to deny.
     pub recheck_rbac: Duration,
-    /// The same for a node's right, because the apiserver does not end a node's watches.
+    /// The interval between two reviews of a node's permission. It is short, because the apiserver does not end a
+    /// node's watches.
     pub recheck_nodes: Duration,
-    /// The same for the identity of a token, if longer, because the apiserver does not review it again for an open
-    /// watch.
+    /// The interval between two reviews of a token, if longer than that of its permissions. The apiserver never reviews
+    /// a token again for an open watch.
     pub recheck_tokens: Duration,
-    /// How long open watches continue while their rights cannot be checked.
+    /// The time for which open watches continue while their permissions cannot be checked.
     pub outage_grace: Duration,
     /// Whether callers without a credential may read from the cache what upstream lets them read.
     pub anonymous: bool,
-    /// The most access reviews per second for the requests of one user, and the burst.
+    /// The maximum number of access reviews per second for the requests of one user, and the burst.
     pub accesses_per_user: u32,
     pub accesses_burst_per_user: u32,
-    /// The most access reviews per second for all requests together.
+    /// The maximum number of access reviews per second for all requests together.
     pub accesses: u32,
-    /// The most reviews per second of unknown tokens, and separately of tokens that were accepted before.
+    /// The maximum number of reviews per second of unknown tokens, and separately of tokens that were accepted before.
     pub reviews: u32,
-    /// The most token reviews per second for one address, and the burst.
+    /// The maximum number of token reviews per second for one address, and the burst.
     pub reviews_per_source: u32,
     pub reviews_burst_per_source: u32,
-    /// The most reviews per second for open watches: this many of tokens, and this many of accesses.
+    /// The maximum number of token reviews per second for open watches, and of access reviews.
     pub lease_reviews: u32,
-    /// The most namespace reviews per second for open readable watches, in all and for one user. Open watches depend on
-    /// no more namespaces than can be reviewed in four seconds.
+    /// The maximum number of namespace reviews per second for open readable watches, in all and for one user. Open
+    /// watches depend on no more namespaces than can be reviewed in four seconds.
     pub namespaces: u32,
     pub namespaces_per_user: u32,
 }
@@ -144,7 +146,7 @@ impl AuthConfig {
         }
     }
 
-    /// How often a user's rights are checked again when no change is seen.
+    /// Returns the interval at which a user's permissions are checked again when no change is seen.
     fn recheck_of(&self, user: &User) -> Duration {
         if user.is_node() { self.recheck.max(self.recheck_nodes) } else { self.recheck }
     }

@@ -82,33 +82,34 @@ use std::time::Duration;
 
 use base::BackoffBounds;
 
-/// Memory and history limits of feeds. The first bound that a ring reaches evicts its oldest events.
+/// The memory and history limits of feeds. The first bound that a ring reaches evicts its oldest events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheConfig {
-    /// Memory of all feeds together, in bytes. Requests for a resource that does not fit pass through to upstream.
+    /// The memory of all feeds together, in bytes. Requests for a resource that does not fit are forwarded to upstream.
     pub memory_bytes_max: usize,
-    /// Event frames in one ring, in bytes. A ring takes at most a quarter of `memory_bytes_max`.
+    /// The maximum size of the event frames in one ring, in bytes. A ring takes at most a quarter of
+    /// `memory_bytes_max`.
     pub window_bytes_max: usize,
-    /// Events in one ring.
+    /// The maximum number of events in one history ring.
     pub window_events_max: usize,
-    /// Age of the oldest event.
+    /// The maximum age of the oldest event in a history ring.
     pub window_age_max: Duration,
-    /// Events that a narrow lane retains. A reader that does not stall stays within them. The bound limits a lane's
-    /// memory, because one event may be in as many lanes as there are selectors that match it.
+    /// The number of events that a narrow lane retains. A reader that does not stall stays within them. The bound
+    /// limits a lane's memory, because one event may be in as many lanes as there are selectors that match it.
     pub lane_events_max: usize,
-    /// Snapshots kept for clients that page through a LIST.
+    /// The number of snapshots kept for clients that page through a LIST.
     pub held_snapshots_max: usize,
-    /// Age at which such a snapshot is dropped, counted from the read of its first page.
+    /// The age at which a paging snapshot is dropped, counted from the read of its first page.
     pub held_snapshot_age_max: Duration,
-    /// Delays before a feed is retried after upstream denied the proxy's identity.
+    /// The delays before a feed is retried after upstream denied the proxy's identity.
     pub refused: BackoffBounds,
-    /// Time for which the counters of a feed stay readable after it has ended.
+    /// The time for which the counters of a feed stay readable after it has ended.
     pub counts_age_max: Duration,
 }
 
 impl Default for CacheConfig {
-    /// 8 GiB of memory in all. Per feed: 256 MiB of events, 102 400 events (the apiserver's own largest ring,
-    /// R-HISTORY-1), and 15 minutes.
+    /// Returns the defaults: 8 GiB of memory in all. Per feed, they are 256 MiB of events, 102 400 events (the
+    /// apiserver's own largest ring, R-HISTORY-1), and 15 minutes.
     fn default() -> Self {
         Self {
             memory_bytes_max: 8 << 30,
@@ -124,7 +125,7 @@ impl Default for CacheConfig {
     }
 }
 
-/// Divisor of the memory that gives the largest size of one ring, so that history leaves room for derived bytes.
+/// The divisor of the memory that gives the largest size of one ring, so that history leaves room for derived bytes.
 const WINDOW_PART: usize = 4;
 
 impl CacheConfig {

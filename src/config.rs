@@ -49,11 +49,11 @@ use crate::serve;
 use crate::upstream::{CredentialSource, EndpointsConfig};
 use base::LOOK_EVERY;
 
-/// Everything that `serve` runs with.
+/// The settings that `serve` runs with.
 #[derive(Debug, Clone)]
 pub struct ServeSettings {
     pub upstream: CredentialSource,
-    /// The servers of upstream, in place of the one that the credentials name.
+    /// The addresses of upstream's servers; they replace the one that the credentials name.
     pub endpoints: EndpointsConfig,
     pub listen: Vec<Address>,
     pub admin: Option<Address>,
@@ -61,9 +61,9 @@ pub struct ServeSettings {
     pub healthz: Option<SocketAddr>,
     /// The address of `/metrics` for other machines.
     pub metrics: Option<SocketAddr>,
-    /// The certificate of that address. Without it, an address with `scrapes` uses that of the listeners.
+    /// The certificate of the metrics address. Without it, an address with `scrapes` uses that of the listeners.
     pub metrics_tls: Option<TlsSource>,
-    /// How scrapes are authenticated and authorized; `None` accepts all.
+    /// The authentication and authorization of scrapes; `None` accepts all.
     pub scrapes: Option<AuthConfig>,
     pub tls: Option<TlsSource>,
     pub auth: AuthMode,
@@ -72,57 +72,58 @@ pub struct ServeSettings {
     /// The origins of web pages that may send requests to a listener without authentication.
     pub allowed_origins: Vec<PageOrigin>,
     pub preload: Vec<String>,
-    /// How long a preloaded feed may be without its stream before the process says that it is not ready; for ever
-    /// without it.
+    /// How long a preloaded feed may be without its upstream watch before the proxy reports that it is not ready;
+    /// unlimited if `None`.
     pub ready_stale_max: Option<Duration>,
     pub serve: serve::ServeConfig,
     pub cache: cache::CacheConfig,
-    /// The source of the feeds' budget; `None` if it was not determined.
+    /// The source of the memory budget for feeds; `None` if it was not determined.
     pub memory: Option<MemoryLimit>,
     pub reflect: reflect::ReflectConfig,
     pub connections: ConnectionLimits,
-    /// How often certificates, keys and credentials in files are looked at.
+    /// The interval at which files with certificates, keys and credentials are checked for changes.
     pub look_every: Duration,
     pub drain: Duration,
-    /// Other processes of the same user may listen on the same ports: a successor, while this one drains.
+    /// Whether other processes of the same user may listen on the same ports, such as a successor while this process
+    /// drains.
     pub reuse_port: bool,
     pub log: LogSettings,
-    /// Where answered requests are recorded; nowhere without it.
+    /// The destination of audit records; `None` if there is no audit log.
     pub audit: Option<serve::AuditDestination>,
-    /// Core files and debuggers of the same user may see what is in memory.
+    /// Whether core files and debuggers of the same user may read the process's memory.
     pub core_dumps: bool,
-    /// What all of this was read from, key by key.
+    /// The configuration keys and values that these settings were read from.
     pub settings: ConfigSettings,
 }
 
-/// Where a listener's certificate comes from.
+/// The source of a listener's certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TlsSource {
     Files {
         certificate: PathBuf,
         key: PathBuf,
     },
-    /// Made at start; written to a file for clients to trust, if one is named.
+    /// The certificate is generated at the start, and written to a file for clients to trust, if one is named.
     SelfSigned {
         out: Option<PathBuf>,
     },
 }
 
-/// Which log lines there are, and how they look.
+/// The level and the format of log lines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogSettings {
-    /// A filter as `tracing` reads it.
+    /// A log filter in the form that `tracing` parses.
     pub level: String,
     pub json: bool,
-    /// Whether the level is that of `RUST_LOG`, which no file can change.
+    /// Whether the level comes from `RUST_LOG`, which no configuration file can change.
     pub is_of_environment: bool,
 }
 
 impl LogSettings {
-    /// The log of a command that has no configuration: `RUST_LOG`, or else this level.
+    /// Returns the log settings of a command without a configuration: `RUST_LOG`, or else the given level.
     ///
     /// # Errors
-    /// `RUST_LOG` is no filter.
+    /// `RUST_LOG` is not a valid filter.
     pub fn of_command(level: &str) -> Result<Self, String> {
         let of_environment = log_level::of_environment().transpose().map_err(|why| format!("RUST_LOG: {why}"))?;
         let is_of_environment = of_environment.is_some();
@@ -139,12 +140,12 @@ impl Default for LogSettings {
 pub(crate) const DEFAULT_LISTEN: &str = "127.0.0.1:8001";
 pub(crate) const DEFAULT_ADMIN: &str = "127.0.0.1:9090";
 const DEFAULT_DRAIN: Duration = Duration::from_secs(20);
-/// Longer than an apiserver takes to be upgraded or restored: until then a proxy that answers from memory is worth more
-/// than none, and all of them would be gone together.
+/// The default of `readyStaleMax`. It is longer than an upgrade or a restore of an apiserver takes. Until then, a proxy
+/// that serves from memory is more useful than none, and all proxies would become unready together.
 const DEFAULT_READY_STALE_MAX: Duration = Duration::from_secs(600);
 
 impl ServeSettings {
-    /// Every default, in front of `upstream`, on free loopback ports.
+    /// Returns the default settings for a proxy of `upstream`, on free loopback ports.
     pub fn in_front_of(upstream: CredentialSource) -> Self {
         let anywhere = Address::Tcp(std::net::SocketAddr::from(([127, 0, 0, 1], 0)));
         Self {

@@ -36,5 +36,5 @@ pub use renderings::{RenderingMode, RenderingRefusal, Renderings};
 pub use resume_backfill::{BackfillOutcome, BackfillRequest, ResumeBackfills};
 pub use wanted_versions::WantedVersions;
 
-/// Maximum number of running feeds.
+/// The maximum number of running feeds.
 pub const FEEDS_MAX: usize = 1_000;

@@ -13,14 +13,14 @@ use kube_fanout::app::check::CheckVerdict;
 use kube_fanout::cli::{EX_CANNOT_RUN, EX_CONFIG, EX_NOT_FOUND, FAILED, INCONCLUSIVE, Program};
 use kube_fanout::config::{self, Arguments, CheckArguments, Command, ConfigCommand, HealthArguments};
 
-/// After a stall a thousand watches that catch up hold 150 MB for some seconds. This allocator returns the memory to
-/// the system then; glibc's keeps it, between long-lived events.
+/// The memory allocator. After a stall, a thousand watches that catch up hold 150 MB for some seconds. This allocator
+/// then returns the memory to the system; glibc's keeps it, between long-lived events.
 #[cfg(target_os = "linux")]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const PROGRAM: Program = Program("kube-fanout");
-/// The binary that has the commands of evaluators and operators.
+/// The name of the binary with the commands of evaluators and operators.
 const TOOLS: &str = "fanoutctl";
 
 fn main() -> ExitCode {
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Executes `fanoutctl` in place of this process, if it is beside this binary.
+/// Replaces this process with `fanoutctl`, if that program is in the directory of this binary.
 fn run_tool(arguments: &[OsString]) -> ExitCode {
     let name = arguments.first().map(|name| name.to_string_lossy()).unwrap_or_default();
     let beside = std::env::current_exe().map(|program| program.with_file_name(TOOLS));

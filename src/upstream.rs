@@ -60,7 +60,8 @@ pub use pool::ResponseBody;
 pub use review::{ACCESS_REVIEWS, AccessReviewResult, TOKEN_REVIEWS, TokenReviewResult};
 pub use server_url::{ServerUrl, ServerUrlError};
 
-/// The largest response body that is read as a whole, in bytes: a page of a LIST, a discovery document, a Status.
+/// The maximum size in bytes of a response body that is read as a whole: a page of a LIST, a discovery document, a
+/// Status.
 pub const BODY_BYTES_MAX: usize = 512 << 20;
 
 /// The header that lists the proxies a request has passed through, so that a proxy that is its own upstream detects the

@@ -13,14 +13,14 @@ use super::{AdminResponse, answer};
 pub struct ConfigPage {
     /// The path of the configuration file, if there is one.
     pub file: Option<String>,
-    /// Why the current content of the file cannot be used, if so.
+    /// The reason that the current content of the file cannot be used; `None` if it can.
     pub trouble: Option<String>,
     /// The keys that changed in the file and require a restart.
     pub restart: Vec<String>,
     pub settings: BTreeMap<String, Value>,
 }
 
-/// Reads the running configuration.
+/// A function that returns the running configuration for its debug page.
 pub type ConfigReader = Arc<dyn Fn() -> ConfigPage + Send + Sync>;
 
 pub(super) fn page(shown: &ConfigPage) -> AdminResponse {

@@ -9,7 +9,8 @@ use serde::Serialize;
 
 use super::{AdminResponse, answer};
 
-/// One cause in the response of `/debug/cost`. All numbers are totals since the start, except `streamsOpen`.
+/// The cost of one cause in the response of `/debug/cost`. All numbers are totals since the start, except
+/// `streamsOpen`.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CostRow {
@@ -21,7 +22,7 @@ pub struct CostRow {
     pub body_bytes: u64,
 }
 
-/// Reads the current cost of every cause.
+/// A function that returns the current cost of every cause.
 pub type CostReader = Arc<dyn Fn() -> Vec<CostRow> + Send + Sync>;
 
 /// A metric: its name, its help text, its type, and the function that reads it.

@@ -14,7 +14,7 @@ const SVG: HeaderValue = HeaderValue::from_static("image/svg+xml");
 const PAGE: &str = include_str!("live/page.html");
 const COLOURS: &str = include_str!("live/live.css");
 const ICON: &str = include_str!("live/icon.svg");
-/// One script, concatenated from its parts.
+/// The script of the live page, concatenated from its parts.
 const PIECES: &str = concat!(
     include_str!("live/begin.js"),
     include_str!("live/numbers.js"),
@@ -24,8 +24,8 @@ const PIECES: &str = concat!(
     include_str!("live/page.js"),
 );
 
-/// The page may run, load and request only resources of this address. No text can become markup
-/// (`require-trusted-types-for`), and no other page can frame it.
+/// The Content-Security-Policy of the live page, which may run, load and request only resources of its own address. No
+/// text can become markup (`require-trusted-types-for`), and no other page can frame it.
 const POLICY: HeaderValue = HeaderValue::from_static(
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; \
      form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
@@ -40,7 +40,7 @@ const SAFETY: [(HeaderName, HeaderValue); 5] = [
     (CACHE_CONTROL, HeaderValue::from_static("no-cache")),
 ];
 
-/// The file of the live page at this path; `None` at any other path.
+/// Returns the file of the live page at a path; `None` at any other path.
 pub(super) fn file(path: &str) -> Option<AdminResponse> {
     let (kind, text) = match path {
         "/" => (HTML, PAGE),

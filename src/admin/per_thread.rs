@@ -14,7 +14,8 @@ use parking_lot::Mutex;
 
 use super::series::{escaped, head};
 
-/// A recorder that keeps histograms, and the counters with given names, per thread. All other metrics go to `inner`.
+/// A metrics recorder that keeps histograms, and counters with given names, per thread. All other metrics go to the
+/// recorder `inner`.
 pub(super) struct PerThreadRecorder<R> {
     inner: R,
     counters: &'static [&'static str],
@@ -27,7 +28,7 @@ pub(super) struct PerThreadMetrics(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
-    /// Each with the counter of `inner` that receives the sum.
+    /// The samples of each histogram, with the counter of `inner` that receives their sum.
     counters: Mutex<HashMap<Key, (Arc<Counts>, Counter)>>,
     histograms: Mutex<HashMap<Key, Arc<Delays>>>,
     help: Mutex<HashMap<String, SharedString>>,
@@ -40,7 +41,8 @@ const PLACES_MAX: usize = 64;
 /// The upper bounds of the buckets of all durations, in seconds. A delivery takes 0.1 ms on an idle machine.
 const BUCKETS: [f64; 12] = [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 10.0];
 
-/// One value per slot, each on its own cache lines, because processors fetch two lines of 64 bytes at a time.
+/// One value per slot of a thread. Each slot has its own cache lines, because processors fetch two lines of 64 bytes at
+/// a time.
 #[derive(Debug)]
 struct PerSlot<T>(Box<[CachePadded<T>]>);
 
@@ -93,7 +95,7 @@ impl CounterFn for Counts {
         self.0.mine().fetch_add(value, Ordering::Relaxed);
     }
 
-    /// Unused: only sums are set this way, on the counters of the inner recorder.
+    /// Does nothing: the counters are only set as sums, on the inner recorder.
     fn absolute(&self, _: u64) {}
 }
 
@@ -154,7 +156,7 @@ impl<R: Recorder> Recorder for PerThreadRecorder<R> {
 }
 
 impl PerThreadMetrics {
-    /// Sets the counters of the inner recorder to the sums.
+    /// Sets the counters of the inner recorder to the sums over all threads.
     pub(super) fn tell(&self) {
         for (counts, told) in self.0.counters.lock().values() {
             told.absolute(sum(counts.0.all()));

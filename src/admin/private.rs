@@ -10,10 +10,10 @@ use http::{HeaderMap, HeaderValue, Request, StatusCode};
 use super::{AdminPages, AdminResponse, TEXT, answer, refuse_others};
 use crate::auth::BrowserGuard;
 
-/// Renders a page by its name and query, as JSON.
+/// A function that renders a debug page by its name and query, as JSON.
 pub type PrivatePage = Arc<dyn Fn(&str, &str) -> Option<Vec<u8>> + Send + Sync>;
 
-/// Decides by the path and headers of a request whether its sender may see the page.
+/// A function that decides by a request's path and headers whether its sender may see a debug page.
 pub type PageAccess = Arc<dyn Fn(&str, &HeaderMap) -> BoxFuture<'static, Result<(), PageAccessDenied>> + Send + Sync>;
 
 /// The debug pages about clients, and the authorization for them.
@@ -23,10 +23,10 @@ pub struct PrivatePages {
     pub admittance: PageAccess,
 }
 
-/// Why a sender may not see a page.
+/// The reason that a sender may not see a debug page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PageAccessDenied {
-    /// Callers are not authenticated here.
+    /// The listener does not authenticate callers, so it cannot show a private page.
     #[error(
         "this page needs authenticated callers (auth: delegated) or a unix socket (admin: unix:PATH), because every \
          local process can reach this address"
@@ -34,9 +34,9 @@ pub enum PageAccessDenied {
     CallerUnidentified,
     #[error("authentication required: send a bearer token")]
     Unauthenticated,
-    #[error("you may not get this path (grant it in nonResourceURLs)")]
+    #[error("access denied: you may not get this path (grant get on it in nonResourceURLs)")]
     Denied,
-    #[error("too many authentication or authorization requests; try again")]
+    #[error("too many authentication or authorization requests to the apiserver; try again")]
     TooMany,
     #[error("cannot authenticate or authorize: the apiserver is unreachable")]
     Unknown,

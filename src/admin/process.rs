@@ -22,7 +22,7 @@ struct ResourceUsage {
     resident_bytes: Option<f64>,
     virtual_bytes: Option<f64>,
     open_files: Option<f64>,
-    /// Seconds since 1970.
+    /// The start time of the process, in seconds since 1970.
     started: Option<f64>,
 }
 

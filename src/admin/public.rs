@@ -36,9 +36,10 @@ pub struct MetricsPage {
 /// The callers that may read metrics.
 #[derive(Clone)]
 pub enum MetricsReaders {
-    /// All callers that reach the address, except web pages, because the metrics contain names of namespaces.
+    /// All callers that reach the address may read the metrics, except web pages, because metrics contain names of
+    /// namespaces.
     Anyone(Reloadable<BrowserGuard>),
-    /// Callers that are authorized per request.
+    /// Callers whose access to the metrics is authorized per request.
     Authorized(ScrapeAccess),
 }
 
@@ -47,9 +48,10 @@ pub enum MetricsReaders {
 pub type ScrapeAccess = Arc<dyn Fn(&Peer, &HeaderMap) -> BoxFuture<'static, ScrapeDecision> + Send + Sync>;
 type ScrapeDecision = Option<Result<(), Status>>;
 
-/// The timeout for the decision. It is made on the runtime that serves clients, which may be stuck.
+/// The timeout for the decision whether a sender may read metrics. It is made on the runtime that serves clients, which
+/// may be stuck.
 const ADMITTED_MAX: Duration = Duration::from_secs(15);
-/// How long a rendered scrape is reused, so that frequent scrapes do not occupy the thread that answers probes.
+/// How long a rendered metrics page is reused, so that frequent scrapes do not occupy the thread that answers probes.
 const RENDERED_MAX: Duration = Duration::from_secs(1);
 
 impl HealthPages {
@@ -76,7 +78,7 @@ impl MetricsPage {
         Self { pages, readers, rendered: Arc::default() }
     }
 
-    /// Answers `/metrics`.
+    /// Answers a scrape of `/metrics`. The response is a refusal if the sender may not read metrics.
     pub fn answer<B>(&self, peer: &Peer, request: &Request<B>) -> BoxFuture<'static, AdminResponse> {
         if let MetricsReaders::Anyone(browsers) = &self.readers
             && let Err(foreign) = browsers.get().check(request.uri(), request.headers())
@@ -115,13 +117,13 @@ impl MetricsPage {
     }
 }
 
-/// Awaits the decision; a timeout counts as a refusal.
+/// Awaits the decision whether a sender may read metrics; a timeout counts as a refusal.
 async fn in_time(admitted: impl Future<Output = ScrapeDecision>) -> Result<(), Status> {
     let late = || Status::service_unavailable("cannot authenticate or authorize: timed out");
     timeout(ADMITTED_MAX, admitted).await.ok().flatten().unwrap_or_else(|| Err(late()))
 }
 
-/// Returns a refusal in the apiserver's form.
+/// Returns a refusal to serve metrics as the apiserver would write it.
 fn refused(why: &Status) -> AdminResponse {
     let code = StatusCode::from_u16(why.http_code()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut refusal = answer(code, HeaderValue::from_static("application/json"), why.to_json());

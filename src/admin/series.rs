@@ -47,7 +47,7 @@ const COUNTERS: [FeedMetric<FeedCounts>; 4] = [
     ("kube_fanout_upstream_duplicates_total", "events received more than once", |of| read(&of.duplicates)),
 ];
 
-/// Counters that have one more label, such as a reason.
+/// The counters of feeds that have one more label, such as a reason.
 const WORDS: [(&str, &str); 5] = [
     ("kube_fanout_feed_requests_total", "requests of feeds besides their watch, by purpose"),
     ("kube_fanout_upstream_failures_total", "failed upstream watches and lists, by reason"),

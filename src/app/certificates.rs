@@ -11,7 +11,7 @@ use base::Tasks;
 /// The TLS configuration of the listeners.
 pub(super) struct Certificates {
     pub(super) listeners: Option<Tls>,
-    /// Set if metrics have their own certificate.
+    /// The TLS settings of the metrics port; `None` if it shares those of the proxy's listeners.
     metrics: Option<Tls>,
 }
 
@@ -46,7 +46,7 @@ impl Certificates {
         self.metrics.as_ref().or(shared).cloned()
     }
 
-    /// Reloads the files whenever they change.
+    /// Reloads the certificate files whenever they change.
     pub(super) fn keep_up(self, every: Duration, tasks: &Tasks) {
         if let Some(tls) = self.listeners {
             tasks.spawn_needed("listener certificate", tls.keep_up(every));

@@ -18,22 +18,22 @@ use crate::serve::{Coverage, OutsideCoverage};
 use crate::upstream::{Catalog, Client, CostLedger, CredentialSource, Endpoints, Resource};
 use base::{Tasks, WallClock};
 
-/// The output of `check`.
+/// The output of the `check` command: its text and its verdict.
 pub struct CheckOutput {
     pub text: String,
     pub verdict: CheckVerdict,
 }
 
-/// The overall result.
+/// The overall result of the `check` command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CheckVerdict {
     Passes,
     Fails,
-    /// No check failed, and a check could not be made.
+    /// No check failed, but at least one check could not be made.
     Inconclusive,
 }
 
-/// Timeout of all checks.
+/// The timeout of all checks of the `check` command together.
 const CHECK_MAX: Duration = Duration::from_secs(120);
 
 /// Checks everything that a proxy needs.
@@ -119,14 +119,15 @@ fn of_client_certificate(client: &Client) -> Option<CheckFinding> {
     })
 }
 
-/// What the configuration needs from upstream.
+/// The upstream permissions and resources that the configuration needs.
 struct Plan {
     needs: PermissionNeeds,
     findings: Vec<CheckFinding>,
 }
 
 impl Plan {
-    /// Without a catalog, the plan has only the permissions that every proxy of this mode needs.
+    /// Plans the checks for a configuration. Without a catalog, the plan has only the permissions that every proxy of
+    /// this mode needs.
     fn of(config: &ServeSettings, catalog: Option<&Catalog>) -> Self {
         let coverage = &config.serve.coverage;
         let on_node = coverage.node.is_some();

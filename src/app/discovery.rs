@@ -44,22 +44,23 @@ const RELEASE_MAX: Duration = Duration::from_secs(5);
 const LISTENING_MAX: Duration = Duration::from_secs(5);
 
 impl DiscoveryLoop {
-    /// Requests upstream's resources until it succeeds. `starting` shows why it has not.
+    /// Requests upstream's resources until a request succeeds. `starting` shows the reason of the last failure.
     pub(super) async fn learn(&self, starting: &ReadinessGuard) {
         let mut backoff = Backoff::default();
         while let Err(error) = self.rights.catalog.refresh(Instant::now()).await {
-            tracing::warn!(%error, "discovery failed; retrying");
+            tracing::warn!(%error, "upstream API discovery failed; retrying");
             let why = error.in_brief();
             starting.set_reason(move || Some(why.clone()));
             sleep(backoff.failed(Instant::now())).await;
         }
         let PermissionRetrier { client, catalog, .. } = &self.rights;
         let release = timeout(RELEASE_MAX, client.release()).await.ok().and_then(Result::ok);
+        let upstream_version = release.map_or_else(|| "unknown".to_owned(), |release| release.to_string());
         tracing::info!(
             version = super::VERSION,
             mode = self.mode,
             upstream = client.server_url(),
-            upstream_version = release.map_or_else(|| "unknown".to_owned(), |release| release.to_string()),
+            upstream_version,
             resources = catalog.len(),
             "discovered upstream's API resources"
         );
@@ -137,7 +138,7 @@ impl DiscoveryLoop {
             Ok(false) if is_prompted => feeds.forget_gone(),
             Ok(false) => {}
             Err(error) => {
-                tracing::debug!(%error, "discovery failed");
+                tracing::debug!(%error, "upstream API discovery failed; keeping the known resources");
                 return false;
             }
         }
@@ -202,12 +203,12 @@ impl ListenerStates {
         }
     }
 
-    /// Whether every listener has reported.
+    /// Whether every discovery listener has reported.
     fn is_from_all(&self) -> bool {
         DeclaringResource::ALL.iter().all(|from| self.0.of(*from).is_some())
     }
 
-    /// Whether every listener observes all changes.
+    /// Whether every discovery listener observes all changes.
     fn is_all(&self) -> bool {
         DeclaringResource::ALL.iter().all(|from| *self.0.of(*from) == Some(ListenerEvent::Listening))
     }

@@ -17,7 +17,7 @@ pub struct ProbeResponse {
     said: String,
 }
 
-/// Why there is no response.
+/// The reason that a health probe got no response.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
     #[error("no response from {0} in time")]
@@ -28,10 +28,10 @@ pub enum ProbeError {
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Maximum size of a response; more than the feeds of one process take.
+/// The maximum size of a response in bytes: more than the feeds of one process need.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
-/// Sends one probe.
+/// Sends one health probe.
 ///
 /// # Errors
 /// There was no response within the timeout.
@@ -52,7 +52,7 @@ pub fn ask(question: HealthProbe) -> BoxFuture<'static, Result<ProbeResponse, Pr
 }
 
 impl ProbeResponse {
-    /// Whether the proxy is healthy.
+    /// Whether the probed proxy is healthy.
     pub fn is_well(&self) -> bool {
         self.status.is_success()
     }

@@ -22,7 +22,10 @@ pub fn tell_panics() {
         let at = panic.location().map(ToString::to_string).unwrap_or_default();
         // Empty unless `RUST_BACKTRACE` asks for one.
         let backtrace = std::backtrace::Backtrace::capture();
-        tracing::error!(said, at, thread = thread.name(), %backtrace, "task panicked (a bug: please report it)");
+        tracing::error!(
+            reason = said, location = at, thread = thread.name(), %backtrace,
+            "task panicked (a bug: please report it)"
+        );
     }));
 }
 

@@ -24,16 +24,18 @@ pub fn raise_open_files() {
             tracing::info!(from, to, "raised the file descriptor limit to the hard limit");
             let Some(program) = this_program() else {
                 return tracing::warn!(
-                    "exec plugins inherit the raised file descriptor limit: cannot find the proxy's own executable"
+                    "cannot find the proxy's own executable; exec plugins inherit the raised file descriptor limit"
                 );
             };
             run_plugins_by(PluginRunner { program, arguments: ["run-plugin", &from, "--"].map(str::to_owned).into() });
         }
-        Err(error) => tracing::warn!(from, to, %error, "cannot raise the file descriptor limit"),
+        Err(error) => {
+            tracing::warn!(from, to, %error, "cannot raise the file descriptor limit; keeping the soft limit");
+        }
     }
 }
 
-/// Executes a command in place of this process, with this limit of open files. Returns only if that fails.
+/// Replaces this process with an exec plugin that has the given limit of open files. Returns only if that fails.
 pub fn run_plugin(open_files: u64, command: &[OsString]) -> io::Error {
     let Some((program, arguments)) = command.split_first() else { return io::ErrorKind::InvalidInput.into() };
     let limit = Rlimit { current: Some(open_files), ..getrlimit(Resource::Nofile) };

@@ -30,7 +30,7 @@ pub(super) struct OpsListeners {
     pub(super) http2_codec: Http2Codec,
 }
 
-/// An address that other machines may reach, and its handler.
+/// A port that other machines may reach, and its request handler.
 pub(super) struct PublicPort {
     listener: StdTcpListener,
     tls: Option<Tls>,
@@ -52,7 +52,7 @@ enum AdminListener {
     Unix(StdUnixListener, PathBuf),
 }
 
-/// The running server.
+/// The running server of the admin, health and metrics ports.
 pub(super) struct RunningOps {
     stop: CancellationToken,
     thread: JoinHandle<()>,
@@ -180,7 +180,9 @@ impl OpsListeners {
                     let serving = net::serve(listener, tls, limits, tasks.clone(), drain.clone(), handle);
                     tasks.spawn("operators' port", serving);
                 }
-                Err(error) => tracing::error!(%error, "cannot serve an admin, health or metrics port"),
+                Err(error) => {
+                    tracing::error!(%error, "an admin, health or metrics port is not served: cannot use its socket");
+                }
             }
         }
         stop.cancelled().await;
@@ -205,7 +207,7 @@ fn limits(http2_codec: Http2Codec) -> ConnectionLimits {
     }
 }
 
-/// A function that answers requests on one of these ports. It may await an authorization decision.
+/// A function that answers requests on an admin, health or metrics port. It may await an authorization decision.
 pub(super) type RequestHandler =
     Arc<dyn Fn(&Peer, &Request<RequestBody>) -> BoxFuture<'static, AdminResponse> + Send + Sync>;
 
@@ -213,7 +215,7 @@ impl RunningOps {
     pub(super) fn stop(self) {
         self.stop.cancel();
         if self.thread.join().is_err() {
-            tracing::error!("admin thread panicked");
+            tracing::error!("admin thread panicked; admin, health and metrics ports are closed");
         }
     }
 }

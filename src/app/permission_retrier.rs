@@ -9,12 +9,12 @@ pub(super) struct PermissionRetrier {
     pub(super) client: Client,
     pub(super) catalog: Catalog,
     pub(super) feeds: Feeds,
-    /// Whether the proxy serves one node. Then there are as many proxies as nodes.
+    /// Whether the proxy serves one node, so that there are as many proxies as nodes.
     pub(super) on_node: bool,
 }
 
 impl PermissionRetrier {
-    /// Whether cluster-wide objects are followed: RBAC, and the definitions of resources.
+    /// Whether the proxy follows cluster-wide objects: RBAC, and the definitions of resources.
     pub(super) fn follow_cluster(&self) -> bool {
         follow_cluster(self.on_node, self.catalog.reads().definitions)
     }

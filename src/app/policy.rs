@@ -32,7 +32,7 @@ struct Listener {
     again: Duration,
 }
 
-/// The pauses of listeners.
+/// The pauses between the attempts of RBAC listeners to start their feeds.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ListenerPauses {
     /// The pause before a retry when there is no feed or it has ended. A retry does not reach upstream more often than
@@ -111,7 +111,7 @@ impl Listener {
         }
     }
 
-    /// Follows changes for as long as it is polled.
+    /// Follows RBAC changes for as long as the future is polled.
     async fn follow(&self, is_told: &mut bool) -> Infallible {
         loop {
             if let Some(feed) = self.feed() {
@@ -120,7 +120,10 @@ impl Listener {
             self.hear(false);
             if !std::mem::replace(is_told, true) {
                 let resource = self.kind.resource();
-                tracing::warn!(resource, "cannot watch RBAC changes; checking open watches once a minute");
+                tracing::warn!(
+                    resource,
+                    "cannot watch RBAC objects; rechecking the permissions of open watches once a minute"
+                );
             }
             sleep(self.again).await;
         }
@@ -135,7 +138,7 @@ impl Listener {
         self.rights.feeds.handle(&feed_spec(&resource, Scope::Cluster, resource.encoding), None).ok()
     }
 
-    /// Follows the feed; returns when it has ended, or cannot be read as JSON.
+    /// Follows the feed of RBAC objects; returns when it has ended, or cannot be read as JSON.
     async fn listen(&self, feed: &FeedHandle) {
         let mut state = feed.reader.watch_state();
         loop {
@@ -162,7 +165,7 @@ impl Listener {
         }
     }
 
-    /// Reads the current objects and returns a cursor to later changes; `None` if they cannot be read as JSON.
+    /// Reads the current RBAC objects and returns a cursor to later changes; `None` if they cannot be read as JSON.
     async fn begin(&self, feed: &FeedHandle) -> Option<Cursor> {
         let json = Representation::Object(Encoding::Json);
         let renderer = if feed.spec.key.encoding == Encoding::Json {
@@ -191,7 +194,10 @@ impl Listener {
         let affected = match serde_json::from_slice::<PolicyChange>(frame) {
             Ok(change) => self.heard.policy.lock().apply(self.kind, change),
             Err(error) => {
-                tracing::warn!(%error, resource = self.kind.resource(), "cannot decode an RBAC object");
+                tracing::warn!(
+                    resource = self.kind.resource(), %error,
+                    "cannot decode an RBAC object; rechecking the permissions of all callers"
+                );
                 Some(AffectedUsers::Everyone)
             }
         };
@@ -211,7 +217,7 @@ impl Listener {
     }
 }
 
-/// Completes when there are frames. Returns false if the cursor's history is lost.
+/// Completes when the cursor has frames of RBAC changes. Returns false if the cursor's history is lost.
 async fn pull(cursor: &mut Cursor, frames: &mut Vec<Bytes>) -> bool {
     std::future::poll_fn(|cx| match cursor.pull(ROOM, Some(cx.waker()), frames) {
         Pull::Frames { .. } => Poll::Ready(true),

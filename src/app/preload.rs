@@ -34,12 +34,12 @@ struct PreloadKeeper {
     catalog: Catalog,
     feeds: Feeds,
     tasks: Tasks,
-    /// By the names in the configuration. Dropping a guard stops keeping the feed.
+    /// The guards of the feeds that are kept running, by name. Dropping a guard stops keeping the feed.
     kept: HashMap<String, DropGuard>,
 }
 
 impl Preload {
-    /// Starts a feed for each of the names. The process is not ready until all of them have synced once.
+    /// Starts a feed for each preloaded name. The process is not ready until all of them have synced once.
     pub(super) fn start(self, known: &DiscoveryLoop) {
         let DiscoveryLoop { rights: PermissionRetrier { catalog, feeds, .. }, tasks, .. } = known;
         let (running, catalog, feeds) = (self.running.clone(), catalog.clone(), feeds.clone());
@@ -106,7 +106,10 @@ impl Preload {
             };
             if late.is_some_and(|late| late <= Instant::now()) {
                 if stale.is_none() {
-                    tracing::warn!(resource = name, "not ready: no upstream watch for longer than readyStaleMax");
+                    tracing::warn!(
+                        resource = name,
+                        "proxy not ready: the resource had no upstream watch for longer than readyStaleMax"
+                    );
                     let (guard, counts) = (self.ready.register(format!("stream of {name}")), feed.counts.clone());
                     stale = Some(guard.because(move || counts.trouble()));
                 }
@@ -161,12 +164,14 @@ fn preloaded(name: &str, coverage: &Coverage, catalog: &Catalog, feeds: &Feeds) 
     Ok(feed.map_err(|why| unavailable(why).to_owned())?.only_keeping())
 }
 
-/// Returns why a feed is not synced yet. Every caller that reaches the health port may read the text.
+/// Returns the reason that a preloaded feed has not synced yet. Every caller that reaches the health port may read the
+/// text.
 fn syncing(trouble: Option<String>) -> String {
     trouble.map_or_else(|| "listing".to_owned(), |trouble| format!("the initial list failed: {trouble}"))
 }
 
-/// Returns why there is no feed. Every caller that reaches the health port may read the text.
+/// Returns the reason that there is no feed for a preloaded name. Every caller that reaches the health port may read
+/// the text.
 fn unavailable(why: FeedUnavailable) -> &'static str {
     match why {
         FeedUnavailable::TooMany => "too many feeds",

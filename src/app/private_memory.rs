@@ -6,7 +6,7 @@ pub fn keep_memory_private() {
     let nothing = Rlimit { current: Some(0), maximum: Some(0) };
     let limited = setrlimit(Resource::Core, nothing);
     if let Err(error) = limited.and_then(|()| refuse_debuggers()) {
-        tracing::warn!(%error, "cannot disable core dumps");
+        tracing::warn!(%error, "cannot disable core dumps and debugging; memory dumps may contain tokens and Secrets");
     }
 }
 

@@ -20,19 +20,19 @@ use base::{Reloadable, Tasks, WatchedFile};
 pub struct ReloadSources {
     /// The arguments of the `serve` command.
     pub arguments: ServeArguments,
-    /// SIGHUP, which triggers a check of the file.
+    /// The receiver of SIGHUP, which triggers a check of the configuration file.
     pub hangups: Signal,
-    /// Sets the log level.
+    /// A function that sets the log level of the process.
     pub log_level: LogLevel,
 }
 
-/// A function that sets the log level.
+/// A function that sets the log level of the process.
 pub type LogLevel = Box<dyn Fn(&str) -> Result<(), String> + Send + Sync>;
 
 /// The settings that can change at run time.
 #[derive(Clone)]
 pub(super) struct ReloadableSettings {
-    /// The running configuration.
+    /// The configuration that is in effect.
     pub(super) running: Reloadable<ServeSettings>,
     pub(super) connections: Reloadable<ConnectionLimits>,
     pub(super) reflect: Reloadable<ReflectConfig>,
@@ -75,13 +75,14 @@ impl ReloadableSettings {
         })
     }
 
-    /// Loads the file, and checks it for changes periodically from now on.
+    /// Loads the configuration file, and starts to check it for changes periodically.
     pub(super) fn read(&self, arguments: &ServeArguments, tasks: &Tasks) -> Result<(), StartError> {
         let Some(path) = arguments.file().map(Path::to_owned) else { return Ok(()) };
         // A pipe can be read only once. Reading it again would return an empty configuration, which means every
         // default.
         if !path.is_file() {
-            tracing::info!(path = %path.display(), "the configuration is not a regular file; it is not reloaded");
+            let path = path.display();
+            tracing::info!(%path, "the configuration is not a regular file; its changes are not reloaded");
             return Ok(());
         }
         let arguments = arguments.clone();
@@ -96,8 +97,8 @@ impl ReloadableSettings {
         Ok(())
     }
 
-    /// Applies the file whenever it changes, until the frontend is dropped. It holds only a weak reference, because a
-    /// drain waits for the last strong one.
+    /// Applies the configuration file whenever it changes, until the frontend is dropped. It holds only a weak
+    /// reference, because a drain waits for the last strong one.
     pub(super) async fn keep_up(self, mut reloading: ReloadSources, frontend: Weak<Frontend>, feeds: Feeds) {
         let Some((_, file)) = self.file.get() else {
             while reloading.hangups.recv().await.is_some() {
@@ -124,15 +125,15 @@ impl ReloadableSettings {
             let serve = merged(&running, read, running.settings.taking(&changes, &read.settings));
             self.put(&serve, frontend, feeds);
             if let Err(why) = log_level(&serve.log.level) {
-                tracing::warn!(error = %why, "cannot apply log.level");
+                tracing::warn!(level = %serve.log.level, error = %why, "cannot apply log.level");
             }
             self.running.set(serve);
-            tracing::info!(keys = changes.taken.join(", "), "configuration applied");
+            tracing::info!(keys = changes.taken.join(", "), "changed configuration applied");
         }
         metrics::restart_keys(changes.restart.len());
         let before = std::mem::replace(&mut *self.waiting.lock(), changes.restart.clone());
         if before != changes.restart && !changes.restart.is_empty() {
-            tracing::warn!("restart required for: {}", changes.restart.join(", "));
+            tracing::warn!("changed keys not applied; restart required for: {}", changes.restart.join(", "));
         }
         let outcome = match (changes.taken.is_empty(), before == changes.restart) {
             (false, _) if changes.restart.is_empty() => "applied",

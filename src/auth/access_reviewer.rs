@@ -17,8 +17,8 @@ use kubeapi::{Access, FlowDistinguisher, User};
 
 /// Creates access reviews upstream, and caches the decisions for seconds.
 ///
-/// A decision belongs to one user, with everything that upstream knows of it, and to one access, with everything that a
-/// right may depend on. Two that differ never share one.
+/// A decision belongs to one user, with all attributes that upstream knows, and to one access, with all attributes that
+/// a permission may depend on. Users or accesses that differ never share a decision.
 pub(super) struct AccessReviewer {
     reviews: Arc<dyn Reviews>,
     queue: ReviewQueue,
@@ -26,8 +26,8 @@ pub(super) struct AccessReviewer {
     config: AuthConfig,
 }
 
-/// A digest of a user and an access. It has the same length whatever texts a caller chooses, so that the decisions of
-/// one caller do not evict those of others.
+/// The cache key of a decision: a digest of a user and an access. It has the same length whatever texts a caller
+/// chooses, so that the decisions of one caller do not evict those of others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct DecisionKey([u8; 32]);
 
@@ -36,25 +36,26 @@ struct Sha256Hasher(digest::Context);
 
 #[derive(Debug, Clone)]
 pub(super) struct AccessDecision {
-    /// A time before the review was sent.
+    /// A time shortly before the access review was sent.
     pub(super) asked: Instant,
     is_allowed: bool,
-    /// The authorizer's reason.
+    /// The authorizer's reason for a decision.
     pub(super) reason: Arc<str>,
-    /// The user and the namespace, by which a policy change affects the decision.
+    /// The user and the namespace of the decision, by which a policy change affects it.
     user: Arc<User>,
     namespace: Box<str>,
 }
 
-/// The most bytes of cached decisions. By default, requests add up to 5,000 per second for ten seconds: some 35 MiB.
+/// The maximum number of bytes of cached decisions. By default, requests add up to 5,000 per second for ten seconds:
+/// about 35 MiB.
 const DECISIONS_BYTES_MAX: u64 = 64 << 20;
 /// The size of a decision without its texts.
 const DECISION_BYTES: usize = 384;
-/// The longest name of a namespace.
+/// The length of the longest namespace name.
 const NAMESPACE_NAME_MAX: usize = 63;
 /// The longest user whose decision a downstream proxy may add to the cache. A proxy can send any text.
 const LEARNED_USER_BYTES_MAX: usize = 10_000;
-/// How long a request waits if all requests together exceed their limit.
+/// The maximum time that a request waits for its review if all requests together exceed their limit.
 const REQUEST_WAIT_MAX: Duration = Duration::from_secs(2);
 
 impl AccessReviewer {
@@ -65,8 +66,8 @@ impl AccessReviewer {
         Self { reviews, queue: queue(config), decisions, config: config.clone() }
     }
 
-    /// Returns the allow decision for this user and access. With `since`, only one whose review was sent after that
-    /// time is accepted.
+    /// Returns the decision that allows an access to a user. With `since`, only a decision whose review was sent after
+    /// that time is accepted.
     ///
     /// # Errors
     /// The access is denied, or no decision could be obtained.
@@ -83,9 +84,9 @@ impl AccessReviewer {
         if decision.is_allowed { Ok(decision) } else { Err(NotGranted::Denied(decision.reason)) }
     }
 
-    /// Checks whether a downstream proxy may send this request.
+    /// Checks whether a downstream proxy may send a request.
     ///
-    /// It sends requests for its clients repeatedly, and no cached content depends on them. So a decision is valid
+    /// A proxy sends requests for its clients repeatedly, and no cached content depends on them. So a decision is valid
     /// until a lease would be checked again.
     pub(super) async fn lets_proxy(
         &self,
@@ -100,7 +101,7 @@ impl AccessReviewer {
         self.decide(user, access, ReviewPurpose::Proxy, since).await.map(drop)
     }
 
-    /// The cached decision on an access, if its review was sent after `since`.
+    /// Returns the cached decision on an access, if its review was sent after `since`.
     pub(super) async fn recalls(
         &self,
         user: &User,
@@ -113,7 +114,7 @@ impl AccessReviewer {
     }
 
     /// Caches a decision that upstream returned for a downstream proxy's review, because that proxy may open a watch
-    /// with the same right.
+    /// with the same permission.
     ///
     /// If the review was for an open watch, the decision may be too old for requests.
     pub(super) async fn learns(
@@ -134,12 +135,12 @@ impl AccessReviewer {
         self.decisions.put(ReviewPurpose::Lease, &key, decision).await;
     }
 
-    /// Whether the proxy may create access reviews.
+    /// Returns the record of whether the proxy may create access reviews.
     pub(super) fn right(&self) -> &Arc<ReviewRight> {
         self.queue.right()
     }
 
-    /// The error for a review that exceeds a limit.
+    /// Returns the error for an access review that exceeds a limit.
     pub(super) fn over_budget(&self) -> NotGranted {
         self.queue.over_budget()
     }
@@ -227,12 +228,12 @@ impl AccessDecision {
         Self { asked, is_allowed: verdict.allowed, reason: verdict.reason.into(), user, namespace }
     }
 
-    /// Whether upstream's reason says that RBAC allows the access. No other authorizer's reason does.
+    /// Whether upstream's reason says that RBAC allows the access. No other authorizer gives that reason.
     pub(super) fn is_by_policy(&self) -> bool {
         self.is_allowed && AccessReviewResult::is_by_rbac(&self.reason)
     }
 
-    /// How long it is cached. For leases and proxies, each look-up sets how old it may be.
+    /// How long a decision is cached. For leases and downstream proxies, each look-up also sets a maximum age.
     fn ttl(&self, purpose: ReviewPurpose, config: &AuthConfig) -> Duration {
         match purpose {
             _ if !self.is_allowed && AccessReviewResult::denies_for_now(&self.reason) => Duration::ZERO,

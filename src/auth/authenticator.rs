@@ -26,7 +26,8 @@ pub struct FrontProxy {
     pub names: Vec<String>,
 }
 
-/// Determines who a caller is and what it may do. Results are valid only for a short time and are obtained again.
+/// Determines the identity and the permissions of callers. Results are valid only for a short time and are obtained
+/// again.
 pub(super) struct Authenticator {
     reviews: Arc<dyn Reviews>,
     key: ring::hmac::Key,
@@ -69,7 +70,7 @@ impl Authenticator {
         })
     }
 
-    /// The identifier of a credential. Without this process's key, the credential cannot be derived from it.
+    /// Returns the identifier of a credential. Without this process's key, the credential cannot be derived from it.
     pub(super) fn id(&self, credential: &Credential) -> CredentialId {
         let mut hmac = ring::hmac::Context::with_key(&self.key);
         let mut add = |part: &[u8]| add(&mut hmac, part);
@@ -100,7 +101,7 @@ impl Authenticator {
         })
     }
 
-    /// The time until which this chain authenticates a front proxy; `None` if it does not.
+    /// Returns the time until which a chain authenticates a front proxy; `None` if it does not.
     fn front_proxy(&self, shown: &PeerCertChain) -> Option<SystemTime> {
         let front = self.front_proxy.as_ref()?;
         let CertificateHolder { user, until } =
@@ -108,7 +109,7 @@ impl Authenticator {
         (front.names.is_empty() || front.names.contains(&user.name)).then_some(until)
     }
 
-    /// The user of a credential; `None` if the credential names no user.
+    /// Returns the user of a credential; `None` if the credential names no user.
     ///
     /// # Errors
     /// The credential is not accepted, or that cannot be determined.
@@ -135,7 +136,7 @@ impl Authenticator {
         Ok(Some(identity))
     }
 
-    /// The holder of a certificate; `None` if the certificate is trusted and names no user.
+    /// Returns the holder of a certificate; `None` if the certificate is trusted and names no user.
     fn holder(&self, shown: &PeerCertChain) -> Result<Option<CertificateHolder>, NotGranted> {
         let authorities = self.client_authorities.as_ref().ok_or(NotGranted::Unauthenticated)?.current();
         match shown.holder(AuthorityRole::Client, &authorities, self.clock.now()) {
@@ -145,7 +146,7 @@ impl Authenticator {
         }
     }
 
-    /// The authorities that verify a credential's certificates, if it has any.
+    /// Returns the authorities that verify a credential's certificates, if it has any.
     pub(super) fn authorities(&self, credential: &Credential) -> Option<TrustedAuthorities> {
         match credential {
             Credential::Anonymous | Credential::Token(_) => None,
@@ -155,13 +156,13 @@ impl Authenticator {
     }
 }
 
-/// The user that upstream assigns to callers without a credential.
+/// Returns the user that upstream assigns to callers without a credential.
 pub(super) fn anonymous() -> User {
     let groups = vec![User::UNAUTHENTICATED.to_owned()];
     User { name: User::ANONYMOUS.to_owned(), groups, ..User::default() }
 }
 
-/// Adds the length first, so that no two credentials have the same encoding.
+/// Adds a part of a credential, preceded by its length, so that no two credentials have the same encoding.
 fn add(hmac: &mut ring::hmac::Context, part: &[u8]) {
     hmac.update(&(part.len() as u64).to_be_bytes());
     hmac.update(part);

@@ -12,7 +12,7 @@ pub enum AuthorityRole {
 }
 
 impl AuthorityRole {
-    /// For logs.
+    /// Returns the role of the authority, for logs.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Client => "client",
@@ -31,7 +31,7 @@ struct AuthoritySets {
     proxies: Vec<Vec<u8>>,
 }
 
-/// An authority would be in both sets.
+/// The same authority would be trusted for clients and for front proxies.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "delegated.clientCA and delegated.frontProxyCA share a certificate authority, so every client could claim any \
@@ -43,7 +43,7 @@ impl AuthoritySeparation {
     /// Sets the authorities of a role, unless one of them has the other role too.
     ///
     /// # Errors
-    /// One of them has the other role. The earlier ones stay.
+    /// An authority has the other role. The previous authorities stay.
     pub fn admit(&self, role: AuthorityRole, authorities: &Authorities) -> Result<(), SharedAuthorityError> {
         let mut sides = self.0.lock();
         let AuthoritySets { clients, proxies } = &mut *sides;

@@ -32,7 +32,7 @@ struct Shared {
     config: AuthConfig,
     authenticator: Arc<Authenticator>,
     leases: Arc<Leases>,
-    /// The namespaces that open watches depend on.
+    /// The limit on the namespaces that open watches depend on.
     quota: NamespaceQuota,
     changes: Arc<PendingPolicyChanges>,
     tasks: Tasks,
@@ -44,7 +44,7 @@ struct Shared {
     release: moka::future::Cache<(), Release>,
 }
 
-/// The dependencies of delegated authorization.
+/// The dependencies of an authorizer with delegated authentication.
 #[derive(Clone)]
 pub struct Delegation {
     /// The proxy's own client. Its identity may create token and access reviews.
@@ -56,12 +56,12 @@ pub struct Delegation {
     pub tasks: Tasks,
 }
 
-/// The identity of a caller.
+/// The identity of a caller, as determined from its credential.
 #[derive(Debug, Clone)]
 pub enum Caller {
     /// The proxy itself: every client that reaches the socket acts as it.
     ProxyItself,
-    /// A caller without a credential.
+    /// A caller that sent no credential.
     Anonymous,
     Known(Arc<AuthenticatedCaller>),
 }
@@ -83,7 +83,7 @@ const OURSELVES_MAX: Duration = Duration::from_secs(5);
 const RELEASE_FOR: Duration = Duration::from_secs(60);
 /// The first release that constrains impersonation by default (KEP-5284).
 const CONSTRAINED_SINCE: Release = Release { major: 1, minor: 36 };
-/// The time within which all namespaces that open readable watches depend on can be reviewed.
+/// The time in seconds within which all namespaces that open readable watches depend on can be reviewed.
 const ASSERTED_WITHIN_SECONDS: u32 = 4;
 
 impl Authorizer {
@@ -118,8 +118,8 @@ impl Authorizer {
         self.delegated.is_none()
     }
 
-    /// Whether this caller may read from the cache. A caller without a credential may only if the configuration allows
-    /// it.
+    /// Whether a caller may read from the cache. A caller without a credential may do so only if the configuration
+    /// allows it.
     pub fn serves(&self, caller: &Caller) -> bool {
         match (caller, &self.delegated) {
             (Caller::Anonymous, Some(shared)) => shared.config.anonymous,
@@ -141,7 +141,7 @@ impl Authorizer {
         caller
     }
 
-    /// Grants this request, if the caller may make it. The grant of a watch is checked again as long as it is held.
+    /// Grants a request, if the caller may make it. The grant of a watch is checked again as long as the watch is open.
     ///
     /// # Errors
     /// The caller may not make the request, or that cannot be determined.
@@ -155,7 +155,7 @@ impl Authorizer {
         grant
     }
 
-    /// Whether a downstream proxy may create this review of one of its callers.
+    /// Whether a downstream proxy may create this review on behalf of one of its callers.
     pub async fn lets_proxy(&self, caller: &Caller, info: &RequestInfo) -> bool {
         let Some(shared) = &self.delegated else { return true };
         match shared.known(caller) {
@@ -168,11 +168,11 @@ impl Authorizer {
         }
     }
 
-    /// Grants a read of a collection across namespaces: all of it, or else the namespaces in which the caller may do
-    /// the same. Each namespace is reviewed when it occurs.
+    /// Grants a read of a collection across namespaces: all of it, or else the namespaces in which the caller may
+    /// perform the same access. Each namespace is reviewed when it occurs.
     ///
     /// # Errors
-    /// The caller's identity or its rights cannot be determined.
+    /// The caller's identity or permissions cannot be determined.
     pub async fn readable(&self, caller: &Caller, info: &RequestInfo) -> Result<Permit, NotGranted> {
         let access = Arc::new(Access::of(info));
         let Some(shared) = &self.delegated else { return Ok(Permit::Whole(Grant::new(access, None))) };
@@ -186,7 +186,7 @@ impl Authorizer {
         permit
     }
 
-    /// The identity with which the caller's requests are sent upstream.
+    /// Returns the identity with which the caller's requests are sent to upstream.
     pub async fn acting_as(&self, caller: &Caller) -> ActingAs {
         match (caller, &self.delegated) {
             (Caller::ProxyItself, _) | (_, None) => ActingAs::ProxyItself,
@@ -201,10 +201,10 @@ impl Authorizer {
         }
     }
 
-    /// The user that a caller asks to impersonate, if it may.
+    /// Returns the user that a caller requests to impersonate, if the caller may.
     ///
     /// Upstream checks `Impersonate-*` headers itself. This check is for callers that the proxy itself impersonates,
-    /// for whom upstream cannot (R-IMPERSONATE-2).
+    /// for which upstream cannot (R-IMPERSONATE-2).
     ///
     /// # Errors
     /// The caller may not impersonate the user, or that cannot be determined.
@@ -248,13 +248,14 @@ impl Authorizer {
         Some(self.delegated.as_ref()?.authenticator.keep_ready(ready))
     }
 
-    /// The number of leases of open watches; `None` if none are needed. Receivers are notified of the first lease and
-    /// of the end of the last.
+    /// Returns the number of leases of open watches; `None` if none are needed. Receivers are notified of the first
+    /// lease and of the end of the last.
     pub fn leases(&self) -> Option<watch::Receiver<usize>> {
         self.delegated.as_ref().map(|shared| shared.leases.count())
     }
 
-    /// Records whether policy changes are seen as they happen. If not, they are seen later, or the watches restart.
+    /// Records whether policy changes are received as they happen. If not, they are received later, or the watches
+    /// restart.
     pub fn hears_policy(&self, is_heard: bool) {
         metrics::policy_watched(is_heard);
         if let Some(shared) = &self.delegated {
@@ -262,25 +263,26 @@ impl Authorizer {
         }
     }
 
-    /// The cached decision on an access, if its review was sent after `since`. It answers a downstream proxy's review.
+    /// Returns the cached decision on an access, if its review was sent after `since`. It answers a downstream proxy's
+    /// review.
     pub async fn recalls(&self, user: &User, access: &Access, since: Instant) -> Option<(Instant, AccessReviewResult)> {
         let reviewer = &self.delegated.as_ref()?.authenticator.access_reviewer;
         reviewer.recalls(user, access, since).await
     }
 
-    /// Caches a decision that upstream returned for a downstream proxy, unless a policy change was seen since.
+    /// Caches a decision that upstream returned for a downstream proxy, unless a policy change was received since.
     pub async fn learns(&self, of: (User, Access), cause: Cause, asked: Instant, verdict: AccessReviewResult) {
         if let Some(shared) = self.delegated.as_ref().filter(|shared| asked >= shared.policy_watch.moved()) {
             shared.authenticator.access_reviewer.learns(of, cause, asked, verdict).await;
         }
     }
 
-    /// The time since which no policy change has been seen; `None` if changes would not be seen.
+    /// Returns the time since which no policy change was received; `None` if changes would be missed.
     pub fn policy_unchanged_since(&self) -> Option<Instant> {
         self.delegated.as_ref()?.policy_watch.unchanged_since()
     }
 
-    /// The configuration, whose TTLs bound the age of cached decisions.
+    /// Returns the configuration, whose TTLs bound the age of cached decisions.
     pub fn remembers_for(&self) -> AuthConfig {
         self.delegated.as_ref().map(|shared| shared.config.clone()).unwrap_or_default()
     }
@@ -334,7 +336,7 @@ impl Shared {
         Ok(Readable::new(access, verdicts, lease))
     }
 
-    /// The user to review; `None` for the proxy itself.
+    /// Returns the user to review; `None` for the proxy itself.
     fn known(&self, caller: &Caller) -> Result<Option<Arc<AuthenticatedCaller>>, NotGranted> {
         match caller {
             Caller::ProxyItself => Ok(None),
@@ -348,8 +350,8 @@ impl Shared {
         }
     }
 
-    /// The lease that a watch depends on. It is created before the right is checked, so that no change falls between
-    /// the two.
+    /// Returns the lease that a watch depends on. It is created before the permission is checked, so that no change is
+    /// missed between the two.
     fn lease(
         &self,
         known: &AuthenticatedCaller,
@@ -389,7 +391,7 @@ impl Shared {
     }
 }
 
-/// Applies policy changes as they are seen.
+/// Applies policy changes as they are received.
 async fn follow(changes: Arc<PendingPolicyChanges>, authenticator: Arc<Authenticator>, leases: Arc<Leases>) {
     let mut rounds = RecheckRounds::new();
     loop {
@@ -404,7 +406,7 @@ fn quota(config: &AuthConfig) -> NamespaceQuota {
     NamespaceQuota::new(in_time(config.namespaces), in_time(config.namespaces_per_user))
 }
 
-/// The credentials of a request, in the order in which they are tried.
+/// Returns the credentials of a request, in the order in which they are tried.
 fn shown(sender: RequestSender, headers: &HeaderMap) -> Result<Vec<Credential>, NotGranted> {
     let mut shown = Vec::new();
     if let Some(chain) = sender.certificates {
@@ -416,7 +418,7 @@ fn shown(sender: RequestSender, headers: &HeaderMap) -> Result<Vec<Credential>, 
         Ok(token) => shown.extend(token.map(Credential::Token)),
         Err(_) if !shown.is_empty() => {}
         Err(why) => {
-            tracing::debug!(error = %why, "malformed credential");
+            tracing::debug!(error = %why, "malformed bearer token; request rejected with 401");
             return Err(NotGranted::Unauthenticated);
         }
     }
@@ -431,7 +433,7 @@ impl AuthenticatedCaller {
 }
 
 impl Caller {
-    /// The caller's name, for messages.
+    /// Returns the caller's name, for messages.
     pub fn name(&self) -> &str {
         match self {
             Self::ProxyItself => "",
@@ -455,8 +457,8 @@ impl Caller {
         matches!(self, Self::Known(known) if matches!(known.credential, Credential::Certificate(_)))
     }
 
-    /// The party that every limit counts this caller for; `None` if all callers are the proxy itself. Callers without a
-    /// credential count as one user.
+    /// Returns the party to which every limit charges this caller; `None` if all callers are the proxy itself. Callers
+    /// without a credential count as one user.
     pub fn payer(&self) -> Option<FlowDistinguisher> {
         match self {
             Self::ProxyItself => None,

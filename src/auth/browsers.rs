@@ -20,7 +20,7 @@ use super::hosts::{Authority, Host};
 pub struct BrowserGuard {
     scheme: &'static str,
     hosts: AllowedHosts,
-    /// The pages that may send requests.
+    /// The origins of other web pages that may send requests.
     allowed: Vec<PageOrigin>,
 }
 
@@ -29,7 +29,7 @@ pub struct BrowserGuard {
 pub struct PageOrigin {
     scheme: String,
     host: Host,
-    /// Never `None` for `http` and `https`.
+    /// The port of the origin; never `None` for `http` and `https`.
     port: Option<u16>,
 }
 
@@ -38,10 +38,10 @@ pub struct PageOrigin {
 #[error("{0:?} is not an origin (expected scheme://host or scheme://host:port)")]
 pub struct InvalidOrigin(String);
 
-/// Why a request is refused.
+/// The reason that a request is refused as one from a foreign web page.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ForeignRequest {
-    /// The request names a host that leads to this machine and is not one of ours.
+    /// The request names a host that resolves to this machine, but is not an allowed host.
     #[error("host {0:?} is not served here; add it to allowedHosts to allow it")]
     Host(String),
     #[error("the request target {target:?} contradicts the Host header {host:?}")]
@@ -53,23 +53,23 @@ pub enum ForeignRequest {
     Page { name: HeaderName, value: String },
 }
 
-/// A forbidden header name: no page can set or change it (W3C Fetch Metadata).
+/// The header in which a browser reports the origin of a request. No page can set or change it (W3C Fetch Metadata).
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
-/// The most characters of a header that a message repeats.
+/// The maximum number of characters of a header that an error message repeats.
 const SHOWN_CHARS_MAX: usize = 100;
 
 impl BrowserGuard {
-    /// Creates a guard. `tls` is whether the sockets use TLS, which determines the scheme of their own pages.
+    /// Creates a guard. `tls` states whether the sockets use TLS, which determines the scheme of their own pages.
     pub fn new(tls: bool, hosts: AllowedHosts, allowed: Vec<PageOrigin>) -> Self {
         Self { scheme: if tls { "https" } else { "http" }, hosts, allowed }
     }
 
-    /// Checks a request to a socket where every client has rights.
+    /// Checks a request to a socket where every client has permissions.
     ///
     /// The request must name a host of this machine, and must not come from a page of another origin.
     ///
     /// # Errors
-    /// It names another host, or comes from such a page.
+    /// The request names another host, or comes from such a page.
     pub fn check(&self, target: &Uri, headers: &HeaderMap) -> Result<(), ForeignRequest> {
         let (named, header) = named(target, headers);
         // Every browser names a host. A request without one comes from another program, such as HAProxy's HTTP/1.0
@@ -120,19 +120,20 @@ impl BrowserGuard {
         only(headers, &SEC_FETCH_SITE)?.map_or(Ok(()), is_own)
     }
 
-    /// The origin of a page that was loaded from this host.
+    /// Returns the origin of a page that was loaded from this host.
     fn own(&self, host: &str) -> Option<PageOrigin> {
         Authority::parse(host).map(|authority| PageOrigin::new(self.scheme, authority))
     }
 }
 
-/// The host in the request's target (`:authority` in HTTP/2, absolute-form before), and the one in its Host header.
+/// Returns the host in the request's target (`:authority` in HTTP/2, absolute-form before), and the one in its Host
+/// header.
 fn named<'a>(target: &'a Uri, headers: &'a HeaderMap) -> (Option<&'a str>, Option<&'a str>) {
     let header = headers.get(HOST).map(|value| value.to_str().unwrap_or_default());
     (target.authority().map(http::uri::Authority::as_str), header)
 }
 
-/// The only value of a header. No browser sends two of them.
+/// Returns the only value of a header. No browser sends two of them.
 fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a HeaderValue>, ForeignRequest> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {

@@ -27,7 +27,7 @@ pub type Chain = Arc<[CertificateDer<'static>]>;
 pub struct Authorities {
     algorithms: &'static [&'static dyn SignatureVerificationAlgorithm],
     edition: AuthoritySetId,
-    /// The authorities in webpki's form, and in the same order the facts that webpki ignores.
+    /// The authorities in webpki's form, and in the same order the properties that webpki ignores.
     anchors: Vec<TrustAnchor<'static>>,
     roots: Vec<RootProperties>,
 }
@@ -40,10 +40,10 @@ pub(super) struct AuthoritySetId([u8; 32]);
 #[derive(Debug)]
 struct RootProperties {
     validity: Validity,
-    /// Whether it may sign certificates, and those of clients.
+    /// Whether the certificate may sign other certificates, including those of clients.
     is_authority: bool,
     for_clients: bool,
-    /// The most intermediate authorities between it and the client.
+    /// The maximum number of intermediate authorities between the authority and the client.
     between_max: Option<u32>,
 }
 
@@ -57,12 +57,13 @@ struct Validity {
 /// A signature algorithm that checks each signature only once while one chain is verified.
 ///
 /// webpki checks a signature for every path that contains it, and certificates of one name form as many paths as they
-/// have orders. With P-384, a check takes two milliseconds. webpki gives up after a hundred checks, which bounds the
+/// have orders. With P-384, a check takes two milliseconds. webpki stops after a hundred checks, which bounds the
 /// memory.
 #[derive(Debug)]
 struct SignatureMemo<'a> {
     algorithm: &'a dyn SignatureVerificationAlgorithm,
-    /// Results by a digest of key, message and signature. One thread verifies a chain; the trait requires the lock.
+    /// The cached results of signature checks, by a digest of key, message and signature. One thread verifies a chain;
+    /// the trait requires the lock.
     known: Mutex<HashMap<[u8; 32], bool>>,
 }
 
@@ -70,23 +71,23 @@ struct SignatureMemo<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CertificateHolder {
     pub user: Arc<User>,
-    /// When the first certificate of the path expires, including the authority's.
+    /// The time at which the first certificate of the path expires, including the authority's.
     pub until: SystemTime,
 }
 
-/// Why a file contains no usable authorities.
+/// The reason that a file contains no usable authorities.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AuthoritiesError {
     #[error("no certificate found (expected a PEM block \"CERTIFICATE\")")]
     Empty,
-    #[error("{0}")]
+    #[error("cannot parse a certificate: {0}")]
     Unreadable(String),
 }
 
-/// Why a certificate is not accepted. For logs; the caller gets no more details than from upstream.
+/// The reason that a certificate is not accepted, for logs. The caller gets no more details than from upstream.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CertificateRejected {
-    #[error("no client certificate")]
+    #[error("the client sent no certificate")]
     None,
     #[error("invalid client certificate: {0}")]
     Invalid(String),
@@ -162,7 +163,7 @@ impl Authorities {
         Ok(CertificateHolder { user, until: UNIX_EPOCH + Duration::from_secs(last.saturating_add(1)) })
     }
 
-    /// When the next certificate of the chain, or authority, becomes valid.
+    /// Returns the time at which the next certificate of the chain, or authority, becomes valid.
     pub fn next_start(&self, chain: &Chain, now: SystemTime) -> Option<SystemTime> {
         let shown = chain.iter().filter_map(validity);
         let starts = shown.chain(self.roots.iter().map(|root| root.validity));
@@ -267,12 +268,13 @@ fn may_sign(parsed: &X509Certificate<'_>) -> bool {
         .is_ok_and(|usage| usage.is_none_or(|usage| usage.value.flags == 0 || usage.value.key_cert_sign()))
 }
 
-/// The user that a certificate names, regardless of its signature. Only [`Authorities::verify`] authenticates a user.
+/// Returns the user that a certificate names, regardless of its signature. Only [`Authorities::verify`] authenticates a
+/// user.
 pub fn named_in(leaf: &CertificateDer<'_>) -> Option<User> {
     subject(leaf, &X509Certificate::from_der(leaf).ok()?.1)
 }
 
-/// The user that a certificate names: its common name is the user's name, and its organizations are groups.
+/// Returns the user that a certificate names: its common name is the user's name, and its organizations are groups.
 fn subject(leaf: &CertificateDer<'_>, parsed: &X509Certificate<'_>) -> Option<User> {
     let subject = parsed.subject();
     // Go uses the last common name.

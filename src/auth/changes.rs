@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep_until};
 use super::AffectedUsers;
 use base::{random, until};
 
-/// Changes that were seen and not yet applied.
+/// Policy changes that were received and not yet applied.
 #[derive(Debug)]
 pub(super) struct PendingPolicyChanges {
     fresh: Mutex<AffectedUsers>,
@@ -30,29 +30,30 @@ pub(super) struct PendingPolicyChanges {
 struct WatchStartTimes {
     first: Instant,
     last: Instant,
-    /// How long after the last begin everything is reviewed.
+    /// How long after the last policy watch has begun all permissions are reviewed.
     settles: Duration,
 }
 
-/// The changes that later rounds still cover.
+/// The policy changes that later review rounds still cover.
 #[derive(Debug)]
 pub(super) struct RecheckRounds {
-    /// The changes of one, two and three beats ago.
+    /// The policy changes of one, two and three beats ago.
     ago: [Option<AffectedUsers>; 3],
-    /// The earliest time of the next round.
+    /// The earliest time of the next review round.
     rest_until: Instant,
 }
 
-/// How many leases or cached decisions are examined before other tasks run.
+/// The number of leases or cached decisions that are examined before other tasks run.
 pub(super) const LOOKED_AT: usize = 1_024;
 
-/// The least time from one round to the next.
+/// The minimum time from one review round to the next.
 const BEAT: Duration = Duration::from_millis(700);
-/// A random addition to each beat, so that a thousand proxies that see one change do not send their reviews together.
+/// The maximum random addition to each beat, so that a thousand proxies that receive one change do not send their
+/// reviews together.
 const JITTER: Duration = Duration::from_millis(300);
-/// The most delay of upstream's authorizers that the rounds of a change cover.
+/// The maximum delay of upstream's authorizers that the review rounds of a change cover.
 pub(super) const SETTLES: Duration = BEAT.saturating_mul(3);
-/// The most delay of the review of everything caused by further kinds that begin after the first.
+/// The maximum delay of the review of everything because of further policy watches that begin after the first.
 const GATHERED_MAX: Duration = Duration::from_secs(1);
 
 impl PendingPolicyChanges {
@@ -60,7 +61,7 @@ impl PendingPolicyChanges {
         Self { fresh: Mutex::new(AffectedUsers::nobody()), began: Mutex::default(), came: Notify::new() }
     }
 
-    /// Records that the watch of one more kind of objects has begun. Earlier changes may have been missed.
+    /// Records that the watch of one more kind of RBAC objects has begun. Earlier changes may have been missed.
     pub(super) fn begin(&self) {
         let now = Instant::now();
         let mut began = self.began.lock();
@@ -71,7 +72,7 @@ impl PendingPolicyChanges {
         self.came.notify_one();
     }
 
-    /// Records a change.
+    /// Records a policy change and the users that it affects.
     pub(super) fn hear(&self, affected: &AffectedUsers) {
         let mut fresh = self.fresh.lock();
         let before = std::mem::replace(&mut *fresh, AffectedUsers::nobody());
@@ -80,7 +81,7 @@ impl PendingPolicyChanges {
         self.came.notify_one();
     }
 
-    /// Completes with the next round. Returns the affected users.
+    /// Completes at the next review round. Returns the affected users.
     pub(super) async fn next(&self, rounds: &mut RecheckRounds) -> AffectedUsers {
         loop {
             sleep_until(rounds.rest_until).await;

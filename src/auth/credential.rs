@@ -16,7 +16,7 @@ use super::PeerCertChain;
 use crate::net::{Peer, PeerAddress};
 use kubeapi::User;
 
-/// The origin of a request.
+/// The sender of a request: its address and its certificates.
 #[derive(Debug, Clone)]
 pub struct RequestSender {
     /// The certificates whose key the sender has. They are verified once per connection.
@@ -32,7 +32,7 @@ pub struct Token(Arc<Zeroizing<String>>);
 /// A credential that authenticates a caller, and can be checked again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Credential {
-    /// No credential.
+    /// The request has no credential.
     Anonymous,
     Token(Token),
     Certificate(Arc<PeerCertChain>),
@@ -41,16 +41,16 @@ pub(super) enum Credential {
     Asserted(Arc<PeerCertChain>, Arc<User>),
 }
 
-/// The user of a credential, and the time until which it is known.
+/// The user of a credential, and the time until which the result is valid.
 #[derive(Debug, Clone)]
 pub(super) struct Identity {
-    /// When it was determined.
+    /// The time at which the review for this result was sent.
     pub(super) asked: Instant,
     pub(super) user: Arc<User>,
     pub(super) until: Option<SystemTime>,
 }
 
-/// A malformed credential: 401, as from upstream.
+/// A malformed credential, which is answered with 401 as by upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MalformedCredential {
     #[error("more than one bearer token in Sec-WebSocket-Protocol")]
@@ -71,7 +71,7 @@ const REMOTE_GROUP: HeaderName = HeaderName::from_static("x-remote-group");
 const REMOTE_EXTRA: &str = "x-remote-extra-";
 
 impl RequestSender {
-    /// The sender of the requests on this connection.
+    /// Returns the sender of the requests on a connection.
     pub fn of(peer: &Peer) -> Self {
         let address = match peer.address {
             PeerAddress::Tcp(address) => address.ip(),
@@ -92,8 +92,8 @@ impl Token {
         &self.0
     }
 
-    /// The expiry in the token's own claims, in seconds since 1970, if it is a JWT. It is trustworthy only if upstream
-    /// has accepted the token.
+    /// Returns the expiry in the token's own claims, in seconds since 1970, if the token is a JWT. It is trustworthy
+    /// only if upstream has accepted the token.
     pub fn expires(&self) -> Option<u64> {
         #[derive(serde::Deserialize)]
         struct Claims {
@@ -113,7 +113,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// The token that a request carries, by the rules of the apiserver's `bearertoken` and `websocket` authenticators.
+/// Returns the bearer token of a request, by the rules of the apiserver's `bearertoken` and `websocket` authenticators.
 ///
 /// # Errors
 /// The token of a WebSocket is malformed. A malformed `Authorization` header counts as none.
@@ -148,7 +148,7 @@ fn websocket_token(headers: &HeaderMap) -> Result<Option<Token>, MalformedCreden
     Ok((!token.is_empty()).then(|| Token::new(&token)))
 }
 
-/// The user that a front proxy names, in the header names that every apiserver is configured with.
+/// Returns the user that a front proxy names, in the header names that every apiserver is configured with.
 pub fn asserted(headers: &HeaderMap) -> Option<User> {
     let name = headers.get(REMOTE_USER).and_then(text).filter(|name| !name.is_empty())?.to_owned();
     let uid = headers.get(REMOTE_UID).and_then(text).unwrap_or_default().to_owned();
@@ -181,7 +181,7 @@ pub(super) fn unescaped(key: &str) -> String {
     String::from_utf8(bytes).unwrap_or_else(|_| key.to_owned())
 }
 
-/// A header's value, if it is UTF-8. Names and groups need not be ASCII.
+/// Returns a header's value, if it is UTF-8. Names and groups need not be ASCII.
 pub(super) fn text(value: &HeaderValue) -> Option<&str> {
     std::str::from_utf8(value.as_bytes()).ok()
 }

@@ -19,17 +19,17 @@ impl Grant {
         Self { access, lease, reason: Arc::default() }
     }
 
-    /// The same grant with the authorizer's reason.
+    /// Returns the same grant with another reason of the authorizer.
     pub(super) fn because(self, reason: Arc<str>) -> Self {
         Self { reason, ..self }
     }
 
-    /// The authorizer's reason, which may be empty.
+    /// Returns the authorizer's reason, which may be empty.
     pub fn reason(&self) -> &Arc<str> {
         &self.reason
     }
 
-    /// Whether it covers this collection. A grant for a namespace covers no other namespace, and not the whole
+    /// Whether the grant covers this collection. A grant for a namespace covers no other namespace, and not the whole
     /// collection.
     pub fn covers(&self, gvr: &Gvr, namespaced: bool, namespace: Option<&str>) -> bool {
         let AccessTarget::Resource(target) = &self.access.target else { return false };
@@ -38,7 +38,8 @@ impl Grant {
         same && within && target.subresource.is_empty()
     }
 
-    /// Whether it covers reads of that name. A grant for one name covers no other name, and no read without a name.
+    /// Whether the grant covers reads of the object `name`. A grant for one name covers no other name, and no read
+    /// without a name.
     pub(super) fn names(&self, name: Option<&str>) -> bool {
         let AccessTarget::Resource(target) = &self.access.target else { return false };
         target.name.is_empty() || name == Some(&*target.name)

@@ -35,33 +35,33 @@ use tokio::sync::watch;
 /// The decisions that an open watch depends on.
 #[derive(Debug)]
 pub(super) struct GrantLease {
-    /// Why it has ended.
+    /// The reason that the lease has ended; empty while it is valid.
     revoked: OnceLock<Box<Revoked>>,
     over: CancellationToken,
     shared: Arc<LeaseState>,
     _keeper: DropGuard,
 }
 
-/// All leases.
+/// All leases of open watches.
 #[derive(Debug)]
 pub(super) struct Leases {
-    /// Sharded: one, two and four threads find a lease in 415, 633 and 1,326 ns; with one lock it takes 497, 813 and
-    /// 2,108 ns.
+    /// The leases by key, in a sharded map: one, two and four threads find a lease in 415, 633 and 1,326 ns; with one
+    /// lock it takes 497, 813 and 2,108 ns.
     held: DashMap<LeaseKey, Weak<GrantLease>>,
     /// The number of leases. Receivers are notified of the first lease and of the end of the last.
     count: watch::Sender<usize>,
-    /// The number of leases that continue although their rights cannot be checked.
+    /// The number of leases that continue although their permissions cannot be checked.
     in_doubt: Mutex<usize>,
     policy_watch: Arc<PolicyWatchState>,
 }
 
-/// Counts a lease as uncertain while it is.
+/// Counts a lease as uncertain until it is dropped.
 struct UncertaintyCount<'a> {
     leases: &'a Leases,
     is: Mutex<bool>,
 }
 
-/// The last part: whether the lease covers some namespaces instead of the whole collection.
+/// The key of a lease. The last part states whether the lease covers some namespaces instead of the whole collection.
 type LeaseKey = (CredentialId, Arc<Access>, bool);
 
 /// Checks a lease repeatedly until it ends.
@@ -73,9 +73,10 @@ struct LeaseKeeper {
     terms: LeaseTerms,
     until: Option<SystemTime>,
     good: ReviewTimes,
-    /// Decisions from before these times are not accepted.
+    /// The times before which no decision is accepted for the lease.
     needed: ReviewTimes,
-    /// When upstream's authorizers are certain to have seen the last policy change. The right is reviewed again then.
+    /// The time at which upstream's authorizers have certainly received the last policy change. The permission is
+    /// reviewed again then.
     settles: Instant,
 }
 
@@ -84,17 +85,17 @@ pub(super) struct LeaseRequest {
     pub(super) id: CredentialId,
     pub(super) credential: Credential,
     pub(super) user: Arc<User>,
-    /// When the credential expires, if known.
+    /// The time at which the credential expires, if known.
     pub(super) until: Option<SystemTime>,
     pub(super) access: Arc<Access>,
     pub(super) verdicts: Option<Arc<NamespaceVerdicts>>,
 }
 
-/// The most time for all reviews of one check.
+/// The maximum time for all reviews of one lease check.
 const ASSERT_MAX: Duration = Duration::from_secs(20);
 /// The pause before a retry if no decision could be obtained.
 const AGAIN: Duration = Duration::from_secs(5);
-/// The most leases that a round of changes checks at once. More are spread over [`SPREAD`].
+/// The maximum number of leases that a review round checks at once. More are spread over [`SPREAD`].
 const AT_ONCE_MAX: usize = 4;
 const SPREAD: Duration = Duration::from_millis(600);
 
@@ -103,7 +104,7 @@ impl Leases {
         Self { held: DashMap::new(), count: watch::Sender::default(), in_doubt: Mutex::default(), policy_watch }
     }
 
-    /// The lease for a claim: an existing one, or a new one with its keeper.
+    /// Returns the lease for a request: an existing one, or a new one with its keeper.
     pub(super) fn hold(
         self: &Arc<Self>,
         claim: LeaseRequest,
@@ -155,7 +156,7 @@ impl Leases {
         lease
     }
 
-    /// Makes the keepers of affected leases check again. Decisions from before now are not accepted.
+    /// Makes the keepers of affected leases check them again. Decisions from before now are not accepted.
     pub(super) async fn doubt(&self, affected: &AffectedUsers) {
         let since = Instant::now();
         let held: Vec<_> = self.held.iter().map(|lease| lease.value().clone()).collect();
@@ -190,7 +191,7 @@ impl Leases {
         }
     }
 
-    /// The number of leases. Receivers are notified of the first lease and of the end of the last.
+    /// Returns the number of leases. Receivers are notified of the first lease and of the end of the last.
     pub(super) fn count(&self) -> watch::Receiver<usize> {
         self.count.subscribe()
     }
@@ -211,17 +212,17 @@ impl Leases {
 }
 
 impl GrantLease {
-    /// Why the watch must end, once it must. Costs one atomic load.
+    /// Returns the reason that the watch must end, if its permission was revoked. It costs one atomic load.
     pub(super) fn revoked(&self) -> Option<&Revoked> {
         self.revoked.get().map(AsRef::as_ref)
     }
 
-    /// A token cancelled when the watch must end.
+    /// Returns a token that is cancelled when the watch must end.
     pub(super) fn over(&self) -> CancellationToken {
         self.over.clone()
     }
 
-    /// The namespaces it covers, if it does not cover the whole collection.
+    /// Returns the namespaces that the lease covers, if it does not cover the whole collection.
     pub(super) fn verdicts(&self) -> Option<&Arc<NamespaceVerdicts>> {
         self.shared.verdicts.as_ref()
     }
@@ -231,7 +232,7 @@ impl GrantLease {
         self.shared.stands_on(user, allowed);
     }
 
-    /// Ends the lease, because the caller lacks the right.
+    /// Ends the lease, because the caller lacks the permission.
     pub(super) fn refuse(&self, why: &NotGranted) {
         metrics::revoked(why.as_str());
         self.revoke(why.clone());
@@ -245,7 +246,7 @@ impl GrantLease {
 }
 
 impl LeaseKeeper {
-    /// Checks the lease until it is over.
+    /// Checks the lease until it has ended.
     async fn keep(mut self) {
         let (standing, authenticator, leases) =
             (self.standing.clone(), self.authenticator.clone(), self.leases.clone());
@@ -311,7 +312,7 @@ impl LeaseKeeper {
         }
     }
 
-    /// Checks the caller's identity and right again, within a time limit. Parts checked since `since` are skipped.
+    /// Checks the caller's identity and permission again, within a time limit. Parts checked since `since` are skipped.
     async fn assert(&mut self, since: ReviewTimes) -> Result<(), NotGranted> {
         timeout(ASSERT_MAX, self.ask(since)).await.map_err(|_| late())?
     }
@@ -357,7 +358,7 @@ impl LeaseKeeper {
         self.authenticator.identify(*id, credential, asks).await?.ok_or(NotGranted::Unauthenticated)
     }
 
-    /// Checks the right of the user as last seen. Policy changes do not affect the identity.
+    /// Checks the permission of the last known user. Policy changes do not affect the identity.
     async fn assert_right(&mut self, since: Instant) -> Result<(), NotGranted> {
         // Until this review succeeds, no older decision is accepted.
         self.needed.right = since;
@@ -373,14 +374,15 @@ impl LeaseKeeper {
         Ok(allowed.asked)
     }
 
-    /// When to check next without an event: when it is due, and once more soon after a policy change.
+    /// Returns the time of the next check without an event: the time at which the decision is due, or soon after a
+    /// policy change.
     fn next(&self, ttls: DecisionTtls) -> Instant {
         let due = self.good.due(ttls);
         let is_settled = self.standing.verdicts.is_some() || self.good.right >= self.settles;
         self.bounded(if is_settled { due } else { self.terms.soon_behind(self.settles, due) })
     }
 
-    /// That time, or the credential's expiry if earlier.
+    /// Returns `due`, or the expiry of the credential if that is earlier.
     fn bounded(&self, due: Instant) -> Instant {
         self.until.map_or(due, |until| due.min(Instant::now() + remaining(until, self.authenticator.clock.now())))
     }
@@ -428,7 +430,7 @@ fn late() -> NotGranted {
     NotGranted::Unavailable("cannot authorize: the apiserver did not respond in time".to_owned())
 }
 
-/// Completes when the trusted authorities change; never, if the credential has none.
+/// Completes when the trusted authorities of a credential change; never, if the credential has none.
 async fn replaced(authorities: &mut Option<TrustedAuthorities>) {
     match authorities {
         Some(trusted) => trusted.changed().await,
@@ -436,9 +438,9 @@ async fn replaced(authorities: &mut Option<TrustedAuthorities>) {
     }
 }
 
-/// The time until a credential expires by the wall clock, and a little more, so that it has expired then.
+/// Returns the time until a credential expires by the wall clock, and a little more, so that it has expired then.
 ///
-/// At most a day, because a token may claim any time, and the clock may be set.
+/// The result is at most a day, because a token may claim any time, and the clock may be set.
 fn remaining(until: SystemTime, now: SystemTime) -> Duration {
     let left = until.duration_since(now).unwrap_or_default();
     left.min(Duration::from_secs(24 * 3600)) + Duration::from_millis(10)

@@ -2,13 +2,13 @@ use std::net::IpAddr;
 
 use crate::net::is_loopback;
 
-/// The host names that a socket accepts where every client has rights.
+/// The host names that are accepted on a socket where every client has permissions.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AllowedHosts {
-    /// Names besides the loopback ones, in lower case.
+    /// The accepted host names besides the loopback ones, in lower case.
     names: Vec<String>,
-    /// Whether any IP address is accepted. A page can use a name that resolves to this machine, but no address other
-    /// than its own.
+    /// Whether any IP address is accepted as a host. A page can use a name that resolves to this machine, but no
+    /// address other than its own.
     addresses: bool,
 }
 
@@ -22,17 +22,17 @@ pub(super) struct Authority {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Host {
     Address(IpAddr),
-    /// A name, in lower case.
+    /// A host name, in lower case.
     Name(String),
 }
 
 impl AllowedHosts {
-    /// Accepts loopback addresses, `localhost` and these names, as `kubectl proxy` does.
+    /// Allows loopback addresses, `localhost` and the given names, as `kubectl proxy` does.
     pub fn new(names: &[String]) -> Self {
         Self { names: names.iter().map(|name| name.to_ascii_lowercase()).collect(), addresses: false }
     }
 
-    /// Also accepts any IP address, because a relay of a scrape or a probe may keep the original Host.
+    /// Also allows any IP address, because a relay of a scrape or a probe may keep the original Host header.
     #[must_use]
     pub fn or_any_address(self) -> Self {
         Self { addresses: true, ..self }
@@ -47,7 +47,8 @@ impl AllowedHosts {
 }
 
 impl Authority {
-    /// Parses a host and a port. `None` if there is anything else, such as user info, or if it is not in URL syntax.
+    /// Parses a host and a port. Returns `None` if there is anything else, such as user info, or if the text is not in
+    /// URL syntax.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let (host, port) = match text.strip_prefix('[') {
             Some(literal) => {

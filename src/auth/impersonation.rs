@@ -18,17 +18,17 @@ pub use authorize::ImpersonationDenied;
 use super::credential::{text, unescaped};
 use kubeapi::{User, go_quote};
 
-/// The headers name no user: 400.
+/// The impersonation headers name no user, which is answered with 400.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidImpersonation {
-    /// Groups or extras of a user without a name.
+    /// The headers name groups or extras of a user, but no user name.
     #[error("requested {} without impersonating a user name", GoUser(.0))]
     MissingUser(User),
     #[error("the header {0} is not UTF-8")]
     NotText(HeaderName),
 }
 
-/// The user that a caller asks to impersonate: exactly the parts that the headers name.
+/// The user that a caller requests to impersonate, with exactly the parts that the headers name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Impersonation(User);
 
@@ -38,7 +38,7 @@ const GROUP: &str = "impersonate-group";
 const EXTRA: &str = "impersonate-extra-";
 
 impl Impersonation {
-    /// Reads the headers; `None` if the caller does not ask to impersonate a user.
+    /// Reads the impersonation headers; returns `None` if the caller requests no impersonation.
     ///
     /// # Errors
     /// The headers name parts of a user, but not the user.

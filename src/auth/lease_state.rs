@@ -16,11 +16,11 @@ pub(super) struct LeaseState {
     pub(super) id: CredentialId,
     pub(super) credential: Credential,
     pub(super) access: Arc<Access>,
-    /// The user as last seen. Groups may change while a watch is open.
+    /// The last known user of the credential. Groups may change while a watch is open.
     pub(super) user: Mutex<Arc<User>>,
     /// The namespaces of a watch that is not for the whole collection.
     pub(super) verdicts: Option<Arc<NamespaceVerdicts>>,
-    /// When the last review was sent, if its reason was RBAC.
+    /// The time at which the last review was sent, if its reason was RBAC.
     by_policy: Mutex<Option<Instant>>,
     doubt: Mutex<Option<RecheckRequest>>,
     doubted: Notify,
@@ -29,9 +29,9 @@ pub(super) struct LeaseState {
 /// A policy change that may affect a lease.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RecheckRequest {
-    /// When the change was seen. A decision of an earlier review is not accepted.
+    /// The time at which the change was received. A decision of an earlier review is not accepted.
     pub(super) since: Instant,
-    /// When the review is sent.
+    /// The time at which the review is sent.
     pub(super) begins: Instant,
 }
 
@@ -65,7 +65,7 @@ impl LeaseState {
         is_another
     }
 
-    /// Records a decision on that user's right.
+    /// Records a decision on the user's permission.
     pub(super) fn stands_on(&self, user: &User, allowed: &AccessDecision) {
         let of = self.user.lock();
         if **of != *user {
@@ -79,7 +79,7 @@ impl LeaseState {
         }
     }
 
-    /// When the last review was sent, if its reason was RBAC and it was sent after `since`.
+    /// Returns the time at which the last review was sent, if its reason was RBAC and the time is after `since`.
     pub(super) fn given_by_policy(&self, since: Instant) -> Option<Instant> {
         self.by_policy.lock().filter(|asked| *asked >= since)
     }

@@ -15,36 +15,36 @@ use kubeapi::User;
 pub(super) struct LeaseTerms {
     /// How long an access decision stays valid.
     of_right: Duration,
-    /// How long it stays valid if its reason is RBAC, while all changes of RBAC are watched.
+    /// How long a decision stays valid if its reason is RBAC, while all changes of RBAC are watched.
     pub(super) by_policy: Duration,
     /// How long the identity of the credential stays valid.
     of_identity: Duration,
-    /// The most delay of upstream's authorizers after a policy change.
+    /// The maximum delay of upstream's authorizers after a policy change.
     behind: Duration,
-    /// How long a lease continues if no decision can be obtained, from when the failure is noticed.
+    /// How long a lease continues if no decision can be obtained, from the time at which the failure is noticed.
     pub(super) grace: Duration,
 }
 
-/// When the identity and the right were last reviewed.
+/// The times at which the identity and the permission were last reviewed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ReviewTimes {
     pub(super) identity: Instant,
     pub(super) right: Instant,
 }
 
-/// How long these two decisions stay valid.
+/// How long the decisions on an identity and a permission stay valid.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DecisionTtls {
     identity: Duration,
     right: Duration,
 }
 
-/// The shortest first period, as a fraction. Leases of a proxy that has just started began together, and so did those
-/// of its neighbours.
+/// The shortest first period of a lease, as a fraction. The leases of a proxy that has just started began together, and
+/// so did those of other proxies.
 const FIRST: f64 = 0.2;
-/// If a decision has passed this fraction of its period, it is renewed together with one that is due now.
+/// The fraction of its period after which a decision is renewed together with another one that is due now.
 const NEARLY: f64 = 0.9;
-/// The most age of a shared decision, as a fraction of the period.
+/// The maximum age of a shared decision, as a fraction of the period.
 const SHARED: f64 = 0.75;
 
 impl LeaseTerms {
@@ -61,13 +61,13 @@ impl LeaseTerms {
         }
     }
 
-    /// The validity of a new lease's decisions.
+    /// Returns the validity of a new lease's decisions.
     pub(super) fn first(&self) -> DecisionTtls {
         let part = FIRST + (1.0 - FIRST) * random::f64();
         DecisionTtls { identity: self.of_identity.mul_f64(part), right: self.of_right.mul_f64(part) }
     }
 
-    /// The validity after a check. Only renewed decisions get a new period.
+    /// Returns the validity after a lease check. Only renewed decisions get a new period.
     pub(super) fn next(&self, ttls: DecisionTtls, before: ReviewTimes, after: ReviewTimes) -> DecisionTtls {
         // One factor for both, so that decisions with the same period are renewed together.
         let part = 0.8 + 0.2 * random::f64();
@@ -78,29 +78,29 @@ impl LeaseTerms {
         }
     }
 
-    /// The longest pause before a retry if no decision could be obtained.
+    /// Returns the longest pause before a retry if no decision could be obtained.
     pub(super) fn again_max(&self) -> Duration {
         self.of_right.min(self.of_identity)
     }
 
-    /// Whether rights from RBAC are reviewed less often than others.
+    /// Whether permissions from RBAC are reviewed less often than others.
     pub(super) fn asks_rarely(&self) -> bool {
         self.by_policy > self.of_right
     }
 
-    /// When all of upstream's decisions take this policy change into account.
+    /// Returns the time from which on all of upstream's decisions take this policy change into account.
     pub(super) fn settled_after(&self, changed: Instant) -> Instant {
         changed + self.behind
     }
 
-    /// The oldest accepted review after a policy change that has settled. `None` if the change has not settled, or if
-    /// rights are reviewed soon after it in any case.
+    /// Returns the oldest accepted review time after a policy change that has settled. It is `None` if the change has
+    /// not settled, or if permissions are reviewed soon after it in any case.
     pub(super) fn least_behind(&self, settles: Instant) -> Option<Instant> {
         Some(settles).filter(|settles| self.of_right > self.behind && *settles <= Instant::now())
     }
 
-    /// When to review a lease after a policy change has settled. If the regular review at `due` is not soon, the time
-    /// is random, to separate leases that one change affects.
+    /// Returns the time to review a lease after a policy change has settled. If the regular review at `due` is not
+    /// soon, the time is random, to separate leases that one change affects.
     pub(super) fn soon_behind(&self, settled: Instant, due: Instant) -> Instant {
         if due <= settled + self.behind { due } else { settled + self.behind.mul_f64(0.8 * random::f64()) }
     }
@@ -111,12 +111,12 @@ impl ReviewTimes {
         Self { identity: now, right: now }
     }
 
-    /// When the first of them is due.
+    /// Returns the time at which the first of a watch's decisions is due for a review.
     pub(super) fn due(self, ttls: DecisionTtls) -> Instant {
         (self.identity + ttls.identity).min(self.right + ttls.right)
     }
 
-    /// The oldest accepted times for a check. A part that is not due keeps its time.
+    /// Returns the oldest accepted review times for a lease check. A part that is not due keeps its time.
     pub(super) fn wanted(self, ttls: DecisionTtls) -> Self {
         let now = Instant::now();
         let wanted = |asked: Instant, ttls: Duration| {

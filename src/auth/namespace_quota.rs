@@ -14,8 +14,8 @@ pub(super) struct NamespaceQuota {
     each: KeyedSemaphores<FlowDistinguisher>,
 }
 
-/// The namespaces that one watch depends on: permits of the user's limit, and of that of all users. They are returned on
-/// drop.
+/// The namespaces that one watch depends on: permits of the user's limit, and of that of all users. The permits are
+/// returned on drop.
 #[derive(Debug)]
 pub(super) struct NamespaceShare(Mutex<[OwnedSemaphorePermit; 2]>);
 
@@ -27,7 +27,7 @@ impl NamespaceQuota {
         }
     }
 
-    /// Creates a share without namespaces.
+    /// Creates a caller's share of the quota, without namespaces.
     pub(super) fn share(&self, payer: &FlowDistinguisher) -> NamespaceShare {
         let limits = [self.each.of(payer), self.all.clone()];
         NamespaceShare(Mutex::new(limits.map(|limit| limit.try_acquire_many_owned(0).expect("nothing is acquired"))))

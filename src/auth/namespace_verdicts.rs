@@ -20,19 +20,19 @@ use tokio::sync::watch;
 
 /// The verdicts on a collection's namespaces: which of them a user may read, as far as they were reviewed.
 ///
-/// They are the state of one request or watch: what it shows, and when that is reviewed again. The decisions themselves
-/// are cached by `AccessReviewer`, with those of other watches and requests.
+/// They belong to one request or watch, and determine what is visible and when it is reviewed again. The decisions
+/// themselves are cached by `AccessReviewer`, with those of other watches and requests.
 pub(super) struct NamespaceVerdicts {
     authenticator: Arc<Authenticator>,
     /// The access to review in each namespace.
     access: Arc<Access>,
-    /// The user as last seen. Groups may change while a watch is open.
+    /// The last known user. Groups may change while a watch is open.
     user: Mutex<Arc<User>>,
     verdicts: watch::Sender<VerdictMap>,
-    /// Namespaces that occurred in an open watch and wait for a review.
+    /// The namespaces that occurred in an open watch and wait for a review.
     wanted: Mutex<BTreeSet<Arc<str>>>,
     asked: Notify,
-    /// For a watch: when each namespace is reviewed again.
+    /// The review times of each namespace; set for a watch only.
     kept: Option<OpenWatchState>,
 }
 
@@ -41,7 +41,7 @@ struct OpenWatchState {
     period: Duration,
     share: NamespaceShare,
     schedule: Mutex<RecheckSchedule>,
-    /// Notified when a review becomes due earlier than before.
+    /// Notified when a namespace's review becomes due earlier than before.
     changed: Notify,
 }
 
@@ -50,26 +50,26 @@ struct OpenWatchState {
 pub enum Verdict {
     Allowed,
     Denied,
-    /// The review was sent and not answered.
+    /// The review of the namespace was sent and not answered.
     Unclear,
 }
 
 pub(super) type VerdictMap = OrdMap<Arc<str>, Verdict>;
 
-/// The most namespaces by which one request is filtered. Each costs a review.
+/// The maximum number of namespaces by which one request is filtered. Each costs a review.
 pub(super) const NAMESPACES_MAX: usize = 2_000;
-/// The most concurrent namespace reviews of one request or watch.
+/// The maximum number of concurrent namespace reviews of one request or watch.
 const IN_FLIGHT_MAX: usize = 32;
 /// How long an open watch may pause for an unknown namespace.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
 /// The pause before a failed review is retried.
 const AGAIN: Duration = Duration::from_secs(5);
-/// The most namespaces reviewed in one batch. A policy change waits for at most one batch.
+/// The maximum number of namespaces reviewed in one batch. A policy change waits for at most one batch.
 const TAKEN_MAX: usize = 64;
-/// The most age of a decision for a namespace that no change has affected. Watches of one user share it.
+/// The maximum age of a decision for a namespace that no change has affected. Watches of one user share the decision.
 const SLACK: Duration = Duration::from_secs(5);
-/// The most delay of a review, apart from upstream failures. A namespace that cannot be checked in time is not served
-/// any more.
+/// The maximum delay of a namespace's review, apart from upstream failures. A namespace that cannot be checked in time
+/// is no longer served.
 const LATE_MAX: Duration = Duration::from_secs(10);
 
 impl NamespaceVerdicts {
@@ -85,7 +85,7 @@ impl NamespaceVerdicts {
         }
     }
 
-    /// Makes these the verdicts of a watch. [`keep`](Self::keep) reviews its namespaces again within each `period`.
+    /// Makes the verdicts those of a watch. [`keep`](Self::keep) reviews the namespaces again within each `period`.
     #[must_use]
     pub(super) fn of_watch(self, share: NamespaceShare, period: Duration) -> Self {
         let kept = OpenWatchState {
@@ -108,7 +108,7 @@ impl NamespaceVerdicts {
     /// Reviews the namespaces without a verdict.
     ///
     /// # Errors
-    /// Upstream did not answer, or there are too many.
+    /// Upstream did not answer, or there are too many namespaces.
     pub(super) async fn find_out(&self, namespaces: BTreeSet<Arc<str>>) -> Result<(), NotGranted> {
         if namespaces.len() > NAMESPACES_MAX {
             return Err(too_many());
@@ -126,7 +126,7 @@ impl NamespaceVerdicts {
         found_out
     }
 
-    /// Sets the current user. If it differs, all namespaces are reviewed again.
+    /// Sets the current user. If the user differs, all namespaces are reviewed again.
     pub(super) fn is_of(&self, user: &Arc<User>) {
         let before = std::mem::replace(&mut *self.user.lock(), user.clone());
         if before != *user {
@@ -134,7 +134,7 @@ impl NamespaceVerdicts {
         }
     }
 
-    /// Records a policy change. Only the namespaces that it affects are reviewed again.
+    /// Records a policy change. Only the namespaces that the change affects are reviewed again.
     pub(super) fn doubt(&self, reach: &AffectedScope, at: Instant) {
         if let Some(kept) = &self.kept
             && kept.schedule.lock().change(reach, at)
@@ -180,7 +180,7 @@ impl NamespaceVerdicts {
         }
     }
 
-    /// Reviews the next batch of due namespaces. Returns an error if one was not answered.
+    /// Reviews the next batch of due namespaces. Returns an error if a review was not answered.
     async fn assert_due(&self, kept: &OpenWatchState, now: Instant) -> Result<(), NotGranted> {
         let taken = kept.schedule.lock().take(now, SLACK.min(kept.period / 12), TAKEN_MAX);
         let user = self.user.lock().clone();
@@ -208,7 +208,7 @@ impl NamespaceVerdicts {
         doubt
     }
 
-    /// Reserves room for namespaces before they are reviewed.
+    /// Reserves room for the verdicts of namespaces before the namespaces are reviewed.
     fn begin(&self, namespaces: &[Arc<str>]) -> Result<(), NotGranted> {
         let Some(kept) = &self.kept else { return Ok(()) };
         let mut schedule = kept.schedule.lock();
@@ -230,7 +230,7 @@ impl NamespaceVerdicts {
     /// Schedules the review of a namespace that occurred in a watch.
     ///
     /// # Errors
-    /// There are too many.
+    /// There are too many namespaces.
     pub(super) fn want(&self, namespace: &str) -> Result<(), NotGranted> {
         let mut wanted = self.wanted.lock();
         let count = self.verdicts.borrow().len() + wanted.len() + 1;
@@ -246,7 +246,7 @@ impl NamespaceVerdicts {
         Ok(())
     }
 
-    /// Reviews namespaces as they occur, as long as this is polled.
+    /// Reviews namespaces as they occur in a watch, for as long as the future is polled.
     pub(super) async fn answer(&self) -> std::convert::Infallible {
         loop {
             let unclear = self.unclear();
@@ -331,7 +331,7 @@ impl NamespaceVerdicts {
         (namespace, since, outcome)
     }
 
-    /// Stores a verdict, unless one is known.
+    /// Stores the verdict on a namespace, unless one is known.
     fn learn(&self, namespace: Arc<str>, began: Instant, verdict: Verdict) {
         if is_known(&self.verdicts.borrow(), &namespace) {
             return;
@@ -354,7 +354,7 @@ impl NamespaceVerdicts {
     }
 }
 
-/// Each namespace with the current time, at which its review begins.
+/// Pairs each namespace with the current time, at which its review begins.
 fn from_now(namespaces: &[Arc<str>]) -> Vec<(Arc<str>, Instant)> {
     let since = Instant::now();
     namespaces.iter().map(|namespace| (namespace.clone(), since)).collect()

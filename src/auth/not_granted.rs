@@ -5,41 +5,41 @@ use super::reviews::ReviewTopic;
 use crate::upstream::Error;
 use kubeapi::{Access, User};
 
-/// Why a caller is refused. `serve` decides which details clients receive.
+/// The reason that a caller is refused. `serve` decides which details clients receive.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotGranted {
     /// The credential was not accepted, or there is none.
-    #[error("unauthenticated")]
+    #[error("no valid credential: the caller is not authenticated")]
     Unauthenticated,
     /// Upstream denied the access, with the authorizer's reason, which may be empty.
-    #[error("denied: {0}")]
+    #[error("access denied by the apiserver: {0}")]
     Denied(Arc<str>),
-    /// No decision can be obtained now, so the request fails (fail closed).
+    /// No decision can be obtained now, so the request fails with 503 (fail closed).
     #[error("{0}")]
     Unavailable(String),
     /// The proxy's account may not create reviews of the topic, so everything that depends on them ends soon.
     #[error("the proxy's account may not create {0} (RBAC)")]
     ReviewsForbidden(&'static str),
-    /// There are too many questions about one user, or about unknown callers.
+    /// Too many reviews of one user, or of unknown callers, are pending.
     #[error("too many authentication or authorization requests; try again")]
     TooMany { retry_after_seconds: u32 },
 }
 
-/// A permission that has ended.
+/// A permission that was revoked.
 #[derive(Debug, Clone)]
 pub struct Revoked {
-    /// The user that had it, as last seen.
+    /// The last known user of the revoked permission.
     pub user: Arc<User>,
-    /// The access that it was for.
+    /// The access that the revoked permission allowed.
     pub access: Arc<Access>,
     pub why: NotGranted,
 }
 
-/// How long watches go on once upstream refuses our questions.
+/// How long open watches continue after upstream begins to reject the proxy's reviews.
 const FORBIDDEN_GRACE: Duration = Duration::from_secs(30);
 
 impl NotGranted {
-    /// The error for a review without an answer.
+    /// Returns the error for a review without an answer.
     pub(super) fn unanswered(error: &Error, topic: ReviewTopic) -> Self {
         match error.code() {
             Some(401 | 403) => Self::ReviewsForbidden(topic.resource()),
@@ -48,12 +48,12 @@ impl NotGranted {
         }
     }
 
-    /// A denial without a reason.
+    /// Creates a denial without a reason.
     pub(super) fn denied() -> Self {
         Self::Denied(Arc::from(""))
     }
 
-    /// The label in metrics.
+    /// Returns the reason as a metric label.
     pub fn as_str(&self) -> &'static str {
         match self {
             Self::Unauthenticated => "unauthenticated",
@@ -64,13 +64,13 @@ impl NotGranted {
         }
     }
 
-    /// Whether no decision could be obtained.
+    /// Whether the reason is that no decision could be obtained.
     pub(super) fn is_doubt(&self) -> bool {
         matches!(self, Self::Unavailable(_) | Self::ReviewsForbidden(_) | Self::TooMany { .. })
     }
 
-    /// How long open watches continue while this is the only result. If the proxy's account may not create reviews,
-    /// that does not count as an outage (R-CLOSED-1).
+    /// Returns how long open watches continue while this is the only result of reviews. If the proxy's account may not
+    /// create reviews, that does not count as an outage (R-CLOSED-1).
     pub(super) fn grace(&self, outage: Duration) -> Duration {
         if matches!(self, Self::ReviewsForbidden(_)) { outage.min(FORBIDDEN_GRACE) } else { outage }
     }

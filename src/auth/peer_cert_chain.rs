@@ -17,7 +17,7 @@ pub struct PeerCertChain {
     as_proxy: Mutex<Option<Verdict>>,
 }
 
-/// The result of a verification, valid for one set of authorities and a period.
+/// The result of a chain's verification, valid for one set of authorities and a period.
 #[derive(Debug, Clone)]
 struct Verdict {
     edition: AuthoritySetId,
@@ -26,7 +26,7 @@ struct Verdict {
     holder: Result<CertificateHolder, CertificateRejected>,
 }
 
-/// The longest time that a refusal is cached. It ends earlier when a certificate becomes valid.
+/// The longest time that the refusal of a chain is cached. It ends earlier when a certificate becomes valid.
 const NO_KEPT_MAX: Duration = Duration::from_secs(60);
 
 impl PeerCertChain {
@@ -34,12 +34,12 @@ impl PeerCertChain {
         Self { chain, id: OnceLock::new(), as_client: Mutex::new(None), as_proxy: Mutex::new(None) }
     }
 
-    /// The chain's identifier, which is computed once.
+    /// Returns the chain's identifier, which is computed once.
     pub(super) fn id(&self, make: impl FnOnce(&Chain) -> CredentialId) -> CredentialId {
         *self.id.get_or_init(|| make(&self.chain))
     }
 
-    /// The holder of the chain, by these authorities, at this time.
+    /// Returns the holder of the chain, by the given authorities and time.
     ///
     /// # Errors
     /// The chain is not trusted now.
@@ -60,7 +60,7 @@ impl PeerCertChain {
         let until = match &holder {
             Ok(holder) => holder.until,
             Err(why) => {
-                tracing::debug!(error = %why, role = role.as_str(), "client certificate not trusted");
+                tracing::debug!(error = %why, role = role.as_str(), "client certificate rejected: not trusted");
                 let soon = now + NO_KEPT_MAX;
                 authorities.next_start(&self.chain, now).map_or(soon, |start| start.min(soon))
             }
@@ -71,14 +71,14 @@ impl PeerCertChain {
 }
 
 impl Verdict {
-    /// Whether the verdict still holds: the authorities are the same, and the time is within its period. It also
+    /// Whether the verdict still holds: the authorities are the same, and the time is within its period. This also
     /// detects a clock that was set back.
     fn ttls(&self, authorities: &Authorities, now: SystemTime) -> bool {
         self.edition == authorities.edition() && (self.from..self.until).contains(&now)
     }
 }
 
-/// Two are equal if their chains are.
+/// Compares the certificate chains only.
 impl PartialEq for PeerCertChain {
     fn eq(&self, other: &Self) -> bool {
         self.chain == other.chain

@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::{AffectedScope, AffectedUsers, Subjects};
 
-/// The kinds of RBAC objects.
+/// The kinds of RBAC objects that affect permissions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PolicyKind {
     Role,
@@ -15,7 +15,7 @@ pub enum PolicyKind {
     ClusterRoleBinding,
 }
 
-/// The known bindings.
+/// The known role bindings of the cluster.
 #[derive(Debug, Default)]
 pub struct Policy {
     bindings: HashMap<(PolicyKind, String), Binding>,
@@ -72,7 +72,7 @@ struct Subject {
 impl PolicyKind {
     pub const ALL: [Self; 4] = [Self::Role, Self::ClusterRole, Self::RoleBinding, Self::ClusterRoleBinding];
 
-    /// The resource's plural in `rbac.authorization.k8s.io`.
+    /// Returns the plural resource name in `rbac.authorization.k8s.io`.
     pub fn resource(self) -> &'static str {
         match self {
             Self::Role => "roles",
@@ -84,7 +84,7 @@ impl PolicyKind {
 }
 
 impl Policy {
-    /// Applies a change, and returns whose rights it may affect; `None` if no one's.
+    /// Applies a change, and returns the users whose permissions it may affect; `None` if it affects no user.
     pub fn apply(&mut self, kind: PolicyKind, change: PolicyChange) -> Option<AffectedUsers> {
         let PolicyChange { kind: event, object } = change;
         let key = (kind, format!("{}/{}", object.metadata.namespace, object.metadata.name));

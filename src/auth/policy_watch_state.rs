@@ -11,11 +11,11 @@ pub(super) struct PolicyWatchState(Mutex<WatchCompleteness>);
 
 #[derive(Debug, Clone, Copy)]
 struct WatchCompleteness {
-    /// Whether a change would be seen at once.
+    /// Whether a policy change would be received at once.
     is_open: bool,
-    /// When a change was last seen, or the watches began or ended.
+    /// The time at which a change was last received, or the watches began or ended.
     moved: Instant,
-    /// The time since which no change can have been missed. Changes during an interruption are seen afterwards.
+    /// The time since which no change can have been missed. Changes during an interruption are received afterwards.
     whole_since: Instant,
 }
 
@@ -25,18 +25,18 @@ impl PolicyWatchState {
         Self(Mutex::new(WatchCompleteness { is_open: false, moved: now, whole_since: now }))
     }
 
-    /// Records that a change was seen.
+    /// Records that a policy change was received.
     pub(super) fn changed(&self) {
         self.0.lock().moved = Instant::now();
     }
 
-    /// Records that the watch of one more kind of objects has begun. Earlier changes may have been missed.
+    /// Records that the watch of one more kind of RBAC objects has begun. Earlier changes may have been missed.
     pub(super) fn begins(&self) {
         let (now, mut heard) = (Instant::now(), self.0.lock());
         (heard.moved, heard.whole_since) = (now, now);
     }
 
-    /// Records whether the watches of all kinds are open.
+    /// Records whether the watches of all kinds of RBAC objects are open.
     pub(super) fn set_open(&self, is_open: bool) {
         let mut heard = self.0.lock();
         if heard.is_open != is_open {
@@ -44,20 +44,20 @@ impl PolicyWatchState {
         }
     }
 
-    /// When a change was last seen, or the watches began or ended.
+    /// Returns the time at which a change was last received, or the watches began or ended.
     pub(super) fn moved(&self) -> Instant {
         self.0.lock().moved
     }
 
-    /// The time since which no change has been seen; `None` if changes would not be seen.
+    /// Returns the time since which no change was received; `None` if changes would be missed.
     pub(super) fn unchanged_since(&self) -> Option<Instant> {
         let heard = *self.0.lock();
         heard.is_open.then_some(heard.moved)
     }
 
-    /// Whether a right from RBAC, as reviewed at `asked`, still holds.
+    /// Whether a permission from RBAC, as reviewed at `asked`, still holds.
     ///
-    /// It does if every change is seen, including those that upstream's authorizers may not have known at `asked`. The
+    /// It holds if every change is seen, including those that upstream's authorizers may not have known at `asked`. The
     /// caller must have dropped the decisions that a change affects. An authorizer before RBAC may have begun to deny,
     /// so the result is false after `max`.
     pub(super) fn upholds(&self, asked: Instant, max: Duration) -> bool {

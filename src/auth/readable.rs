@@ -9,17 +9,17 @@ use super::{Grant, NotGranted, Revoked};
 use kubeapi::{Access, Gvr};
 use tokio::sync::watch;
 
-/// A permission for a collection: for everything that a request asks for, or for some of its namespaces.
+/// A permission for a collection: for everything that was requested, or for some of its namespaces.
 #[derive(Debug, Clone)]
 pub enum Permit {
     Whole(Grant),
     Part(Readable),
 }
 
-/// A permission to read some namespaces of a collection: those in which the caller may do what it asked to do in all.
+/// A permission to read only those namespaces of a collection in which the caller may perform the requested access.
 ///
 /// Its fields are private, so only [`Authorizer::readable`](super::Authorizer::readable) creates one. A namespace
-/// without a verdict is not readable. For a watch, all namespaces are checked again as long as it is held.
+/// without a verdict is not readable. For a watch, all namespaces are checked again for as long as the watch is open.
 #[derive(Debug, Clone)]
 pub struct Readable {
     access: Arc<Access>,
@@ -27,7 +27,7 @@ pub struct Readable {
     lease: Option<Arc<GrantLease>>,
 }
 
-/// Whether a permission still holds. The owner of the permission knows what it covers.
+/// Whether a permission still holds. Its scope is known to the owner of the permission.
 #[derive(Debug, Clone)]
 pub struct GrantStatus(Option<Arc<GrantLease>>);
 
@@ -36,7 +36,7 @@ pub struct GrantStatus(Option<Arc<GrantLease>>);
 pub struct VerdictChanges(watch::Receiver<namespace_verdicts::VerdictMap>);
 
 impl Permit {
-    /// Whether it covers this collection, or a part of it.
+    /// Whether the permission covers this collection, or a part of it.
     pub fn covers(&self, gvr: &Gvr, namespaced: bool, namespace: Option<&str>) -> bool {
         match self {
             Self::Whole(grant) => grant.covers(gvr, namespaced, namespace),
@@ -47,7 +47,7 @@ impl Permit {
         }
     }
 
-    /// Whether it covers reads of that name; `None` means reads of any name.
+    /// Whether the permission covers reads of the object `name`; `None` means reads of any name.
     pub fn names(&self, name: Option<&str>) -> bool {
         match self {
             Self::Whole(grant) => grant.names(name),
@@ -63,7 +63,7 @@ impl Permit {
         }
     }
 
-    /// The partial permission, if it does not cover the whole collection.
+    /// Returns the partial permission, if the permission does not cover the whole collection.
     pub fn part(&self) -> Option<&Readable> {
         match self {
             Self::Whole(_) => None,
@@ -71,7 +71,7 @@ impl Permit {
         }
     }
 
-    /// The authorizer's reason, which may be empty.
+    /// Returns the authorizer's reason, which may be empty.
     pub fn reason(&self) -> Arc<str> {
         match self {
             Self::Whole(grant) => grant.reason().clone(),
@@ -79,7 +79,7 @@ impl Permit {
         }
     }
 
-    /// The status of the permission, which a watch keeps.
+    /// Returns the status of the permission, which a watch keeps.
     pub fn grant_status(&self) -> GrantStatus {
         GrantStatus(match self {
             Self::Whole(grant) => grant.lease().cloned(),
@@ -89,19 +89,19 @@ impl Permit {
 }
 
 impl GrantStatus {
-    /// Why the permission has ended, once it has. No more objects may be sent then.
+    /// Returns the reason that the permission has ended, if it has. After that, no more objects may be sent.
     pub fn revoked(&self) -> Option<&Revoked> {
         self.0.as_ref()?.revoked()
     }
 
-    /// A token cancelled when the permission ends; `None` if it never does.
+    /// Returns a token that is cancelled when the permission ends; `None` if it never does.
     pub fn over(&self) -> Option<CancellationToken> {
         self.0.as_ref().map(|lease| lease.over())
     }
 }
 
 impl Readable {
-    /// The most namespaces worth collecting for [`find_out`](Self::find_out), which refuses that many.
+    /// The maximum number of namespaces to collect for [`find_out`](Self::find_out), which refuses that many.
     pub const ASKED_MAX: usize = namespace_verdicts::NAMESPACES_MAX + 1;
 
     pub(super) fn new(access: Arc<Access>, verdicts: Arc<NamespaceVerdicts>, lease: Option<Arc<GrantLease>>) -> Self {
@@ -110,10 +110,10 @@ impl Readable {
         Self { access, verdicts, lease }
     }
 
-    /// Reviews which of these namespaces may be read, with one review each.
+    /// Reviews which namespaces may be read, with one review each.
     ///
     /// # Errors
-    /// There are too many, or a review fails.
+    /// There are too many namespaces, or a review fails.
     pub async fn find_out(&self, namespaces: impl IntoIterator<Item = &str>) -> Result<(), NotGranted> {
         // One more suffices to exceed the limit.
         let namespaces: BTreeSet<Arc<str>> =
@@ -121,7 +121,7 @@ impl Readable {
         self.verdicts.find_out(namespaces).await
     }
 
-    /// The verdict on a namespace, if there is one.
+    /// Returns the verdict on a namespace, if there is one.
     pub fn verdict(&self, namespace: &str) -> Option<Verdict> {
         self.verdicts.verdict(namespace)
     }

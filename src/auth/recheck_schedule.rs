@@ -18,13 +18,13 @@ pub(super) struct RecheckSchedule {
 
 #[derive(Debug, Clone)]
 struct ScheduledRecheck {
-    /// When the last answered review was sent.
+    /// The time at which the namespace's last answered review was sent.
     asserted: Instant,
-    /// Whether upstream has answered at all.
+    /// Whether upstream has answered a review of the namespace.
     is_known: bool,
-    /// When it is due; `None` while it is being reviewed.
+    /// The time at which the namespace's next review is due; `None` while it is being reviewed.
     due: Option<Instant>,
-    /// When policy changed. A decision from before is not accepted.
+    /// The time at which the policy of the namespace changed. A decision from before is not accepted.
     changed: Option<Instant>,
 }
 
@@ -34,7 +34,7 @@ impl RecheckSchedule {
         Self { period, items: BTreeMap::new(), due: BTreeSet::new() }
     }
 
-    /// Adds an unknown namespace before its review is sent, so that no policy change falls between the two.
+    /// Adds an unknown namespace before its review is sent, so that no policy change is missed between the two.
     pub(super) fn begin(&mut self, namespace: &Arc<str>, now: Instant) {
         if !self.items.contains_key(namespace) {
             self.put(namespace, ScheduledRecheck { asserted: now, is_known: false, due: None, changed: None });
@@ -48,7 +48,7 @@ impl RecheckSchedule {
         }
     }
 
-    /// The number of namespaces.
+    /// Returns the number of namespaces in the schedule.
     pub(super) fn len(&self) -> usize {
         self.items.len()
     }
@@ -57,7 +57,7 @@ impl RecheckSchedule {
         self.items.contains_key(namespace)
     }
 
-    /// Records the answer to a review that was sent at `asked`.
+    /// Records the answer to a namespace's review that was sent at `asked`.
     pub(super) fn answered(&mut self, namespace: &Arc<str>, asked: Instant) {
         let before = self.items.get(namespace);
         // The first recheck is at a random time within the period, so that namespaces found together are reviewed at
@@ -68,7 +68,7 @@ impl RecheckSchedule {
         self.put(namespace, ScheduledRecheck { asserted: asked, is_known: true, due: Some(due), changed });
     }
 
-    /// Records the result for a namespace that [began](Self::begin), by a review that was sent at `began` or a little
+    /// Records the result for a namespace that [began](Self::begin), by a review that was sent at `began` or shortly
     /// before.
     pub(super) fn found_out(&mut self, namespace: &Arc<str>, began: Instant) {
         if !self.items.contains_key(namespace) {
@@ -79,7 +79,7 @@ impl RecheckSchedule {
         self.answered(namespace, began);
     }
 
-    /// Records that upstream did not answer. The namespace is reviewed at `again`.
+    /// Records that upstream did not answer a namespace's review. The namespace is reviewed at `again`.
     pub(super) fn unanswered(&mut self, namespace: &Arc<str>, again: Instant) {
         if let Some(item) = self.items.get(namespace).cloned() {
             self.put(namespace, ScheduledRecheck { due: Some(again), ..item });
@@ -105,12 +105,13 @@ impl RecheckSchedule {
         !touched.is_empty()
     }
 
-    /// When the next namespace is due.
+    /// Returns the time at which the next namespace is due.
     pub(super) fn next(&self) -> Option<Instant> {
         self.due.first().map(|(due, _)| *due)
     }
 
-    /// Takes the due namespaces, up to `count_max`, each with the time before which no decision is accepted.
+    /// Returns the due namespaces, up to `count_max`, each with the time before which no decision is accepted. They
+    /// leave the schedule.
     pub(super) fn take(&mut self, now: Instant, slack: Duration, count_max: usize) -> Vec<(Arc<str>, Instant)> {
         let mut taken = Vec::new();
         while taken.len() < count_max && self.due.first().is_some_and(|(due, _)| *due <= now) {
@@ -139,7 +140,7 @@ impl RecheckSchedule {
         }
     }
 
-    /// When the oldest review was sent among those whose verdicts are in use.
+    /// Returns the time at which the oldest review was sent among those whose verdicts are in use.
     pub(super) fn oldest(&self) -> Option<Instant> {
         self.items.values().filter(|item| item.is_known).map(|item| item.asserted).min()
     }

@@ -19,25 +19,25 @@ use super::changes::LOOKED_AT;
 /// The purpose of a review, which determines how old its result may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum ReviewPurpose {
-    /// A request. It counts against its user's limit.
+    /// A review for a request, which counts against its user's limit.
     Request,
-    /// A request for a path that is no resource: discovery, metrics. Discovery above its limit is forwarded, so it does
-    /// not use up the limit of other requests.
+    /// A review for a request whose path is no resource: discovery, metrics. Discovery above its limit is forwarded, so
+    /// it does not use up the limit of other requests.
     NonResource,
-    /// A request of a downstream proxy that the cache does not answer.
+    /// A review for a request of a downstream proxy that the cache does not answer.
     Proxy,
-    /// A lease.
+    /// A review for a lease of an open watch.
     Lease,
-    /// A namespace of a lease.
+    /// A review for one namespace of a lease.
     Namespace,
 }
 
-/// Results of reviews. Identical concurrent reviews are coalesced, and errors are not cached.
+/// A cache of review results. Identical concurrent reviews are coalesced, and errors are not cached.
 pub(super) struct ReviewCache<K, V>(Cache<(ReviewPurpose, K), V>);
 
-/// A cached result.
+/// A review result that can be cached.
 pub(super) trait ReviewResult {
-    /// A time before the review was sent.
+    /// Returns a time shortly before the review was sent.
     fn asked(&self) -> Instant;
 }
 
@@ -106,7 +106,7 @@ where
         self.0.invalidate_all();
     }
 
-    /// Removes the results for which `is_outdated` returns true.
+    /// Removes the cached results for which `is_outdated` returns true.
     ///
     /// Entries are removed one by one. moka's `invalidate_entries_if` left some of thousands in place, and they were
     /// used until they expired.
@@ -128,7 +128,8 @@ impl<K, V, F: Fn(ReviewPurpose, &V) -> Duration> Expiry<(ReviewPurpose, K), V> f
         Some((self.0)(key.0, result))
     }
 
-    /// A replaced entry gets the TTL of the new result, because the old one may have been an allow decision.
+    /// Returns the TTL of a replaced entry: that of the new result, because the old one may have been an allow
+    /// decision.
     fn expire_after_update(
         &self,
         key: &(ReviewPurpose, K),

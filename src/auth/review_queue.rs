@@ -11,19 +11,19 @@ use super::reviews::{ReviewFuture, ReviewTopic};
 use super::{NotGranted, metrics};
 use base::{KeyedSemaphores, LogLimit};
 
-/// The class of a review. Each class has slots of its own and does not wait for the others. So a revoked right ends in
-/// time, however many requests, guessed tokens or namespaces of readable watches there are.
+/// The class of a review. Each class has its own slots and does not wait for the others. So a revoked permission ends
+/// in time, however many requests, guessed tokens or namespaces of readable watches there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum ReviewClass {
-    /// The decision that an open watch depends on.
+    /// A review of the decision that an open watch depends on.
     Lease,
-    /// The namespaces that a readable watch depends on, of which there may be thousands.
+    /// A review of the namespaces that a readable watch depends on, of which there may be thousands.
     Namespace,
-    /// A request of a known caller.
+    /// A review for a request of a known caller.
     Known,
-    /// A request without a credential, or with a token that was not accepted recently.
+    /// A review for a request without a credential, or with a token that was not accepted recently.
     Guess,
-    /// A known caller's request for a path that is no resource.
+    /// A review for a known caller's request whose path is no resource.
     NonResource,
 }
 
@@ -32,19 +32,19 @@ pub(super) struct ReviewQueue {
     topic: ReviewTopic,
     right: Arc<ReviewRight>,
     failures: LogLimit,
-    /// In the order of the classes.
+    /// The lanes of pending reviews, in the order of the classes.
     lanes: [Lane; 5],
 }
 
-/// The limits of one class.
+/// The concurrency limits of one class of reviews.
 struct Lane {
     rate: Arc<ReviewRateLimit>,
     slots: Semaphore,
-    /// One payer may have half of the slots.
+    /// The limits per payer: one payer may use half of the slots.
     shares: KeyedSemaphores<Payer>,
 }
 
-/// The most time for a review, including the wait for a slot.
+/// The maximum time for a review, including the wait for a slot.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// The `Retry-After` of a caller that has exceeded a limit, in seconds.
 const RETRY_AFTER_SECONDS: u32 = 1;
@@ -52,7 +52,7 @@ const RETRY_AFTER_SECONDS: u32 = 1;
 impl ReviewClass {
     const ALL: [Self; 5] = [Self::Lease, Self::Namespace, Self::Known, Self::Guess, Self::NonResource];
 
-    /// The most concurrent reviews.
+    /// Returns the maximum number of concurrent reviews of this class.
     fn slots(self) -> usize {
         match self {
             Self::Lease | Self::Namespace => 32,
@@ -71,7 +71,7 @@ impl ReviewQueue {
         Self { topic, right: Arc::new(ReviewRight::new()), failures: LogLimit::default(), lanes }
     }
 
-    /// Takes the payer's next turn in a class; `None` if it comes too late.
+    /// Reserves the payer's next turn in a class; `None` if it comes too late.
     pub(super) fn turn(&self, class: ReviewClass, payer: Payer) -> Option<ReviewTurn> {
         self.lanes[class as usize].rate.turn(payer)
     }
@@ -110,7 +110,7 @@ impl ReviewQueue {
             NotGranted::unanswered(&error, self.topic)
         })?;
         if let Some(failed) = self.failures.unlogged(Instant::now()) {
-            tracing::warn!(resource = self.topic.resource(), failed, "reviews succeed again");
+            tracing::warn!(resource = self.topic.resource(), failed, "review requests to the apiserver succeed again");
         }
         Ok((asked, answer))
     }
@@ -118,11 +118,11 @@ impl ReviewQueue {
     /// Logs a failed review, or counts it for the next line.
     fn log_failure(&self, error: &dyn fmt::Display) {
         if let Some(failed) = self.failures.failed(Instant::now()) {
-            tracing::warn!(resource = self.topic.resource(), failed, %error, "review failed");
+            tracing::warn!(resource = self.topic.resource(), failed, %error, "review request to the apiserver failed");
         }
     }
 
-    /// Whether the proxy may create reviews of this topic.
+    /// Returns the record of whether the proxy may create reviews of this topic.
     pub(super) fn right(&self) -> &Arc<ReviewRight> {
         &self.right
     }
@@ -132,7 +132,7 @@ impl ReviewQueue {
         metrics::reviewed(self.topic.as_str(), result);
     }
 
-    /// The error for a review that is not sent because its turn comes too late.
+    /// Returns the error for a review that is not sent because its turn comes too late.
     fn over_limit(&self, class: ReviewClass) -> NotGranted {
         // A lease continues for the grace of an outage.
         if class != ReviewClass::Lease {
@@ -142,7 +142,7 @@ impl ReviewQueue {
         NotGranted::Unavailable(format!("{}: too many pending reviews", self.topic.refusal()))
     }
 
-    /// The error for a caller that has exceeded a limit.
+    /// Returns the error for a caller that has exceeded a limit.
     pub(super) fn over_budget(&self) -> NotGranted {
         self.came_to("over_budget");
         NotGranted::TooMany { retry_after_seconds: RETRY_AFTER_SECONDS }

@@ -8,7 +8,7 @@ use crate::upstream::Error;
 use base::{Backoff, BackoffBounds, ReadinessGuard, Ready};
 use tokio::sync::watch;
 
-/// Whether the proxy may create reviews of one topic, as of the last answered review.
+/// Whether the proxy's account may create reviews of one topic, according to the last answered review.
 #[derive(Debug)]
 pub(super) struct ReviewRight {
     state: watch::Sender<RightState>,
@@ -16,15 +16,15 @@ pub(super) struct ReviewRight {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RightState {
-    /// No review has been answered yet.
+    /// No review has been answered yet, so the permission is unknown.
     Unproven,
     Held,
-    /// Upstream refused a review with this code, which is 401 or 403.
+    /// Upstream refused a review with this status code, 401 or 403.
     Refused(u16),
 }
 
-/// The pauses between two checks of a missing right. They are short, because no request can be authorized until the
-/// right is back.
+/// The pauses between two checks of a missing permission. They are short, because no request can be authorized until
+/// the permission is granted.
 const RECHECK: BackoffBounds = BackoffBounds { first: Duration::from_secs(1), longest: Duration::from_secs(30) };
 
 impl ReviewRight {
@@ -32,7 +32,7 @@ impl ReviewRight {
         Self { state: watch::Sender::new(RightState::Unproven) }
     }
 
-    /// Records the answer to a review. An error that is not about the right changes nothing.
+    /// Records the answer to a review. An error that does not concern the permission changes nothing.
     pub(super) fn note<T>(&self, answer: &Result<T, Error>) {
         match answer {
             Ok(_) => self.set(RightState::Held),
@@ -50,10 +50,10 @@ impl ReviewRight {
         }
     }
 
-    /// Keeps `ready` from being ready until the right is proven, and again whenever upstream refuses a review.
+    /// Keeps `ready` from being ready until the permission is proven, and again whenever upstream refuses a review.
     ///
-    /// A missing right is checked with backoff, and no check is sent while it is held. The guard is registered at once;
-    /// the future never returns.
+    /// A missing permission is checked with backoff, and no check is sent while it is held. The guard is registered at
+    /// once; the future never returns.
     pub(super) fn keep_ready(
         self: Arc<Self>,
         topic: ReviewTopic,
@@ -79,7 +79,7 @@ impl ReviewRight {
             let now = *state.borrow_and_update();
             if now == RightState::Held {
                 if guard.take().is_some() {
-                    tracing::info!(resource = topic.resource(), "the proxy is allowed to create reviews");
+                    tracing::info!(resource = topic.resource(), "the proxy's account may create reviews");
                 }
                 backoff.succeeded(Instant::now());
                 if state.changed().await.is_err() {
@@ -94,7 +94,7 @@ impl ReviewRight {
                     tracing::warn!(
                         resource = topic.resource(),
                         code,
-                        "not ready: the proxy's account may not create reviews"
+                        "proxy not ready: its account may not create reviews (grant create in RBAC)"
                     );
                 }
                 let pause = backoff.failed(Instant::now());
@@ -109,7 +109,7 @@ impl ReviewRight {
         }
     }
 
-    /// Checks whether the right is held.
+    /// Checks whether the proxy may create reviews of the topic.
     async fn ask(&self, topic: ReviewTopic, reviews: &dyn Reviews) {
         match reviews.own_right(topic).await {
             Ok(true) => self.set(RightState::Held),
@@ -118,10 +118,16 @@ impl ReviewRight {
             // A cluster may forbid every account to check its own rights. Then only the next review can prove the
             // right, and a process that is not ready receives no request.
             Err(error) if error.code() == Some(403) => {
-                tracing::warn!(%error, "cannot check the permission to create reviews; assuming it is granted");
+                let resource = topic.resource();
+                tracing::warn!(
+                    resource, %error,
+                    "cannot check the permission to create reviews; assuming it is granted"
+                );
                 self.set(RightState::Held);
             }
-            Err(error) => tracing::debug!(%error, "cannot check the proxy's own permissions"),
+            Err(error) => {
+                tracing::debug!(resource = topic.resource(), %error, "cannot check the permission to create reviews");
+            }
         }
     }
 

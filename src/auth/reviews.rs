@@ -14,10 +14,10 @@ pub(super) enum ReviewTopic {
 
 /// Creates reviews of callers: upstream, or a stub in tests.
 pub(super) trait Reviews: Send + Sync {
-    /// Reviews a token.
+    /// Sends a token review.
     fn token(&self, token: &Token, audiences: &Arc<[String]>) -> ReviewFuture<TokenReviewResult>;
 
-    /// Reviews whether the user may make the access. `cause` is the purpose of the review, for upstream.
+    /// Reviews whether the user may perform the access. `cause` is the purpose of the review, for upstream.
     fn access(&self, cause: Cause, user: &Arc<User>, access: &Arc<Access>) -> ReviewFuture<AccessReviewResult>;
 
     /// Reviews whether the proxy itself may create reviews of the topic.
@@ -28,7 +28,7 @@ pub(super) trait Reviews: Send + Sync {
 pub(super) type ReviewFuture<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
 
 impl ReviewTopic {
-    /// The label in metrics.
+    /// Returns the review topic as a metric label.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Token => "token",
@@ -36,7 +36,7 @@ impl ReviewTopic {
         }
     }
 
-    /// The API group of its reviews.
+    /// Returns the API group of the topic's reviews.
     pub(super) fn group(self) -> &'static str {
         match self {
             Self::Token => "authentication.k8s.io",
@@ -44,7 +44,7 @@ impl ReviewTopic {
         }
     }
 
-    /// The resource of its reviews.
+    /// Returns the API resource of the topic's reviews.
     pub(super) fn resource(self) -> &'static str {
         match self {
             Self::Token => "tokenreviews",
@@ -52,7 +52,7 @@ impl ReviewTopic {
         }
     }
 
-    /// The operation that fails without an answer, for messages.
+    /// Returns the operation that fails without an answer, for messages.
     pub(super) fn refusal(self) -> &'static str {
         match self {
             Self::Token => "cannot authenticate",

@@ -23,13 +23,13 @@ pub(super) struct Stub {
     pub(super) clock: WallClock,
 }
 
-/// Creates an error of upstream.
+/// A function that creates an error of upstream.
 pub(super) type Refusal = Box<dyn Fn() -> Error + Send>;
 
 #[derive(Default)]
 struct Rules {
     unknown: HashSet<String>,
-    /// User and namespace. `*` matches any namespace.
+    /// The denied pairs of user and namespace. `*` matches any namespace.
     denied: HashSet<(String, String)>,
     slow: HashMap<String, Duration>,
     silent: bool,
@@ -42,9 +42,9 @@ struct Rules {
     asked: Vec<StubReview>,
     /// The resources of which the proxy may not create reviews.
     lacking: HashSet<&'static str>,
-    /// The answer to every review of the proxy's own rights.
+    /// The answer to every review of the proxy's own permissions.
     own_rights: Option<Refusal>,
-    /// The number of reviews of the proxy's own rights.
+    /// The number of reviews of the proxy's own permissions.
     own_asked: u32,
 }
 
@@ -53,7 +53,7 @@ struct Rules {
 pub(super) struct StubReview {
     pub(super) at: Instant,
     pub(super) user: String,
-    /// `None` for a token review.
+    /// The namespace of an access review; `None` for a token review.
     pub(super) namespace: Option<String>,
 }
 
@@ -71,7 +71,7 @@ impl Stub {
         self.rules.lock().denied.remove(&(user.to_owned(), namespace.to_owned()));
     }
 
-    /// Sets how long reviews take for this user, and for tokens with that prefix.
+    /// Sets how long reviews take for a user, and for tokens whose names begin with the user's.
     pub(super) fn slow(&self, user: &str, answer: Duration) {
         self.rules.lock().slow.insert(user.to_owned(), answer);
     }
@@ -91,12 +91,12 @@ impl Stub {
         self.rules.lock().reason = reason;
     }
 
-    /// Makes reviews of this namespace fail.
+    /// Makes reviews of a namespace fail.
     pub(super) fn mute(&self, namespace: &str) {
         self.rules.lock().mute = Some(namespace.to_owned());
     }
 
-    /// Revokes the right to create reviews of the topic, or restores it.
+    /// Revokes the permission to create reviews of the topic, or restores it.
     pub(super) fn lack(&self, topic: ReviewTopic, lacks: bool) {
         let mut rules = self.rules.lock();
         if lacks {
@@ -106,12 +106,12 @@ impl Stub {
         };
     }
 
-    /// Answers reviews of the proxy's own rights with this error; `None` ends that.
+    /// Answers reviews of the proxy's own permissions with this error; `None` answers them normally again.
     pub(super) fn refuse_own_rights(&self, refusal: Option<Refusal>) {
         self.rules.lock().own_rights = refusal;
     }
 
-    /// The number of reviews of the proxy's own rights.
+    /// Returns the number of reviews of the proxy's own permissions.
     pub(super) fn own_asked(&self) -> u32 {
         self.rules.lock().own_asked
     }

@@ -32,9 +32,9 @@ pub(super) struct TokenReviewer {
 /// The purpose of a token review, which determines how old the result may be.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum TokenPurpose<'a> {
-    /// A request from that address, whose limit it counts against.
+    /// A review for a request from an address, whose limit it counts against.
     Request { source: IpAddr },
-    /// A lease of that user. Accepts only a result whose review was sent after `since`.
+    /// A review for a user's lease. Only a result whose review was sent after `since` is accepted.
     Lease { since: Instant, payer: &'a FlowDistinguisher },
 }
 
@@ -43,13 +43,13 @@ pub(super) enum TokenPurpose<'a> {
 struct CachedTokenReview {
     asked: Instant,
     user: Option<Arc<User>>,
-    /// The expiry in the token's own claims.
+    /// The expiry time in the token's own claims.
     until: Option<SystemTime>,
 }
 
-/// The most cached results; each takes a few bytes.
+/// The maximum number of cached results; each takes a few bytes.
 const ANSWERS_MAX: u64 = 65_536;
-/// The most tokens that are known, and how long an accepted token stays known after its last use.
+/// The maximum number of tokens that are known, and how long an accepted token stays known after its last use.
 const REGULARS_MAX: u64 = 32_768;
 const REGULAR_IDLE_MAX: Duration = Duration::from_secs(3600);
 
@@ -72,7 +72,7 @@ impl TokenReviewer {
         }
     }
 
-    /// The user of this token.
+    /// Returns the user of a token.
     ///
     /// # Errors
     /// The token is not accepted or has expired, or no result could be obtained.
@@ -100,7 +100,7 @@ impl TokenReviewer {
         Ok(Identity { asked: answer.asked, user, until: answer.until })
     }
 
-    /// Whether the proxy may create token reviews.
+    /// Returns the record of whether the proxy may create token reviews.
     pub(super) fn right(&self) -> &Arc<ReviewRight> {
         self.queue.right()
     }
@@ -163,7 +163,7 @@ impl ReviewResult for CachedTokenReview {
     }
 }
 
-/// The address that a limit counts by: an IPv4 address, or the /64 network of an IPv6 address.
+/// Returns the address that a limit counts by: an IPv4 address, or the /64 network of an IPv6 address.
 fn network(source: IpAddr) -> IpAddr {
     match source {
         IpAddr::V4(_) => source,

@@ -20,7 +20,7 @@ use super::Event;
 use crate::wire::Object;
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
-/// Free space in a ring.
+/// The free space in a history ring, in events and bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingHeadroom {
     pub events: usize,
@@ -30,16 +30,17 @@ pub struct RingHeadroom {
 /// Events that lead up to the beginning of a feed's history.
 #[derive(Debug)]
 pub struct BackfilledEvents {
-    /// Version that the first event follows.
+    /// The version that the first event follows.
     pub(super) from: ResourceVersion,
-    /// Version at which the history began when these events were checked.
+    /// The version at which the history began when these events were checked.
     pub(super) until: ResourceVersion,
-    /// Version after which the previous state of every event's object is known.
+    /// The version after which the previous state of every event's object is known.
     pub(super) known: ResourceVersion,
     pub(super) events: Vec<Arc<Event>>,
 }
 
-/// Backfilled events and the feed's history disagree about this object, so they are not from the same history.
+/// A difference between backfilled events and the feed's history in one object, which shows that they are not from the
+/// same history.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("events of {key} up to resourceVersion {rv} do not lead to the cached object")]
 pub struct BackfillMismatch {

@@ -32,12 +32,12 @@ use base::Account;
 pub struct Budget {
     bytes_max: usize,
     total: Arc<Account>,
-    /// Accounts of all feeds, including ended feeds for as long as anything is charged to them.
+    /// The accounts of all feeds, including ended feeds for as long as any memory is charged to them.
     accounts: Mutex<Vec<(MemoryKind, Weak<Account>)>>,
     feeds: Mutex<Vec<Weak<dyn BudgetedFeed>>>,
     pins: Pins,
     making_room: Mutex<PendingRelease>,
-    /// Number of drops of each kind.
+    /// The number of evictions of each kind.
     gone: [AtomicU64; ReclaimKind::ALL.len()],
 }
 
@@ -48,20 +48,20 @@ struct PendingRelease {
     since: Instant,
 }
 
-/// One feed's part of the budget.
+/// One feed's part of the memory budget.
 #[derive(Debug)]
 pub(super) struct FeedShare {
     pub(super) budget: Arc<Budget>,
     pub(super) accounts: Accounts,
-    /// Bytes held when the feed's first state was complete, updated after each relist.
+    /// The number of bytes that the feed held when its first state was complete, updated after each relist.
     admitted: AtomicUsize,
-    /// Bytes that the feed needed when it did not fit.
+    /// The number of bytes that the feed needed when it did not fit.
     weighed: AtomicUsize,
-    /// Cancelled when the feed has outgrown the budget and must end.
+    /// A signal that is cancelled when the feed has outgrown the budget and must end.
     pub(super) outgrown: CancellationToken,
 }
 
-/// One account for each kind of memory.
+/// The accounts of a feed, one for each kind of memory.
 #[derive(Debug)]
 pub(super) struct Accounts {
     pub(super) objects: Arc<Account>,
@@ -71,22 +71,22 @@ pub(super) struct Accounts {
     pub(super) staged: Arc<Account>,
 }
 
-/// A kind of memory.
+/// A kind of memory in the budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryKind {
-    /// Objects and the frames that they arrived in: in the store, in the ring, and in states that are still being read.
+    /// Objects and their received frames: in the store, in the ring, and in states that are still being read.
     Objects,
-    /// Events, without their objects.
+    /// The memory of recorded events, without their objects.
     Events,
-    /// Bytes derived from objects and events.
+    /// Bytes that were derived from objects and events.
     Derived,
-    /// Older states, without their objects.
+    /// The memory of older states that clients still page through, without their objects.
     States,
     /// Pages of lists that are still being received from upstream.
     Staged,
 }
 
-/// Kinds of memory that can be freed, in the order in which they are freed.
+/// The kinds of memory that can be freed, in the order in which they are freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReclaimKind {
     Derived,
@@ -96,7 +96,7 @@ pub enum ReclaimKind {
     Feed,
 }
 
-/// Memory use of all feeds at one moment.
+/// The memory use of all feeds at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryUse {
     pub bytes_max: usize,
@@ -108,13 +108,13 @@ pub struct MemoryUse {
 pub(super) trait LruEviction {
     /// Returns the approximate time at which the next entry to drop was last used.
     fn oldest(&self) -> Option<Instant>;
-    /// Drops that entry, unless it was used in between.
+    /// Drops the entry that was used least recently, unless it was used in between.
     fn drop_oldest(&self);
 }
 
 /// A feed as the budget sees it.
 pub(super) trait BudgetedFeed: fmt::Debug + Send + Sync {
-    /// The feed's part of the budget.
+    /// Returns the feed's part of the memory budget.
     fn share(&self) -> &FeedShare;
     /// Returns the caches of derived bytes, except bytes that are kept with events.
     fn derived(&self) -> Vec<&dyn LruEviction>;
@@ -127,20 +127,21 @@ pub(super) trait BudgetedFeed: fmt::Debug + Send + Sync {
     fn shrink_ring(&self, bytes: usize, events_at_once: usize);
     /// Returns the time at which the oldest snapshot of a paging client was last used.
     fn oldest_paging(&self) -> Option<Instant>;
-    /// Drops that snapshot.
+    /// Drops the oldest paging snapshot.
     fn drop_oldest_paging(&self);
 }
 
-/// Time to wait for ended watches to release their states.
+/// The time to wait for ended watches to release their states.
 const AWAITED_FOR: Duration = Duration::from_millis(250);
-/// Divisor of the budget that gives the extra room to free at once. This avoids scanning every feed for every event
+/// The divisor of the budget that gives the extra room to free at once. This avoids scanning every feed for every event
 /// when the budget is full.
 const SLACK: usize = 16;
-/// History that a ring keeps however full the memory is, in bytes. A watch can lag this far without stalling.
+/// The number of bytes of history that a ring keeps however full the memory is. A watch can lag this far without
+/// stalling.
 const HISTORY_BYTES_MIN: usize = 256 << 10;
-/// Divisor of a ring's size that gives the smallest step in which it shrinks before the total is checked again.
+/// The divisor of a ring's size that gives the smallest step in which it shrinks before the total is checked again.
 const SHRINK_PART: usize = 8;
-/// Events that leave a ring in one critical section.
+/// The number of events that leave a ring in one critical section.
 pub(super) const SHRINK_EVENTS_MAX: usize = 1_024;
 
 impl Budget {
@@ -180,8 +181,8 @@ impl Budget {
         feeds.push(feed);
     }
 
-    /// Returns whether `bytes` more fit after everything droppable was dropped. If that would not be enough, it drops
-    /// nothing.
+    /// Returns whether `bytes` more fit after all evictable memory was dropped. If that would not be enough, nothing is
+    /// dropped.
     pub(super) fn has_room(&self, bytes: usize) -> bool {
         if self.fits(bytes) {
             return true;
@@ -359,7 +360,7 @@ impl Budget {
 }
 
 impl FeedShare {
-    /// Returns the bytes of everything of the feed that is alive.
+    /// Returns the number of bytes of everything of the feed that is alive.
     pub(super) fn held(&self) -> usize {
         self.accounts.each().map(|(_, account)| account.bytes()).into_iter().sum()
     }
@@ -399,7 +400,7 @@ impl Accounts {
 }
 
 impl MemoryKind {
-    /// All kinds, in declaration order.
+    /// All kinds of memory, in declaration order.
     pub const ALL: [Self; 5] = [Self::Objects, Self::Events, Self::Derived, Self::States, Self::Staged];
 
     pub fn as_str(self) -> &'static str {
@@ -414,7 +415,7 @@ impl MemoryKind {
 }
 
 impl ReclaimKind {
-    /// All kinds, in declaration order.
+    /// All kinds of evictable memory, in declaration order.
     pub const ALL: [Self; 5] = [Self::Derived, Self::Paging, Self::Watches, Self::History, Self::Feed];
 
     pub fn as_str(self) -> &'static str {

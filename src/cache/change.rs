@@ -3,17 +3,17 @@ use bytes::Bytes;
 use crate::wire::Object;
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
-/// One change as reported by upstream's watch.
+/// One change, as received from upstream's watch.
 #[derive(Debug)]
 pub struct Change {
-    /// `Added`, `Modified` or `Deleted`.
+    /// The event type: `Added`, `Modified` or `Deleted`.
     pub event_type: EventType,
     pub object: Object,
-    /// Frame that the change arrived in, if any; `object.body()` is a slice of it.
+    /// The frame in which the change was received, if any; `object.body()` is a slice of it.
     pub frame: Option<Bytes>,
 }
 
-/// Result of applying a change.
+/// The result of applying a change to the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ApplyResult {
     /// The change is now in the store and in the ring.

@@ -10,11 +10,11 @@ use super::chunk_format::ChunkFormat;
 use super::single_flight::SingleFlight;
 use base::Account;
 
-/// Cache of the encoded bytes of one feed's chunks. They are encoded once for all clients, and bounded.
+/// The cache of the encoded bytes of one feed's chunks. They are encoded once for all clients, and bounded.
 #[derive(Debug)]
 pub struct ChunkCache {
-    /// Bodies in upstream's encoding, joined. The store has the same bytes, so copies are kept only for the duration of
-    /// a burst of lists.
+    /// The joined bodies in upstream's encoding. The store has the same bytes, so copies are kept only for the duration
+    /// of a burst of lists.
     copies: SingleFlight<PlainChunk>,
     derived: SingleFlight<PlainChunk>,
     deflated: SingleFlight<DeflatedChunk>,
@@ -22,27 +22,27 @@ pub struct ChunkCache {
     account: Arc<Account>,
 }
 
-/// Bytes of a chunk's items or frames. Large bodies are slices of the store's own bytes.
+/// The bytes of a chunk's items or frames. Large bodies are slices of the store's own bytes.
 pub type PlainChunk = Arc<[Bytes]>;
 
 /// A compressed piece of the items of one or more chunks.
 #[derive(Debug, Clone)]
 pub struct DeflatedChunk {
-    /// DEFLATE data (RFC 1951), flushed to a byte boundary and without a final block. `None` if compression would not
-    /// make it smaller: the piece is then sent uncompressed.
+    /// The DEFLATE data (RFC 1951), flushed to a byte boundary and without a final block. `None` if compression would
+    /// not make it smaller: the piece is then sent uncompressed.
     pub bytes: Option<Bytes>,
-    /// CRC-32 of the uncompressed piece; `len` is its length in bytes.
+    /// The CRC-32 of the uncompressed piece; `len` is its length in bytes.
     pub crc: u32,
     pub len: u64,
-    /// Whether this is the last piece of these chunks.
+    /// Whether the piece is the last one of its chunks.
     pub is_last: bool,
 }
 
-/// Limit of each kind per feed, in bytes: about four thousand pods in JSON.
+/// The limit of each kind per feed, in bytes: about four thousand pods in JSON.
 const BYTES_MAX: usize = 64 << 20;
-/// Bytes charged for the record of a compressed piece, or of a piece that is not worth compressing.
+/// The number of bytes charged for the record of a compressed piece, or of a piece that is not worth compressing.
 const DEFLATED_BYTES: usize = 256;
-/// Time after which an unread copy is dropped.
+/// The time after which an unread copy is dropped.
 const COPIES_AGE_MAX: Duration = Duration::from_secs(10);
 
 impl ChunkCache {
@@ -74,7 +74,7 @@ impl ChunkCache {
         self.trimmed(flight.poll_get_or_make(format, cx, make))
     }
 
-    /// Returns a compressed piece, if it is cached.
+    /// Returns a compressed piece of a list, if it is cached.
     pub fn deflated(&self, format: ChunkFormat) -> Option<DeflatedChunk> {
         self.deflated.get(format)
     }
@@ -94,7 +94,7 @@ impl ChunkCache {
         self.trimmed(self.deflated.poll_get_or_make(format, cx, make))
     }
 
-    /// Frees memory if the new entry does not fit beside the rest.
+    /// Frees memory if a new entry does not fit beside the rest.
     fn trimmed<T>(&self, made: T) -> T {
         self.budget.trim_derived();
         made
@@ -110,13 +110,13 @@ impl ChunkCache {
         self.deflated.clear();
     }
 
-    /// Drops everything.
+    /// Drops all cached chunks.
     pub(super) fn clear(&self) {
         self.copies.clear();
         self.forget_derived();
     }
 
-    /// Drops entries that have expired.
+    /// Drops cached chunks that have expired.
     pub(super) fn expire(&self, now: Instant) {
         self.copies.expire(now);
     }

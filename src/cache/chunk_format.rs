@@ -1,22 +1,23 @@
 use crate::wire::Representation;
 
-/// Cache key of an encoded chunk: everything that determines its bytes.
+/// The cache key of an encoded chunk: all properties that determine its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ChunkFormat {
-    /// [`Chunk::name`](super::Chunk::name), or [`joined_name`](super::Chunk::joined_name) of several.
+    /// The name of the encoded chunk: [`Chunk::name`](super::Chunk::name), or
+    /// [`joined_name`](super::Chunk::joined_name) of several.
     pub chunk: u128,
     pub representation: Representation,
-    /// Server release whose output format is written.
+    /// The server release in whose output format the chunk is written.
     pub release: u32,
     pub part: ChunkPart,
 }
 
-/// Encoding of each object.
+/// The list encoding for which a chunk's objects are rendered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ChunkPart {
-    /// Items of a list.
+    /// The objects are rendered as items of a list.
     Items,
-    /// ADDED events.
+    /// The objects are rendered as ADDED events.
     Added,
     /// A compressed piece of a list's items. It may refer to the preceding chunk, whose name is `behind`; `None` at the
     /// beginning of the list.

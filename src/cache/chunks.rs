@@ -17,9 +17,9 @@ pub struct Chunk {
     first: ObjectKey,
     lengths: Lengths,
     name: u128,
-    /// Whether it ended because of its length, rather than at the end of its namespace.
+    /// Whether the chunk ended because of its length, rather than at the end of its namespace.
     is_full: bool,
-    /// A bit for each representation that all of its objects have been written in.
+    /// A bit for each representation in which all objects of the chunk have been written.
     written: AtomicU8,
 }
 
@@ -28,30 +28,31 @@ pub struct Chunk {
 pub(super) struct ChunkIndex {
     content: u64,
     chunks: OnceCell<Arc<[Chunk]>>,
-    /// Set once the state is no longer the current one.
+    /// The later changes of a state that is no longer the current one; empty for the current state.
     past: OnceLock<PastState>,
 }
 
-/// Builds chunks, object by object.
+/// Divides a sorted state into chunks, object by object.
 #[derive(Debug)]
 pub struct Chunker {
-    /// Generation of the feed's content. Equal versions mean different bytes in another history, or if upstream runs
-    /// another release.
+    /// The generation of the feed's content. Equal versions mean different bytes in another history, or if upstream
+    /// runs another release.
     content: u64,
     chunk: Option<Chunk>,
-    /// Whether the chunk ends with the last object added.
+    /// Whether the chunk ends with the last added object.
     ends: bool,
 }
 
-/// Objects processed between two yields to other tasks: about half a millisecond.
+/// The number of objects processed between two yields to other tasks: about half a millisecond.
 const CUT_AT_A_TIME: usize = 2_048;
 /// A secret seed, so that a client that chooses object names cannot predict chunk names.
 static SEED: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
 impl Chunk {
-    /// Average length in bytes of upstream's encoding: several TLS records, and about a millisecond of compression.
+    /// The average length of a chunk in bytes of upstream's encoding: several TLS records, and about a millisecond of
+    /// compression.
     pub const BYTES: usize = 128 << 10;
-    /// Maximum length in bytes of a chunk with more than one object.
+    /// The maximum length in bytes of a chunk with more than one object.
     pub const BYTES_MAX: usize = 256 << 10;
 
     fn new(first: ObjectKey, content: u64) -> Self {
@@ -59,17 +60,17 @@ impl Chunk {
         Self { first, lengths: Lengths::default(), name, is_full: false, written }
     }
 
-    /// Returns the key of the first object.
+    /// Returns the key of the chunk's first object.
     pub fn first(&self) -> &ObjectKey {
         &self.first
     }
 
-    /// Returns the number of its objects and their length in upstream's encoding.
+    /// Returns the number of the chunk's objects and their length in upstream's encoding.
     pub fn lengths(&self) -> Lengths {
         self.lengths
     }
 
-    /// Returns a number that identifies the content: no other content has it.
+    /// Returns a number that identifies the chunk's content: no other content has it.
     pub fn name(&self) -> u128 {
         self.name
     }
@@ -79,24 +80,24 @@ impl Chunk {
         (first.rotate_left(61) ^ second).wrapping_mul(MIX)
     }
 
-    /// Returns whether it ended because of its length, rather than at the end of its namespace or of the list.
+    /// Returns whether the chunk ended because of its length, rather than at the end of its namespace or of the list.
     pub fn is_full(&self) -> bool {
         self.is_full
     }
 
-    /// Returns whether all of it has been written in a representation, so that writing it again cannot fail.
+    /// Returns whether the whole chunk has been written in a representation, so that writing it again cannot fail.
     pub fn was_written(&self, representation: Representation) -> bool {
         self.written.load(Ordering::Relaxed) & (1 << representation.place()) != 0
     }
 
-    /// Records that all of it has been written in a representation.
+    /// Records that the whole chunk has been written in a representation.
     pub fn note_written(&self, representation: Representation) {
         self.written.fetch_or(1 << representation.place(), Ordering::Relaxed);
     }
 }
 
 impl Chunker {
-    /// Adds the next object. Returns the previous chunk, if this object starts a new one.
+    /// Adds the next object. If the object starts a new chunk, returns the completed one.
     pub fn put(&mut self, object: &Object) -> Option<Chunk> {
         let (key, len, hash) = (&object.key, object.body().len(), SEED.hash_one(&object.key));
         let ended = self.chunk.take_if(|chunk| {
@@ -114,7 +115,7 @@ impl Chunker {
         ended
     }
 
-    /// Returns the last chunk.
+    /// Returns the last chunk of the state.
     pub fn end(self) -> Option<Chunk> {
         self.chunk
     }
@@ -155,5 +156,5 @@ impl ChunkIndex {
     }
 }
 
-/// Odd, so that multiplication by it is invertible. The bits are those of the golden ratio.
+/// An odd multiplier, so that the multiplication is invertible. The bits are those of the golden ratio.
 const MIX: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;

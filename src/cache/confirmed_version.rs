@@ -19,17 +19,17 @@ impl ConfirmedVersion {
         Self { rv, kept: None }
     }
 
-    /// Returns the state at that version. `present` builds it from the feed's objects.
+    /// Returns the state at the confirmed version. `present` builds it from the feed's objects.
     pub(super) fn state(&self, present: impl FnOnce(ResourceVersion) -> Snapshot) -> Snapshot {
         self.kept.clone().unwrap_or_else(|| present(self.rv))
     }
 
-    /// Saves the state, because the feed's objects are about to change.
+    /// Saves the confirmed state, because the feed's objects are about to change.
     pub(super) fn keep(&mut self, present: impl FnOnce(ResourceVersion) -> Snapshot) {
         self.kept.get_or_insert_with(|| present(self.rv));
     }
 
-    /// Returns whether the state may differ from the feed's objects.
+    /// Returns whether the confirmed state may differ from the feed's objects.
     pub(super) fn is_kept(&self) -> bool {
         self.kept.is_some()
     }

@@ -17,33 +17,32 @@ use kubeapi::{EventType, ResourceVersion};
 pub struct Cursor {
     shared: Arc<Shared>,
     lane: Arc<Lane>,
-    /// The view, shared by equal readers of the lane.
+    /// The view of the reader, shared by equal readers of the lane.
     view: Arc<View>,
     renderer: Renderer,
     slot: usize,
     next: u64,
     after: ResourceVersion,
-    /// Events up to this version are skipped, because the reader asked for later ones; the version may be in the
-    /// future.
+    /// The version up to which events are skipped, because the reader requested later ones. It may be in the future.
     skip: ResourceVersion,
 }
 
-/// Result of a pull.
+/// The result of pulling events from a cursor.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Pull {
-    /// Frames were added to the batch.
+    /// Frames were added to the reader's batch.
     Frames {
-        /// Version of the last frame. The reader may have passed later events that it does not see; bookmarks report
-        /// those.
+        /// The version of the last frame. The reader may have passed later events that its view does not match;
+        /// bookmarks report those.
         last: ResourceVersion,
-        /// Time at which the event of the first frame was applied.
+        /// The time at which the event of the first frame was applied.
         applied: Instant,
-        /// The feed's progress, if these were all events. The waker is then woken as after [`Pull::CaughtUp`].
+        /// The feed's progress, if the frames include all events. The waker is then woken as after [`Pull::CaughtUp`].
         caught_up: Option<Progress>,
     },
     /// Every matching event up to `progress` has been pulled.
     CaughtUp { progress: Progress },
-    /// The position has left the ring: the client must relist.
+    /// The reader's position has left the ring: the client must relist.
     Expired { oldest: ResourceVersion },
     /// The next event cannot be written in this reader's representation. The batch may contain frames before it.
     Refused(TranscodeError),
@@ -52,23 +51,23 @@ pub enum Pull {
     Stopped(StopReason),
 }
 
-/// Reason why a reader stopped before the end of its lane.
+/// The reason that a reader stopped before the end of its lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopReason {
     /// Every event before the mark has been processed.
     MarkReached,
-    /// The next event is [`FilteredEvent::Undecided`].
+    /// The next event needs a decision of the reader: [`FilteredEvent::Undecided`].
     Undecided,
-    /// More events follow, and the scan budget is used up.
+    /// More events follow, but the scan budget is used up.
     ScanBudgetSpent,
 }
 
-/// Decision of a filtered reader about an event that its view sees.
+/// The decision of a filtered reader about an event that its view matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FilteredEvent {
-    /// The event is sent.
+    /// The reader sends the event.
     Send,
-    /// The event is not sent.
+    /// The reader skips the event.
     Skip,
     /// A DELETED event is sent, with the object's content from before the event.
     SendDeleted,
@@ -83,7 +82,7 @@ pub struct SnapshotMark {
     seq: u64,
 }
 
-/// Events processed in one batch. It bounds the time between two checks of the client.
+/// The maximum number of events processed in one batch. It bounds the time between two checks of the client.
 const BATCH_EVENTS_MAX: usize = 128;
 
 impl Cursor {
@@ -100,7 +99,7 @@ impl Cursor {
         Self { shared, lane, view, renderer, slot, next, after, skip }
     }
 
-    /// Returns this cursor with another representation.
+    /// Returns this cursor with another renderer for its frames.
     #[must_use]
     pub fn rendered_by(mut self, renderer: Renderer) -> Self {
         self.renderer = renderer;
@@ -128,8 +127,9 @@ impl Cursor {
         }
     }
 
-    /// Pulls like [`pull`](Self::pull), with a bounded scan budget. `looks` is the budget for events that are not sent;
-    /// the call subtracts its cost. If the view is [expensive](View::is_dear), events that are sent count as well.
+    /// Pulls events like [`pull`](Self::pull), with a bounded scan budget. `looks` is the budget for events that are
+    /// not sent; the call subtracts its cost. If the view is [expensive](View::is_dear), events that are sent count as
+    /// well.
     pub fn pull_some(
         &mut self,
         (room, looks): (usize, &mut usize),
@@ -262,12 +262,12 @@ impl Cursor {
         self.next
     }
 
-    /// Returns an observer of its lane.
+    /// Returns an observer of the reader's lane.
     pub fn follower(&self) -> Follower {
         Follower::new(self.shared.clone(), self.lane.clone(), self.view.clone())
     }
 
-    /// Returns whether this reader skips events of version `rv`, because it asked for later ones.
+    /// Returns whether this reader skips events of version `rv`, because it requested later ones.
     pub fn skips(&self, rv: ResourceVersion) -> bool {
         rv <= self.skip
     }
@@ -285,7 +285,7 @@ impl Cursor {
         &self.renderer
     }
 
-    /// Adds the frame of an event to the batch and returns its length; `None` if the reader must return to it later.
+    /// Adds an event's frame to the batch and returns its length; `None` if the reader must read the event again later.
     fn take(
         &self,
         event: &Event,

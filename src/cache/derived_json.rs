@@ -12,7 +12,7 @@ use base::Account;
 /// Objects whose derived JSON is kept, so that it is encoded once and not for every reader. If the limit is reached,
 /// the oldest is dropped first.
 ///
-/// The bodies themselves are kept in the objects.
+/// The JSON itself is kept in the objects.
 #[derive(Debug)]
 pub(super) struct DerivedJson {
     budget: Arc<Budget>,
@@ -22,13 +22,13 @@ pub(super) struct DerivedJson {
 
 #[derive(Debug, Default)]
 struct Queue {
-    /// Each object with the bytes charged for it and the time since when. It stays charged until it is evicted, even if
-    /// the object is gone.
+    /// Each object with the bytes charged for its derived JSON, and the time of the charge. They stay charged until
+    /// they are evicted, even if the object is gone.
     objects: VecDeque<(Weak<Object>, usize, Instant)>,
     bytes: usize,
 }
 
-/// Limit per feed, in bytes: the JSON of about five thousand pods.
+/// The limit of derived JSON per feed in bytes: about five thousand pods.
 const BYTES_MAX: usize = 64 << 20;
 
 impl DerivedJson {
@@ -60,7 +60,7 @@ impl DerivedJson {
         body
     }
 
-    /// Drops everything.
+    /// Drops all derived JSON.
     pub(super) fn clear(&self) {
         let mut queue = self.queue.lock();
         while !queue.objects.is_empty() {
@@ -68,7 +68,7 @@ impl DerivedJson {
         }
     }
 
-    /// Returns the bytes that are charged.
+    /// Returns the number of charged bytes of derived JSON.
     pub(super) fn bytes(&self) -> usize {
         self.queue.lock().bytes
     }

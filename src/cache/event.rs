@@ -9,7 +9,7 @@ use crate::wire::{Object, Renderer, Representation, TranscodeError};
 use base::Account;
 use kubeapi::{EventType, ResourceVersion};
 
-/// One change of one object as reported by upstream, with the previous state that selectors need.
+/// One change of one object, as received from upstream, with the previous state that selectors need.
 #[derive(Debug)]
 pub struct Event {
     /// The feed's own dense index: one more than that of the previous event.
@@ -17,7 +17,7 @@ pub struct Event {
     /// Upstream's version of the change. Several events may share a version: a lease revocation deletes many objects at
     /// once (R-VERSION-2).
     pub rv: ResourceVersion,
-    /// Event type for an unfiltered watch: `Added`, `Modified` or `Deleted`.
+    /// The event type for an unfiltered watch: `Added`, `Modified` or `Deleted`.
     pub event_type: EventType,
     /// The object after the change; for `Deleted` its last content, at the deletion's version.
     pub object: Arc<Object>,
@@ -25,7 +25,7 @@ pub struct Event {
     /// which can be backfilled events.
     pub previous: Option<Arc<Object>>,
     pub(super) at: Instant,
-    /// Frame for `event_type`. `object.body()` is a slice of the same allocation, so the bytes are held once.
+    /// The frame for `event_type`. `object.body()` is a slice of the same allocation, so the bytes are held once.
     frame: Bytes,
     alternates: NextAlternate,
 }
@@ -39,22 +39,22 @@ pub struct Event {
 struct Alternate {
     representation: Representation,
     event_type: EventType,
-    /// Server release that it was written for.
+    /// The server release for which the frame was written.
     release: u32,
     frame: Bytes,
-    /// Counter of the bytes of all alternates of the feed, which count towards the ring's limit.
+    /// The counter of the bytes of all alternate frames of the feed, which count towards the ring's limit.
     held: Arc<AtomicUsize>,
     next: NextAlternate,
 }
 
 type NextAlternate = OnceLock<Box<Alternate>>;
 
-/// Accounts for the frames that were derived from one feed's events and are kept with them.
+/// The memory accounts for the frames that were derived from one feed's events and are kept with them.
 #[derive(Debug)]
 pub(super) struct DerivedFrameAccounts {
-    /// Bytes of these frames, which count towards the ring's limit.
+    /// The bytes of the derived frames, which count towards the ring's limit.
     pub(super) bytes: Arc<AtomicUsize>,
-    /// Account that is charged until the last sender has released the frame.
+    /// The account that is charged until the last sender has released a frame.
     pub(super) account: Arc<Account>,
 }
 
@@ -71,13 +71,13 @@ impl Event {
         Self { seq, rv, event_type, object, previous, at, frame, alternates: OnceLock::new() }
     }
 
-    /// Returns the same event with its previous state.
+    /// Returns the same event with the previous state of its object.
     pub(super) fn explained(&self, previous: Arc<Object>) -> Self {
         let Self { seq, event_type, object, frame, at, .. } = self;
         Self::new(*seq, *event_type, object.clone(), Some(previous), frame.clone(), *at)
     }
 
-    /// Returns the event type that a watch with this view receives for the change, or `None` if it receives none.
+    /// Returns the event type that a watch with the view receives for the change, or `None` if it receives none.
     pub fn seen_by(&self, view: &View) -> Option<EventType> {
         if view.is_everything() {
             return Some(self.event_type);
@@ -93,7 +93,7 @@ impl Event {
         seen_as(before, now)
     }
 
-    /// Returns the approximate cost of deciding whether a watch with this view receives the event.
+    /// Returns the approximate cost of deciding whether a watch with the view receives the event.
     pub(super) fn cost_for(&self, view: &View) -> usize {
         view.cost_of(&self.object) + self.previous.as_ref().map_or(0, |previous| view.cost_of(previous))
     }
@@ -157,7 +157,7 @@ impl Event {
         self.alternates().map(|alternate| alternate.frame.len()).sum()
     }
 
-    /// Memory of an event in bytes besides its object and its frame: itself, its reference counts, and its slots in the
+    /// The memory of an event in bytes besides its object and its frame: its reference counts, and its slots in the
     /// ring and in lanes.
     pub(crate) const OVERHEAD_BYTES: usize = size_of::<Self>() + 16 + 16 + 3 * size_of::<usize>() * 2;
 
@@ -192,7 +192,7 @@ impl Drop for Alternate {
     }
 }
 
-/// Returns the event type for a watch, from whether its selector matched before and matches now (R-EVENT-2).
+/// Returns the event type for a watch, given whether its selector matched before and matches now (R-EVENT-2).
 pub fn seen_as(matched_before: bool, matches_now: bool) -> Option<EventType> {
     match (matched_before, matches_now) {
         (false, true) => Some(EventType::Added),

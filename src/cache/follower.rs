@@ -19,7 +19,7 @@ impl Follower {
         Self { shared, lane, view }
     }
 
-    /// Returns the reader's view.
+    /// Returns the view of the reader that is being followed.
     pub fn view(&self) -> &View {
         &self.view
     }
@@ -29,7 +29,7 @@ impl Follower {
         self.lane.waiting(next)
     }
 
-    /// Returns the feed's progress.
+    /// Returns the progress of the feed.
     pub fn progress(&self) -> Progress {
         self.shared.progress()
     }

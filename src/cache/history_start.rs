@@ -15,30 +15,30 @@ use kubeapi::{EventType, ObjectKey, ResourceVersion};
 /// The beginning of a feed's history. Backfilled events must lead to it.
 #[derive(Debug)]
 pub struct HistoryStart {
-    /// Version that the first event follows.
+    /// The version that the first event follows.
     pub at: ResourceVersion,
     pub room: RingHeadroom,
-    /// The `seq` of the first event.
+    /// The `seq` of the first event of the history.
     first: u64,
-    /// Time at which the first event arrived.
+    /// The time at which the first event was received.
     since: Instant,
-    /// The current state.
+    /// The state at the start of the history.
     state: Snapshot,
-    /// Objects that have changed since the beginning, with their state at the beginning.
+    /// The objects that have changed since the beginning, with their state at the beginning.
     changed: HashMap<ObjectKey, ObjectAtStart>,
     shared: Arc<Shared>,
 }
 
-/// State of an object at the beginning of a history.
+/// The state of an object at the beginning of a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ObjectAtStart {
     Absent,
     At(ResourceVersion),
-    /// It existed at an unknown version.
+    /// The object existed at an unknown version.
     Present,
 }
 
-/// Number of events read under one lock.
+/// The number of events that are read under one lock.
 const AT_A_TIME: usize = 1_024;
 
 impl CacheReader {
@@ -87,8 +87,8 @@ impl CacheReader {
     }
 }
 
-/// Reads the events with these numbers in batches, so that the writer is not blocked. Returns `None` if the oldest have
-/// left the ring during the read, or if the feed has ended.
+/// Reads the events in a range of numbers in batches, so that the writer is not blocked. Returns `None` if the oldest
+/// have left the ring during the read, or if the feed has ended.
 fn read_all(lane: &Lane, seqs: Range<u64>, mut each: impl FnMut(&Arc<Event>)) -> Option<()> {
     let (mut next, mut events) = (seqs.start, Vec::new());
     while next < seqs.end {
@@ -175,7 +175,7 @@ impl HistoryStart {
 }
 
 impl ObjectAtStart {
-    /// Returns the state of the event's object before it, in a history whose list was at `base`.
+    /// Returns the state of the event's object before the event, in a history whose list was at `base`.
     fn before(event: &Event, base: ResourceVersion) -> Self {
         match (&event.previous, event.event_type) {
             (_, EventType::Added) => Self::Absent,

@@ -26,16 +26,16 @@ pub(super) struct Lane {
 #[derive(Debug, Default)]
 struct Log {
     events: VecDeque<Arc<Event>>,
-    /// The lane holds its events from this `seq` on.
+    /// The `seq` from which on the lane has all of its events.
     from: u64,
-    /// The event of this lane directly before this `seq` has left the ring.
+    /// The `seq` before which the preceding event of this lane has left the ring.
     lost: u64,
-    /// No events will follow, because the feed has started a new history or has ended.
+    /// Whether the lane is closed: its feed has started a new history or has ended, so no events follow.
     closed: bool,
     readers: Slab<Reader>,
-    /// Slots of the parked readers.
+    /// The slots of the parked readers of a lane.
     parked: Vec<usize>,
-    /// View of the most recently added reader. The next reader often has an equal one.
+    /// The view of the most recently added reader. The next reader often has an equal one.
     view: Option<Arc<View>>,
 }
 
@@ -47,27 +47,27 @@ struct Reader {
     parked: Option<Parked>,
 }
 
-/// A waiting reader.
+/// A reader that waits for the next event of a lane.
 #[derive(Debug)]
 struct Parked {
     waker: Waker,
-    /// Index in [`Log::parked`], so that removing one of ten thousand readers does not search the list.
+    /// The index in [`Log::parked`], so that removing one of ten thousand readers does not search the list.
     at: usize,
 }
 
-/// Result of [`Lane::read`] at a position.
+/// The result of [`Lane::read`] at a position.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum LaneRead {
-    /// At least one event was added to the batch.
+    /// At least one event was added to the reader's batch.
     Events {
-        /// No events follow yet, and the waker is registered.
+        /// Whether no more events follow yet, so that the reader's waker is registered.
         caught_up: bool,
     },
-    /// No events at or after the position yet, and the waker is registered.
+    /// There are no events at or after the reader's position yet, and its waker is registered.
     CaughtUp,
-    /// The lane begins later; the ring has the events in between.
+    /// The lane begins after the position; the ring has the events in between.
     Behind,
-    /// Events at the position have left the ring, or the history has ended.
+    /// Events at the reader's position have left the ring, or the history has ended.
     Expired,
 }
 
@@ -81,8 +81,8 @@ impl Lane {
         &self.key
     }
 
-    /// Adds an event; pushing the same event again has no effect. Adds parked readers to `wakes`, for the writer to
-    /// wake after its critical section.
+    /// Adds an event to the lane; pushing the same event again has no effect. Adds parked readers to `wakes`, for the
+    /// writer to wake after its critical section.
     pub(super) fn push(&self, event: &Arc<Event>, wakes: &mut PendingWakeups) {
         let mut log = self.log.lock();
         // A set of values may contain both the value before the change and the one after it.
@@ -98,8 +98,8 @@ impl Lane {
         log.take_parked(wakes);
     }
 
-    /// Puts events in front of all others. They must precede those without a gap. No reader has a position there, so
-    /// none is woken.
+    /// Prepends events to the lane. They must precede its events without a gap. No reader has a position there, so none
+    /// is woken.
     pub(super) fn prepend(&self, events: Vec<Arc<Event>>) {
         let mut log = self.log.lock();
         log.from = events.first().map_or(log.from, |first| first.seq);
@@ -109,14 +109,14 @@ impl Lane {
         }
     }
 
-    /// Replaces the event with the same `seq`, if it is still there. Returns the replaced event.
+    /// Replaces the lane's event that has the same `seq`, if it is still there. Returns the replaced event.
     pub(super) fn exchange(&self, event: Arc<Event>) -> Option<Arc<Event>> {
         let mut log = self.log.lock();
         let at = log.events.binary_search_by_key(&event.seq, |held| held.seq).ok()?;
         Some(std::mem::replace(&mut log.events[at], event))
     }
 
-    /// Wakes every reader without an event, for a bookmark or the end.
+    /// Wakes every reader that waits for an event, for a bookmark or the end.
     pub(super) fn nudge(&self, wakes: &mut PendingWakeups) {
         self.log.lock().take_parked(wakes);
     }
@@ -177,7 +177,7 @@ impl Lane {
         Some(if batch.len() > before { next } else { from.max(next) })
     }
 
-    /// Removes the event with this `seq`, which leaves the ring.
+    /// Removes the lane's event with this `seq`, because it leaves the ring.
     pub(super) fn evict(&self, seq: u64) {
         let mut log = self.log.lock();
         if log.events.front().is_some_and(|event| event.seq == seq) {
@@ -197,7 +197,7 @@ impl Lane {
         }
     }
 
-    /// Adds a reader. Returns its slot and its view, which is shared with an equal reader.
+    /// Adds a reader to the lane. Returns its slot and its view, which equal readers share.
     pub(super) fn add_reader(&self, view: View) -> (usize, Arc<View>) {
         let mut log = self.log.lock();
         let known = log.view.take().filter(|known| **known == view);
@@ -206,7 +206,7 @@ impl Lane {
         (log.readers.insert(Reader { core: CoreWaker::here(), ..Reader::default() }), view)
     }
 
-    /// Removes a reader. Returns whether it was the last one.
+    /// Removes a reader of the lane. Returns whether it was the last one.
     pub(super) fn remove_reader(&self, slot: usize) -> bool {
         let mut log = self.log.lock();
         if let Some(parked) = log.readers.remove(slot).parked {
@@ -215,7 +215,7 @@ impl Lane {
         log.readers.is_empty()
     }
 
-    /// Marks the reader of this slot as a proxy: proxies are woken before other readers.
+    /// Marks the reader in a slot as a proxy: proxies are woken before other readers.
     pub(super) fn note_proxy(&self, slot: usize) {
         if let Some(reader) = self.log.lock().readers.get_mut(slot) {
             reader.is_proxy = true;
@@ -226,7 +226,7 @@ impl Lane {
         !self.log.lock().readers.is_empty()
     }
 
-    /// Runs `read` over the events that are held.
+    /// Runs `read` over the events in the lane.
     pub(super) fn with_events<T>(&self, read: impl FnOnce(&VecDeque<Arc<Event>>) -> T) -> T {
         read(&self.log.lock().events)
     }
@@ -259,7 +259,7 @@ impl Log {
         }
     }
 
-    /// Removes an entry of `parked`. The last entry moves into its slot.
+    /// Removes an entry of `parked`. The last entry moves into the freed slot.
     fn unpark(&mut self, at: usize) {
         self.parked.swap_remove(at);
         if let Some(moved) = self.parked.get(at).and_then(|slot| self.readers.get_mut(*slot)?.parked.as_mut()) {

@@ -17,7 +17,7 @@ use kubeapi::Attributes;
 pub(super) struct LaneIndex {
     whole: Option<Arc<Lane>>,
     names: LanesByValue,
-    /// Lanes by the field's index in the table. A table has a dozen fields at most.
+    /// The lanes by the field's index in the table. A table has a dozen fields at most.
     fields: Vec<(usize, LanesByValue)>,
     labels: IndexMap<Box<str>, LabelLanes>,
 }
@@ -35,7 +35,7 @@ struct LabelLanes {
 }
 
 impl LaneIndex {
-    /// Returns the lane for a term, created with `fresh` if it does not exist.
+    /// Returns the lane for a term; if there is none, it is created with `fresh`.
     pub(super) fn open(&mut self, term: &LaneTerm, fresh: impl FnOnce() -> Arc<Lane>) -> Arc<Lane> {
         match term {
             LaneTerm::Whole => self.whole.get_or_insert_with(fresh).clone(),

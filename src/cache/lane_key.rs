@@ -16,20 +16,20 @@ pub(super) struct LaneKey {
 pub(super) enum LaneTerm {
     Whole,
     Name(Box<str>),
-    /// Field value, by the field's index in the resource's table.
+    /// The value of a field, by the field's index in the resource's table.
     Field(usize, Box<str>),
     Label(Box<str>, Box<str>),
-    /// One of several values, sorted.
+    /// A label with one of several values, which are sorted.
     LabelIn(Box<str>, Box<[Box<str>]>),
     HasLabel(Box<str>),
 }
 
-/// Largest set of values that has its own lane, because events look up the set under each value. A larger set uses the
-/// lane of all objects with the label.
+/// The largest set of label values that has its own lane, because events look up the set under each value. A larger set
+/// uses the lane of all objects with the label.
 pub(super) const LANE_VALUES_MAX: usize = 16;
 
-/// Fields whose value identifies an object, most precise first. Other fields only classify objects, and one class may
-/// contain nearly all of them (`status.phase=Running`).
+/// The fields whose value identifies an object, most precise first. Other fields only classify objects, and one class
+/// may contain nearly all of them (`status.phase=Running`).
 const TELLING: [&str; 10] = [
     "involvedObject.uid",
     "regarding.uid",
@@ -44,7 +44,7 @@ const TELLING: [&str; 10] = [
 ];
 
 impl LaneKey {
-    /// Returns the narrowest lane that contains everything this view can see.
+    /// Returns the narrowest lane that contains every event that the view can match.
     pub(super) fn of(view: &View) -> Self {
         Self { namespace: view.namespace().map(Into::into), term: LaneTerm::of(view.selector()) }
     }
@@ -74,13 +74,13 @@ impl LaneTerm {
     }
 }
 
-/// Estimated width of a term, narrow ones first.
+/// The estimated width of a term, narrow ones first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum TermWidth {
     /// A field that identifies objects, by its index in `TELLING`.
     Identifying(usize),
     Label,
-    /// By the number of values.
+    /// A set of label values, ordered by its size.
     LabelIn(usize),
     Field,
     HasLabel,

@@ -13,12 +13,12 @@ use indexmap::IndexMap;
 pub(super) struct Lanes {
     /// The lane of every event: the ring itself.
     pub(super) all: Arc<Lane>,
-    /// Narrow lanes that span all namespaces.
+    /// The narrow lanes that span all namespaces.
     everywhere: LaneIndex,
     namespaces: IndexMap<Box<str>, LaneIndex>,
-    /// Number of open narrow lanes.
+    /// The number of open narrow lanes.
     narrow: usize,
-    /// Events that each narrow lane holds.
+    /// The number of events that each narrow lane holds.
     narrow_events_max: usize,
 }
 
@@ -51,7 +51,7 @@ impl Lanes {
         }
     }
 
-    /// Drops the lane if it has no more readers.
+    /// Drops the lane if it has no readers left.
     pub(super) fn release(&mut self, key: &LaneKey) {
         let dropped = match &key.namespace {
             None => self.everywhere.release(&key.term),
@@ -81,7 +81,7 @@ impl Lanes {
         self.each().for_each(|lane| lane.nudge(wakes));
     }
 
-    /// Ends every lane. Returns their events, for the caller to drop without holding a lock.
+    /// Ends every lane. Returns the lanes' events, for the caller to drop without holding a lock.
     pub(super) fn close(&self, wakes: &mut PendingWakeups) -> Vec<VecDeque<Arc<Event>>> {
         self.each().map(|lane| lane.close(wakes)).collect()
     }

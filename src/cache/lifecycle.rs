@@ -1,36 +1,36 @@
 use tokio::time::Instant;
 
-/// State of a feed: whether requests can be served from it.
+/// The state of a feed: whether requests can be served from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FeedState {
     /// The first list is not complete.
     Syncing,
-    /// Upstream's watch is open.
+    /// Upstream's watch is open, so the cache follows changes.
     Live,
     /// The watch was open until `since`; the cache may lag behind upstream from then on.
     Stale { since: Instant },
-    /// The feed has ended; readers use another feed or pass through to upstream.
+    /// The feed has ended; readers use another feed, or their requests are forwarded to upstream.
     Ended(FeedEnd),
 }
 
-/// Reason why a feed has ended.
+/// The reason that a feed has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FeedEnd {
-    /// Upstream denies the proxy's identity access to it.
+    /// Upstream denies the proxy's identity access to the resource.
     Forbidden,
-    /// Upstream does not know the resource, or no longer does.
+    /// Upstream does not serve the resource, or no longer does.
     Gone,
-    /// Upstream does not offer the resource in this encoding.
+    /// Upstream does not offer the resource in the feed's encoding.
     NotOffered,
-    /// Its resourceVersions are not numbers, or its objects do not decode.
+    /// The resourceVersions are not numbers, or the objects do not decode.
     Unreadable,
-    /// It does not fit into the memory limit of feeds.
+    /// The feed does not fit into the memory budget for feeds.
     OverBudget,
     /// The resource's definition has changed, and another feed replaces this one.
     Outdated,
-    /// It had no readers for a while.
+    /// The feed had no readers for longer than the idle timeout.
     Idle,
-    /// The proxy is shutting down.
+    /// The feed ended because the proxy is shutting down.
     Shutdown,
 }
 

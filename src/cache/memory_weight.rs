@@ -1,11 +1,11 @@
-/// Memory use of one feed, for the decision which feed to end.
+/// The memory use of one feed, for the decision which feed to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Weight {
-    /// Bytes that the feed holds.
+    /// The number of bytes that the feed holds.
     pub(super) held: usize,
-    /// Bytes held when its state was complete; 0 while its first list is incomplete.
+    /// The bytes that the feed held when its state was complete; 0 while its first list is incomplete.
     pub(super) admitted: usize,
-    /// Whether its growth exceeded the limit.
+    /// Whether the growth of this feed exceeded the limit.
     pub(super) crossed: bool,
 }
 

@@ -12,7 +12,7 @@ use kubeapi::ResourceVersion;
 /// regardless of later reads: the apiserver's continue tokens also expire while in use, and clients can handle that.
 #[derive(Debug, Default)]
 pub(super) struct PagingSnapshots {
-    /// Each snapshot with the time at which it was first kept.
+    /// Each paging snapshot with the time at which it was first kept.
     snapshots: VecDeque<(Snapshot, Instant)>,
 }
 
@@ -48,7 +48,7 @@ impl PagingSnapshots {
         self.snapshots.remove(at).map(|(snapshot, _)| snapshot)
     }
 
-    /// Returns the point at which the oldest snapshot was taken. It keeps the most memory alive.
+    /// Returns the point at which the oldest paging snapshot was taken. That snapshot keeps the most memory alive.
     pub(super) fn first_taken(&self) -> Option<CapturePoint> {
         self.snapshots.iter().map(|(snapshot, _)| snapshot.taken()).min_by_key(|taken| taken.left)
     }

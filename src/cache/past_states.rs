@@ -17,7 +17,7 @@ pub(super) struct PastStates {
 
 #[derive(Debug)]
 struct LivePastStates {
-    /// Bytes of nodes by state, in the order of the states.
+    /// The bytes of tree nodes that each past state keeps, in the order of the states.
     bytes: BTreeMap<u64, usize>,
     next: u64,
     charge: Charge,
@@ -30,10 +30,10 @@ pub(super) struct PastState {
     id: u64,
 }
 
-/// Sizes of a leaf of sixteen objects and of a branch of as many children.
+/// The sizes in bytes of a tree leaf of sixteen objects, and of a branch of as many children.
 const LEAF_BYTES: usize = 432;
 const BRANCH_BYTES: usize = 464;
-/// Bytes of an object's share in half-full nodes.
+/// The bytes of an object's share in half-full tree nodes.
 const NODE_BYTES_PER_OBJECT: usize = 64;
 
 impl PastStates {
@@ -42,7 +42,7 @@ impl PastStates {
         Arc::new(Self { alive: Mutex::new(alive) })
     }
 
-    /// Registers a referenced state that is about to change.
+    /// Registers a referenced state that is about to become a past one.
     pub(super) fn left(self: &Arc<Self>) -> PastState {
         let mut alive = self.alive.lock();
         let id = alive.next;
@@ -51,7 +51,7 @@ impl PastStates {
         PastState { states: self.clone(), id }
     }
 
-    /// Records a change of one of `objects` objects.
+    /// Records a change of one object in a state of `objects` objects.
     pub(super) fn changed(&self, objects: usize) {
         self.keep(path_bytes(objects), objects);
     }
@@ -87,7 +87,7 @@ impl Drop for PastState {
     }
 }
 
-/// Returns the bytes of the nodes on the path to one of `objects` objects.
+/// Returns the bytes of the tree nodes on the path to one of `objects` objects.
 fn path_bytes(objects: usize) -> usize {
     let branches = objects.max(1).ilog(10) as usize;
     LEAF_BYTES + branches * BRANCH_BYTES

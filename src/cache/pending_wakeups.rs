@@ -3,11 +3,11 @@ use std::task::Waker;
 
 use base::CoreWaker;
 
-/// Readers to wake once no lock is held, grouped by core. Proxies are woken first in each group, because other clients
-/// wait for them.
+/// The readers to wake once no lock is held, grouped by core. Proxies are woken first in each group, because other
+/// clients wait for them.
 #[derive(Debug, Default)]
 pub(super) struct PendingWakeups {
-    /// Readers without a core.
+    /// Readers that belong to no core.
     elsewhere: Readers,
     cores: Vec<Option<(Arc<CoreWaker>, Readers)>>,
 }

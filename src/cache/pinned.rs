@@ -20,7 +20,7 @@ use base::AbortSignal;
 #[derive(Debug, Clone, Default)]
 pub struct Pins(Arc<Mutex<PinTable>>);
 
-/// Registration of a state that is in use. Dropping it removes the registration.
+/// The registration of a state that is being sent. Dropping it removes the registration.
 #[derive(Debug)]
 pub struct Pin {
     pins: Pins,
@@ -36,7 +36,7 @@ pub(super) trait PinnableFeed: fmt::Debug + Send + Sync {
 
 #[derive(Debug, Default)]
 struct PinTable {
-    /// The pins, oldest first.
+    /// The pins of states that are being sent, oldest first.
     entries: BTreeMap<u64, Arc<Entry>>,
     next: u64,
 }
@@ -52,7 +52,7 @@ struct Entry {
 const MEMORY: &str = "memory_pressure";
 
 impl Pins {
-    /// Registers a state of `feed` that is being sent. `cut` ends the sender.
+    /// Registers a state of `feed` that is being sent. The signal `cut` ends its sender.
     pub(super) fn pin(&self, feed: Arc<dyn PinnableFeed>, snapshot: &Snapshot, cut: AbortSignal) -> Pin {
         let entry = Arc::new(Entry { feed, taken: snapshot.taken(), cut });
         let mut pinned = self.0.lock();
@@ -76,7 +76,7 @@ impl Pins {
     }
 
     /// Returns an upper bound of the bytes of objects that only pins keep alive: for each feed, those of its oldest
-    /// pin. Pins whose owners have been cut do not count, because they are about to be dropped.
+    /// pin. Pins whose senders have been aborted do not count, because they are about to be dropped.
     pub fn bytes(&self) -> usize {
         self.bytes_by_feed().values().sum()
     }
@@ -90,7 +90,7 @@ impl Pins {
         oldest
     }
 
-    /// Cuts the oldest owners until `bytes` are freed, or none is left. Returns an upper bound of the freed bytes.
+    /// Ends the oldest senders until `bytes` are freed, or none is left. Returns an upper bound of the freed bytes.
     pub fn free(&self, bytes: usize) -> usize {
         let mut freed = 0;
         for (entry, frees) in with_what_they_free(self.entries()) {
@@ -103,8 +103,8 @@ impl Pins {
         freed
     }
 
-    /// Returns the pins whose owners have not been cut, oldest first. The caller cuts owners without the lock, because
-    /// they drop their pins.
+    /// Returns the pins whose senders have not been aborted, oldest first. The caller aborts senders without the lock,
+    /// because they drop their pins.
     fn entries(&self) -> Vec<Arc<Entry>> {
         let pinned = self.0.lock();
         pinned.entries.values().filter(|entry| !entry.cut.is_cut()).cloned().collect()
@@ -124,7 +124,7 @@ impl Entry {
         self.feed.kept_by(self.taken)
     }
 
-    /// Returns an address that identifies the feed.
+    /// Returns an address that identifies the pinned feed.
     fn feed(&self) -> *const () {
         Arc::as_ptr(&self.feed).cast()
     }

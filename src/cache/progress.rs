@@ -9,11 +9,11 @@ pub(super) struct AtomicProgress {
     pub(super) bookmarks: AtomicU64,
 }
 
-/// Progress of a feed.
+/// The progress of a feed: its version and what it has received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Progress {
-    /// Version up to which everything has been applied.
+    /// The version up to which everything has been applied.
     pub rv: ResourceVersion,
-    /// Number of bookmarks received.
+    /// The number of bookmarks that the feed has received.
     pub bookmarks: u64,
 }

@@ -20,24 +20,25 @@ use base::{AbortSignal, Account};
 use kubeapi::{Gvr, ResourceVersion};
 use tokio::sync::watch;
 
-/// Read access to one feed. Clones share it.
+/// The read access to one feed. Clones share it.
 #[derive(Debug, Clone)]
 pub struct CacheReader {
     pub(super) shared: Arc<Shared>,
 }
 
-/// Start position of a watch.
+/// The position at which a watch starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StartPosition {
-    /// The watch starts after this version.
+    /// The watch starts after the given version.
     After(ResourceVersion),
     /// The watch starts with the current state, which is returned as a snapshot.
     Current,
-    /// The same, at the version that upstream's watch has reached. Proxies use it, because they follow that stream.
+    /// The end of the history, at the version that upstream's watch has reached. Downstream proxies use it, because
+    /// they follow that stream.
     UpstreamProgress,
 }
 
-/// An opened watch: its initial state if it asked for one, and a cursor directly after that state. Both come from one
+/// An opened watch: its initial state if one was requested, and a cursor directly after that state. Both come from one
 /// critical section.
 #[derive(Debug)]
 pub struct OpenedWatch {
@@ -45,7 +46,7 @@ pub struct OpenedWatch {
     pub cursor: Cursor,
 }
 
-/// The requested version is no longer in the ring.
+/// The error of a watch whose requested version is no longer in the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("too old resource version: {requested} ({floor})")]
 pub struct TooOld {
@@ -54,11 +55,12 @@ pub struct TooOld {
     pub floor: ResourceVersion,
 }
 
-/// Limit of changes undone to rebuild a past state: about a millisecond of work, under a shared lock.
+/// The maximum number of changes that are undone to rebuild a past state: about a millisecond of work, under a shared
+/// lock.
 const TAKEN_BACK_MAX: usize = 2_000;
 
 impl CacheReader {
-    /// Applies new history limits.
+    /// Applies new history limits to the feed.
     pub fn tune(&self, config: CacheConfig) {
         self.shared.tune(config);
     }
@@ -88,12 +90,12 @@ impl CacheReader {
         *self.shared.state.borrow()
     }
 
-    /// Subscribes to the feed's state.
+    /// Subscribes to the feed's lifecycle state.
     pub fn watch_state(&self) -> watch::Receiver<FeedState> {
         self.shared.state.subscribe()
     }
 
-    /// Returns the number of this feed's history. Facts about one history do not apply to the next.
+    /// Returns the number of the feed's history. Facts about one history do not apply to the next.
     pub fn history(&self) -> u64 {
         self.shared.timeline.read().number
     }
@@ -103,17 +105,17 @@ impl CacheReader {
         self.shared.timeline.read().mark()
     }
 
-    /// Returns the oldest version that a watch may start from at this moment.
+    /// Returns the oldest version that a watch may start from now.
     pub fn floor(&self) -> ResourceVersion {
         self.shared.timeline.read().ring.floor
     }
 
-    /// Returns the same for watches that do not select by key.
+    /// Returns the oldest version that a watch may start from now, if it does not select by key.
     pub fn known(&self) -> ResourceVersion {
         self.shared.timeline.read().ring.known()
     }
 
-    /// Returns whether a watch with this view may start after `rv` at this moment.
+    /// Returns whether a watch with the view may start after `rv` now.
     pub fn reaches(&self, rv: ResourceVersion, view: &View) -> bool {
         rv >= self.shared.timeline.read().ring.floor_of(view)
     }
@@ -152,13 +154,13 @@ impl CacheReader {
         self.shared.timeline.read().snapshot()
     }
 
-    /// Returns the state to serve, at the latest version that it is known to have; `None` if the feed has ended.
+    /// Returns the state to serve, at the latest version that upstream confirmed for it; `None` if the feed has ended.
     pub fn current(&self) -> Option<Snapshot> {
         let timeline = self.shared.timeline.read();
         (!timeline.is_over).then(|| timeline.shown())
     }
 
-    /// Returns the version of [`current`](Self::current).
+    /// Returns the version of the state that [`current`](Self::current) returns.
     pub fn shown_at(&self) -> ResourceVersion {
         self.shared.timeline.read().shown_at()
     }
@@ -190,17 +192,17 @@ impl CacheReader {
         Staging::new(self.shared.clone())
     }
 
-    /// Returns the account for objects that are read for this feed.
+    /// Returns the memory account for objects that are read for this feed.
     pub fn account(&self) -> &Arc<Account> {
         &self.shared.share.accounts.objects
     }
 
-    /// Completes when the feed must end because it has outgrown the memory limit.
+    /// Completes when the feed must end because it has outgrown the memory budget.
     pub async fn outgrown(&self) {
         self.shared.share.outgrown.cancelled().await;
     }
 
-    /// Returns the bytes that the feed needed when it did not fit into the memory limit.
+    /// Returns the bytes that the feed needed when it did not fit into the memory budget.
     pub fn weighed(&self) -> usize {
         self.shared.share.weighed()
     }
@@ -233,7 +235,7 @@ impl CacheReader {
         paging.keep(snapshot.clone(), Instant::now(), &self.shared.config.get());
     }
 
-    /// Opens a watch. Its position, and its snapshot if it starts with one, belong to one instant of the feed.
+    /// Opens a watch. Its position, and its snapshot if it starts with one, are from one instant of the feed.
     pub fn open(&self, start: StartPosition, view: View) -> Result<OpenedWatch, TooOld> {
         // Computed before the lock is taken, because a selector may be long.
         let key = LaneKey::of(&view);
@@ -266,7 +268,8 @@ impl CacheReader {
         OpenedWatch { snapshot: None, cursor: self.cursor_at_end(&mut self.shared.timeline.write(), view, &key) }
     }
 
-    /// Opens a cursor that skips no version: a further event at the newest version is not part of the state.
+    /// Opens a cursor at the end of the history that skips no version: a further event at the newest version is not
+    /// part of the state.
     fn cursor_at_end(&self, timeline: &mut Timeline, view: View, key: &LaneKey) -> Cursor {
         let progress = timeline.progress;
         self.cursor(timeline, progress, ResourceVersion::default(), view, key)
@@ -288,7 +291,7 @@ impl CacheReader {
         Cursor::new(self.shared.clone(), lane, view, next, after, skip)
     }
 
-    /// Returns the bookmark frame at `rv`.
+    /// Returns the frame of a bookmark at `rv`.
     pub fn bookmark(
         &self,
         rv: ResourceVersion,
@@ -313,7 +316,8 @@ impl CacheReader {
         Ok(if keeps { self.shared.kept.keep(object, body, renderer) } else { body })
     }
 
-    /// Appends an object's body in a representation without caching it. If it is refused, `out` is unchanged.
+    /// Appends an object's body in a representation without caching it. If the body cannot be converted, `out` is
+    /// unchanged.
     pub fn put_body(&self, object: &Object, renderer: &Renderer, out: &mut Vec<u8>) -> Result<(), TranscodeError> {
         let kept = renderer.representation() == Representation::Object(Encoding::Json) && !renderer.is_verbatim();
         if let Some(body) = kept.then(|| object.kept_json()).flatten() {
@@ -325,7 +329,7 @@ impl CacheReader {
         Ok(())
     }
 
-    /// Pins a state of this feed that is being sent. `cut` ends the sender.
+    /// Pins a state of this feed that is being sent. The signal `cut` ends the sender.
     pub fn pin(&self, pins: &Pins, snapshot: &Snapshot, cut: AbortSignal) -> Pin {
         pins.pin(self.shared.clone(), snapshot, cut)
     }
@@ -340,20 +344,20 @@ impl CacheReader {
         &self.shared.chunks
     }
 
-    /// Drops all derived bytes.
+    /// Drops all bytes that were derived from the feed's objects.
     pub fn forget_derived(&self) {
         self.shared.kept.clear();
         self.shared.chunks.forget_derived();
     }
 
-    /// Wakes every reader, so that it checks its conditions again.
+    /// Wakes every reader of the feed, so that it checks its conditions again.
     pub fn nudge(&self) {
         let mut wakes = PendingWakeups::default();
         self.shared.timeline.read().ring.lanes.nudge(&mut wakes);
         wakes.wake();
     }
 
-    /// The events in the ring.
+    /// Returns the events in the history ring.
     #[cfg(test)]
     pub(crate) fn events(&self) -> Vec<Arc<Event>> {
         self.shared.timeline.read().ring.lanes.all.with_events(|events| events.iter().cloned().collect())

@@ -1,23 +1,25 @@
 use super::CacheReader;
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
-/// The newest known change of a feed. A watch of the same history that starts directly before it delivers it first.
+/// The newest known change of a feed. A watch that starts directly before the change delivers it first, if its history
+/// is the same.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResumeMarker {
     rv: ResourceVersion,
-    /// The known changes at that version: the object, and whether it was deleted. Several changes may share a version.
+    /// The known changes at the marker's version: the object, and whether it was deleted. Several changes may share a
+    /// version.
     known: Vec<(ObjectKey, bool)>,
-    /// Whether `known` would contain deletions at that version.
+    /// Whether `known` would contain deletions at the resume version.
     knows_deletions: bool,
 }
 
 impl ResumeMarker {
-    /// Returns the version to start a watch from that delivers the change first.
+    /// Returns the version from which a watch delivers the marked change first.
     pub fn before(&self) -> ResourceVersion {
         ResourceVersion(self.rv.0.saturating_sub(1))
     }
 
-    /// Returns whether the given first change of such a watch is this one.
+    /// Returns whether the first change of such a watch is the marked one.
     pub fn is_told_by(&self, event_type: EventType, key: &ObjectKey, rv: ResourceVersion) -> bool {
         let deleted = event_type == EventType::Deleted;
         let known = self.known.iter().any(|(known, was_deleted)| known == key && *was_deleted == deleted);

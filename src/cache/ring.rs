@@ -16,18 +16,18 @@ use kubeapi::{ObjectKey, ResourceVersion};
 pub(super) struct Ring {
     pub(super) lanes: Lanes,
     pub(super) next_seq: u64,
-    /// Oldest version that watches may start from: no later event has been evicted.
+    /// The oldest version that watches may start from: no later event has been evicted.
     pub(super) floor: ResourceVersion,
-    /// Version after which the previous state of every event's object is known.
+    /// The version after which the previous state of every event's object is known.
     known: ResourceVersion,
     events: usize,
-    /// Bytes of their frames.
+    /// The number of bytes of the frames in the ring.
     bytes: usize,
-    /// Charge for events, without their objects and frames.
+    /// The memory charge for events, without their objects and frames.
     charge: Charge,
 }
 
-/// First `seq`. It leaves room below for backfilled events.
+/// The first `seq` of a ring. Lower numbers are reserved for backfilled events.
 const FIRST_SEQ: u64 = 1 << 40;
 
 impl Ring {
@@ -43,7 +43,7 @@ impl Ring {
         }
     }
 
-    /// Restarts after a list at that version. The caller has already closed the lanes of the old history.
+    /// Restarts the ring after a list at version `rv`. The caller has already closed the lanes of the old history.
     pub(super) fn restart(&mut self, rv: ResourceVersion) {
         self.lanes.reopen(self.next_seq);
         (self.floor, self.known) = (rv, rv);
@@ -62,7 +62,7 @@ impl Ring {
         self.charge.set(0);
     }
 
-    /// Counts one more event. The caller adds it to the lanes after evicting others.
+    /// Counts one more event of the ring. The caller adds it to the lanes after evicting others.
     pub(super) fn admit(&mut self, event: &Event) {
         self.next_seq = event.seq + 1;
         self.events += 1;
@@ -70,7 +70,7 @@ impl Ring {
         self.charge.set(self.events * Event::OVERHEAD_BYTES);
     }
 
-    /// Returns the oldest version that a watch with this view may start from.
+    /// Returns the oldest version that a watch with the view may start from.
     pub(super) fn floor_of(&self, view: &View) -> ResourceVersion {
         if view.goes_by_key() { self.floor } else { self.known() }
     }
@@ -93,7 +93,7 @@ impl Ring {
         }
     }
 
-    /// Puts events in front of all others. The caller has checked that they fit and that nothing was evicted.
+    /// Prepends events to the ring. The caller has checked that they fit and that nothing was evicted.
     pub(super) fn prepend(&mut self, past: BackfilledEvents) {
         let BackfilledEvents { from, until, known, events, .. } = past;
         self.events += events.len();
@@ -106,7 +106,7 @@ impl Ring {
         }
     }
 
-    /// Replaces events with copies that have their previous state. After that the previous state of every event after
+    /// Replaces events with copies that have their previous state. After that, the previous state of every event after
     /// `known` is known. Returns the replaced events.
     pub(super) fn explain(&mut self, events: Vec<Arc<Event>>, known: ResourceVersion) -> Vec<Arc<Event>> {
         let mut gone = Vec::new();
@@ -121,7 +121,7 @@ impl Ring {
         gone
     }
 
-    /// Returns whether the ring has an event of that object at that version.
+    /// Returns whether the ring has an event of the object `key` at version `rv`.
     pub(super) fn has(&self, key: &ObjectKey, rv: ResourceVersion) -> bool {
         self.lanes.all.with_events(|events| {
             let first = events.partition_point(|event| event.rv < rv);

@@ -18,25 +18,25 @@ use base::Reloadable;
 use kubeapi::{Gvr, ResourceVersion};
 use tokio::sync::watch;
 
-/// State shared by one writer and many readers.
+/// The state that one writer and many readers of a feed share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) config: Reloadable<CacheConfig>,
     pub(super) gvr: Gvr,
     pub(super) envelope: Envelope,
-    /// Initial renderer of every reader.
+    /// The initial renderer of every reader, which sends bodies as received.
     pub(super) verbatim: Renderer,
     pub(super) namespaced: bool,
     pub(super) timeline: RwLock<Timeline>,
-    /// Accounts for the events' alternate frames.
+    /// The accounts for the alternate frames of events.
     pub(super) made: DerivedFrameAccounts,
     pub(super) kept: DerivedJson,
     pub(super) chunks: ChunkCache,
     pub(super) paging: Mutex<PagingSnapshots>,
-    /// Progress for readers that wait for it.
+    /// The feed's progress, for readers that wait for it.
     pub(super) progress: watch::Sender<Progress>,
-    /// Progress for readers that poll it, as every delivery does. It avoids a lock that readers on all cores would
-    /// contend for.
+    /// The feed's progress, for readers that poll it, as every delivery does. It avoids a lock that readers on all
+    /// cores would contend for.
     pub(super) reached: AtomicProgress,
     pub(super) state: watch::Sender<FeedState>,
     pub(super) bookmark: RwLock<BookmarkTemplate>,
@@ -44,7 +44,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Applies new history limits.
+    /// Applies new history limits to the feed.
     pub(super) fn tune(&self, config: CacheConfig) {
         let bytes = config.window_bytes();
         self.config.set(config);

@@ -20,16 +20,17 @@ pub(super) struct SingleFlight<T> {
 #[derive(Debug)]
 struct FlightTable<T> {
     places: HashMap<ChunkFormat, FlightSlot<T>>,
-    /// Each key with the time of its last known use. It is checked again before eviction.
+    /// Each cached key with the time of its last known use. The time is checked again before an eviction.
     order: VecDeque<(ChunkFormat, Instant)>,
     bytes: usize,
-    /// Numbers the makers, so that a value that was dropped while being made is not stored.
+    /// The number of tasks that have started to make a value, so that a value that was dropped while being made is not
+    /// stored.
     tickets: u64,
 }
 
 #[derive(Debug)]
 enum FlightSlot<T> {
-    /// One task makes it in a single poll. Others wait.
+    /// One task creates the value in a single poll; other tasks wait for it.
     Making {
         ticket: u64,
         waiting: Vec<Waker>,
@@ -41,7 +42,7 @@ enum FlightSlot<T> {
     },
 }
 
-/// The task that makes a value. Dropping it wakes all waiting tasks, even if making failed.
+/// A task that makes a cached value. Dropping it wakes all waiting tasks, even if it failed.
 struct Maker<'a, T> {
     flight: &'a SingleFlight<T>,
     format: ChunkFormat,
@@ -97,7 +98,7 @@ impl<T: Clone> SingleFlight<T> {
         }))
     }
 
-    /// Drops everything, including values that are being made.
+    /// Drops all cached values, including those that are being made.
     pub(super) fn clear(&self) {
         let gone = {
             let mut kept = self.kept.lock();
@@ -107,7 +108,7 @@ impl<T: Clone> SingleFlight<T> {
         gone.places.into_values().for_each(FlightSlot::wake);
     }
 
-    /// Drops values that have not been used for too long.
+    /// Drops cached values that have not been used for too long.
     pub(super) fn expire(&self, now: Instant) {
         let Some(oldest) = self.age_max.and_then(|age| now.checked_sub(age)) else { return };
         let mut kept = self.kept.lock();

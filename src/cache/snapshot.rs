@@ -8,13 +8,13 @@ use super::{Chunk, Chunker, Event, View};
 use crate::wire::Object;
 use kubeapi::{ObjectKey, ResourceVersion};
 
-/// All objects of a feed at one version. Clones share the objects; the writer continues independently.
+/// All objects of a feed at one version. Clones share the objects; later writes do not change a snapshot.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// Version of this state.
+    /// The resourceVersion of this state.
     pub rv: ResourceVersion,
     objects: OrdMap<ObjectKey, Arc<Object>>,
-    /// Chunks of this state, shared by its clones.
+    /// The chunks of this state, shared by its clones.
     cut: Arc<ChunkIndex>,
     taken: CapturePoint,
 }
@@ -22,13 +22,13 @@ pub struct Snapshot {
 /// The point at which a state was taken, from which the memory that only it keeps alive is computed.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct CapturePoint {
-    /// Bytes of bodies that had left the store since the feed began.
+    /// The number of bytes of bodies that had left the store since the feed began.
     pub(super) left: u64,
-    /// Bytes of the state's bodies.
+    /// The number of bytes of the object bodies in this state.
     pub(super) bytes: usize,
 }
 
-/// Bytes compared between two yields to other tasks: about a tenth of a millisecond.
+/// The number of bytes compared between two yields to other tasks: about a tenth of a millisecond.
 const COMPARED_AT_A_TIME: usize = 1 << 20;
 
 impl Snapshot {
@@ -36,7 +36,7 @@ impl Snapshot {
         Self { rv, objects, cut: Arc::default(), taken: CapturePoint::default() }
     }
 
-    /// Returns the state before `events`, which must be the last ones that led to this state.
+    /// Returns the state before `events`, which must be the last events that led to this state.
     pub(super) fn without(mut self, events: &[Arc<Event>]) -> Self {
         for event in events.iter().rev() {
             let key = &event.object.key;
@@ -48,7 +48,7 @@ impl Snapshot {
         self
     }
 
-    /// Returns the same state with `cut` as its chunks.
+    /// Returns the same state with `cut` as its chunk index.
     pub(super) fn cut_by(self, cut: Arc<ChunkIndex>) -> Self {
         Self { cut, ..self }
     }
@@ -91,8 +91,8 @@ impl Snapshot {
         self.objects.range((low, Bound::Unbounded)).map(|(_, object)| object)
     }
 
-    /// Returns the objects of `other` that this state has at the same version with different bytes. It yields to other
-    /// tasks regularly.
+    /// Returns the objects that `other` has at the same version as this state, but with different bytes. It yields to
+    /// other tasks regularly.
     pub async fn written_otherwise(&self, other: &Self) -> Vec<Arc<Object>> {
         let (mut found, mut compared) = (Vec::new(), 0);
         for object in other.iter() {
@@ -112,17 +112,17 @@ impl Snapshot {
         self.cut.chunks(self.iter()).await
     }
 
-    /// Iterates over the objects of one of its chunks.
+    /// Iterates over the state's objects that belong to a chunk.
     pub fn objects_of<'a>(&'a self, chunk: &Chunk) -> impl Iterator<Item = &'a Arc<Object>> + use<'a> {
         self.objects.range(chunk.first().clone()..).map(|(_, object)| object).take(chunk.lengths().items)
     }
 
-    /// Returns a chunker for a subset of its objects.
+    /// Returns a chunker for a subset of the state's objects.
     pub fn chunker(&self) -> Chunker {
         self.cut.chunker()
     }
 
-    /// Iterates over the objects that `view` sees, in key order, from the first key that is not before `start`
+    /// Iterates over the objects that match `view`, in key order, from the first key that is not before `start`
     /// (inclusive).
     pub fn select<'a>(
         &'a self,
@@ -133,7 +133,7 @@ impl Snapshot {
         self.looked_at(view, namespaced, start).filter(|object| view.matches(object))
     }
 
-    /// Iterates over the objects to scan for those that `view` sees, for callers that account for the cost.
+    /// Iterates over the objects to scan for those that match `view`, for callers that account for the cost.
     pub fn looked_at<'a>(
         &'a self,
         view: &View,

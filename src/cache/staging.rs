@@ -8,29 +8,29 @@ use crate::wire::Object;
 use base::Charge;
 use kubeapi::{ObjectKey, ResourceVersion};
 
-/// A state that is being assembled from list pages, within the memory limit of feeds. It counts in addition to
-/// everything that feeds hold.
+/// A state that is being assembled from list pages, within the memory budget for feeds. It counts in addition to all
+/// running feeds.
 #[derive(Debug)]
 pub struct Staging {
     shared: Arc<Shared>,
     objects: OrdMap<ObjectKey, Arc<Object>>,
-    /// The last key pushed.
+    /// The key of the last pushed object.
     last: Option<ObjectKey>,
-    /// Whether the next object goes to `between`, if its key follows the last one.
+    /// Whether the next object is added to `between`, if its key follows the last one.
     is_second: bool,
     /// Every second object of a run in key order, inserted later. Appending in order leaves each leaf of the map half
     /// full; these objects fill the leaves.
     between: Vec<Object>,
-    /// Charge for the page that is being received.
+    /// The memory charge for the page that is being received.
     page: Charge,
 }
 
 /// The feed does not fit into the memory limit of feeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the feed does not fit into the memory budget (feeds.memoryMebibytes)")]
+#[error("the feed does not fit into the memory budget; raise feeds.memoryMebibytes")]
 pub struct OverBudget;
 
-/// Maximum length of `between`, so that the nodes to fill are still in the processor's cache.
+/// The maximum length of `between`, so that the nodes to fill are still in the processor's cache.
 const BETWEEN_MAX: usize = 512;
 
 impl Staging {
@@ -42,7 +42,7 @@ impl Staging {
     /// Records that `bytes` of a page have been received.
     ///
     /// # Errors
-    /// The memory limit of feeds is reached.
+    /// The memory budget for feeds is used up.
     pub fn page_grows_to(&mut self, bytes: usize) -> Result<(), OverBudget> {
         self.page.set(bytes);
         self.fits(0)
@@ -51,7 +51,7 @@ impl Staging {
     /// Reserves memory for decoding the complete page into objects of about the same size.
     ///
     /// # Errors
-    /// The memory limit of feeds is reached.
+    /// The memory budget for feeds is used up.
     pub fn page_is_read(&mut self) -> Result<(), OverBudget> {
         self.fits(self.page.bytes())
     }
@@ -61,10 +61,10 @@ impl Staging {
         self.page.set(0);
     }
 
-    /// Adds one object. If a key occurs twice, the later object wins.
+    /// Adds one object to the new state. If a key occurs twice, the later object wins.
     ///
     /// # Errors
-    /// The memory limit of feeds is reached.
+    /// The memory budget for feeds is used up.
     pub fn push(&mut self, object: Object) -> Result<(), OverBudget> {
         let goes_on = self.last.as_ref().is_some_and(|last| *last < object.key);
         if !goes_on || self.between.len() >= BETWEEN_MAX {
@@ -80,13 +80,13 @@ impl Staging {
         self.fits(0)
     }
 
-    /// Returns the complete state.
+    /// Completes the new state, and returns it at version `rv`.
     pub fn finish(mut self, rv: ResourceVersion) -> Snapshot {
         self.fill();
         Snapshot::new(rv, self.objects)
     }
 
-    /// Inserts the deferred objects.
+    /// Inserts the deferred objects into the new state.
     fn fill(&mut self) {
         self.is_second = false;
         std::mem::take(&mut self.between).into_iter().for_each(|object| self.insert(object));

@@ -1,22 +1,22 @@
 use kubeapi::ResourceVersion;
 
-/// Sizes of one feed, for metrics and admin pages.
+/// The sizes of one feed, for metrics and admin pages.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CacheStats {
     pub objects: usize,
-    /// Bytes of the objects' bodies.
+    /// The number of bytes of all object bodies.
     pub object_bytes: usize,
     pub events: usize,
     pub event_bytes: usize,
-    /// Bytes derived from objects and events and kept.
+    /// The number of bytes that were derived from objects and events, and kept.
     pub derived_bytes: usize,
-    /// Bytes of everything of the feed that is alive, regardless of its holder.
+    /// The number of bytes of everything of the feed that is alive, regardless of its holder.
     pub memory_bytes: usize,
     /// The oldest version that a watch may start from.
     pub floor: ResourceVersion,
     pub progress: ResourceVersion,
-    /// Number of lanes, without the lane of all events.
+    /// The number of lanes, without the lane of all events.
     pub lanes: usize,
-    /// Seconds between the oldest and the newest event.
+    /// The number of seconds between the oldest and the newest event.
     pub span_seconds: f64,
 }

@@ -14,15 +14,15 @@ use kubeapi::{EventType, ObjectKey, ResourceVersion};
 #[derive(Debug)]
 pub(super) struct Store {
     objects: OrdMap<ObjectKey, Arc<Object>>,
-    /// Bytes of their bodies.
+    /// The number of bytes of the object bodies in the store.
     bytes: usize,
-    /// Bytes of bodies that have left the store since the feed began.
+    /// The number of bytes of bodies that have left the store since the feed began.
     left_bytes: u64,
-    /// Generation of the content: it changes with each history, and each time that bodies are renewed.
+    /// The generation of the content, which changes with each history and each time that bodies are re-encoded.
     content: u64,
-    /// Chunks of the current state.
+    /// The chunks of the current state.
     chunks: Arc<ChunkIndex>,
-    /// Accounting of the memory that older states keep alive.
+    /// The accounting of the memory that older states keep alive.
     states: Arc<PastStates>,
 }
 
@@ -51,7 +51,7 @@ impl Store {
         self.bytes
     }
 
-    /// Replaces all objects with a list. Returns the previous objects.
+    /// Replaces all objects with a listed state. Returns the previous objects.
     pub(super) fn restart(&mut self, list: Snapshot) -> OrdMap<ObjectKey, Arc<Object>> {
         self.content += 1;
         let bytes = list.iter().map(|object| object.body().len()).sum();
@@ -74,7 +74,7 @@ impl Store {
         before
     }
 
-    /// Applies an event.
+    /// Applies an event to the stored objects.
     pub(super) fn apply(&mut self, event: &Event) {
         let gone = event.previous.as_ref().map_or(0, |previous| previous.body().len());
         self.bytes = self.bytes.saturating_sub(gone);
@@ -93,7 +93,7 @@ impl Store {
         self.states.changed(self.objects.len());
     }
 
-    /// Replaces bodies with different ones of the same version. Returns the previous objects.
+    /// Replaces bodies with re-encoded ones of the same version. Returns the previous objects.
     pub(super) fn renew(&mut self, objects: Vec<Arc<Object>>) -> Vec<Arc<Object>> {
         let fits = |object: &Arc<Object>| {
             self.objects.get(&object.key).is_some_and(|held| held.rv == object.rv && held.body() != object.body())
@@ -131,12 +131,12 @@ impl Store {
         Arc::new(chunks)
     }
 
-    /// Returns an upper bound of the bytes that only a state taken then keeps alive.
+    /// Returns an upper bound of the bytes that only a state taken at `taken` keeps alive.
     pub(super) fn kept_by(&self, taken: CapturePoint) -> usize {
         usize::try_from(self.left_bytes.saturating_sub(taken.left)).unwrap_or(usize::MAX).min(taken.bytes)
     }
 
-    /// Marks the current state as past for all its holders.
+    /// Marks the current state as a past one for all its holders.
     fn leave_state(&self) {
         if Arc::strong_count(&self.chunks) > 1 {
             self.chunks.left(self.states.left());

@@ -22,20 +22,20 @@ use kubeapi::{EventType, ObjectKey, ResourceVersion};
 pub(super) struct Timeline {
     pub(super) store: Store,
     pub(super) ring: Ring,
-    /// Version of the list that the history starts with. The list contains every change at that version.
+    /// The version of the list that the history starts with. The list contains every change at that version.
     pub(super) base: ResourceVersion,
-    /// Version after which the history begins: that of the list, or the start of the backfilled events.
+    /// The version after which the history begins: that of the list, or the start of the backfilled events.
     begins: ResourceVersion,
     pub(super) progress: ResourceVersion,
-    /// Version of the newest event, or of the state that the history starts with.
+    /// The version of the newest event, or of the state that the history starts with.
     pub(super) last_event: ResourceVersion,
-    /// A version that the watch has not reached yet, at which upstream had the same objects.
+    /// A version that the watch has not reached yet, and at which upstream had the same objects.
     confirmed: Option<ConfirmedVersion>,
-    /// Account for frames that upstream did not send.
+    /// The memory account for frames that upstream did not send.
     frames: Arc<Account>,
-    /// Number of times that the feed has started a history.
+    /// The number of times that the feed has started a history.
     pub(super) number: u64,
-    /// Whether the feed has ended: it then has no state and no history.
+    /// Whether the feed has ended. A feed that has ended has no state and no history.
     pub(super) is_over: bool,
 }
 
@@ -102,7 +102,7 @@ impl Timeline {
         !self.is_over && self.number == 1 && self.ring.floor == self.begins
     }
 
-    /// Puts events in front of the history.
+    /// Prepends events to the history.
     ///
     /// # Errors
     /// Returns the events if they no longer join the history, or if they do not fit.
@@ -124,7 +124,7 @@ impl Timeline {
         }
     }
 
-    /// Builds the event of a change. Its type follows from the store's content, as for a selector.
+    /// Builds the event of a change. The event type follows from the store's content, as for a selector.
     pub(super) fn event(&self, change: Change, envelope: &Envelope, now: Instant) -> Event {
         let Change { event_type, object, frame } = change;
         let previous = self.store.get(&object.key).cloned();
@@ -152,7 +152,8 @@ impl Timeline {
         self.ring.admit(event);
     }
 
-    /// Records that upstream had the state of `mark` at version `at`. Returns whether that is the current state.
+    /// Records that upstream had the state of `mark` at version `at`. Returns whether the mark is still that of the
+    /// current state.
     pub(super) fn confirm(&mut self, mark: StateMark, at: ResourceVersion) -> bool {
         let is_present = !self.is_over && mark == self.mark();
         if is_present && at > self.shown_at() {
@@ -161,18 +162,18 @@ impl Timeline {
         is_present
     }
 
-    /// Forgets the confirmed version.
+    /// Discards the version at which upstream confirmed the state.
     pub(super) fn unconfirm(&mut self) {
         self.confirmed = None;
     }
 
-    /// Records that everything up to `rv` has been applied. Forgets a confirmed version that the watch has reached.
+    /// Records that everything up to `rv` has been applied. Discards a confirmed version that the watch has reached.
     pub(super) fn advance(&mut self, rv: ResourceVersion) {
         self.progress = self.progress.max(rv);
         self.confirmed.take_if(|confirmed| confirmed.rv <= self.progress);
     }
 
-    /// Forgets a confirmed state whose objects have been replaced by newly encoded ones.
+    /// Discards a confirmed state whose objects have been replaced by newly encoded ones.
     pub(super) fn forget_kept(&mut self) {
         self.confirmed.take_if(|confirmed| confirmed.is_kept());
     }

@@ -1,16 +1,16 @@
 use crate::wire::Object;
 use kubeapi::{ObjectKey, Selector};
 
-/// Cost of accessing an object, in text comparisons: in a large collection it is a processor cache miss (`select/a
+/// The cost of accessing an object, in text comparisons: in a large collection it is a processor cache miss (`select/a
 /// label/100000` of benches/README.md: 0.4 µs an object, of which 0.02 are comparisons).
 const LOOK_COST: usize = 40;
-/// Number of labels that most objects do not exceed.
+/// The number of labels that most objects do not exceed.
 const LABELS: usize = 16;
-/// Cost of a selector per object above which it is [expensive](View::is_dear): about a microsecond, which is less than
-/// waking a watch takes. Ten requirements cost 50 to 80.
+/// The cost of a selector per object above which it is [expensive](View::is_dear): about a microsecond, which is less
+/// than waking a watch takes. Ten requirements cost 50 to 80.
 const ORDINARY: usize = 100;
 
-/// The part of a collection that a reader sees: one namespace or all, and a selector.
+/// The part of a collection that a reader receives: one namespace or all, and a selector.
 #[derive(Debug, Clone, PartialEq)]
 pub struct View {
     namespace: Option<Box<str>>,
@@ -29,7 +29,7 @@ impl View {
         Self { namespace, selector, is_expensive, goes_by_key }
     }
 
-    /// Returns the same view of a collection whose objects all have this value in this field.
+    /// Returns the same view of a collection in which all objects have the given value in the given field.
     #[must_use]
     pub fn within(mut self, field: &str, value: &str) -> Self {
         self.goes_by_key = self.selector.labels.is_empty() && self.selector.fields.goes_by_key(Some((field, value)));

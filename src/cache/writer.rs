@@ -74,8 +74,8 @@ impl CacheWriter {
         CacheReader { shared: self.shared.clone() }
     }
 
-    /// Starts a new history with this state. Readers of the old one find their position expired: the changes in between
-    /// are unknown, and are not invented (F6).
+    /// Starts a new history with a listed state. Readers of the old history find their position expired: the changes in
+    /// between are unknown, and are not invented (F6).
     pub fn replace(&mut self, list: Snapshot) {
         let rv = list.rv;
         let mut wakes = PendingWakeups::default();
@@ -94,7 +94,7 @@ impl CacheWriter {
         wakes.wake();
     }
 
-    /// Applies a change.
+    /// Applies a change to the cache.
     pub fn apply(&mut self, change: Change) -> Result<ApplyResult, OutOfOrder> {
         let fresh = self.apply_at_once([change])?;
         Ok(if fresh > 0 { ApplyResult::Fresh } else { ApplyResult::Duplicate })
@@ -173,7 +173,8 @@ impl CacheWriter {
         self.shared.share.outgrown.is_cancelled()
     }
 
-    /// Enforces the memory limit. Called after every critical section, because it may free memory in other feeds.
+    /// Enforces the memory budget. It is called after every critical section, because it may free memory in other
+    /// feeds.
     fn enforce_budget(&self) {
         self.shared.share.budget.enforce(&self.shared.share);
     }
@@ -197,7 +198,7 @@ impl CacheWriter {
 }
 
 impl Drop for CacheWriter {
-    /// Ends the feed, regardless of the reason: its readers learn that no more events will come. The contents are
+    /// Ends the feed, regardless of the reason. Its readers are notified that no more events follow. The contents are
     /// dropped even if readers remain.
     fn drop(&mut self) {
         if !matches!(*self.shared.state.borrow(), FeedState::Ended(_)) {

@@ -3,11 +3,11 @@
 use super::Problems;
 use crate::serve::{Coverage, Sensitive};
 
-/// Coverage settings from outside the configuration file.
+/// The coverage settings from outside the configuration file.
 #[derive(Debug, Default)]
 pub(super) struct CoverageOverrides {
     pub(super) node: Option<String>,
-    /// Sensitive kinds named by flags; these replace the file's list.
+    /// The sensitive kinds named by flags, which replace the file's list.
     pub(super) sensitive: Vec<String>,
     pub(super) authorizes: bool,
 }

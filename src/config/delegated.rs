@@ -3,22 +3,22 @@ use std::path::PathBuf;
 use super::Problems;
 use crate::auth::{self, Authorities};
 
-/// How callers are authenticated, and with which identity their requests are forwarded.
+/// The keys under `delegated`: how callers are authenticated, and with which identity their requests are forwarded.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DelegatedKeys {
-    /// CA certificates for client certificates, PEM.
+    /// The file of CA certificates that verify client certificates, in PEM.
     pub client_ca: Option<PathBuf>,
-    /// CA certificates of trusted front proxies, PEM.
+    /// The file of CA certificates that verify trusted front proxies, in PEM.
     pub front_proxy_ca: Option<PathBuf>,
-    /// Common names of these proxies; empty: any.
+    /// The accepted common names of front proxies; any if empty.
     pub front_proxy_names: Vec<String>,
-    /// Kubeconfig of an identity that may only impersonate.
+    /// The kubeconfig of an identity that may only impersonate.
     pub impersonator: Option<PathBuf>,
     pub auth: auth::AuthConfig,
 }
 
 impl DelegatedKeys {
-    /// The same keys, with files named by flags taking precedence.
+    /// Returns the same keys, where files named by flags take precedence.
     pub(super) fn with(self, client_ca: Option<PathBuf>, impersonator: Option<PathBuf>) -> Self {
         let (client_ca, impersonator) = (client_ca.or(self.client_ca), impersonator.or(self.impersonator));
         Self { client_ca, impersonator, ..self }

@@ -9,16 +9,16 @@ use serde_saphyr::Spanned;
 
 use super::{Problems, TextPosition};
 
-/// A YAML document that knows the position of each of its values.
+/// A YAML document with the position of each of its values.
 ///
-/// It is deserialized as a whole. Every value that does not fit is reported, not only the first: the invalid value is
-/// removed, and the rest is deserialized again.
+/// It is deserialized as a whole. Every invalid value is reported, not only the first: the invalid value is removed,
+/// and the rest is deserialized again.
 #[derive(Debug, Clone)]
 pub(super) struct YamlDocument {
     root: Node,
 }
 
-/// A value and its position.
+/// A YAML value and its position.
 #[derive(Debug, Clone)]
 pub(super) struct Node {
     at: TextPosition,
@@ -29,11 +29,13 @@ pub(super) struct Node {
 enum Content {
     Scalar(Value),
     Sequence(Vec<Node>),
-    /// Each key, its position and its value.
+    /// A mapping: each key with its position and its value.
     Mapping(Vec<(String, TextPosition, Node)>),
 }
 
 impl YamlDocument {
+    /// Parses the text.
+    ///
     /// # Errors
     /// The text is not YAML; the message has the position.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
@@ -50,8 +52,8 @@ impl YamlDocument {
         &self.root
     }
 
-    /// Deserializes the document. Each value that does not fit and each unknown key becomes a problem, and its default
-    /// is used instead.
+    /// Deserializes the document. Each invalid value and each unknown key is added to `problems`, and its default is
+    /// used instead.
     pub(super) fn read<T: DeserializeOwned + Default>(mut self, problems: &mut Problems) -> T {
         if !matches!(self.root.content, Content::Mapping(_)) {
             problems.add_at(self.root.at, "the file: expected a mapping of keys");
@@ -87,7 +89,7 @@ impl YamlDocument {
     }
 }
 
-/// The keys and sequence indexes that lead to a value.
+/// Returns the keys and sequence indexes that lead to a value.
 fn keys(path: &Path) -> Vec<String> {
     let name = |segment: &Segment| match segment {
         Segment::Map { key } => Some(key.clone()),
@@ -98,7 +100,7 @@ fn keys(path: &Path) -> Vec<String> {
 }
 
 impl Node {
-    /// Keys and values of a mapping, in document order; empty for any other value.
+    /// Returns the keys and values of a mapping, in document order; empty for any other value.
     pub(super) fn entries(&self) -> impl Iterator<Item = (&str, &Self)> {
         let entries = match &self.content {
             Content::Mapping(entries) => entries.as_slice(),
@@ -123,7 +125,7 @@ impl Node {
         matches!(self.content, Content::Scalar(Value::Null))
     }
 
-    /// Returns the position of the last of these keys.
+    /// Returns the position of the last key of a path.
     fn find(&self, path: &[&str]) -> Option<TextPosition> {
         let (key, rest) = path.split_first()?;
         match &self.content {

@@ -13,7 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub(super) struct BoundedNumber<const MIN: usize, const MAX: usize>(usize);
 
 impl<const MIN: usize, const MAX: usize> BoundedNumber<MIN, MAX> {
-    /// `number` must be within the bounds, as defaults are.
+    /// Creates a number within the bounds. `number` must be within them, as defaults are.
     pub(super) const fn new(number: usize) -> Self {
         Self(number)
     }

@@ -83,7 +83,7 @@ impl Configuration {
         }
     }
 
-    /// `RUST_LOG` takes precedence over `log.level`.
+    /// Returns the log settings. `RUST_LOG` takes precedence over `log.level`.
     pub(super) fn log(&self, problems: &mut Problems) -> LogSettings {
         let level = problems.check("log.level", log_level::filter(&self.log.level));
         let of_environment = log_level::of_environment().and_then(|filter| problems.check("RUST_LOG", filter));

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::upstream::CredentialSource;
 
-/// kubectl's default kubeconfig, relative to the home directory.
+/// The path of kubectl's default kubeconfig, relative to the home directory.
 const OF_USER: &str = ".kube/config";
 
 /// Returns the file that a value of `--kubeconfig` or `KUBECONFIG` names; `None` if the value is empty.

@@ -13,9 +13,9 @@ impl Default for LogSection {
     }
 }
 
-/// Validates a filter and returns it in the form that `tracing` parses.
+/// Validates a log filter and returns it in the form that `tracing` parses.
 ///
-/// `tracing` takes an unknown word for the name of a module, and then hides all other modules. Therefore every part
+/// `tracing` reads an unknown level as the name of a module, and then hides all other modules. Therefore every part
 /// must have a level. If a filter has no default level, errors of all other modules are shown.
 pub(super) fn filter(text: &str) -> Result<String, String> {
     let parts: Vec<_> = text.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
@@ -41,7 +41,7 @@ pub(super) fn filter(text: &str) -> Result<String, String> {
     Ok(if has_default { filter } else { format!("error,{filter}") })
 }
 
-/// The filter in the environment, which overrides every file; `None` if it is not set.
+/// Returns the filter in `RUST_LOG`, which overrides every file; `None` if it is not set.
 #[allow(clippy::disallowed_methods, reason = "this is where the environment is read")]
 pub(super) fn of_environment() -> Option<Result<String, String>> {
     let text = std::env::var("RUST_LOG").ok().filter(|text| !text.is_empty())?;

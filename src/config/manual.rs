@@ -7,10 +7,10 @@ use clap::Command;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, roman};
 
-/// A page in roff.
+/// A manual page in roff.
 #[derive(Debug)]
 pub struct ManualPage {
-    /// File name, such as `kube-fanout-serve.1`.
+    /// The file name of a manual page, such as `kube-fanout-serve.1`.
     pub file: String,
     pub text: Vec<u8>,
 }
@@ -44,7 +44,7 @@ fn without_help(program: Command) -> Command {
     program.disable_help_subcommand(true)
 }
 
-/// A command and its subcommands that `--help` lists.
+/// Returns a command and its subcommands that `--help` lists.
 fn visible(command: &Command) -> Vec<&Command> {
     let below = command.get_subcommands().filter(|below| !below.is_hide_set());
     std::iter::once(command).chain(below.flat_map(visible)).collect()
@@ -71,7 +71,8 @@ fn text(man: &Man, command: &Command) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// The end of `--help` as sections. `clap_mangen` would fill the text and join the lines of an example.
+/// Returns the end of `--help` as sections of a manual page. `clap_mangen` would fill the text and join the lines of an
+/// example.
 fn examples(after: &str) -> Roff {
     let mut roff = Roff::new();
     let mut has_notes = false;

@@ -15,7 +15,7 @@ pub struct MemoryLimit {
     room: Option<AvailableMemory>,
 }
 
-/// Memory that this process may use before it is killed or the machine swaps.
+/// The memory that this process may use before it is killed or the machine swaps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct AvailableMemory {
     bytes: u64,
@@ -23,14 +23,16 @@ pub(super) struct AvailableMemory {
     limit: Option<PathBuf>,
 }
 
-/// The other half is for responses being sent, for connections, and for memory that the allocator has not returned.
+/// The divisor of the available memory that gives the budget. The other half is for responses being sent, for
+/// connections, and for memory that the allocator has not returned.
 const BUDGET_SHARE: u64 = 2;
 const BUDGET_BYTES_MIN: usize = 16 << 20;
 const BUDGET_BYTES_MAX: usize = 8 << 30;
 /// The chargeable part of each four bytes of the budget. The fourth byte is allocator overhead. Measured overhead is
 /// two thirds of the charged bytes if small objects change all the time, and a tenth for large objects.
 const CHARGED_OF_4: usize = 3;
-/// The share of LIST responses being sent, which is part of the other half.
+/// The divisor of the available memory that gives the share of LIST responses being sent, which is part of the other
+/// half.
 const LISTS_SHARE: u64 = 8;
 const LISTS_BYTES_MIN: usize = 16 << 20;
 const LISTS_BYTES_MAX: usize = 1 << 30;
@@ -46,23 +48,21 @@ impl MemoryLimit {
         self.budget_bytes
     }
 
-    /// Bytes that may be charged so that resident memory stays near the budget.
+    /// Returns how many bytes may be charged so that resident memory stays near the budget.
     pub(super) fn charged_bytes(&self) -> usize {
         self.budget_bytes / 4 * CHARGED_OF_4
     }
 
-    /// Default limit on the bytes of all LIST responses being sent.
+    /// Returns the default limit on the bytes of all LIST responses being sent.
     pub(super) fn lists_bytes(&self) -> usize {
         share(self.room.as_ref(), LISTS_SHARE, LISTS_BYTES_MIN, LISTS_BYTES_MAX)
     }
 
-    /// A warning if the budget exceeds the available memory.
+    /// Returns a warning if the budget exceeds the available memory.
     pub fn warning(&self) -> Option<String> {
         let room = self.room.as_ref().filter(|room| self.budget_bytes as u64 > room.bytes)?;
         let budget = self.budget_bytes >> 20;
-        Some(format!(
-            "feeds.memoryMebibytes={budget} exceeds the available memory ({room}): the process may be OOM-killed"
-        ))
+        Some(format!("feeds.memoryMebibytes={budget} exceeds the available memory ({room})"))
     }
 }
 
@@ -92,7 +92,7 @@ impl fmt::Display for AvailableMemory {
 }
 
 impl AvailableMemory {
-    /// The memory limit of this process on this machine; `None` if the system does not expose it.
+    /// Returns the memory limit of this process on this machine; `None` if the system does not expose it.
     pub(super) fn of_this_process() -> Option<Self> {
         #[cfg(target_os = "linux")]
         let room = linux::room(|path| std::fs::read_to_string(path).ok());

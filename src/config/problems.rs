@@ -6,11 +6,11 @@ pub struct Problems {
     found: Vec<Problem>,
 }
 
-/// One problem: the key and the reason.
+/// One configuration problem: the key and the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Problem {
     text: String,
-    /// Position in the file; `None` for flags and combinations of settings.
+    /// The position in the file; `None` for flags and combinations of settings.
     at: Option<TextPosition>,
 }
 
@@ -45,12 +45,12 @@ impl Problems {
         self.found.is_empty()
     }
 
-    /// Messages, each of which begins with its key.
+    /// Returns the messages, each of which begins with its key.
     pub fn iter(&self) -> impl Iterator<Item = &str> {
         self.found.iter().map(|problem| problem.text.as_str())
     }
 
-    /// Messages with their positions.
+    /// Returns the messages with their positions in the file.
     pub fn with_positions(&self) -> impl Iterator<Item = (&str, Option<TextPosition>)> {
         self.found.iter().map(|problem| (problem.text.as_str(), problem.at))
     }

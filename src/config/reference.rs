@@ -8,14 +8,14 @@ use serde_json::Value;
 use super::configuration::Configuration;
 use super::document::{Node, YamlDocument};
 
-/// Width of a comment in the file of defaults, in columns.
+/// The width of a comment in the file of defaults, in columns.
 const COMMENT_COLUMNS: usize = 96;
 
 /// A key of the file, or a section of keys.
 struct Key {
-    /// Full name, such as `limits.watches`.
+    /// The full name of a key, such as `limits.watches`.
     path: String,
-    /// Empty for a key that is not a section.
+    /// The keys of a section; empty for a key that is not a section.
     keys: Vec<Self>,
     schema: Value,
     default: Value,
@@ -36,8 +36,8 @@ pub fn defaults() -> String {
     text
 }
 
-/// All keys, in the order of their types. The defaults are serialized as JSON, which is valid YAML and keeps that
-/// order.
+/// Returns all keys, in the order of their types. The defaults are serialized as JSON, which is valid YAML and keeps
+/// that order.
 fn keys() -> Vec<Key> {
     let schema = schema();
     let defaults = serde_json::to_string(&Configuration::default()).unwrap_or_default();
@@ -92,7 +92,7 @@ impl Key {
     }
 }
 
-/// The text without Markdown syntax.
+/// Returns the documentation text without Markdown syntax.
 fn plain(text: &str) -> String {
     let mut plain = String::new();
     let mut rest = text;

@@ -11,13 +11,13 @@ pub struct ConfigSettings(BTreeMap<String, Value>);
 /// The effect of a configuration that was read again.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SettingChanges {
-    /// Keys that can be applied now.
+    /// The changed keys that can be applied now.
     pub taken: Vec<String>,
-    /// Keys that differ from the configuration at start and require a restart.
+    /// The keys that differ from the configuration at start and require a restart.
     pub restart: Vec<String>,
 }
 
-/// Keys that can be reloaded while the process runs (docs/CONFIG.md, "Reloading"). All others require a restart.
+/// The keys that can be reloaded while the process runs (docs/CONFIG.md, "Reloading"). All others require a restart.
 const RELOADED: [&str; 32] = [
     "allowedHosts",
     "allowedOrigins",
@@ -82,7 +82,7 @@ impl ConfigSettings {
         }
     }
 
-    /// Keys and values, ordered by key.
+    /// Iterates over keys and values, ordered by key.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
         self.0.iter().map(|(key, value)| (key.as_str(), value))
     }
@@ -105,7 +105,7 @@ impl ConfigSettings {
         keys.into_iter().filter(|key| self.0.get(*key) != other.0.get(*key)).map(String::as_str).collect()
     }
 
-    /// These settings, with the values of `read` for the keys that can be applied.
+    /// Returns these settings with the values of `read` for the keys that can be applied at run time.
     #[must_use]
     pub fn taking(&self, changes: &SettingChanges, read: &Self) -> Self {
         let mut settings = self.clone();

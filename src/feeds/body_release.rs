@@ -14,34 +14,34 @@ use tokio::sync::watch;
 #[derive(Debug, Clone)]
 pub struct BodyRelease {
     is_present: watch::Sender<bool>,
-    /// Number of waiting readers.
+    /// The number of readers that wait until the feed's bodies may be shown.
     waiting: watch::Sender<usize>,
     writers: Arc<Mutex<EncoderBuilds>>,
 }
 
-/// The server builds that wrote the feed's content, for proxies that take over the feed.
+/// The server builds that encoded the feed's content, for downstream proxies that continue from the feed.
 #[derive(Debug, Default)]
 struct EncoderBuilds {
-    /// The last known build.
+    /// The last known build of the server that encodes the feed's bodies.
     now: Option<Arc<Build>>,
-    /// Whether it is still current.
+    /// Whether the known build is still current.
     is_known: bool,
     before: Option<Arc<Build>>,
-    /// Version from which on all content is by `now`. Earlier content may be by `before`.
+    /// The version from which on all content is encoded by `now`. Earlier content may be by `before`.
     since: ResourceVersion,
     changes: u32,
 }
 
-/// The server build that wrote the content sent to a reader.
+/// The server build that encoded the content sent to a reader.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EncodedBy {
-    /// `None` if it is unknown.
+    /// The build that encoded the bodies; `None` if it is unknown.
     pub by: Option<Arc<Build>>,
-    /// Number of build changes before it.
+    /// The number of build changes before this content.
     pub changes: u32,
 }
 
-/// Counts a waiting reader until it is dropped.
+/// Counts a reader as waiting until it is dropped.
 struct WaiterGuard<'a>(&'a watch::Sender<usize>);
 
 impl Drop for WaiterGuard<'_> {
@@ -62,8 +62,8 @@ impl BodyRelease {
         *self.is_present.borrow()
     }
 
-    /// Completes when a state may be served, and requests the check if needed. It may never complete, so callers need a
-    /// deadline.
+    /// Completes when a state of the feed may be served, and requests the check of its encoding if needed. It may never
+    /// complete, so callers need a deadline.
     pub async fn present(&self) {
         if self.is_present() {
             return;
@@ -73,23 +73,23 @@ impl BodyRelease {
         self.becomes_present().await;
     }
 
-    /// Completes when a state may be served, without requesting the check.
+    /// Completes when a state of the feed may be served, without requesting the check of its encoding.
     pub async fn becomes_present(&self) {
         // The sender lives as long as `self`.
         let _ = self.is_present.subscribe().wait_for(|is_present| *is_present).await;
     }
 
-    /// Completes when a reader waits.
+    /// Completes when a reader waits for a state of the feed.
     pub async fn wanted(&self) {
         let _ = self.waiting.subscribe().wait_for(|waiting| *waiting > 0).await;
     }
 
-    /// Returns the build that writes the feed's current content.
+    /// Returns the build that encodes the feed's current content.
     pub fn written(&self) -> EncodedBy {
         self.writers.lock().now()
     }
 
-    /// Returns the build that wrote the feed's content from this version on. Later parts may be by another build.
+    /// Returns the build that encoded the feed's content from version `rv` on. Later parts may be by another build.
     pub fn written_from(&self, rv: ResourceVersion) -> EncodedBy {
         let writers = self.writers.lock();
         match writers.changes.checked_sub(1) {

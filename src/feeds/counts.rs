@@ -11,22 +11,22 @@ use tokio::time::Instant;
 
 use super::{FEEDS_MAX, FeedKey};
 
-/// Counters of a feed's upstream traffic. If a feed restarts soon, they continue.
+/// The counters of a feed's upstream traffic. If a feed restarts soon, they continue.
 #[derive(Debug, Default)]
 pub struct FeedCounts {
     pub events: AtomicU64,
     pub bytes: AtomicU64,
     pub bookmarks: AtomicU64,
     pub duplicates: AtomicU64,
-    /// Watches that are open now.
+    /// The number of watches that are open now.
     pub watches: AtomicU64,
-    /// Rare events by metric, in output order.
+    /// The counts of rare events by metric, in output order.
     told: Mutex<BTreeMap<CountedMetric, u64>>,
-    /// Reason why the last attempt to list or watch failed.
+    /// The reason that the last attempt to list or watch failed; `None` after a success.
     trouble: Mutex<Option<String>>,
 }
 
-/// A metric and its one label besides those of the feed. The set of values is fixed.
+/// A metric of rare events and its one label besides those of the feed. The set of values is fixed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CountedMetric {
     pub metric: &'static str,
@@ -43,12 +43,12 @@ pub(super) struct Ledger {
 #[derive(Debug, Default)]
 struct Account {
     counts: Arc<FeedCounts>,
-    /// Number of running feeds with this key: a retired feed may end after its successor has started.
+    /// The number of running feeds with this key: a retired feed may end after its successor has started.
     running: usize,
     ended: Option<Instant>,
 }
 
-/// Maximum number of ended feeds whose counters are kept.
+/// The maximum number of ended feeds whose counters are kept.
 const ENDED_MAX: usize = FEEDS_MAX;
 
 impl FeedCounts {

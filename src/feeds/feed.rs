@@ -22,27 +22,27 @@ pub struct Feed {
     pub renderings: Renderings,
     pub body_release: BodyRelease,
     pub resume_backfills: ResumeBackfills,
-    /// Columns, for a feed of Tables.
+    /// The columns, for a feed of Tables.
     pub columns: Columns,
-    /// Counters of the feed's upstream traffic.
+    /// The counters of the feed's upstream traffic.
     pub counts: Arc<FeedCounts>,
     pins: Pins,
     leases: AtomicUsize,
-    /// Number of leases that only keep the feed running.
+    /// The number of leases that only keep the feed running.
     keepers: AtomicUsize,
-    /// Number of watches by other proxies.
+    /// The number of watches by downstream proxies.
     proxies: AtomicUsize,
     last_used: Mutex<Instant>,
     last_read: Mutex<Option<Instant>>,
     pub(super) retired: CancellationToken,
-    /// Until this time upstream may still use the definition for which the previous feed was retired.
+    /// The time until which upstream may still use the definition for which the previous feed was retired.
     settled: Option<Instant>,
-    /// The oldest version that a client wants to resume from, while the feed starts.
+    /// The oldest version that a client waiting for the feed requests to resume from.
     resume: Mutex<Option<ResourceVersion>>,
-    /// Version that another feed of the resource had reached when this one began. Its clients must not see an older
-    /// one.
+    /// The version that another feed of the resource had reached when this feed began. Its clients must not receive an
+    /// older one.
     pub(super) shown: AtomicU64,
-    /// Start time of the feed, if its first state may already have been outdated.
+    /// The start time of the feed, if its first state may already have been outdated.
     began_behind: OnceLock<Instant>,
 }
 
@@ -104,7 +104,7 @@ impl Feed {
         )
     }
 
-    /// Pins a state of this feed that is being sent. `cut` ends the sender.
+    /// Pins a state of this feed that is being sent. The signal `cut` ends its sender.
     pub fn pin(&self, snapshot: &Snapshot, cut: AbortSignal) -> Pin {
         self.reader.pin(&self.pins, snapshot, cut)
     }
@@ -119,13 +119,16 @@ impl Feed {
     pub fn refuse(&self, representation: Representation, reason: RenderingRefusal, why: &dyn fmt::Display) {
         if self.renderings.refuse(representation, reason) {
             let (feed, reason) = (&self.spec.key, reason.as_str());
-            tracing::warn!(%feed, %representation, reason, %why, "no longer derived; using upstream's objects");
+            tracing::warn!(
+                %feed, %representation, reason, %why,
+                "stopped converting cached objects; requesting this representation from upstream"
+            );
             self.reader.nudge();
         }
     }
 
-    /// Returns whether it replaced a retired feed moments ago. If an apiserver ends the watch now, it may have used the
-    /// old definition.
+    /// Returns whether the feed replaced a retired one moments ago. If an apiserver ends the watch now, it may have
+    /// used the old definition.
     pub fn is_settling(&self) -> bool {
         self.settled.is_some_and(|settled| Instant::now() < settled)
     }
@@ -135,19 +138,20 @@ impl Feed {
         *self.resume.lock()
     }
 
-    /// Returns the version that another feed of the resource had reached when this one began. No older version may be
+    /// Returns the version that another feed of the resource had reached when this feed began. No older version may be
     /// served.
     pub fn shown_before(&self) -> ResourceVersion {
         ResourceVersion(self.shown.load(Ordering::Relaxed))
     }
 
-    /// Forgets that version if upstream does not reach it, because upstream may have been restored from a backup.
+    /// Discards the version that another feed had reached, if upstream does not reach it. Upstream may have been
+    /// restored from a backup.
     pub fn forget_shown(&self) {
         self.shown.store(0, Ordering::Relaxed);
     }
 
-    /// Records that the feed begins now, with an old state that a client resumes from. Other clients do not see it
-    /// before the feed has provably caught up to this time.
+    /// Records that the feed begins now, with an old state that a client resumes from. Other clients do not receive
+    /// that state before the feed has provably caught up to this time.
     pub fn begins_behind(&self, now: Instant) {
         let _ = self.began_behind.set(now);
     }
@@ -181,18 +185,18 @@ impl Feed {
         self.proxies.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Records the end of such a watch.
+    /// Records the end of a downstream proxy's watch.
     pub fn proxy_ends(&self) {
         self.proxies.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Returns whether another proxy follows the feed. Its progress is then published without delay, so that the proxy
-    /// need not ask for it.
+    /// Returns whether another proxy follows the feed. If so, its progress is published without delay, so that the
+    /// proxy need not request it.
     pub fn is_followed_by_proxies(&self) -> bool {
         self.proxies.load(Ordering::Relaxed) > 0
     }
 
-    /// Returns whether the feed has readers, or had some within this time. Leases that only keep it running do not
+    /// Returns whether the feed has readers, or had some within `time`. Leases that only keep the feed running do not
     /// count.
     pub fn was_read_within(&self, time: Duration) -> bool {
         self.readers() > 0 || self.last_read.lock().is_some_and(|last| last.elapsed() < time)

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use crate::wire::Encoding;
 use kubeapi::{FieldTerm, Gvr, NAME_KEY, ObjectKey};
 
-/// Identity of a feed: a resource, a scope and an encoding.
+/// The identity of a feed: a resource, a scope and an encoding.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FeedKey {
     pub gvr: Gvr,
@@ -12,18 +12,18 @@ pub struct FeedKey {
     pub encoding: Encoding,
 }
 
-/// Part of a resource that a feed covers.
+/// The part of a resource that a feed covers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scope {
-    /// All objects.
+    /// All objects of the resource.
     Cluster,
-    /// The objects in one namespace.
+    /// The objects of the resource in one namespace.
     Namespace(Arc<str>),
     /// The objects whose `field` is `value`, in all namespaces: the result of a fixed field selector.
     Selected { field: Arc<str>, value: Arc<str> },
 }
 
-/// A name that no object can have, because names are lower case.
+/// A name that no object can have, because object names are lower case.
 const NOBODY: &str = "NOBODY";
 
 impl FeedKey {
@@ -33,7 +33,7 @@ impl FeedKey {
         url(&self.path(), &selected, query)
     }
 
-    /// Returns the URL of one of its objects, with `query` added.
+    /// Returns the URL of an object of the feed, with `query` appended.
     pub fn url_of(&self, object: &ObjectKey, query: &str) -> String {
         let path = match object.namespace() {
             "" => self.gvr.path(),
@@ -80,7 +80,7 @@ impl FeedKey {
 }
 
 impl Scope {
-    /// Returns the namespace that is covered, if it is only one.
+    /// Returns the namespace that the feed covers, if it is only one.
     pub fn namespace(&self) -> Option<&str> {
         match self {
             Self::Namespace(namespace) => Some(namespace),
@@ -88,7 +88,7 @@ impl Scope {
         }
     }
 
-    /// Returns the fixed field selector in its usual notation.
+    /// Returns the feed's fixed field selector in its usual notation.
     pub fn selector(&self) -> Option<String> {
         match self {
             Self::Selected { field, value } => Some(format!("{field}={value}")),

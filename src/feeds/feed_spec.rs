@@ -10,13 +10,12 @@ pub struct FeedSpec {
     pub key: FeedKey,
     pub kind: Arc<str>,
     pub list_kind: Arc<str>,
-    /// Edition of the resource's definition, if it has one. Objects decoded under another edition may decode
-    /// differently now.
+    /// The edition of the resource's definition, if it has one. Objects may decode differently under another edition.
     pub edition: Option<Arc<str>>,
     pub shape: JsonLayout,
     pub namespaced: bool,
     pub fields: Arc<FieldTable>,
-    /// Key of the selectable field that upstream has an index for, if any.
+    /// The key of the selectable field that upstream has an index for, if any.
     pub index_field: Option<Arc<str>>,
 }
 

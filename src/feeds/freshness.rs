@@ -14,12 +14,12 @@ use tokio::sync::watch;
 /// client request *received* at or before `t`, and no other.
 #[derive(Debug, Clone)]
 pub struct Freshness {
-    /// The feed contains every write that was complete at this instant.
+    /// The instant up to which the feed is proven to contain every complete write.
     as_of: watch::Sender<Option<Instant>>,
-    /// The latest instant that a waiting reader needs covered.
+    /// The latest instant up to which a waiting reader needs a proof.
     wanted: watch::Sender<Option<Instant>>,
     wanted_versions: watch::Sender<WantedVersions>,
-    /// Number of readers that wait for a proof.
+    /// The number of readers that wait for a proof.
     waiting: Arc<AtomicUsize>,
 }
 
@@ -44,7 +44,7 @@ impl Default for Freshness {
 }
 
 impl Freshness {
-    /// Longest wait for a proof. It equals the longest back-off of a feed that has lost its watch. It is half of the
+    /// The longest wait for a proof. It equals the longest backoff of a feed that has lost its watch. It is half of the
     /// usual idle timeout of load balancers in front of the proxy.
     pub const WAIT_MAX: Duration = Duration::from_secs(30);
 
@@ -95,8 +95,8 @@ impl Freshness {
         self.wanted_versions.send_if_modified(|wanted| wanted.want(rv, false, Instant::now()));
     }
 
-    /// Forgets versions that the watch (`told`) or the served state (`shown`) has reached, and versions without a
-    /// waiting reader.
+    /// Forgets versions that the watch (`told`) or the served state (`shown`) has reached, and versions that no reader
+    /// waits for.
     pub fn settle_versions(&self, told: ResourceVersion, shown: ResourceVersion) {
         self.change_versions(|wanted| wanted.settle(told, shown, Instant::now()));
     }
@@ -106,12 +106,13 @@ impl Freshness {
         self.wanted_versions.borrow().follows()
     }
 
-    /// Forgets a version that upstream did not have at `asked`, and all later ones that were already wanted then.
+    /// Forgets a version that upstream did not have at `asked`, and all later versions that readers already waited for
+    /// then.
     pub fn give_up_version(&self, rv: ResourceVersion, asked: Instant) {
         self.change_versions(|wanted| wanted.give_up(rv, asked));
     }
 
-    /// Returns whether the feed should catch up now with upstream, which has reached a version. If so, all wanted
+    /// Returns whether the feed should catch up now with upstream, which has reached a version. If so, all awaited
     /// versions count as tried. With `at_once`, versions beyond upstream's are tried once as well.
     pub fn begins_to_catch_up(&self, upstream: ResourceVersion, at_once: bool) -> bool {
         let mut begins = false;
@@ -124,7 +125,7 @@ impl Freshness {
         begins
     }
 
-    /// Returns the smallest wanted version above another one.
+    /// Returns the smallest version that a reader waits for and that is above another one.
     pub fn next_version(&self, above: ResourceVersion) -> Option<ResourceVersion> {
         self.wanted_versions.borrow().least_above(above)
     }
@@ -134,7 +135,7 @@ impl Freshness {
         self.wanted_versions.subscribe()
     }
 
-    /// Changes the wanted versions without notifying subscribers.
+    /// Changes the versions that readers wait for, without notifying subscribers.
     fn change_versions(&self, change: impl FnOnce(&mut WantedVersions)) {
         self.wanted_versions.send_if_modified(|wanted| {
             change(wanted);
@@ -152,7 +153,7 @@ impl Freshness {
         self.as_of.send_replace(None);
     }
 
-    /// Subscribes to the instant that readers wait for.
+    /// Subscribes to the latest instant up to which readers need a proof.
     pub fn wanted(&self) -> watch::Receiver<Option<Instant>> {
         self.wanted.subscribe()
     }

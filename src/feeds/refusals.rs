@@ -8,26 +8,26 @@ use super::refused_for::{REFUSED_MAX, refused_for};
 use crate::cache::FeedEnd;
 use base::BackoffBounds;
 
-/// Feeds that ended for a lasting reason, with the time of their next attempt.
+/// The feeds that ended for a lasting reason, with the time of their next attempt.
 #[derive(Debug, Default)]
 pub(super) struct Refusals(HashMap<FeedKey, Refusal>);
 
-/// Reason and time of a feed's end.
+/// The reason and the time of a feed's end.
 #[derive(Debug)]
 struct Refusal {
     end: FeedEnd,
     at: Instant,
-    /// Number of consecutive ends for this reason.
+    /// The number of consecutive ends for the same reason.
     times: u32,
-    /// Delay before the next attempt.
+    /// The delay before the next attempt to start the feed.
     wait: Duration,
-    /// Bytes that the feed needed when it did not fit.
+    /// The number of bytes that the feed needed when it did not fit.
     weighed: usize,
 }
 
-/// Maximum number of refused feeds that are remembered.
+/// The maximum number of refused feeds that are remembered.
 const REFUSALS_MAX: usize = super::FEEDS_MAX;
-/// Delay before a feed is retried that upstream does not have yet.
+/// The delay before a feed of a resource that upstream does not serve yet is retried.
 const REFUSED_FOR: Duration = Duration::from_secs(30);
 
 impl Refusals {
@@ -58,13 +58,13 @@ impl Refusals {
         self.0.insert(key.clone(), Refusal { end, at: Instant::now(), times, wait, weighed });
     }
 
-    /// Forgets refusals, because upstream serves other resources now. Refusals for memory or for missing permissions
+    /// Discards refusals, because upstream serves other resources now. Refusals for memory or for missing permissions
     /// stay, because they are not affected.
     pub(super) fn forget(&mut self) {
         self.0.retain(|_, refusal| matches!(refusal.end, FeedEnd::OverBudget | FeedEnd::Forbidden));
     }
 
-    /// Forgets which resources upstream did not know, because it may know them now.
+    /// Discards refusals for resources that upstream did not serve, because it may serve them now.
     pub(super) fn forget_gone(&mut self) {
         self.0.retain(|_, refusal| refusal.end != FeedEnd::Gone);
     }
@@ -79,14 +79,14 @@ impl Refusals {
 }
 
 impl Refusal {
-    /// Returns whether it is too early to retry. A feed that did not fit also waits until the memory that it needed is
-    /// free. That wait is bounded, because the feed may need less by then.
+    /// Returns whether the refusal still prevents a retry. A feed that did not fit also waits until the memory that it
+    /// needed is free. That wait is bounded, because the feed may need less by then.
     fn stands(&self, free: usize) -> bool {
         let elapsed = self.at.elapsed();
         elapsed < self.wait || (self.end == FeedEnd::OverBudget && free < self.weighed && elapsed < REFUSED_MAX)
     }
 
-    /// Returns whether it is too old to affect the next attempt.
+    /// Returns whether the refusal is too old to affect the next attempt.
     fn is_forgotten(&self) -> bool {
         let kept = match self.end {
             FeedEnd::OverBudget | FeedEnd::Unreadable | FeedEnd::NotOffered => 2 * REFUSED_MAX,

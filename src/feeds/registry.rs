@@ -37,27 +37,27 @@ struct Shared {
     /// lock would not be faster, because most look-ups are for the same feed. One, two and four threads took 50, 104
     /// and 206 ns with one lock, and 47, 97 and 206 ns with shards.
     feeds: Mutex<BTreeMap<FeedKey, Arc<Feed>>>,
-    /// Feeds that ended for a lasting reason.
+    /// The feeds that ended for a lasting reason, and are not retried for a while.
     refused: Mutex<Refusals>,
     /// How other representations of each feed are obtained. Refusals outlive the feed that found them. This field and
     /// the following ones change when feeds start and end, under the lock of `feeds`.
     renderings: Mutex<BTreeMap<FeedKey, Renderings>>,
-    /// Retirement times of feeds whose successors have not settled.
+    /// The retirement times of feeds whose successors have not settled.
     outdated: Mutex<BTreeMap<FeedKey, Instant>>,
     counts: Mutex<Ledger>,
     demand: mpsc::Sender<FeedStartRequest>,
 }
 
-/// Reason why a feed is not available.
+/// The reason that a feed is not available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FeedUnavailable {
-    /// It was tried recently and ended for this reason.
+    /// The feed was tried recently and ended for the given reason.
     Ended(FeedEnd),
-    /// [`FEEDS_MAX`] feeds are running.
+    /// The maximum number of feeds, [`FEEDS_MAX`], is running.
     TooMany,
 }
 
-/// Time for which an apiserver may still use an older definition than another server has already served.
+/// The time for which an apiserver may still use an older definition than another server has already served.
 const SETTLING: Duration = Duration::from_secs(10);
 
 impl Feeds {
@@ -128,14 +128,14 @@ impl Feeds {
         Ok(FeedHandle::new(feed))
     }
 
-    /// Returns the feed for `key` if it runs with this edition of the resource's definition.
+    /// Returns the feed for `key` if it runs with the given edition of the resource's definition.
     pub fn find(&self, key: &FeedKey, edition: Option<&Arc<str>>) -> Option<FeedHandle> {
         let feed = self.shared.feeds.lock().get(key).cloned()?;
         let is_over = matches!(feed.reader.state(), FeedState::Ended(_));
         (!is_over && feed.spec.edition.as_ref() == edition).then(|| FeedHandle::new(feed))
     }
 
-    /// Returns the reason why a representation of this feed's objects is not derived, whether or not the feed runs.
+    /// Returns the reason that a representation of the feed's objects is not converted, whether or not the feed runs.
     pub fn underivable(&self, key: &FeedKey, representation: Representation) -> Option<RenderingRefusal> {
         match self.shared.renderings.lock().get(key)?.mode(representation)? {
             RenderingMode::Refused(reason) => Some(reason),
@@ -173,7 +173,7 @@ impl Feeds {
         self.shared.budget.memory()
     }
 
-    /// Removes a feed that has ended. If it was refused, it is not retried for a while.
+    /// Removes a feed that has ended. If the feed was refused, it is not retried for a while.
     pub fn ended(&self, feed: &Arc<Feed>, end: FeedEnd) {
         let key = &feed.spec.key;
         let mut feeds = self.shared.feeds.lock();
@@ -228,7 +228,7 @@ impl Feeds {
         self.shared.refused.lock().forget();
     }
 
-    /// Forgets which resources upstream did not know, because it may know them now.
+    /// Discards refusals for resources that upstream did not serve, because it may serve them now.
     pub fn forget_gone(&self) {
         self.shared.refused.lock().forget_gone();
     }

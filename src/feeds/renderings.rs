@@ -19,38 +19,38 @@ pub struct Renderings {
 
 #[derive(Debug)]
 struct Shared {
-    /// A feed has a handful, which start and end together. Readers share the lock.
+    /// The mode of each representation. A feed has a handful, which start and end together. Readers share the lock.
     modes: RwLock<BTreeMap<Representation, RenderingMode>>,
     /// The representation that is qualified before a reader requests it.
     expected: Option<Representation>,
-    /// Whether a reader has requested that one.
+    /// Whether a reader has requested the expected representation.
     is_asked_for: AtomicBool,
-    /// Minor of the release for which the modes were determined; 0 if there is none.
+    /// The minor release for which the modes were determined; 0 if there is none.
     release: AtomicU32,
     changes: watch::Sender<u64>,
 }
 
-/// How one representation of a feed's objects is obtained.
+/// How a feed obtains one representation of its objects.
 #[derive(Debug, Clone)]
 pub enum RenderingMode {
-    /// A reader has requested it, and it has not been compared with upstream's yet.
+    /// A reader has requested the representation, and it has not been compared with upstream's yet.
     Wanted,
-    /// It is derived by the proxy.
+    /// The proxy converts the representation from the cached objects.
     Derived(Renderer),
-    /// It is not derived, for this reason.
+    /// The proxy does not convert the representation, for the given reason.
     Refused(RenderingRefusal),
 }
 
-/// Reason why a representation is not derived. Every variant is a metric label.
+/// The reason that a representation is not converted. Every variant is a metric label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RenderingRefusal {
-    /// The table does not contain the kind or the server's release.
+    /// The conversion table does not contain the kind or the server's release.
     NotInTable,
-    /// An object contains something that the table does not know, or that the encoding cannot express.
+    /// An object contains a field that the conversion table does not have, or that the encoding cannot express.
     Unrenderable,
-    /// Upstream encodes an object differently.
+    /// Upstream encodes an object differently than the proxy's conversion.
     Mismatch,
-    /// Upstream does not serve it either, or not at the requested version.
+    /// Upstream does not serve the representation either, or not at the requested version.
     NotComparable,
 }
 
@@ -79,7 +79,7 @@ impl Renderings {
         self.shared.modes.read().get(&representation).cloned()
     }
 
-    /// Requests a representation.
+    /// Requests that the feed offers a representation.
     pub fn want(&self, representation: Representation) {
         if self.shared.expected == Some(representation) && !self.shared.is_asked_for.swap(true, Ordering::Relaxed) {
             self.shared.changes.send_modify(|changes| *changes += 1);
@@ -106,7 +106,7 @@ impl Renderings {
         }
     }
 
-    /// Subscribes to changes of all modes.
+    /// Subscribes to changes of the modes of all representations.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.shared.changes.subscribe()
     }
@@ -124,7 +124,7 @@ impl Renderings {
         all
     }
 
-    /// Returns the renderers of representations that readers have requested and that are derived.
+    /// Returns the renderers of representations that readers have requested and that are converted.
     pub fn in_use(&self) -> Vec<Renderer> {
         let unused = self.shared.expected.filter(|_| !self.shared.is_asked_for.load(Ordering::Relaxed));
         self.derived().into_iter().filter(|renderer| Some(renderer.representation()) != unused).collect()
@@ -136,7 +136,7 @@ impl Renderings {
         self.shared.modes.read().keys().any(|of| Some(*of) != expected)
     }
 
-    /// Returns the renderers of the representations that are derived.
+    /// Returns the renderers of the representations that are converted.
     pub fn derived(&self) -> Vec<Renderer> {
         let derived = |mode: &RenderingMode| {
             if let RenderingMode::Derived(renderer) = mode { Some(renderer.clone()) } else { None }
@@ -183,7 +183,7 @@ impl Renderings {
         self.shared.release.store(minor, Ordering::Relaxed);
     }
 
-    /// Forgets all modes, because upstream runs another release.
+    /// Resets the modes of all representations, because upstream runs another release.
     pub fn start_over(&self) {
         let before = std::mem::take(&mut *self.shared.modes.write());
         for (_, mode) in before {
@@ -194,7 +194,7 @@ impl Renderings {
         self.shared.changes.send_modify(|changes| *changes += 1);
     }
 
-    /// Returns whether there is a refusal to keep after the feed has ended.
+    /// Returns whether the feed has a refusal to keep after it has ended.
     pub(super) fn has_refused(&self) -> bool {
         self.shared.modes.read().values().any(|mode| matches!(mode, RenderingMode::Refused(_)))
     }

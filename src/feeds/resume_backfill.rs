@@ -22,25 +22,25 @@ use tokio::sync::watch;
 #[derive(Debug, Default)]
 pub struct ResumeBackfills {
     ledger: Mutex<BackfillLedger>,
-    /// Notified when a client starts to wait.
+    /// Notified when a client starts to wait for a backfill.
     came: Notify,
-    /// Number of requests that upstream did not answer. It is sent after every response, changed or not.
+    /// The number of backfill requests that upstream did not answer. It is sent after every response, changed or not.
     failures: watch::Sender<u64>,
 }
 
 /// A request to upstream for earlier history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackfillRequest {
-    /// The events after this version.
+    /// A request for the events after this version.
     Events(ResourceVersion),
-    /// The states of objects before their first event. The events after this version are already known.
+    /// A request for the states of objects before their first event. The events after this version are already known.
     Before(ResourceVersion),
 }
 
 /// The outcome of a [`BackfillRequest`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackfillOutcome {
-    /// The events were put in front of the history.
+    /// The backfilled events were prepended to the history.
     Prepended,
     /// Upstream no longer has the events after versions below `before`.
     Gone { before: ResourceVersion },
@@ -53,14 +53,14 @@ pub enum BackfillOutcome {
     PreviousFound,
     /// The states of objects before their events up to `upto` cannot be determined.
     PreviousUnknown { upto: ResourceVersion },
-    /// The response broke off, which says nothing about upstream's history.
+    /// The response broke off, so it does not show whether upstream has the history.
     Interrupted,
-    /// Upstream did not respond, or not in time.
+    /// Upstream did not respond to the backfill request in time.
     Failed,
 }
 
 impl BackfillOutcome {
-    /// For logs and the label of the metric.
+    /// Returns the outcome, for logs and as a metric label.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Prepended => "extended",
@@ -75,7 +75,7 @@ impl BackfillOutcome {
     }
 }
 
-/// Whether a client that comes from before the history has something to wait for.
+/// Whether a client that resumes from before the history should wait for a backfill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WaitDecision {
     Wait,
@@ -90,25 +90,25 @@ struct BackfillLedger {
     memory: BackfillProgress,
 }
 
-/// Number of clients by the version that they resume from.
+/// The number of clients by the version that they resume from.
 type ClientsByVersion = BTreeMap<ResourceVersion, usize>;
 
-/// Facts learned from upstream's responses so far.
+/// The facts about upstream's history that its responses have shown so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct BackfillProgress {
-    /// Events after versions below this one are not available.
+    /// The version below which upstream no longer has the following events.
     gone_before: ResourceVersion,
-    /// The states of objects before events up to this version cannot be determined.
+    /// The version up to which the states of objects before their events cannot be determined.
     inexplicable_upto: ResourceVersion,
     questions: u32,
-    /// The request that upstream has not answered yet.
+    /// The backfill request that upstream has not answered yet.
     under_way: Option<BackfillRequest>,
-    /// Whether upstream has refused without stating where its history begins. The oldest version is then as likely to
-    /// be refused as any other.
+    /// Whether upstream has refused without stating where its history begins. The oldest requested version is then as
+    /// likely to be refused as any other.
     is_blind: bool,
     is_over: bool,
     rests_until: Option<Instant>,
-    /// Number of consecutive responses that broke off.
+    /// The number of consecutive responses that broke off.
     broken: u32,
 }
 
@@ -125,20 +125,20 @@ struct ResumingClient {
     inquires: bool,
 }
 
-/// Bounds of a feed's history.
+/// The first and the last version of a feed's history.
 #[derive(Debug, Clone, Copy)]
 struct HistoryBounds {
-    /// Version that its first event follows.
+    /// The version that the first event of the history follows.
     floor: ResourceVersion,
-    /// Version after which the previous state of every event's object is known.
+    /// The version after which the previous state of every event's object is known.
     known: ResourceVersion,
 }
 
-/// Maximum number of requests to upstream per feed.
+/// The maximum number of backfill requests per feed.
 const QUESTIONS_MAX: u32 = 16;
-/// Number of consecutive broken responses that counts as no response.
+/// The number of consecutive broken responses that counts as no response.
 const BROKEN_MAX: u32 = 3;
-/// Time for which no client waits after a request without a response.
+/// The time for which no client waits after a backfill request without a response.
 const REST: Duration = Duration::from_secs(5);
 
 impl ResumeBackfills {
@@ -169,7 +169,7 @@ impl ResumeBackfills {
         Some(WaiterGuard { resume_backfills: self, who })
     }
 
-    /// Completes when a client has started to wait since the last call.
+    /// Completes when a client has started to wait for a backfill since the last call.
     pub async fn came(&self) {
         self.came.notified().await;
     }
@@ -265,7 +265,7 @@ impl BackfillProgress {
 }
 
 impl BackfillRequest {
-    /// Returns whether the response may fulfil everything that this client waits for.
+    /// Returns whether the response may fulfil everything that the client waits for.
     fn serves(self, who: ResumingClient) -> bool {
         match self {
             Self::Events(from) => from <= who.from,

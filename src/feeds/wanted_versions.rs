@@ -7,26 +7,26 @@ use tokio::time::Instant;
 
 use kubeapi::ResourceVersion;
 
-/// Versions that readers have seen elsewhere and wait for. The smallest one is requested from upstream first, so that a
-/// version that never arrives does not block others.
+/// The versions that readers have seen elsewhere and wait for. The smallest one is requested from upstream first, so
+/// that a version that never arrives does not block others.
 #[derive(Debug, Default)]
 pub struct WantedVersions(BTreeMap<ResourceVersion, WantedVersion>);
 
 #[derive(Debug, Clone, Copy)]
 struct WantedVersion {
-    /// Time of the last request for it.
+    /// The time of the last request for the version.
     since: Instant,
-    /// Whether the feed has tried to catch up with upstream for it.
+    /// Whether the feed has tried to catch up with upstream for the version.
     is_tried: bool,
-    /// Whether upstream's watch has to reach it. Otherwise a state at that version is sufficient.
+    /// Whether upstream's watch must reach the version. Otherwise a state at that version is sufficient.
     follows: bool,
 }
 
 impl WantedVersions {
-    /// Longest wait for a version; the apiserver uses the same bound.
+    /// The longest wait for a version; the apiserver uses the same bound.
     pub const WAIT_MAX: Duration = Duration::from_secs(3);
-    /// Maximum number of wanted versions. Above it, a new greatest version replaces the previous greatest; any other
-    /// version evicts the greatest.
+    /// The maximum number of versions that readers wait for. Above it, a new greatest version replaces the previous
+    /// greatest; any other version evicts the greatest.
     const MAX: usize = 1_024;
 
     /// Registers a reader that waits for a version: for the watch if `follows` is set, else for a state. Returns
@@ -46,8 +46,8 @@ impl WantedVersions {
         true
     }
 
-    /// Forgets versions that the watch (`told`) or the served state (`shown`) has reached, and versions without a
-    /// waiting reader.
+    /// Forgets versions that the watch (`told`) or the served state (`shown`) has reached, and versions that no reader
+    /// waits for.
     pub(super) fn settle(&mut self, told: ResourceVersion, shown: ResourceVersion, now: Instant) {
         let reached = |want: &WantedVersion| if want.follows { told } else { told.max(shown) };
         self.0.retain(|rv, want| *rv > reached(want) && now.duration_since(want.since) < Self::WAIT_MAX);
@@ -58,7 +58,7 @@ impl WantedVersions {
         self.0.values().any(|want| want.follows)
     }
 
-    /// Returns the smallest wanted version above another one.
+    /// Returns the smallest version that a reader waits for and that is above another one.
     pub(super) fn least_above(&self, rv: ResourceVersion) -> Option<ResourceVersion> {
         let above = (std::ops::Bound::Excluded(rv), std::ops::Bound::Unbounded);
         self.0.range(above).next().map(|(rv, _)| *rv)
@@ -75,8 +75,8 @@ impl WantedVersions {
         self.0.values_mut().for_each(|want| want.is_tried = true);
     }
 
-    /// Forgets a version that upstream does not have, and all later ones that were wanted at the time of the request
-    /// `asked`.
+    /// Forgets a version that upstream does not have, and all later versions that readers waited for when the request
+    /// was sent at `asked`.
     pub(super) fn give_up(&mut self, rv: ResourceVersion, asked: Instant) {
         self.0.retain(|wanted, want| *wanted < rv || want.since > asked);
     }

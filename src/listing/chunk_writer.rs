@@ -16,16 +16,16 @@ pub(crate) struct ChunkWriter {
     reader: CacheReader,
     renderer: Renderer,
     what: ItemFormat,
-    /// Whether it has derived or compressed a chunk, which takes about a millisecond.
+    /// Whether a chunk was derived or compressed, which takes about a millisecond.
     worked: AtomicBool,
 }
 
-/// Output format of the objects.
+/// The output format of a list's objects.
 #[derive(Debug)]
 enum ItemFormat {
-    /// Items of a list, each with the separator that precedes it.
+    /// The objects are items of a list, each with the separator that precedes it.
     Items(ListFrame),
-    /// Frames of ADDED events.
+    /// The objects are frames of ADDED events.
     Added,
 }
 
@@ -33,28 +33,29 @@ enum ItemFormat {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Piece<'a> {
     pub(crate) batch: &'a Batch,
-    /// The preceding batch.
+    /// The batch that precedes this one; `None` for the first.
     pub(crate) behind: Option<&'a Batch>,
     pub(crate) index: usize,
 }
 
 impl Piece<'_> {
-    /// Returns whether all lists have this piece. Lists that begin with the batch do not refer to the preceding one.
+    /// Returns whether the piece is shared by all lists. Lists that begin with its batch do not refer to the preceding
+    /// one.
     pub(crate) fn is_shared(self) -> bool {
         self.batch.is_shared && self.behind.is_none_or(|behind| behind.is_shared)
     }
 }
 
-/// The bytes of a chunk while they are written.
+/// The bytes of a chunk while it is being encoded.
 struct Pieces {
-    /// Account for copied bytes until their last holder releases them.
+    /// The memory account that is charged for copied bytes until their last holder releases them.
     account: Arc<Account>,
     done: Vec<Bytes>,
     open: Vec<u8>,
     copied: usize,
 }
 
-/// Length from which a body becomes a piece of its own, because that costs less than a copy.
+/// The length from which a body is sent as a slice of its own, because that costs less than a copy.
 const SHARED_BYTES: usize = 32 << 10;
 
 impl ChunkWriter {
@@ -81,7 +82,7 @@ impl ChunkWriter {
         self.reader.chunks().poll_plain(format, self.renderer.is_verbatim(), cx, write)
     }
 
-    /// Returns a compressed piece, if it is cached.
+    /// Returns a compressed piece of a list, if it is cached.
     pub(crate) fn deflated(&self, at: Piece<'_>) -> Option<DeflatedChunk> {
         self.reader.chunks().deflated(self.format_of_piece(at))
     }
@@ -123,7 +124,7 @@ impl ChunkWriter {
         Ok(written[self.separator().max(len.saturating_sub(bytes)).min(len)..].to_vec())
     }
 
-    /// Returns whether it has derived or compressed anything since the last call.
+    /// Returns whether a chunk was derived or compressed since the last call.
     pub(crate) fn has_worked(&self) -> bool {
         self.worked.swap(false, Ordering::Relaxed)
     }
@@ -211,7 +212,7 @@ impl ChunkWriter {
         }
     }
 
-    /// Estimates the bytes of the chunk.
+    /// Estimates the number of bytes of an encoded chunk.
     fn estimate(&self, objects: usize, bytes: usize) -> usize {
         let around = match &self.what {
             ItemFormat::Items(frame) => frame.item_len(0) + 4,

@@ -7,26 +7,26 @@
 use crate::cache::{Snapshot, View};
 use kubeapi::Selector;
 
-/// Work between two yields to other tasks: about a millisecond.
+/// The selector cost between two yields to other tasks: about a millisecond of work.
 pub(crate) const SLICE: usize = 100_000;
-/// Work that a watch may do without a slice.
+/// The selector cost that a watch may incur without a CPU slice.
 pub(crate) const GLANCE: usize = SLICE / 4;
-/// Cost of deriving one object for a single client: ten microseconds or more, if it is not cached.
+/// The cost of converting one object for a single client, if it is not cached: ten microseconds or more.
 pub(crate) const DERIVED: usize = 1_000;
-/// Work up to this cost needs no turn.
+/// The cost up to which a scan needs no turn.
 pub(crate) const SMALL: usize = SLICE;
-/// Limit of a LIST's selector cost, in addition to accessing the objects: a sixth of a second in all. Ten requirements
-/// on 100,000 pods cost 6 million, one on a million pods as much, and the worst 16 KiB about 14 million on 10,000
-/// objects. A more expensive LIST passes through.
+/// The maximum selector cost of a LIST, in addition to accessing the objects: a sixth of a second in all. Ten
+/// requirements on 100,000 pods cost 6 million, one on a million pods as much. The worst 16 KiB selector costs about 14
+/// million on 10,000 objects. A more expensive LIST is forwarded.
 pub(crate) const LIST_COMPARISONS_MAX: usize = 16_000_000;
-/// Limit of a watch's selector cost per object, for any number of labels. A selector is evaluated twice per event. Ten
-/// requirements cost 50; the limit allows 130 different keys. A more expensive watch passes through.
+/// The limit of a watch's selector cost per object, for any number of labels. A selector is evaluated twice per event.
+/// Ten requirements cost 50; the limit allows 130 different keys. A more expensive watch is forwarded.
 pub(crate) const WATCH_COMPARISONS_MAX: usize = 1_024;
 
-/// Objects of a namespace are counted up to this number; a larger namespace counts as the whole collection.
+/// The number up to which the objects of a namespace are counted; a larger namespace counts as the whole collection.
 const COUNTED_MAX: usize = 1_000;
 
-/// Returns an upper bound of the cost of finding the objects that `view` sees.
+/// Returns an upper bound of the cost of finding the objects that match `view`.
 pub(crate) fn of_scan(view: &View, namespaced: bool, snapshot: &Snapshot) -> usize {
     if view.selector().is_everything() { 0 } else { of_objects(view, objects(view, namespaced, snapshot)) }
 }
@@ -61,7 +61,7 @@ fn of_objects(view: &View, objects: usize) -> usize {
     objects.saturating_mul(view.usual_cost())
 }
 
-/// Returns whether a watch with this selector is served from the cache.
+/// Returns whether a watch with the selector is cheap enough to be served from the cache.
 pub(crate) fn is_for_watch(selector: &Selector) -> bool {
     selector.comparisons_at_most() <= WATCH_COMPARISONS_MAX
 }

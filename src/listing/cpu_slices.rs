@@ -22,7 +22,7 @@ use base::random;
 #[derive(Debug, Clone)]
 pub(crate) struct CpuSlices(Arc<Mutex<Queue>>);
 
-/// Permission to work in one poll.
+/// The permission to use the CPU in one poll.
 #[derive(Debug)]
 pub(crate) struct Slice {
     slices: CpuSlices,
@@ -30,7 +30,7 @@ pub(crate) struct Slice {
     taken: Instant,
 }
 
-/// Counts one waiting poll of its caller until it is dropped.
+/// Counts a waiting poll of a caller until it is dropped.
 #[derive(Debug)]
 pub(crate) struct WaitingForSlice {
     slices: CpuSlices,
@@ -39,35 +39,35 @@ pub(crate) struct WaitingForSlice {
 
 #[derive(Debug)]
 struct Queue {
-    /// Times from which the unused slices are available.
+    /// The times from which the unused slices are available.
     free: Vec<Instant>,
     round: u64,
-    /// Time since when a slice is reserved for callers that have not had theirs in this round.
+    /// The time since when a slice is reserved for callers that have not had a slice in this round.
     kept_since: Option<Instant>,
-    /// The callers that wait, or that have had their slice in this round.
+    /// The callers that wait for a slice, or that have had a slice in this round.
     callers: HashMap<ScanOwner, Caller>,
-    /// Number of callers that wanted a slice at the last count.
+    /// The number of callers that requested a slice at the last count.
     wanted_by: u32,
 }
 
 #[derive(Debug)]
 struct Caller {
     waiting: u32,
-    /// Time at which the caller last wanted a slice.
+    /// The time at which the caller last requested a slice.
     tried: Instant,
-    /// The round of its next slice.
+    /// The round of the caller's next slice.
     round: u64,
 }
 
-/// Minimum time between the starts of two uses of the same slice. A use takes about half of it.
+/// The minimum time between the starts of two uses of the same slice. A use takes about half of it.
 const PERIOD: Duration = Duration::from_millis(2);
-/// Time for which a slice is reserved for callers that have not had theirs.
+/// The time for which a slice is reserved for callers that have not had a slice in this round.
 const KEPT_FOR: Duration = Duration::from_millis(4);
-/// Longest retry delay of a poll that found no slice, in milliseconds.
+/// The longest retry delay of a poll that found no slice, in milliseconds.
 const TRY_AGAIN_MAX: u32 = 64;
-/// Target number of retries per millisecond of all polls together, subject to `TRY_AGAIN_MAX`.
+/// The target number of retries per millisecond of all polls together, subject to `TRY_AGAIN_MAX`.
 const TRIES: u32 = 16;
-/// A poll that has not retried for this long counts as abandoned by its client.
+/// The time without a retry after which a poll counts as abandoned by its client.
 const GONE: Duration = Duration::from_millis(2 * TRY_AGAIN_MAX as u64);
 
 impl CpuSlices {

@@ -10,7 +10,7 @@ use super::slice_joiner::SliceJoiner;
 use crate::cache::{DeflatedChunk, PlainChunk};
 use crate::wire::{ListFrame, TranscodeError};
 
-/// Length above which responses are compressed; the apiserver's own bound.
+/// The length in bytes above which responses are compressed. It is the apiserver's own bound.
 pub(crate) const PLAIN_BYTES_MAX: usize = 128 << 10;
 
 /// A LIST response that is being sent. It holds only the current piece, which is shared.
@@ -20,23 +20,23 @@ pub(crate) struct ListBody {
     chunks: PageChunks,
     head: Bytes,
     tail: Bytes,
-    /// Whether it is long enough to be compressed.
+    /// Whether the list is long enough for the apiserver to compress it.
     worth: bool,
     at: SendPosition,
     joined: SliceJoiner,
     /// A pause after each shared chunk that was derived or compressed.
     rest: YieldPause,
-    /// Scan budget for chunks that belong to this client alone.
+    /// The scan budget for chunks that belong to this client alone.
     scan_budget: ScanBudget,
 }
 
-/// The part that is sent next.
+/// The part of a list that is sent next.
 #[derive(Debug)]
 enum SendPosition {
     Head,
-    /// A chunk.
+    /// The next chunk of the list, by its index.
     Stretch(usize),
-    /// A piece of a chunk.
+    /// A piece of a chunk: the chunk's index, the chunk and the piece's index.
     Piece(usize, PlainChunk, usize),
     Over,
 }
@@ -111,12 +111,12 @@ impl ListBody {
         Poll::Ready(plain)
     }
 
-    /// Returns how many bytes of a chunk this list omits: its first item has no separator.
+    /// Returns how many bytes of a chunk this list omits, because its first item has no separator.
     pub(crate) fn skipped(&self, index: usize) -> usize {
         if index == 0 { self.writer.separator() } else { 0 }
     }
 
-    /// Is ready when encoding may begin. The caller holds the returned slice while it works.
+    /// Completes when encoding may begin. The caller holds the returned slice while it works.
     fn poll_begin(&mut self, is_shared: bool, cx: &mut Context<'_>) -> Poll<Option<Slice>> {
         ready!(self.rest.poll(cx));
         if is_shared { Poll::Ready(None) } else { self.scan_budget.poll(cx) }
@@ -132,12 +132,12 @@ impl ListBody {
         }
     }
 
-    /// Returns whether everything has been returned.
+    /// Returns whether the whole list has been returned.
     pub(crate) fn is_over(&self) -> bool {
         matches!(self.at, SendPosition::Over) && self.joined.is_empty()
     }
 
-    /// Returns whether it is long enough for the apiserver to compress it.
+    /// Returns whether the list is long enough for the apiserver to compress it.
     pub(crate) fn is_worth_compressing(&self) -> bool {
         self.worth
     }

@@ -8,8 +8,8 @@ pub(crate) struct ListRead {
     pub(crate) representation: Representation,
     pub(crate) view: View,
     pub(crate) plan: ListPlan,
-    /// Whether the path names a namespace. If so, keys in continue tokens are relative to it.
+    /// Whether the path names a namespace. If so, keys in continue tokens are relative to that namespace.
     pub(crate) in_namespace: bool,
-    /// Encoding of continue tokens.
+    /// The encoder and decoder of continue tokens.
     pub(crate) pages: PageStore,
 }

@@ -8,7 +8,7 @@ use crate::auth::Permit;
 use crate::cache::{Snapshot, View};
 use crate::wire::Object;
 
-/// Decides which objects the caller may see. It caches the result for adjacent objects of one namespace.
+/// Decides which objects the caller may read. It caches the result for adjacent objects of one namespace.
 struct NamespaceCheck<'a> {
     permit: &'a Permit,
     last: Option<(&'a str, bool)>,
@@ -54,7 +54,7 @@ pub(crate) async fn pick<'a>(
     chunks.end_picking(picking);
 }
 
-/// Returns the first object that the caller may see and that `view` matches.
+/// Returns the first object that the caller may read and that `view` matches.
 pub(crate) async fn first<'a>(
     looked_at: impl Iterator<Item = &'a Arc<Object>>,
     (permit, view): (&'a Permit, &View),

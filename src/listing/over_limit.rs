@@ -1,4 +1,4 @@
-/// The limit of this name is reached.
+/// The error of a request that exceeds the concurrency limit with this name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("too many {0} in progress; try again")]
 pub(crate) struct OverLimit(pub(crate) &'static str);

@@ -22,7 +22,7 @@ pub(crate) struct Page {
     chunks: PageChunks,
 }
 
-/// Selects the objects of a page of `snapshot`. If the page is not the last, it keeps the snapshot for the next ones.
+/// Selects the objects of a page of `snapshot`. If the page is not the last, the snapshot is kept for the next ones.
 pub(crate) async fn page(
     permit: &Permit,
     feed: &FeedHandle,
@@ -72,8 +72,7 @@ impl Page {
         self.chunks.lengths().bytes
     }
 
-    /// Encodes the page in a representation. It verifies that every object can be written in it before the first byte
-    /// is sent.
+    /// Encodes the page in a representation. Every object is checked to be encodable before the first byte is sent.
     pub(crate) async fn written_by(self, renderer: &Renderer, pace: &mut ScanPace) -> Result<ListBody, TranscodeError> {
         let Self { reader, meta, chunks } = self;
         let items = chunks.lengths().items;

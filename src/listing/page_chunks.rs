@@ -20,20 +20,20 @@ enum PageChunk {
     Picked(Chunk, Vec<Arc<Object>>),
 }
 
-/// Consecutive objects that are not in a chunk yet.
+/// Consecutive objects that do not form a chunk yet.
 #[derive(Debug)]
 pub(crate) struct PickedRun {
     chunker: Chunker,
     picked: Vec<Arc<Object>>,
 }
 
-/// Chunks that are compressed together.
+/// Consecutive chunks that are compressed together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Batch {
     pub(crate) chunks: Range<usize>,
-    /// A number that identifies the content.
+    /// A number that identifies the content of the batch.
     pub(crate) name: u128,
-    /// Whether all of its chunks are shared by all lists.
+    /// Whether all chunks of the batch are shared by all lists.
     pub(crate) is_shared: bool,
 }
 
@@ -43,7 +43,7 @@ impl PageChunks {
         Self { snapshot, shared, parts: Vec::new(), lengths: Lengths::default() }
     }
 
-    /// Returns whether a view consists of whole chunks except at its edges.
+    /// Returns whether the objects of a view form whole chunks except at its edges.
     pub(crate) fn suit(view: &View) -> bool {
         view.selector().is_everything()
     }
@@ -105,7 +105,7 @@ impl PageChunks {
         }
     }
 
-    /// Appends these objects, up to `limit` in all. Returns how many more there are.
+    /// Appends objects to the page, up to `limit` in all. Returns how many more there are.
     pub(crate) fn put<'a>(&mut self, mut objects: impl Iterator<Item = &'a Arc<Object>>, limit: usize) -> usize {
         let mut picking = self.picking();
         for object in objects.by_ref().take(limit - self.lengths.items) {
@@ -125,12 +125,12 @@ impl PageChunks {
         self.lengths
     }
 
-    /// Returns the number of chunks.
+    /// Returns the number of chunks of the page.
     pub(crate) fn len(&self) -> usize {
         self.parts.len()
     }
 
-    /// Returns the chunk at `index`.
+    /// Returns the chunk of the page at `index`.
     pub(crate) fn chunk(&self, index: usize) -> &Chunk {
         match &self.parts[index] {
             PageChunk::Shared(chunk) => &self.shared[*chunk],

@@ -22,18 +22,18 @@ pub(crate) struct ScanPace {
 }
 
 impl ScanPace {
-    /// Creates a pace. `turn` must be given for work that will probably cost more than a slice.
+    /// Creates the pace of a scan. `turn` must be given for work that will probably cost more than a slice.
     pub(crate) fn new(turn: Option<ScanTurn>, (scans, slices): (ScanQueue, CpuSlices), whose: ScanOwner) -> Self {
         Self { turn, scans, slices, whose, spent: 0, rests: 0 }
     }
 
-    /// Adds `cost`, and returns whether it is time to yield.
+    /// Adds the cost of scanned objects, and returns whether the scan must yield.
     pub(crate) fn spend(&mut self, cost: usize) -> bool {
         self.spent += cost;
         self.spent >= cost::SLICE
     }
 
-    /// Yields after work that is shared by all clients or short.
+    /// Yields to other tasks after work that is shared by all clients, or short.
     pub(crate) async fn rest(&mut self) {
         self.spent = 0;
         self.rests += 1;
@@ -57,7 +57,7 @@ impl ScanPace {
         ScanBudget::new(self.slices.clone(), self.whose.clone(), false)
     }
 
-    /// Returns the number of yields.
+    /// Returns the number of yields of the scan.
     #[cfg(test)]
     pub(crate) fn rests(&self) -> usize {
         self.rests
@@ -74,7 +74,7 @@ impl YieldPause {
         self.0 = Some(Box::pin(tokio::task::yield_now()));
     }
 
-    /// Is ready once the pause is over.
+    /// Completes when the pause is over.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if let Some(rest) = &mut self.0 {
             ready!(rest.as_mut().poll(cx));
@@ -90,7 +90,7 @@ impl fmt::Debug for YieldPause {
     }
 }
 
-/// The work that one client's polls may do: a small amount immediately, and more if a slice is free.
+/// The selector cost that one client's polls may incur: a small amount immediately, and more if a slice is free.
 #[derive(Debug)]
 pub(crate) struct ScanBudget {
     slices: CpuSlices,
@@ -113,7 +113,8 @@ impl ScanBudget {
         Self { slices, whose, left: cost::GLANCE, wait: None, is_expensive }
     }
 
-    /// Is ready when some budget is [`left`](Self::left). The caller holds the returned slice while it uses the budget.
+    /// Completes when some budget is [`left`](Self::left). The caller holds the returned slice while it uses the
+    /// budget.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Slice>> {
         if self.left > 0 {
             return Poll::Ready(None);

@@ -13,19 +13,19 @@ use kubeapi::FlowDistinguisher;
 #[derive(Debug, Clone)]
 pub(crate) struct ScanQueue(base::TurnQueue<ScanOwner>);
 
-/// Permission to scan. Dropping it lets the next caller scan.
+/// The permission to scan. Dropping it lets the next caller scan.
 #[derive(Debug)]
 pub(crate) struct ScanTurn(base::Turn<ScanOwner>);
 
 /// A caller; `None` if callers are not distinguished, so that no per-caller limit applies.
 pub(crate) type ScanOwner = Option<FlowDistinguisher>;
 
-/// Maximum number of waiting scans, in all and per caller. Each holds a request and a shared state.
+/// The maximum number of waiting scans, in all and per caller. Each holds a request and a shared state.
 const WAITING_MAX: usize = 1_024;
 const WAITING_PER_CALLER_MAX: usize = 64;
-/// Approximate duration of a slice.
+/// The approximate duration of a CPU slice of a scan.
 const SLICE: Duration = Duration::from_millis(1);
-/// Longest wait for the first turn.
+/// The longest wait of a scan for its first turn.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
 impl ScanQueue {

@@ -5,11 +5,11 @@ use bytes::{Bytes, BytesMut};
 /// Joins small slices, so that they are sent together. Large ones are not copied.
 #[derive(Debug, Default)]
 pub(crate) struct SliceJoiner {
-    /// A slice that did not fit with the previous ones.
+    /// The slice that did not fit with the previous ones.
     next: Option<Bytes>,
 }
 
-/// Maximum length of joined slices: that of a TLS record, and by default of an HTTP/2 frame.
+/// The maximum length of joined slices: that of a TLS record, and by default of an HTTP/2 frame.
 const BYTES_MAX: usize = 16 << 10;
 
 impl SliceJoiner {

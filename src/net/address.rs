@@ -15,7 +15,7 @@ pub enum Address {
 pub struct AddressError(String);
 
 impl Address {
-    /// Whether only this machine can reach the address.
+    /// Whether only this machine can reach the listening address.
     pub fn is_local(&self) -> bool {
         match self {
             Self::Tcp(address) => is_loopback(address.ip()),
@@ -24,7 +24,7 @@ impl Address {
     }
 }
 
-/// Whether an address belongs to this machine alone.
+/// Whether an IP address is a loopback address, which only this machine can reach.
 pub fn is_loopback(ip: IpAddr) -> bool {
     ip.to_canonical().is_loopback()
 }

@@ -30,7 +30,7 @@ pub(super) struct CallerTurns(PerCore<Arc<CoreTurns>>);
 
 #[derive(Debug, Default)]
 struct CoreTurns {
-    /// Whether all connections belong to one owner and none of them waits: then none has to.
+    /// Whether all connections belong to one owner and none of them waits, so that no connection needs a turn.
     is_free: AtomicBool,
     state: Mutex<CoreState>,
 }
@@ -48,12 +48,12 @@ pub(super) struct ConnectionTurns {
     core: Arc<CoreTurns>,
     connection: Connection,
     source: ConnectionSource,
-    /// The owner that the connection is counted for.
+    /// The owner to which the connection is charged.
     owner: Owner,
     place: Option<QueueTicket>,
 }
 
-/// The owner of all connections where all callers count as one. Its connections never wait.
+/// The owner of all connections if all callers count as one. Its connections never wait.
 const ALL: Owner = Owner::Caller(EVERYBODY);
 
 /// The permission to poll a connection, until it is dropped.
@@ -62,7 +62,7 @@ const ALL: Owner = Owner::Caller(EVERYBODY);
 pub(super) struct CallerTurn<'a> {
     core: &'a CoreTurns,
     connection: &'a Connection,
-    /// The owner of the turn and its start; `None` if the turn is not recorded.
+    /// The owner of the turn and the start time; `None` if the turn is not recorded.
     taken: Option<(Owner, Instant)>,
 }
 
@@ -80,13 +80,13 @@ impl CallerTurns {
     }
 }
 
-/// The caller that was authenticated last on a connection, or the connection's source if there is none.
+/// Returns the caller that was authenticated last on a connection, or the connection's source if there is none.
 fn owner(connection: &Connection, source: ConnectionSource) -> Owner {
     connection.caller().map_or(Owner::Source(source), Owner::Caller)
 }
 
 impl ConnectionTurns {
-    /// Ready when the connection may be polled. If not, the task is woken when it may.
+    /// Completes when the connection may be polled. If not, the task is woken when it may.
     pub(super) fn poll_turn(&mut self, cx: &Context<'_>) -> Poll<CallerTurn<'_>> {
         let owner = owner(&self.connection, self.source);
         // A waiting connection keeps its owner, because its place belongs to that owner's line.

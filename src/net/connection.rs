@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::metrics::ConnectionFailure;
 
-/// The connection that a request arrived on. Clones share the state.
+/// The connection on which a request was received. Clones share the state.
 #[derive(Debug, Clone, Default)]
 pub struct Connection(Arc<Shared>);
 
@@ -20,11 +20,11 @@ struct Shared {
     born: Instant,
     /// The number of requests whose response the codec has not received completely.
     running: AtomicU32,
-    /// The number of these responses that wait until the client reads more.
+    /// The number of running responses that wait until the client reads more.
     untaken: AtomicU32,
-    /// When the client last read part of such a response, in milliseconds after `born`.
+    /// The time at which the client last read part of such a response, in milliseconds after `born`.
     taken_at: AtomicU64,
-    /// When the last request or step of the TLS handshake ended, in milliseconds after `born`.
+    /// The time at which the last request or step of the TLS handshake ended, in milliseconds after `born`.
     idle_since: AtomicU64,
     has_asked: AtomicBool,
     /// Whether an HTTP/2 request has arrived on the connection.
@@ -32,28 +32,27 @@ struct Shared {
     /// Whether a caller has been authenticated on the connection.
     is_of_somebody: AtomicBool,
     caller: AtomicU64,
-    /// The connection's place in the listener's limit.
+    /// The slot that the connection occupies in its listener's limit.
     place: OnceLock<Box<dyn SlotGuard>>,
-    /// Whether the listener is full and the caller's share of it is used up.
+    /// Whether the listener is full and the caller's share of connections is used up.
     is_refused: AtomicBool,
-    /// The number of requests that arrived after the connection stopped taking requests.
+    /// The number of requests that were received after the connection stopped taking requests.
     late: AtomicU32,
     kept: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
-/// A connection's place in a listener's limit.
+/// The slot that a connection occupies in its listener's limit. Dropping it frees the slot.
 pub(super) trait SlotGuard: Send + Sync {
-    /// Counts the connection for this caller; `None` if all callers count as one. Returns whether the connection may
-    /// stay.
+    /// Counts the connection for a caller; `None` if all callers count as one. Returns whether the connection may stay.
     fn settle(&self, connection: &Connection, caller: Option<u64>) -> bool;
 }
 
-/// If a client reads nothing of a response for this long, its connection counts as idle.
+/// The time without reading a response after which a client's connection counts as idle.
 pub(super) const STALLED_AFTER: Duration = Duration::from_secs(5);
 
 /// The number used while the caller is unknown.
 const NO_CALLER: u64 = 0;
-/// The number used where all callers count as one.
+/// The caller number that is used if all callers count as one.
 pub(super) const EVERYBODY: u64 = u64::MAX;
 
 /// The stages of closing a connection. The state only advances.
@@ -61,11 +60,11 @@ pub(super) const EVERYBODY: u64 = u64::MAX;
 pub(super) enum ConnectionState {
     Open,
     /// The connection ends after its running requests, because of its age, idleness or a drain. Requests that the
-    /// client sent before it learned this are served.
+    /// client sent before it received this are served.
     Leaving,
-    /// The connection ends after its running requests and takes no further ones.
+    /// The connection ends after its running requests and accepts no further ones.
     Closing,
-    /// The connection ends now.
+    /// The connection must be closed now.
     Cut,
 }
 
@@ -118,18 +117,18 @@ impl Connection {
         !self.0.is_refused.load(Ordering::Relaxed)
     }
 
-    /// Sets the connection's place. Later calls have no effect.
+    /// Sets the slot that the connection occupies. Later calls have no effect.
     pub(super) fn put_place(&self, place: Box<dyn SlotGuard>) {
         let _ = self.0.place.set(place);
     }
 
-    /// Whether requests are taken one at a time: no caller has been authenticated yet, and the connection still takes
-    /// requests. A closing connection refuses them, which costs nothing.
+    /// Whether requests are processed one at a time: no caller has been authenticated yet, and the connection is not
+    /// closing. A closing connection refuses requests, which costs nothing.
     pub(super) fn is_of_stranger(&self) -> bool {
         !self.0.is_of_somebody.load(Ordering::Relaxed) && !self.is(ConnectionState::Closing)
     }
 
-    /// The caller that was authenticated last; `None` if there was none yet.
+    /// Returns the caller that was authenticated last; `None` if there was none yet.
     pub(super) fn caller(&self) -> Option<u64> {
         Some(self.0.caller.load(Ordering::Relaxed)).filter(|caller| *caller != NO_CALLER)
     }
@@ -151,15 +150,15 @@ impl Connection {
         self.0.state.load(Ordering::SeqCst) >= state as u8
     }
 
-    /// Completes when the connection has reached that state. Only one task may wait at a time.
+    /// Completes when the connection has reached a state of closing. Only one task may wait at a time.
     pub(super) async fn reached(&self, state: ConnectionState) {
         while !self.is(state) {
             self.0.changed.notified().await;
         }
     }
 
-    /// Counts a new request; `None` if the connection takes no more. If more than `late_max` such requests arrive, the
-    /// connection is cut.
+    /// Counts a new request; `None` if the connection takes no more. If more than `late_max` such requests are
+    /// received, the connection is aborted.
     pub(super) fn request(&self, late_max: u32) -> Option<RunningRequest> {
         if self.is(ConnectionState::Closing) {
             if self.0.late.fetch_add(1, Ordering::Relaxed) == late_max {
@@ -181,7 +180,7 @@ impl Connection {
         self.0.born
     }
 
-    /// Records that an HTTP/2 request has arrived.
+    /// Records that an HTTP/2 request was received.
     pub(super) fn found_multiplexed(&self) {
         self.0.is_multiplexed.store(true, Ordering::Relaxed);
     }
@@ -195,7 +194,7 @@ impl Connection {
         self.0.idle_since.fetch_max(self.millis(), Ordering::SeqCst);
     }
 
-    /// The time since which no request has been running; `None` if one is.
+    /// Returns the time since which no request has been running; `None` if one is.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         if self.0.running.load(Ordering::SeqCst) > 0 {
             return None;
@@ -217,12 +216,12 @@ impl Connection {
         self.0.born + Duration::from_millis(millis.load(Ordering::SeqCst))
     }
 
-    /// The current time in milliseconds after `born`.
+    /// Returns the current time in milliseconds after `born`.
     fn millis(&self) -> u64 {
         u64::try_from(self.0.born.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Completes when no first request has arrived within `first`, or no request has been running for `next`.
+    /// Completes when no first request was received within `first`, or no request has been running for `next`.
     pub(super) async fn silent_for(&self, first: Duration, next: Duration) {
         loop {
             let max = if self.has_asked() { next } else { first };
@@ -264,14 +263,14 @@ impl Default for Shared {
 }
 
 impl fmt::Debug for Shared {
-    /// Omits the stored value, because it may contain credentials.
+    /// Formats the value without its content, which may contain credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection").field("state", &self.state).finish_non_exhaustive()
     }
 }
 
 impl RunningRequest {
-    /// Records that the response waits for the client, which has just read what was sent before.
+    /// Records that the response waits for the client, which has just read all data that was sent.
     pub(super) fn waits_for_client(&mut self) {
         let Connection(shared) = &self.connection;
         // The time is set first, because readers of the count read it next.

@@ -10,11 +10,11 @@ use super::caller_turns::ConnectionTurns;
 
 /// The protocol and all running requests of a connection, polled as one task.
 pub(super) trait ConnectionDriver {
-    /// Polls the parts that were woken, without losing a wake-up. Ready when the connection is over.
+    /// Polls the parts that were woken, without losing a wakeup. Ready when the connection is over.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>>;
 
-    /// Asks the client to send no more requests. Running requests continue, and so do those that the client sent before
-    /// it learned this.
+    /// Requests that the client sends no more requests (GOAWAY). Running requests continue, and so do those that the
+    /// client sent before it received this.
     fn begin_goaway(&mut self);
 
     fn wake_set(&self) -> &Arc<WakeSet>;
@@ -36,16 +36,16 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> ConnectionDriver for http2::
 
 pub(super) type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// The future that completed first.
+/// The result of waiting for a connection and another future: the one that completed first.
 pub(super) enum FirstCompleted<O> {
-    /// The connection ended.
+    /// The connection ended, with this result.
     Ended(Result<(), Failure>),
     Other(O),
 }
 
 /// Runs a connection until it is over or `aside` completes.
 ///
-/// The connection is polled when it is its caller's turn. `aside` is polled whenever it was woken, without a turn.
+/// The connection is polled when it has its caller's turn. `aside` is polled whenever it was woken, without a turn.
 pub(super) async fn until<O>(
     conversation: &mut impl ConnectionDriver,
     turns: &mut ConnectionTurns,

@@ -17,19 +17,20 @@ use super::owners::{Owner, Owners};
 use super::{Connection, ConnectionLimits};
 use base::{Reloadable, descriptor_wanted, want_descriptor};
 
-/// The limit on open connections of one listener, as places.
+/// The limit on open connections of one listener, as slots.
 ///
-/// If all places are taken, each new connection closes one that has been idle for a moment: the oldest of the source with
-/// the most.
+/// If all slots are taken, each new connection closes one that has been idle for a moment: the oldest of the source
+/// with the most.
 ///
-/// If there is none, some connections beyond the limit are accepted so that they can authenticate. When the caller of one
-/// is known, one connection of the owner with the most closes: its oldest idle one, else its youngest. If no owner has
-/// more than the caller (`Owners`), that is its own oldest idle one, else the new one itself. A new connection closes at
-/// most one other, and no busy one before its caller is known.
+/// If no connection is idle, some connections beyond the limit are accepted so that they can authenticate. When the
+/// caller of one is known, one connection of the owner with the most closes: its oldest idle one, else its youngest. If
+/// no owner has more than the caller (`Owners`), the caller's own oldest idle one closes, else the new one itself. A
+/// new connection closes at most one other, and no busy one before its caller is known.
 ///
-/// If those are too many as well, each further connection closes an idle one that has just arrived, or waits if there is
-/// none. A connection then has time to authenticate until as many others have arrived. Before that, connections of one
-/// source cannot be told apart: those of a flood close each other, and a newcomer among them. Other sources lose none.
+/// If too many connections are unauthenticated as well, each further connection closes an idle one that has just
+/// arrived, or waits if there is none. A connection then has time to authenticate until as many others have arrived.
+/// Before that, connections of one source cannot be told apart, so those of a flood close each other, and also a
+/// legitimate one from the same source. Other sources lose none.
 #[derive(Debug)]
 pub(super) struct ConnectionLimiter {
     limits: Reloadable<ConnectionLimits>,
@@ -37,13 +38,13 @@ pub(super) struct ConnectionLimiter {
     affordable_max: usize,
     leaving_max: usize,
     taken: Mutex<LimiterState>,
-    /// Notifies one task that waits for a place.
+    /// Notifies one task that waits for a free connection slot.
     freed: Notify,
-    /// Notifies all tasks that wait for a descriptor.
+    /// Notifies all tasks that wait for a file descriptor.
     gone: Notify,
 }
 
-/// A connection's place, held until it is dropped.
+/// A connection's slot in the limit, which is freed on drop.
 #[derive(Debug)]
 pub(super) struct ConnectionSlot {
     places: Arc<ConnectionLimiter>,
@@ -55,7 +56,7 @@ pub(super) struct ConnectionSlot {
 struct LimiterState {
     here: Slab<Entry>,
     owners: Owners,
-    /// The number of connections that have arrived.
+    /// The number of connections that were accepted so far.
     came: u64,
     /// The number of connections that were closed to make room and still hold a descriptor.
     leaving: usize,
@@ -67,7 +68,7 @@ struct LimiterState {
     warned: Option<Instant>,
 }
 
-/// An accepted connection.
+/// A connection that was accepted, with its owner and its state.
 #[derive(Debug)]
 struct Entry {
     connection: Connection,
@@ -76,7 +77,7 @@ struct Entry {
     order: u64,
 }
 
-/// A connection's handle to its own place.
+/// A connection's handle to its own slot.
 #[derive(Debug)]
 struct LimiterSlot {
     places: Weak<ConnectionLimiter>,
@@ -88,31 +89,31 @@ type IdleSlots = IdleConnections<(usize, Connection)>;
 /// The share of the process's descriptors, in quarters, for the connections of one listener. The rest is for upstream,
 /// files and health checks.
 const DESCRIPTORS_OF_4: usize = 3;
-/// The number of connections closed at a time when the process has no descriptors left: for this listener, and for
-/// other users, which ask again if it was not enough.
+/// The number of connections closed at a time when the process has no descriptors left. They are closed for this
+/// listener and for other users of descriptors, which request more if needed.
 const ROOM: usize = 16;
 const ROOM_FOR_OTHERS: usize = 4;
 const NEWCOMER_ASKS_WITHIN: Duration = Duration::from_millis(500);
-/// How long new connections do not take the descriptors that were freed for others. A user that needs more asks again.
+/// How long new connections do not use the descriptors that were freed for other users. A user that needs more requests
+/// them again.
 const LEFT_FOR: Duration = Duration::from_secs(2);
-/// The most connections beyond the limit that were closed and still hold a descriptor. One in so many of the
-/// descriptors is reserved for them.
+/// The maximum number of connections beyond the limit that were closed and still hold a descriptor. One in
+/// `DESCRIPTORS_PER_LEAVING` descriptors is reserved for them.
 const LEAVING_MAX: usize = 256;
 const DESCRIPTORS_PER_LEAVING: usize = 16;
-/// How many connections may be accepted beyond the limit so that they can authenticate: one for this many places, and
-/// no more than may be closing at a time.
+/// The number of slots per connection that may be accepted beyond the limit so that it can authenticate.
 const PLACES_PER_UNKNOWN: usize = 4;
-/// How many of an owner's connections are checked for idleness, the oldest first.
+/// The number of an owner's connections that are checked for idleness, the oldest first.
 const LOOKED_AT_MAX: usize = 64;
 const WARN_EVERY: Duration = Duration::from_secs(1);
 /// The time between two scans of a full listener while no connection is known to be idle. A scan of 20,000 connections
 /// takes a millisecond or two.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
-/// How long a scan stays valid if it found idle connections.
+/// How long the result of a scan for idle connections stays valid.
 const LOOK_GOOD_FOR: Duration = Duration::from_secs(1);
 
 impl ConnectionLimiter {
-    /// Creates as many places as the limit allows, but no more than the process has descriptors for.
+    /// Creates as many connection slots as the limit allows, but no more than the process has descriptors for.
     pub(super) fn within_descriptors(limits: Reloadable<ConnectionLimits>) -> Arc<Self> {
         let descriptors = getrlimit(Resource::Nofile).current.and_then(|limit| usize::try_from(limit).ok());
         let (places_max, leaving_max) = within(descriptors.unwrap_or(usize::MAX));
@@ -135,7 +136,7 @@ impl ConnectionLimiter {
         Arc::new(Self { limits, affordable_max, leaving_max, taken: Mutex::new(taken), freed, gone })
     }
 
-    /// Takes a place for a connection, and waits until there is one.
+    /// Takes a slot for a connection, and waits until one is free.
     pub(super) async fn enter(self: &Arc<Self>, connection: &Connection, source: ConnectionSource) -> ConnectionSlot {
         loop {
             if let Some(at) = self.try_enter(connection, source) {
@@ -150,7 +151,7 @@ impl ConnectionLimiter {
         }
     }
 
-    /// Takes a place for a connection that was queued when the listener ended; `None` if all are taken. No connection
+    /// Takes a slot for a connection that was queued when the listener ended; `None` if all are taken. No connection
     /// follows it, so it may use the descriptors that were freed for others.
     pub(super) fn enter_last(
         self: &Arc<Self>,
@@ -161,21 +162,21 @@ impl ConnectionLimiter {
         self.enter(connection, source).now_or_never()
     }
 
-    /// Closes some idle connections because the process has no descriptors left, and waits briefly until one is gone.
-    /// Returns whether one is.
+    /// Closes some idle connections because the process has no descriptors left, and waits briefly until one has
+    /// closed. Returns whether one has.
     ///
-    /// It counts connections that are already closing first. So frequent calls do not close new connections.
+    /// Connections that are already closing count first. So frequent calls do not close new connections.
     async fn make_room(&self) -> bool {
         self.close_silent(ROOM, false).await
     }
 
-    /// Makes room for a connection that could not be accepted. If no connection here is idle, asks the other users of
-    /// descriptors to close one, and returns true.
+    /// Makes room for a connection that could not be accepted. If no connection here is idle, requests that the other
+    /// users of descriptors close one, and returns true.
     pub(super) async fn make_room_or_ask(&self, error: &io::Error) -> bool {
         let asks = !self.make_room().await;
         if asks {
             if self.taken.lock().warns() {
-                tracing::warn!(%error, "cannot accept a connection");
+                tracing::warn!(%error, "cannot accept a connection and none is idle; freeing file descriptors");
             }
             want_descriptor().await;
         }
@@ -233,7 +234,7 @@ impl ConnectionLimiter {
         Some(at)
     }
 
-    /// The current number of places.
+    /// Returns the current number of connection slots.
     fn places_max(&self) -> usize {
         self.limits.get().connections_max.min(self.affordable_max)
     }
@@ -248,18 +249,19 @@ impl SlotGuard for LimiterSlot {
     }
 }
 
-/// The number of places for so many descriptors, and the number of closing connections beyond it.
+/// Returns the number of slots for a number of descriptors, and the number of connections that may be closing beyond
+/// it.
 fn within(descriptors: usize) -> (usize, usize) {
     let leaving_max = (descriptors / DESCRIPTORS_PER_LEAVING).clamp(1, LEAVING_MAX);
     ((descriptors / 4 * DESCRIPTORS_OF_4).saturating_sub(leaving_max).max(1), leaving_max)
 }
 
-/// What to do if the source with the most idle connections has none that was idle by a given time.
+/// The action if the source with the most idle connections has none that was idle by a given time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum EvictionFallback {
-    /// Close one of another source.
+    /// Closes a connection of another source.
     EvictOther,
-    /// Close none.
+    /// Closes no connection.
     EvictNone,
 }
 
@@ -277,7 +279,7 @@ impl LimiterState {
         self.owners.remove(owner, order, at);
     }
 
-    /// Closes a connection to make room.
+    /// Closes a connection to make room for another one.
     fn close(&mut self, at: usize, why: ConnectionFailure) {
         why.count();
         self.here[at].connection.advance(ConnectionState::Cut);
@@ -285,7 +287,7 @@ impl LimiterState {
         self.leaving += 1;
     }
 
-    /// Makes room for a new connection while all places are taken, if it can: closes an idle connection, or has the new
+    /// Tries to make room for a new connection while all slots are taken: closes an idle connection, or lets the new
     /// one authenticate beyond the limit.
     fn make_way(&mut self, places: usize, unknown_max: usize) -> Option<()> {
         let asked = Instant::now().checked_sub(NEWCOMER_ASKS_WITHIN);
@@ -296,7 +298,7 @@ impl LimiterState {
         if has_room { Some(()) } else { self.displace(None, EvictionFallback::EvictNone) }
     }
 
-    /// Counts a connection for its caller. Returns its owner; `None` if it is closing.
+    /// Charges a connection to its authenticated caller. Returns its owner; `None` if the connection is closing.
     fn found_known(&mut self, at: usize, connection: &Connection, caller: Option<u64>) -> Option<Owner> {
         let entry = self.here.get_mut(at).filter(|entry| entry.connection.is_same_as(connection))?;
         if let Some(caller) = caller {
@@ -307,7 +309,7 @@ impl LimiterState {
         Some(entry.owner)
     }
 
-    /// Makes room for a connection of this owner beyond the limit. Returns false if that connection must close.
+    /// Makes room for a connection of an owner beyond the limit. Returns false if that connection must close.
     fn give_way_to(&mut self, owner: Owner) -> bool {
         let asked = Instant::now().checked_sub(NEWCOMER_ASKS_WITHIN);
         if asked.is_some() && self.displace(asked, EvictionFallback::EvictNone).is_some() {
@@ -345,7 +347,7 @@ impl LimiterState {
         Some(())
     }
 
-    /// The next idle connection to close.
+    /// Returns the next idle connection to close.
     fn next(&mut self, next: impl Fn(&mut IdleSlots) -> Option<IdleConnection<(usize, Connection)>>) -> Option<usize> {
         while let Some(IdleConnection { connection: (at, connection), since, .. }) = next(&mut self.idle) {
             let is_here = self.here.get(at).is_some_and(|entry| entry.connection.is_same_as(&connection));
@@ -356,12 +358,12 @@ impl LimiterState {
         None
     }
 
-    /// The most connections while other users need descriptors. It is never below [`ROOM`].
+    /// Returns the maximum number of connections while other users need descriptors. It is never below [`ROOM`].
     fn left_max(&self) -> usize {
         self.left.filter(|(_, since)| since.elapsed() < LEFT_FOR).map_or(usize::MAX, |(left, _)| left.max(ROOM))
     }
 
-    /// Whether to log again that no connection can be accepted.
+    /// Whether to log again that no connection can be accepted; true at most once per interval.
     fn warns(&mut self) -> bool {
         let warns = self.warned.is_none_or(|last| last.elapsed() >= WARN_EVERY);
         if warns {

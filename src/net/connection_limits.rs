@@ -13,23 +13,23 @@ pub struct ConnectionLimits {
     /// The time until a request head is complete.
     pub header_max: Duration,
     pub header_bytes_max: u32,
-    /// The most streams of one HTTP/2 connection.
+    /// The maximum number of concurrent streams of one HTTP/2 connection.
     pub streams_max: u32,
     /// The age at which a connection is closed gracefully, with a jitter of 10%. Zero means never.
     ///
     /// The client then reconnects with current certificates, and perhaps to another replica. Running requests are not
-    /// cut.
+    /// aborted.
     pub connection_age_max: Duration,
-    /// How long an HTTP/2 client may be silent before it is pinged. The connection ends if no reply arrives within the
-    /// same time.
+    /// How long an HTTP/2 client may send nothing before the proxy pings it. The connection ends if no reply arrives
+    /// within the same time.
     pub ping_after: Duration,
     pub http2_codec: Http2Codec,
 }
 
-/// The implementation that serves HTTP/2.
+/// The implementation that serves HTTP/2 connections.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Http2Codec {
-    /// The crate `http2`.
+    /// The workspace's own crate `http2`.
     #[default]
     Own,
     Hyper,

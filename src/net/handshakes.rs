@@ -23,11 +23,11 @@ use base::{PerCore, TurnQueue};
 /// fast as the cores allow.
 #[derive(Debug)]
 pub(super) struct HandshakeQueue {
-    /// The turns of each core. A busy core does not delay the others.
+    /// The turns of handshakes on each core. A busy core does not delay the others.
     turns: PerCore<HandshakeTurns>,
     failures: HandshakeFailures,
-    /// The limit on a handshake, including the wait for its turns. A client that has waited longer has given up, so no
-    /// more work is done for it.
+    /// The maximum time of a handshake, including the wait for its turns. A client that has waited longer has given up,
+    /// so no more work is done for it.
     longest: Duration,
 }
 
@@ -41,8 +41,7 @@ struct HandshakeTurns {
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// The time that handshakes run before everything else does, at least. It is longer if everything else took longer
-/// before.
+/// The minimum time that handshakes run before other tasks do. It is longer if other tasks took longer before.
 const STEPS_FOR: Duration = Duration::from_millis(1);
 /// The shortest round of the runtime in which another task was ready.
 const NOBODY_IN: Duration = Duration::from_micros(10);
@@ -53,7 +52,7 @@ impl HandshakeQueue {
         Self { turns: PerCore::new(turns), failures: HandshakeFailures::default(), longest }
     }
 
-    /// Runs a handshake with a client of that source.
+    /// Runs a handshake with a client of a source.
     ///
     /// # Errors
     /// The handshake failed, or took longer than the limit.
@@ -74,7 +73,7 @@ impl HandshakeQueue {
 }
 
 impl HandshakeTurns {
-    /// Polls a handshake only when it is its source's turn.
+    /// Polls a handshake only in its source's turn.
     async fn shake<F: Future + Unpin>(&self, source: ConnectionSource, mut handshake: F) -> F::Output {
         loop {
             let turn = self.steps.wait(source).await;
@@ -88,8 +87,8 @@ impl HandshakeTurns {
         }
     }
 
-    /// Lets everything else that can run do so, unless it just did. The other ready handshakes then join the queue, so
-    /// that turns follow the queue and not the order in which the runtime wakes tasks.
+    /// Lets all other tasks that can run do so, unless they just did. The other ready handshakes then join the queue,
+    /// so that turns follow the queue and not the order in which the runtime wakes tasks.
     async fn let_others_in(&self) {
         let began = Instant::now();
         if began < *self.rests.lock() {

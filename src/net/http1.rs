@@ -37,7 +37,7 @@ where
     codec: Waker,
 }
 
-/// hyper's connection.
+/// The type of hyper's HTTP/1 connection.
 type Codec<I, S> = UpgradeableConnection<TokioIo<CheckedIo<I>>, RequestService<S>>;
 
 /// The service that hyper calls for each request.
@@ -46,9 +46,9 @@ struct RequestService<S> {
     check: HeadCheck,
 }
 
-/// The connection is closing and takes no further requests.
+/// The error of a connection that is closing and accepts no further requests.
 #[derive(Debug, thiserror::Error)]
-#[error("no more requests are accepted on this connection")]
+#[error("the connection is closing and accepts no more requests")]
 struct ConnectionClosing;
 
 impl<I, S, F, B> Http1<I, S, F, B>

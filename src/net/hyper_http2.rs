@@ -32,10 +32,10 @@ use super::running_body::RunningBody;
 use super::{Connection, ConnectionLimits, Peer};
 use base::AbortSignal;
 
-/// The bytes of a request body that a client may send before they are read: on a stream, and on the connection.
+/// The number of bytes of request bodies that a client may send before they are read: on a stream, and on the connection.
 const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
-/// The bytes that a field counts besides its name and value (RFC 9113 §6.5.2).
+/// The number of bytes that a header field counts besides its name and value (RFC 9113 §6.5.2).
 const FIELD_BYTES: usize = 32;
 
 /// The server's end of an HTTP/2 connection, implemented by hyper.
@@ -55,7 +55,7 @@ where
     waker: Waker,
 }
 
-/// hyper's connection.
+/// The type of hyper's HTTP/2 connection.
 type Codec<I, S> = HyperConnection<TokioIo<RewoundStream<I>>, Asked<S>, Begun>;
 
 type Stream = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -65,7 +65,7 @@ struct Asked<S> {
     requests: Arc<RequestDispatcher<S>>,
     heads: Arc<ConnectionHeads>,
     begun: Begun,
-    /// Lets one request run at a time, until it is closed because a caller is known.
+    /// Lets one request run at a time, until it is closed because a caller is authenticated.
     turn: Arc<Semaphore>,
 }
 
@@ -152,7 +152,7 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Begun {
     }
 }
 
-/// Runs a stream until it ends or is cut. hyper resets a stream that is dropped.
+/// Runs a stream until it ends or is aborted. hyper resets a stream that is dropped.
 async fn until_cut(stream: impl Future<Output = ()>, cut: AbortSignal) {
     let (mut stream, mut clock) = (pin!(stream), None);
     poll_fn(|cx| {

@@ -69,14 +69,15 @@ impl<C> IdleConnections<C> {
         self.order.extend(rank(source, queue));
     }
 
-    /// Removes the next connection to close; `None` if none is left, or if it became idle after `latest`.
+    /// Removes and returns the next connection to close; `None` if none is left, or if it became idle after `latest`.
     pub(super) fn next(&mut self, latest: Option<Instant>) -> Option<IdleConnection<C>> {
         let best = self.best()?;
         let is_later = latest.is_some_and(|latest| silent_since(&best) > latest);
         if is_later { None } else { self.take(&best) }
     }
 
-    /// Removes the next connection to close among those that were idle by `latest`. Skips sources without one.
+    /// Removes and returns the next connection to close among those that were idle by `latest`. Skips sources without
+    /// one.
     pub(super) fn next_by(&mut self, latest: Instant) -> Option<IdleConnection<C>> {
         let mut later = Vec::new();
         let next = loop {
@@ -90,7 +91,7 @@ impl<C> IdleConnections<C> {
         next
     }
 
-    /// The source to take from next. Drops outdated entries.
+    /// Returns the source whose connection is closed next. Drops outdated entries.
     fn best(&mut self) -> Option<Rank> {
         loop {
             let best = *self.order.peek()?;

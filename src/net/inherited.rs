@@ -44,7 +44,7 @@ impl InheritedSockets {
         Ok(inherited)
     }
 
-    /// Adds a socket of this process.
+    /// Adds a TCP socket that this process has bound.
     pub fn add_tcp(&mut self, listener: StdTcpListener) -> io::Result<()> {
         let address = Address::Tcp(listener.local_addr()?);
         check(&address, &SockRef::from(&listener))?;
@@ -63,12 +63,12 @@ impl InheritedSockets {
         Ok(())
     }
 
-    /// Adds an in-memory listener in place of a TCP socket of that address.
+    /// Adds an in-memory listener that replaces the TCP socket of an address.
     pub fn add_memory(&mut self, address: SocketAddr, listener: Listener) {
         self.sockets.push((Address::Tcp(address), Socket::Memory(listener)));
     }
 
-    /// Takes the socket that is bound to this address, if there is one.
+    /// Returns the socket that is bound to `address`, if there is one, and removes it.
     pub fn take(&mut self, address: &Address) -> io::Result<Option<Listener>> {
         let Some(at) = self.sockets.iter().position(|(bound, _)| bound == address) else { return Ok(None) };
         let (_, socket) = self.sockets.swap_remove(at);
@@ -83,7 +83,7 @@ impl InheritedSockets {
         listener.map(Some)
     }
 
-    /// The address of a socket that has not been taken.
+    /// Returns the address of a socket that has not been taken.
     pub fn left(&self) -> Option<&Address> {
         self.sockets.first().map(|(address, _)| address)
     }

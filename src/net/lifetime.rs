@@ -13,7 +13,7 @@ use base::{AbortSignal, DrainWatch, random};
 /// The jitter of the connection age, as a fraction in both directions.
 const AGE_JITTER: f64 = 0.1;
 
-/// How long a connection that arrived during a drain may take for its first request once everything closes.
+/// How long a connection that was accepted during a drain may take for its first request once all connections close.
 pub(super) const NEWCOMER_MAX: Duration = Duration::from_millis(500);
 /// The interval at which a connection is checked for its first request.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -21,13 +21,13 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// The reason for which a connection must end at once.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ForcedEnd {
-    #[error("no request received in time")]
+    #[error("no request received on the connection in time")]
     Silent,
-    #[error("closed by the proxy")]
+    #[error("the proxy closed the connection")]
     Cut,
 }
 
-/// Completes when a connection must end: gracefully, or at once on an error.
+/// Completes when a connection must end: gracefully, or at once with an error.
 pub(super) async fn ending(
     this: &Connection,
     cut: &AbortSignal,
@@ -66,7 +66,7 @@ async fn leave(this: &Connection, mut drain: DrainWatch, is_late: bool) {
     }
 }
 
-/// Completes when a closing connection must end at once: it was cut, or no request has run on it for long and its
+/// Completes when a closing connection must end at once: it was aborted, or no request has run on it for long and its
 /// client does not read the rest.
 pub(super) async fn is_cut(this: &Connection, cut: &AbortSignal, limits: &ConnectionLimits) {
     let silence = async {

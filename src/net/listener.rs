@@ -32,29 +32,30 @@ enum BoundSocket {
     Unix {
         listener: UnixListener,
         path: PathBuf,
-        /// Whether this process made the socket file and has not removed it.
+        /// Whether this process created the socket file and has not removed it.
         is_made: bool,
-        /// The users that may connect. Other users are rejected, whatever the permissions of the file are.
+        /// The users that may connect. Other users are rejected, whatever the permissions of the socket file are.
         only_uids: Vec<u32>,
     },
-    /// Connections from within this process.
+    /// Receives in-memory connections from within this process.
     Memory {
         arrivals: Mutex<mpsc::Receiver<PendingConnection>>,
         address: SocketAddr,
     },
 }
 
-/// The other processes that listen at this address. They decide what happens to queued connections when this one stops.
+/// The other processes that listen at the same address. They decide what happens to queued connections when this one
+/// stops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AddressSharing {
     Alone,
-    /// Processes of the same user, each with its own socket (`SO_REUSEPORT`).
+    /// The processes have the same user, and each has its own socket (`SO_REUSEPORT`).
     Peers,
-    /// Processes with the same socket and queue: the parent, and every process that inherits the socket from it.
+    /// The processes have the same socket and queue: the parent, and every process that inherits the socket from it.
     Parent,
 }
 
-/// An accepted byte stream.
+/// An accepted byte stream: TCP, unix socket or in-memory.
 #[derive(Debug)]
 pub(super) enum Stream {
     Tcp(TcpStream),
@@ -75,7 +76,7 @@ const UNSENT_BYTES_MAX: u32 = 128 << 10;
 ///
 /// If the queue is full, a client's SYN is dropped, and the client repeats it after one to three seconds.
 const BACKLOG_MAX: i32 = 4096;
-/// The most connections accepted from the queue of a listener that ends.
+/// The maximum number of connections accepted from the queue of a listener that ends.
 const QUEUED_MAX: usize = 2 * BACKLOG_MAX as usize;
 /// The time that started TCP handshakes get to complete before the port is released: some round trips.
 const HANDSHAKES_MAX: Duration = Duration::from_millis(200);
@@ -146,7 +147,7 @@ impl Listener {
         self
     }
 
-    /// The bound address, with the port that the system chose.
+    /// Returns the bound address, with the port that the system chose.
     pub fn local_address(&self) -> io::Result<Address> {
         match &self.socket {
             BoundSocket::Tcp(listener) => listener.local_addr().map(Address::Tcp),
@@ -186,7 +187,10 @@ impl Listener {
                 if let BoundSocket::Tcp(listener) = &self.socket
                     && let Err(error) = system::let_nobody_begin(listener)
                 {
-                    tracing::debug!(%error, "connections that arrive during the handover may be refused");
+                    tracing::debug!(
+                        %error,
+                        "cannot stop new connections; some may be refused while another process takes over the port"
+                    );
                 }
                 while let Ok(Ok(accepted)) = timeout_at(until, self.accept()).await {
                     take(accepted);

@@ -16,7 +16,7 @@ pub struct InMemoryConnector {
 /// A connection that waits to be accepted.
 pub(super) type PendingConnection = (DuplexStream, PeerAddress);
 
-/// The most connections that wait to be accepted.
+/// The maximum number of in-memory connections that wait to be accepted.
 const WAITING_MAX: usize = 1024;
 
 impl InMemoryConnector {
@@ -27,7 +27,7 @@ impl InMemoryConnector {
         (Self { arrivals, buffer_bytes }, accepted)
     }
 
-    /// Opens a connection from an address; `None` if the listener is gone, or too many connections wait.
+    /// Opens an in-memory connection from an address; `None` if the listener is gone, or too many connections wait.
     pub fn connect(&self, from: SocketAddr) -> Option<DuplexStream> {
         let (near, far) = tokio::io::duplex(self.buffer_bytes);
         self.arrivals.try_send((far, PeerAddress::Tcp(from))).ok()?;

@@ -22,24 +22,24 @@ pub(super) fn certificate_expires(what: &'static str, expiry: Duration) {
     gauge!("kube_fanout_certificate_expiry_timestamp_seconds", "what" => what).set(expiry.as_secs_f64());
 }
 
-/// Why a connection failed.
+/// The reason that a connection failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConnectionFailure {
-    /// The TLS handshake failed: client and server share no version, certificate or signature scheme.
+    /// The TLS handshake failed, because client and server share no version, certificate or signature scheme.
     Handshake,
     /// The TLS handshake took too long.
     HandshakeTimeout,
-    /// No request arrived in time.
+    /// The client sent no request in time.
     Silent,
-    /// No request was running on it, and another connection needed its place.
+    /// The connection was idle, and another connection needed its slot.
     Displaced,
     /// The listener was full, its owner had the most connections, and a connection of another owner arrived.
     OverShare,
-    /// The listener was full when it arrived, and no other owner had more connections than its own.
+    /// The listener was full when the connection was accepted, and no other owner had more connections than its own.
     NoShare,
     /// The connection was closing, and the client sent too many further requests.
     Insistent,
-    /// The unix socket does not accept this user of the machine.
+    /// The unix socket does not accept connections of this user of the machine.
     ForeignUid,
 }
 

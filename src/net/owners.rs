@@ -2,7 +2,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use super::idle_connections::ConnectionSource;
 
-/// The party that a connection counts for: its caller once authenticated, until then its source.
+/// The party to which a connection is charged: its caller once authenticated, until then its source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Owner {
     Caller(u64),
@@ -30,25 +30,26 @@ impl Owners {
         }
     }
 
-    /// The owner that gives a place so that this owner's newest connection can stay: the one with the most, or itself.
+    /// Returns the owner that must close a connection so that this owner's newest one can stay: the owner with the
+    /// most, or itself.
     pub(super) fn giver_for(&self, newcomer: Owner) -> Owner {
         let counts = self.connections.iter().map(|(owner, connections)| (*owner, connections.len()));
         gives_way(counts, newcomer).unwrap_or(newcomer)
     }
 
-    /// The places of an owner's connections, the oldest first.
+    /// Returns the slots of an owner's connections, the oldest first.
     pub(super) fn of(&self, owner: Owner) -> impl DoubleEndedIterator<Item = usize> {
         self.connections.get(&owner).into_iter().flatten().map(|(_, at)| *at)
     }
 }
 
-/// The owner that loses a connection to `newcomer`: the one with the most, unless the newcomer has as many. The counts
-/// include the new connection.
+/// Returns the owner that loses a connection to `newcomer`: the one with the most, unless the newcomer has as many. The
+/// counts include the new connection.
 ///
-/// A fair share is the number of places divided by the number of owners. If there are more connections than places, the
+/// A fair share is the number of slots divided by the number of owners. If there are more connections than slots, the
 /// owner with the most has more than a fair share. So an owner with a fair share or less loses nothing, and an owner
-/// with less gets a connection. Two owners do not take a place from each other in turn: after the first exchange both
-/// have as many, and the next newcomer is refused.
+/// with less gets a connection. Two owners do not evict each other in turn: after the first exchange both have as many,
+/// and the next connection is refused.
 fn gives_way(counts: impl Iterator<Item = (Owner, usize)>, newcomer: Owner) -> Option<Owner> {
     let (mut own, mut most) = (0, None);
     for (owner, count) in counts {

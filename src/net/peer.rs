@@ -16,11 +16,11 @@ pub struct Peer {
     /// The client has proven that it has the key. The issuer, the validity and the usage are not verified.
     pub certificates: Option<Arc<[CertificateDer<'static>]>>,
     pub connection: Connection,
-    /// Ends this request and its response at once: an HTTP/2 stream is reset, an HTTP/1.1 connection closed.
+    /// Ends a request and its response at once: an HTTP/2 stream is reset, an HTTP/1.1 connection closed.
     pub cut: AbortSignal,
 }
 
-/// The address of a peer.
+/// The address of a connected client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerAddress {
     Tcp(SocketAddr),

@@ -13,11 +13,11 @@ pub(super) struct RewoundStream<I> {
     io: I,
 }
 
-/// The protocol of a connection.
+/// The protocol of a connection, as detected from its first bytes.
 #[derive(Debug)]
 pub(super) enum DetectedProtocol<I> {
     Http1(RewoundStream<I>),
-    /// Its preface has been read.
+    /// The client uses HTTP/2; its preface has been read.
     Http2(I),
 }
 

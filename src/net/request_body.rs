@@ -24,7 +24,7 @@ pub enum RequestBodyError {
 }
 
 impl RequestBody {
-    /// No body.
+    /// Creates an empty request body.
     pub fn empty() -> Self {
         http2::ReceivedBody::empty().into()
     }

@@ -14,15 +14,16 @@ use base::{AbortSignal, DrainWatch, InFlightGuard};
 /// The handling of a connection's requests, for any protocol.
 pub(super) struct RequestDispatcher<S> {
     pub(super) peer: Peer,
-    /// The most requests that may arrive while the connection is closing.
+    /// The maximum number of requests that may be received while the connection is closing.
     pub(super) late_max: u32,
     /// The drain, if the connection existed before it.
     pub(super) leaving: Option<DrainWatch>,
     pub(super) handle: S,
 }
 
-/// A request that is being answered. It is boxed, so that what is kept for it is gone once there is an answer: a watch
-/// lasts for hours. That is some 2 KB, and twice as much in a block that awaits it, so what comes after it is mapped.
+/// A future that answers a request. It is boxed, so that the memory for the request is freed once there is a response,
+/// because a watch lasts for hours. That is about 2 KB, and twice as much in a block that awaits it, so the steps after
+/// it are mapped.
 pub(super) type ResponseFuture<B> = Pin<Box<dyn Future<Output = Response<RunningBody<B>>> + Send>>;
 
 /// The guards that count a request as running.

@@ -36,7 +36,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Accepts connections and serves the requests on them.
 ///
-/// When a drain starts, open connections are asked to close one by one, and new ones are still served. The listener
+/// When a drain starts, open connections are requested to close one by one, and new ones are still served. The listener
 /// ends last. Open connections then finish their running requests.
 ///
 /// `handle` must call [`Connection::found_known`] once it has authenticated the caller, before it waits for a body.
@@ -65,13 +65,13 @@ pub async fn serve<S, F, B>(
         tasks.spread("connection", async move {
             let stream = match stream.settle() {
                 Ok(stream) => stream,
-                Err(error) => return tracing::warn!(%error, "cannot serve an accepted connection"),
+                Err(error) => return tracing::warn!(%error, "cannot set up an accepted connection; closing it"),
             };
             let _open = OpenConnection::new();
             let turns = turns.of(&this, ConnectionSource::of(address));
             let peer = Peer { address, certificates: None, connection: this, cut: AbortSignal::default() };
             if let Err(error) = connection(stream, peer, (tls, turns, heads), &limits, drain, handle).await {
-                tracing::debug!(%error, "connection ended");
+                tracing::debug!(%error, "client connection failed");
             }
             drop(place);
         });
@@ -117,7 +117,7 @@ pub async fn serve<S, F, B>(
 async fn pause_after(error: &io::Error) {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     if !matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset) {
-        tracing::warn!(%error, "cannot accept a connection");
+        tracing::warn!(%error, pause = ?ACCEPT_PAUSE, "cannot accept a connection; retrying after a pause");
         tokio::time::sleep(ACCEPT_PAUSE).await;
     }
 }

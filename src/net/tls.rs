@@ -71,7 +71,7 @@ impl Tls {
         Ok(Self { config, self_signed_pem: None })
     }
 
-    /// Creates a new self-signed certificate for these names and addresses.
+    /// Creates a new self-signed certificate for the given names and addresses.
     pub fn self_signed(names: Vec<String>, clients: ClientCertificates) -> Result<Self, TlsError> {
         let made = rcgen::generate_simple_self_signed(names)?;
         let self_signed_pem = Some(made.cert.pem());

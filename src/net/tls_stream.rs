@@ -19,16 +19,16 @@ pub(super) struct TlsStream<I>(Box<server::TlsStream<TlsRecords<I>>>);
 #[derive(Debug)]
 pub(super) struct TlsRecords<I> {
     io: I,
-    /// The head of the next record, as far as it was read (RFC 8446 §5.1).
+    /// The head of the next TLS record, as far as it was read (RFC 8446 §5.1).
     head: [u8; HEAD_BYTES],
     head_read: usize,
-    /// How many bytes of the current record have not been read.
+    /// The number of bytes of the current TLS record that have not been read.
     left: usize,
 }
 
 const HEAD_BYTES: usize = 5;
 
-/// Has nothing to read now.
+/// A stream that has nothing to read now.
 struct NoDataReady;
 
 impl<I> TlsStream<I> {
@@ -36,14 +36,14 @@ impl<I> TlsStream<I> {
         Self(Box::new(shaken))
     }
 
-    /// Whether nothing was read of a record that has not been read whole.
+    /// Whether the TLS stream is between two records: no record was read in part.
     #[cfg(test)]
     pub(super) fn is_between_records(&self) -> bool {
         let (records, _) = self.0.get_ref();
         (records.head_read, records.left) == (0, 0)
     }
 
-    /// The certificates that the client has shown.
+    /// Returns the certificates that the client has sent.
     pub(super) fn certificates(&self) -> Option<&[CertificateDer<'static>]> {
         self.0.get_ref().1.peer_certificates()
     }
@@ -98,7 +98,7 @@ impl<I> TlsRecords<I> {
         Self { io, head: [0; HEAD_BYTES], head_read: 0, left: 0 }
     }
 
-    /// Notes where the records end that these bytes belong to.
+    /// Tracks where the TLS records end that the bytes belong to.
     fn note(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             if self.left > 0 {

@@ -15,7 +15,7 @@ pub struct CertificateValidity {
     pub not_after: SystemTime,
 }
 
-/// Why a certificate is not valid now.
+/// The reason that a certificate is not valid now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CertificateInvalid {
     #[error("expired on {0}")]
@@ -24,7 +24,7 @@ pub enum CertificateInvalid {
     NotYetValid(UtcTime),
 }
 
-/// A time, formatted in UTC.
+/// A time that is formatted in UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UtcTime(SystemTime);
 
@@ -40,10 +40,10 @@ impl CertificateValidity {
         Some(Self { not_before: time(validity.not_before), not_after: time(validity.not_after) })
     }
 
-    /// Checks that a certificate is valid at this time.
+    /// Checks that the certificate is valid at a time.
     ///
     /// # Errors
-    /// It has expired, or is not valid yet.
+    /// The certificate has expired, or is not valid yet.
     pub fn check(&self, now: SystemTime) -> Result<(), CertificateInvalid> {
         if now >= self.not_after {
             return Err(CertificateInvalid::Expired(UtcTime(self.not_after)));

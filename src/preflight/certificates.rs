@@ -7,10 +7,10 @@ use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 
 use super::CheckFinding;
 
-/// A file with certificates.
+/// A file with certificates to check.
 #[derive(Debug, Clone)]
 pub struct CertificateFile {
-    /// The configuration key.
+    /// The configuration key that names the file.
     pub key: &'static str,
     pub path: PathBuf,
     /// Whether the file is a server certificate followed by its chain; otherwise it is a CA bundle.
@@ -18,7 +18,7 @@ pub struct CertificateFile {
 }
 
 const ABOUT: &str = "certificates";
-/// A certificate that expires sooner gets a note.
+/// The remaining validity below which a certificate gets a note.
 const SOON: Duration = Duration::from_secs(14 * 24 * 3600);
 
 /// Reads each file and reports how long its certificates are valid.
@@ -80,7 +80,7 @@ fn judged(file: &CertificateFile, named: &str, chain: &[Vec<u8>], now: SystemTim
     findings
 }
 
-/// The names in the server certificate.
+/// Reports the names in the server certificate.
 fn names(named: &str, certificate: &X509Certificate<'_>) -> CheckFinding {
     let alternative = certificate.subject_alternative_name().ok().flatten();
     let name = |name: &GeneralName<'_>| match name {

@@ -20,10 +20,10 @@ pub enum CheckOutcome {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CheckFinding {
     pub outcome: CheckOutcome,
-    /// `rights`, `certificates`, `upstream`, `sizes`, `cost`, `configuration`.
+    /// The part that was checked: `rights`, `certificates`, `upstream`, `sizes`, `cost`, `configuration`.
     pub about: &'static str,
     pub what: String,
-    /// How to fix it, as an operator writes it.
+    /// The fix for the problem, written for an operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
 }
@@ -41,14 +41,14 @@ impl CheckFinding {
         Self { outcome: CheckOutcome::Failed, ..Self::ok(about, what) }
     }
 
-    /// A request to upstream failed: the proxy is refused, or the outcome is unknown.
+    /// Creates a finding for a failed request to upstream: the proxy is refused, or the outcome is unknown.
     pub fn unanswered(about: &'static str, what: impl Display, error: &Error) -> Self {
         let is_refused = matches!(error.code(), Some(401 | 403));
         let outcome = if is_refused { CheckOutcome::Failed } else { CheckOutcome::Unknown };
         Self { outcome, ..Self::ok(about, format!("{what}: {error}")) }
     }
 
-    /// Adds how to fix it.
+    /// Adds the fix for the problem to the finding.
     #[must_use]
     pub fn mended_by(self, remedy: impl Into<String>) -> Self {
         Self { remedy: Some(remedy.into()), ..self }
@@ -56,7 +56,7 @@ impl CheckFinding {
 }
 
 impl CheckOutcome {
-    /// The mark at the start of a line.
+    /// Returns the mark at the start of a finding's line.
     pub fn mark(self) -> &'static str {
         match self {
             Self::Ok => "ok",

@@ -7,14 +7,14 @@ use super::{CachedResource, CheckFinding};
 use crate::upstream::{Client, Error};
 use kubeapi::{Access, AccessTarget, Gvr, ResourceTarget};
 
-/// What a proxy needs permissions for.
+/// The features of a proxy that need permissions.
 #[derive(Debug, Clone, Default)]
 pub struct PermissionNeeds {
-    /// Resources that the configuration names; each must be readable.
+    /// The resources that the configuration names; each must be readable.
     pub named: Vec<CachedResource>,
-    /// Other resources that can be cached; those that are not readable are forwarded.
+    /// Other resources that can be cached. Those that the proxy may not read are forwarded.
     pub others: Vec<CachedResource>,
-    /// The proxy authenticates callers through upstream.
+    /// Whether the proxy authenticates callers through upstream.
     pub asks_about_callers: bool,
     /// The proxy authenticates scrapes of metrics through upstream.
     pub asks_about_scrapes: bool,
@@ -42,7 +42,7 @@ enum MissingPermission {
 }
 
 const ABOUT: &str = "rights";
-/// Concurrent requests.
+/// The number of concurrent permission checks.
 const AT_A_TIME: usize = 8;
 const REVIEWS: [(&str, &str); 2] =
     [("authentication.k8s.io", "tokenreviews"), ("authorization.k8s.io", "subjectaccessreviews")];
@@ -89,7 +89,7 @@ pub async fn rights(client: &Client, needs: &PermissionNeeds) -> Vec<CheckFindin
     findings
 }
 
-/// Returns the permission if it is missing.
+/// Checks a permission; returns it if it is missing.
 async fn ask(client: &Client, right: RequiredPermission) -> Result<Option<RequiredPermission>, Error> {
     let verdict = client.review_own_access(&right.access()).await?;
     Ok((!verdict.allowed).then_some(right))
@@ -204,7 +204,7 @@ fn grouped(missing: Vec<RequiredPermission>) -> Vec<CheckFinding> {
     findings
 }
 
-/// The RBAC rule that grants these permissions.
+/// Returns the RBAC rule that grants permissions on a resource.
 fn rule(gvr: &Gvr, verbs: &[&str]) -> String {
     format!(
         "add the ClusterRole rule {{apiGroups: [\"{}\"], resources: [{}], verbs: [{}]}}",

@@ -9,9 +9,9 @@ use crate::upstream::{Cause, Client, Error};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FleetCost {
     pub nodes: u64,
-    /// Cached resources of each proxy.
+    /// The number of cached resources of each proxy.
     pub feeds: u64,
-    /// Other watches of each proxy: definitions and RBAC.
+    /// The number of other upstream watches of each proxy: definitions and RBAC.
     pub own: u64,
 }
 
@@ -19,7 +19,7 @@ pub struct FleetCost {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Size {
     objects: u64,
-    /// Average size of an object in JSON.
+    /// The average size of an object in JSON, in bytes.
     bytes: u64,
 }
 
@@ -41,12 +41,12 @@ struct PageMetadata {
 
 const ABOUT: &str = "sizes";
 const METADATA: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
-/// Maximum number of resources to measure, and to report, the largest first.
+/// The maximum number of resources to measure, and to report, the largest first.
 const ASKED_MAX: usize = 100;
 const SAID_MAX: usize = 12;
-/// Objects whose size is measured.
+/// The number of objects whose size is measured.
 const SAMPLE: usize = 20;
-/// Approximate size of a bookmark; each watch receives one per minute.
+/// The approximate size of a bookmark in bytes; each watch receives one per minute.
 const BOOKMARK_BYTES: u64 = 250;
 
 /// Counts the objects of each resource and reports their total size. `budget` is the memory of all feeds.

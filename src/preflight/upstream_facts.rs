@@ -12,7 +12,7 @@ pub struct UpstreamIdentity {
 const ABOUT: &str = "upstream";
 /// The first release that streams lists by default and serves older pages from its own cache.
 const STREAMS_LISTS: Release = Release { major: 1, minor: 34 };
-/// The oldest tested release.
+/// The oldest Kubernetes release that is tested.
 const TRIED_SINCE: Release = Release { major: 1, minor: 30 };
 
 /// Reports the release of the apiserver, and the user that it authenticates the proxy as.

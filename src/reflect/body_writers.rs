@@ -34,9 +34,9 @@ pub(super) struct BodyEncoders {
 pub(super) enum EncoderMatch {
     /// All bodies have the encoding of the followed server.
     Present,
-    /// Not known yet.
+    /// The comparison of the servers' encodings is not finished.
     Open,
-    /// Some bodies have another encoding.
+    /// Some bodies have the encoding of another server.
     Other,
 }
 
@@ -48,8 +48,8 @@ impl BodyWriters {
         Self { feed, by: watch::Sender::default() }
     }
 
-    /// Whether the feed needs this tracking. Rows of a Table are never served as a state, and recorded events keep
-    /// their bytes.
+    /// Whether a feed needs this tracking of encoders. Rows of a Table are never served as a state, and recorded events
+    /// keep their bytes.
     pub(super) fn concerns(feed: &Feed) -> bool {
         feed.spec.key.encoding != Encoding::Table
     }
@@ -119,7 +119,7 @@ impl BodyWriters {
         self.by.borrow().stream.as_ref().is_some_and(Server::is_certain)
     }
 
-    /// The build of the followed server if it is behind a proxy, which reports the build with every response.
+    /// Returns the build of the followed server if it is behind a proxy, which reports the build with every response.
     pub(super) fn told_by_a_proxy(&self) -> Option<Arc<Build>> {
         let by = self.by.borrow();
         by.stream.as_ref().filter(|stream| stream.is_behind_a_proxy()).and_then(Server::build)
@@ -147,11 +147,11 @@ impl BodyWriters {
         self.weigh(false);
     }
 
-    /// Shows or hides states according to the current knowledge, and returns the result of the comparison.
+    /// Shows or hides states according to which servers encoded the bodies, and returns the result of the comparison.
     ///
     /// With `indulgent`, states are also shown while the result is [`EncoderMatch::Open`], because it may stay open
     /// forever. This does not apply if a server has reported its release: then the other server will report it too, or
-    /// is soon given up.
+    /// is soon treated as one that does not.
     pub(super) fn weigh(&self, indulgent: bool) -> EncoderMatch {
         if !Self::concerns(&self.feed) {
             return EncoderMatch::Present;
@@ -181,15 +181,18 @@ impl BodyWriters {
         authorship
     }
 
-    /// Sets the release. Resets all qualified and refused renderings, because they were checked against the previous
-    /// release.
+    /// Sets the release of upstream. Resets all qualified and refused renderings, because they were checked against the
+    /// previous release.
     fn is_of(&self, minor: u32) {
         let was = self.feed.renderings.release();
         if was == Some(minor) {
             return;
         }
         if let Some(was) = was {
-            tracing::warn!(feed = %self.feed.spec.key, from = was, to = minor, "upstream minor version changed");
+            tracing::warn!(
+                feed = %self.feed.spec.key, from = was, to = minor,
+                "upstream changed to another Kubernetes minor version"
+            );
             self.feed.renderings.start_over();
             self.feed.reader.forget_derived();
             self.feed.reader.nudge();
@@ -214,7 +217,7 @@ impl BodyEncoders {
         }
     }
 
-    /// The build that encodes events from now on.
+    /// Returns the build that encodes events from now on.
     fn writer(&self) -> Option<Arc<Build>> {
         match (&self.stream, &*self.bodies) {
             (Some(server), _) | (None, [server]) => server.build(),
@@ -227,7 +230,7 @@ impl BodyEncoders {
         self.bodies.iter().any(|server| server.build().is_some())
     }
 
-    /// The servers whose release is not known.
+    /// Returns the servers whose release is not known.
     pub(super) fn unknown(&self) -> Vec<Server> {
         let mut unknown: Vec<Server> = Vec::new();
         for server in self.bodies.iter().chain(&self.stream).filter(|server| !server.is_known()) {

@@ -25,16 +25,16 @@ use kubeapi::{ObjectKey, ResourceVersion};
 /// The result of comparing a listed state with the history that a feed holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HistoryComparison {
-    /// The states are equal.
+    /// The two states are equal.
     Same,
-    /// Some objects differ, but later changes may explain that.
+    /// Some objects differ, but later changes may explain the differences.
     Later,
-    /// The state cannot follow from ours: upstream has another history.
+    /// Upstream's state cannot follow from the cached one: upstream has another history.
     Other,
 }
 
 impl HistoryComparison {
-    /// For logs.
+    /// Returns the comparison's result, for logs.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Same => "equal",
@@ -44,7 +44,7 @@ impl HistoryComparison {
     }
 }
 
-/// One object's place in a state.
+/// The key of an object in a state, and its version.
 pub(super) type ObjectVersion<'a> = (&'a ObjectKey, ResourceVersion);
 
 /// Compares the objects known at version `reached` with a state listed after that, at version `at`. Both iterators must
@@ -91,15 +91,15 @@ pub(super) fn is_same(one: &Object, other: &Object) -> bool {
     one.rv == other.rv
 }
 
-/// How certain it is that upstream has the history that a feed holds.
+/// The degree of certainty that upstream has the history of a feed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Continuity {
-    /// No connection loss since the history was last verified.
+    /// Upstream certainly has the history: the connection was not lost since the last verification.
     #[default]
     Certain,
-    /// The connection was lost, and upstream's storage may have gone back in the meantime.
+    /// The connection was lost, so upstream's storage may have gone back since then.
     Doubtful,
-    /// The connection was lost, and upstream's window no longer has our newest change.
+    /// The connection was lost, and upstream's history no longer has the feed's newest change.
     Unknown,
 }
 
@@ -115,23 +115,23 @@ impl Continuity {
         self == Self::Certain
     }
 
-    /// The change that a reopened stream must repeat first, if one is needed. It costs one event and shows whether the
-    /// history is the same; a stream from our own version would be silent.
+    /// Returns the change that a reopened stream must repeat first, if one is needed. It costs one event and shows
+    /// whether the history is the same; a stream from the feed's own version would show nothing.
     pub(super) fn resume_marker(self, cache: &CacheReader) -> Option<ResumeMarker> {
         if self == Self::Doubtful { cache.resume_marker() } else { None }
     }
 }
 
-/// The evidence in the first item of a stream that should begin with our newest change.
+/// The evidence in the first item of a stream that should begin with the feed's newest change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ResumeEvidence {
-    /// The item is that change.
+    /// The first item is the expected change, so upstream continues the history.
     Continues,
-    /// The stream skips the change.
+    /// The stream skips the expected change, so upstream has another history.
     Contradicts,
-    /// Upstream no longer has the change.
+    /// Upstream no longer has the change that the stream should repeat.
     Expired,
-    /// Upstream refuses for another reason, which says nothing about its history.
+    /// Upstream refuses the stream for another reason, which shows nothing about its history.
     Refuses,
 }
 
@@ -148,7 +148,7 @@ pub(super) fn testimony(resume_marker: &ResumeMarker, item: &WatchItem) -> Resum
     }
 }
 
-/// The evidence in a transaction at the beginning of such a stream.
+/// Returns the evidence in a transaction at the beginning of such a stream.
 pub(super) fn testimony_of_changes(resume_marker: &ResumeMarker, changes: &[Change]) -> ResumeEvidence {
     let is_it = |change: &Change| resume_marker.is_told_by(change.event_type, &change.object.key, change.object.rv);
     if changes.iter().any(is_it) { ResumeEvidence::Continues } else { ResumeEvidence::Contradicts }

@@ -10,10 +10,10 @@ use crate::wire::WireError;
 use super::session::BrokenStream;
 use super::stream::StreamEnd;
 
-/// Why a step of the reflector failed.
+/// The reason that a step of the reflector failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StepFailure {
-    /// The feed is over.
+    /// The feed must end for the given reason.
     #[error("feed terminated: {}", .0.as_str())]
     Over(FeedEnd),
     #[error(transparent)]
@@ -52,7 +52,10 @@ pub(super) fn over(error: Error) -> StepFailure {
         },
         // The response has a form that a feed cannot follow, and a retry would get the same form.
         Error::OtherRepresentation { .. } | Error::NotInitial(_) | Error::EndlessPages | Error::InvalidRequest(_) => {
-            tracing::info!(%error, "upstream does not support this encoding for a feed");
+            tracing::info!(
+                %error,
+                "upstream does not serve a list and watch in the requested encoding; ending the feed"
+            );
             StepFailure::Over(FeedEnd::NotOffered)
         }
         Error::OverBudget => StepFailure::Over(FeedEnd::OverBudget),
@@ -70,14 +73,14 @@ pub(super) fn over(error: Error) -> StepFailure {
         // The cached rows were printed with other columns, for example by another apiserver release.
         Error::Wire(WireError::OtherColumns) => StepFailure::Over(FeedEnd::Outdated),
         Error::Wire(wire) => {
-            tracing::warn!(error = %wire, "cannot decode objects from upstream");
+            tracing::warn!(error = %wire, "cannot decode objects from upstream; ending the feed");
             StepFailure::Over(FeedEnd::Unreadable)
         }
     }
 }
 
-/// Whether the error shows that a server does not support streamed lists: it then responds 422 or 400. A server that is
-/// only temporarily unable responds with other codes.
+/// Whether the error shows that a server does not support streamed lists, to which it responds with 422 or 400. A
+/// server that is temporarily unable responds with other codes.
 pub(super) fn refuses_watch_list(error: &Error) -> bool {
     matches!(error.code(), Some(400 | 422))
 }
@@ -103,7 +106,7 @@ impl StepFailure {
         }
     }
 
-    /// The failure as text without confidential details.
+    /// Returns the failure as text without confidential details.
     pub(super) fn in_brief(&self) -> String {
         match self {
             Self::Stream(StreamEnd::Failed(error))
@@ -152,7 +155,7 @@ impl FailureKind {
         }
     }
 
-    /// The label value in metrics.
+    /// Returns the failure as a metric label.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Over => "feed_terminated",

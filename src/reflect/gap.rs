@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use kubeapi::ResourceVersion;
 
-/// Plans the lists that a 410 requires, when upstream no longer has the changes after our version.
+/// Plans the lists that a 410 requires, when upstream no longer has the changes after the feed's version.
 ///
 /// Usually one list closes a gap at once. But if upstream's window is shorter than a list takes, the listed state has
 /// left the window before its watch begins. Then every further list of the same kind fails too (F4). The sign of this
@@ -19,13 +19,13 @@ pub(super) struct RelistPlanner {
     in_a_row: bool,
 }
 
-/// The reaction to a 410.
+/// The list to request after a 410.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RelistPlan {
-    /// List at once. The value is the start of upstream's window, from which the gap can be mended; `None` requests the
+    /// List at once. The value is the start of upstream's window, from which the gap can be closed; `None` requests the
     /// current state.
     AtOnce(Option<ResourceVersion>),
-    /// The last list is too recent. Retry at this time, when upstream's window may be different.
+    /// The last list is too recent. A list may be sent at this time, when upstream's window may be different.
     NotBefore(Instant),
     /// List the current state after a growing backoff, because the last list did not help.
     CurrentAfterBackoff,
@@ -35,7 +35,7 @@ impl RelistPlanner {
     /// The minimum time between two lists.
     const REST: Duration = Duration::from_secs(10);
 
-    /// Returns the reaction to a 410 that names `window` as the start of upstream's window.
+    /// Returns the list to request after a 410 that names `window` as the start of upstream's window.
     pub(super) fn next(&mut self, window: Option<ResourceVersion>, now: Instant) -> RelistPlan {
         if self.in_a_row {
             return RelistPlan::CurrentAfterBackoff;
@@ -72,7 +72,7 @@ impl RelistPlanner {
 #[derive(Debug, Default)]
 pub(super) struct Completeness {
     as_of: Option<Instant>,
-    /// The position of upstream's storage when it was requested.
+    /// The position of upstream's storage when the state was requested.
     awaited: Option<Position>,
     /// Whether the open stream has caught up.
     caught_up: bool,
@@ -120,7 +120,7 @@ impl Completeness {
     }
 }
 
-/// A version and the time of the request for it: no write that was complete at `asked` is newer.
+/// A version and the time at which it was requested: no write that was complete at `asked` is newer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Position {
     pub(super) asked: Instant,

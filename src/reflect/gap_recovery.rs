@@ -33,7 +33,7 @@ use super::initial_state::Lister;
 
 /// The maximum age of a gap that is mended. In a longer one, too many objects may have been created and deleted.
 pub(super) const OUTAGE_MAX: Duration = Duration::from_secs(5 * 60);
-/// The maximum number of objects that may differ.
+/// The maximum number of objects that may differ if the gap is mended.
 const DIFFERENCES_MAX: usize = 64;
 /// The maximum number of versions of one object in the gap.
 const VERSIONS_MAX: usize = 32;
@@ -77,24 +77,24 @@ pub(super) fn differences(before: &Snapshot, after: &Snapshot) -> Vec<Difference
 /// The result of mending a gap.
 #[derive(Debug)]
 pub(super) enum GapRecovery {
-    /// Every change in the gap, in order.
+    /// Every change in the gap is recovered, in order.
     Changes(Vec<Change>),
-    /// The changes cannot be recovered within the limits.
+    /// The changes in the gap cannot be recovered within the limits.
     Unknown,
-    /// The list cannot follow from our state: upstream has another history.
+    /// The list cannot follow from the cached state: upstream has another history.
     OtherHistory,
 }
 
-/// Reads past versions of single objects.
+/// Reads past versions of single objects from upstream.
 pub(super) struct PastObjectReader<'a> {
     pub(super) lister: Lister<'a>,
-    /// The start of the gap.
+    /// The version at which the gap starts.
     pub(super) from: ResourceVersion,
 }
 
-/// Why the changes of an object are not known.
+/// The reason that the changes of an object are not known.
 enum RecoveryError {
-    /// They cannot be recovered.
+    /// The missed changes cannot be recovered.
     Unknown,
     Contradiction,
     Upstream(Error),
@@ -165,7 +165,8 @@ impl PastObjectReader<'_> {
         rv > self.from
     }
 
-    /// Finds, by bisection, the last content of an object that is gone at `until` and the version of its deletion.
+    /// Finds, by bisection, the last content of an object that no longer exists at `until`, and the version of its
+    /// deletion.
     async fn deletion(
         &self,
         key: &ObjectKey,

@@ -34,9 +34,9 @@ pub(super) struct HistoryBackfiller {
 const GATHER: Duration = Duration::from_millis(200);
 /// The duration of the upstream watch. Upstream sends a bookmark two seconds before the end.
 const WATCH_SECONDS: u64 = 3;
-/// A watch that ends sooner was closed by a server that shuts down.
+/// A watch that ends sooner than this was closed by a server that shuts down.
 const WATCH_LASTS: Duration = Duration::from_millis(WATCH_SECONDS * 1_000 - 500);
-/// The timeout of one backfill.
+/// The timeout of one history backfill.
 const LOOK_MAX: Duration = Duration::from_secs(5);
 /// The maximum number of bytes that are read, regardless of the free space in the ring.
 const BYTES_MAX: usize = 64 << 20;
@@ -44,11 +44,11 @@ const BYTES_MAX: usize = 64 << 20;
 /// The maximum number of objects whose previous version is requested from upstream.
 const BEFORE_MAX: usize = 64;
 
-/// Why earlier events are not available.
+/// The reason that earlier events are not available.
 enum BackfillError {
-    /// Upstream no longer has them. The value is the message of its 410.
+    /// Upstream no longer has the events. The value is the message of its 410.
     Gone(String),
-    /// The ring has no room for them.
+    /// The ring has no room for the events.
     TooMany,
     Failed(StreamEnd),
 }
@@ -102,15 +102,20 @@ impl HistoryBackfiller {
             (BackfillRequest::Events(rv), "extended") => {
                 tracing::info!(%feed, "history extended back to rv {rv} for a resuming client");
             }
-            (BackfillRequest::Events(rv), outcome) => tracing::info!(%feed, %rv, outcome, "history not extended"),
+            (BackfillRequest::Events(rv), outcome) => {
+                tracing::info!(%feed, %rv, outcome, "history not extended for a resuming client");
+            }
             (BackfillRequest::Before(rv), outcome) => {
-                tracing::info!(%feed, %rv, outcome, "read earlier states of objects");
+                tracing::info!(
+                    %feed, %rv, outcome,
+                    "requested previous states of changed objects for a resuming client"
+                );
             }
         }
     }
 
-    /// Waits until the feed has a stream. Without one upstream cannot be reached, and the reflector would not take what
-    /// is found.
+    /// Waits until the feed has an open upstream watch. Without one, upstream is unreachable and the reflector would
+    /// not apply the backfill.
     async fn until_live(&self) {
         let mut state = self.upstream.feed.reader.watch_state();
         if state.wait_for(|state| *state == FeedState::Live).await.is_err() {
@@ -130,7 +135,10 @@ impl HistoryBackfiller {
             }
             Err(BackfillError::TooMany) => return BackfillOutcome::TooEarly { from },
             Err(BackfillError::Failed(error)) => {
-                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "cannot read earlier history");
+                tracing::debug!(
+                    feed = %self.upstream.feed.spec.key, %error,
+                    "cannot read earlier events from upstream"
+                );
                 let is_early = matches!(error, StreamEnd::Clean) && asked.elapsed() < WATCH_LASTS;
                 return if error.broke_off() || is_early {
                     BackfillOutcome::Interrupted

@@ -27,20 +27,20 @@ use kubeapi::ResourceVersion;
 /// The reason for a history check, in ascending urgency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum HistoryCheckReason {
-    /// The stream was lost and reopened, and has not yet shown that the history is the same. The check begins with a
-    /// cheap position request.
+    /// The stream was lost and reopened, and has not shown that the history is the same. The check begins with a cheap
+    /// request for upstream's position.
     Reopened,
-    /// The stream was reopened and upstream's storage has reached the feed's version, but the stream does not begin
+    /// The stream was reopened and upstream's storage has reached the feed's version. But the stream does not begin
     /// with the change that it should repeat first.
     Unconfirmed,
-    /// An upstream response contradicts what the feed holds.
+    /// An upstream response contradicts the cached state.
     Suspected,
     /// Another feed found that upstream's storage went back.
     Notice,
 }
 
 impl HistoryCheckReason {
-    /// For logs.
+    /// Returns the reason of the check, for logs.
     fn as_str(self) -> &'static str {
         match self {
             Self::Reopened => "watch_reopened",
@@ -51,22 +51,22 @@ impl HistoryCheckReason {
     }
 }
 
-/// The result of an inquiry.
+/// The result of a history check.
 #[derive(Debug)]
 pub(super) enum HistoryCheckOutcome {
-    /// Upstream's storage has reached the feed's version. Its history was not compared.
+    /// Upstream's storage has reached the feed's version. The histories were not compared.
     Reached,
-    /// Upstream has our history.
+    /// Upstream has the feed's history.
     Continues,
-    /// Upstream has another history, with this current state.
+    /// Upstream has another history; the value is its current state.
     Other(Box<DatedState>),
-    /// The histories can no longer be compared. This is the current state.
+    /// The histories can no longer be compared; the value is upstream's current state.
     Unproven(HistoryCheckReason, Box<DatedState>),
-    /// Upstream did not respond.
+    /// Upstream did not respond to the check.
     Failed(HistoryCheckReason),
 }
 
-/// A current state and the time of its request.
+/// A current state and the time at which it was requested.
 #[derive(Debug)]
 pub(super) struct DatedState {
     pub(super) asked: Instant,
@@ -86,7 +86,7 @@ pub(super) struct HistoryChecks {
 /// repeatedly.
 #[derive(Debug, Default)]
 struct HistoryCheckRateLimit {
-    /// The time of the last unfounded check, and the number of earlier ones in a row.
+    /// The time of the last unfounded check, and the number of earlier unfounded ones in a row.
     unfounded: Option<(Instant, u32)>,
 }
 
@@ -98,7 +98,7 @@ impl HistoryCheckRateLimit {
         Self::REST.saturating_mul(1 << times.min(10)).min(Self::REST_MAX)
     }
 
-    /// The earliest time of the next check.
+    /// Returns the earliest time of the next history check.
     fn earliest(&self) -> Option<Instant> {
         self.unfounded.map(|(at, times)| at + Self::rest(times))
     }
@@ -124,8 +124,8 @@ impl HistoryChecks {
         self.due = Some(self.due.map_or((when, why), |(at, due)| (at.min(when), due.max(why))));
     }
 
-    /// Cancels a check that was scheduled because the stream was lost: the stream has shown that the history is the
-    /// same.
+    /// Cancels a check that was scheduled because the stream was lost, once the stream has shown that the history is
+    /// the same.
     pub(super) fn withdraw(&mut self) {
         self.due.take_if(|(_, why)| matches!(why, HistoryCheckReason::Reopened | HistoryCheckReason::Unconfirmed));
     }
@@ -135,7 +135,7 @@ impl HistoryChecks {
         *self = Self::default();
     }
 
-    /// Completes with the next outcome. Cancel-safe.
+    /// Completes with the next outcome of a history check. Cancel-safe.
     pub(super) async fn next(&mut self, upstream: &FeedClient) -> HistoryCheckOutcome {
         loop {
             if let Some(running) = self.running.get_mut() {
@@ -174,7 +174,10 @@ impl HistoryProbe {
                 Ok(Ok(at)) if at >= reached => return HistoryCheckOutcome::Reached,
                 Ok(Ok(at)) => {
                     let feed = &self.upstream.feed.spec.key;
-                    tracing::info!(%feed, upstream_rv = %at, rv = %reached, "upstream is behind the cache");
+                    tracing::info!(
+                        %feed, upstream_rv = %at, rv = %reached,
+                        "upstream is behind the cache: restored storage, or a lagging server"
+                    );
                 }
                 Ok(Err(_)) | Err(_) => return HistoryCheckOutcome::Failed(why),
             }
@@ -190,7 +193,7 @@ impl HistoryProbe {
             Ok(initial) => initial,
             Err(error) => {
                 let feed = &self.upstream.feed.spec.key;
-                tracing::info!(%feed, %error, "cannot compare upstream's history with the cache");
+                tracing::info!(%feed, %error, "cannot list upstream's state to compare histories; retrying");
                 return HistoryCheckOutcome::Failed(why);
             }
         };
@@ -216,8 +219,8 @@ impl HistoryProbe {
         }
     }
 
-    /// Lists the current state. A proxy may return a version below ours although its history is the same; in that case
-    /// a list at our version or later is requested (`Lister::position_beside`).
+    /// Lists the current state. A proxy may return a version below `ours` although its history is the same. In that
+    /// case a list at `ours` or later is requested (`Lister::position_beside`).
     async fn current(&self, ours: ResourceVersion) -> Result<InitialState, StreamEnd> {
         let lister = self.upstream.lister(SideRequest::Doubt);
         let current = lister.current(&self.upstream.lists_only).await?;

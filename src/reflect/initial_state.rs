@@ -29,7 +29,7 @@ pub(super) struct InitialState {
     pub(super) is_from_memory: bool,
 }
 
-/// The position of upstream.
+/// The resourceVersion that upstream has reached, as it reported it.
 #[derive(Debug)]
 pub(super) struct ReportedPosition {
     /// The version. Every write to the resource that was complete before the request is at or below it.
@@ -48,14 +48,14 @@ pub(super) struct ContinuingWatch {
     pub(super) template: Option<BookmarkTemplate>,
 }
 
-/// One object as upstream has it at a version.
+/// One object at a past version, as upstream returned it.
 #[derive(Debug)]
 pub(super) struct PastObject {
-    /// `None` if the object did not exist.
+    /// The object at the version; `None` if it did not exist.
     pub(super) object: Option<Object>,
     /// The version of the response. It equals the requested one if upstream can read a past state.
     pub(super) at: ResourceVersion,
-    /// The server that responded.
+    /// The server that sent the state.
     pub(super) server: Server,
 }
 
@@ -69,9 +69,10 @@ pub(super) enum ListVersion {
 }
 
 const PAGE_LIMIT: usize = 500;
-/// The maximum size of the events that may come while a list runs under an open watch, in bytes.
+/// The maximum size in bytes of the events that may be received while a list runs under an open watch.
 const AHEAD_BYTES_MAX: usize = 64 << 20;
-/// The wait for a 410: an apiserver that no longer has the changes after a version sends it before anything else.
+/// The time to wait for a 410: an apiserver that no longer has the changes after a version sends it before anything
+/// else.
 const FORGOTTEN_WITHIN: Duration = Duration::from_millis(250);
 /// The number of attempts at a paginated LIST whose continue token expires. After that the LIST is made without a
 /// limit.
@@ -171,7 +172,10 @@ impl Lister<'_> {
         match self.watch_list().await {
             Ok(initial) => Ok(Some(initial)),
             Err(StreamEnd::Failed(error)) if refuses_watch_list(&error) => {
-                tracing::info!(%error, "upstream does not support streaming lists; using paginated lists");
+                tracing::info!(
+                    feed = %self.spec.key, %error,
+                    "upstream does not support streaming lists; using paginated lists"
+                );
                 lists_only.store(true, Ordering::Relaxed);
                 Ok(None)
             }
@@ -183,8 +187,8 @@ impl Lister<'_> {
     /// that the storage went back, or that a server lags.
     ///
     /// A proxy reports the position of its feed, and may prove that nothing newer exists without moving it. A feed that
-    /// followed another proxy may therefore be further ahead with the same state. In that case the proxy is asked to
-    /// reach `ours`; if it does, nothing contradicts our history.
+    /// followed another proxy may therefore be further ahead with the same state. In that case the proxy is requested
+    /// to reach `ours`; if it does, nothing contradicts the feed's history.
     pub(super) async fn position_beside(&self, ours: ResourceVersion) -> Result<ResourceVersion, StreamEnd> {
         let told = self.position(None).await?;
         if told.at >= ours || !told.is_from_memory {
@@ -197,8 +201,8 @@ impl Lister<'_> {
         }
     }
 
-    /// Requests the position of upstream, or asks it to reach the version `least`. Upstream responds to a streamed list
-    /// of a nonexistent object with one bookmark, which costs it no objects.
+    /// Requests the position of upstream, or requests that upstream reaches the version `least`. Upstream responds to a
+    /// streamed list of a nonexistent object with one bookmark, which costs it no objects.
     pub(super) async fn position(&self, least: Option<ResourceVersion>) -> Result<ReportedPosition, StreamEnd> {
         const NOTHING: &str = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan\
                                &allowWatchBookmarks=true&timeoutSeconds=5";
@@ -296,7 +300,7 @@ impl Lister<'_> {
         }
     }
 
-    /// Opens the watch that continues from `at`.
+    /// Opens the watch that continues from version `at`.
     async fn behind(&self, at: ResourceVersion) -> Result<WatchStream, Error> {
         let query = format!("watch=true&allowWatchBookmarks=true&resourceVersion={at}");
         self.stream(Cause::Watch.of(&self.spec.key.gvr), &self.spec.key.url(&query)).await
@@ -367,7 +371,7 @@ fn over_budget(OverBudget: OverBudget) -> Error {
     Error::OverBudget
 }
 
-/// The query for a state at this version or later.
+/// Returns the query for a state at version `rv` or later.
 pub(super) fn not_older_than(rv: ResourceVersion) -> String {
     format!("resourceVersion={rv}&resourceVersionMatch=NotOlderThan")
 }

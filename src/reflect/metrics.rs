@@ -17,7 +17,7 @@ pub fn describe() {
     );
 }
 
-/// The counters of one feed.
+/// The metric counters of one feed.
 #[derive(Clone)]
 pub(super) struct FeedMetrics {
     counts: Arc<FeedCounts>,
@@ -34,17 +34,17 @@ pub(super) enum SideRequest {
     Renewal,
     /// A past version of an object, to mend a gap or to find a previous object.
     Past,
-    /// The current version.
+    /// A request for upstream's current version.
     Position,
-    /// The versions of a small collection, to prove that the cache equals them.
+    /// A list of the versions of a small collection, to prove that the cache equals them.
     Equality,
-    /// The history since our version, to prove that the cache has it.
+    /// A watch from the feed's version, to prove that the cache has all changes.
     CatchUp,
-    /// The current state, because an upstream response contradicts what the feed holds.
+    /// A list of the current state, because an upstream response contradicts the cached state.
     Doubt,
-    /// The history before the first list.
+    /// A read of the history before the first list.
     Prehistory,
-    /// Versions or an object, to compare them with what the feed holds.
+    /// A read of versions or an object, to compare them with the cache.
     SelfCheck,
 }
 
@@ -53,9 +53,9 @@ pub(super) enum SideRequest {
 pub(super) enum GapOutcome {
     Mended,
     NewHistory,
-    /// Upstream's storage went back, and so did the feed.
+    /// Upstream's storage went back, so the feed started a new history.
     Rewound,
-    /// The feed held something other than upstream.
+    /// The cached state differed from upstream's.
     Different,
 }
 
@@ -64,7 +64,7 @@ pub(super) enum GapOutcome {
 pub(super) enum SelfCheckOutcome {
     Same,
     Different,
-    /// Nothing could be compared.
+    /// The self-check compared nothing.
     Skipped,
 }
 
@@ -119,7 +119,7 @@ impl FeedMetrics {
         self.counts.say(CountedMetric { metric: "kube_fanout_self_checks_total", label: "outcome", value });
     }
 
-    /// Counts a break of the history.
+    /// Counts a break of the feed's history by outcome.
     pub(super) fn gap(&self, gap: GapOutcome) {
         let value = match gap {
             GapOutcome::Mended => "mended",
@@ -153,7 +153,7 @@ impl Drop for OpenStream {
 }
 
 impl SideRequest {
-    /// The cause to which the cost of the request is accounted.
+    /// Returns the cause to which the cost of the request is accounted.
     pub(super) fn cause(self) -> Cause {
         match self {
             Self::Initial | Self::Relist | Self::Renewal | Self::Doubt => Cause::List,

@@ -55,21 +55,21 @@ pub(super) struct Prover {
     upstream: FeedClient,
     words: mpsc::Sender<ReflectorFinding>,
     last_equality: Mutex<Option<Instant>>,
-    /// The objects at which our own stream failed to reach the last position in time. While they are unchanged, it is
-    /// quiet.
+    /// The state at which the feed's stream failed to reach the last position in time. While its objects are unchanged,
+    /// the feed counts as quiet.
     quiet_at: Mutex<Option<StateMark>>,
-    /// Whether upstream is a proxy, by the last response that shows it. A proxy's feed may advance only when it is
-    /// asked to.
+    /// Whether upstream is a proxy, according to the last response that shows it. A proxy's feed may advance only on
+    /// request.
     behind_a_proxy: AtomicBool,
     unanswered: Failures,
     unproven: Failures,
-    /// Failed requests to reach a version.
+    /// The failed requests to reach a version.
     unreached: Failures,
-    /// Watches from our version that did not advance the feed.
+    /// The failures of catch-up watches that did not advance the feed.
     behind: Failures,
 }
 
-/// The time that our own stream has to reach a position before a proof is requested.
+/// The time that the feed's stream has to reach a position before a proof is requested.
 const STREAM_HEAD_START: Duration = Duration::from_millis(20);
 /// The maximum size of collections that are proven by equality whenever needed: it costs upstream less than a page of a
 /// LIST.
@@ -85,9 +85,9 @@ const EQUALITY_REST_PER_OBJECT: Duration = Duration::from_millis(1);
 const CATCH_UP_SECONDS: u64 = 3;
 /// The timeout of one request, after which it is retried.
 const QUESTION_MAX: Duration = Duration::from_secs(5);
-/// The timeout of a proof; a later one is of no use to the waiting readers.
+/// The timeout of a proof. A later proof is of no use to the waiting readers.
 const PROOF_MAX: Duration = Duration::from_secs(10);
-/// The wait after a failed request; doubled after each further failure in a row.
+/// The delay after a failed request; doubled after each further failure in a row.
 const RETRY: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
@@ -109,10 +109,10 @@ impl Failures {
     }
 }
 
-/// The result of a request.
+/// The result of a request that should prove that the cache is current.
 enum ProofResult {
     Position(Position),
-    /// The feed holds everything that was complete at this instant.
+    /// The feed contains everything that was complete at this instant.
     Proven(Instant),
 }
 
@@ -237,7 +237,7 @@ impl Prover {
         self.position().await.map(ProofResult::Position)
     }
 
-    /// Lists the current versions of a tiny collection. If the cache has the same, that is the proof.
+    /// Lists the current versions of a tiny collection. If the cache has the same versions, it is current.
     async fn at_once(&self) -> Option<ProofResult> {
         let (asked, shown) = (Instant::now(), self.upstream.feed.reader.shown_at());
         let listing = async { self.listed("").await.map_err(StreamEnd::from) };
@@ -262,8 +262,8 @@ impl Prover {
     }
 
     /// Runs a request and returns its result if the version is not below `shown`, the version served before. A lower
-    /// version means that an apiserver lags or the storage was restored: it proves nothing, and the confirmed version
-    /// is dropped.
+    /// version means that an apiserver lags or the storage was restored. Then the result proves nothing, and the
+    /// confirmed version is dropped.
     async fn answer<T>(
         &self,
         shown: ResourceVersion,
@@ -277,12 +277,15 @@ impl Prover {
                 return Some(answer);
             }
             Ok(Ok((at, _))) => {
-                tracing::debug!(%feed, upstream_rv = %at, rv = %shown, "upstream is behind the cache");
+                tracing::debug!(
+                    %feed, upstream_rv = %at, rv = %shown,
+                    "upstream is behind the cache: restored storage, or a lagging server"
+                );
                 self.upstream.feed.reader.unconfirm();
                 self.doubt();
             }
-            Ok(Err(error)) => tracing::debug!(%feed, %error, "freshness check failed"),
-            Err(_) => tracing::debug!(%feed, "freshness check timed out"),
+            Ok(Err(error)) => tracing::debug!(%feed, %error, "cannot read upstream's current resourceVersion"),
+            Err(_) => tracing::debug!(%feed, "reading upstream's current resourceVersion timed out"),
         }
         self.unanswered.rest().await;
         None
@@ -333,7 +336,7 @@ impl Prover {
         }
     }
 
-    /// Whether upstream's watches send bookmarks. Without them, catching up proves nothing (R-EVENT-4).
+    /// Whether upstream's watches send bookmarks. Without bookmarks, catching up proves nothing (R-EVENT-4).
     fn watches_say_how_far(&self) -> bool {
         self.upstream.feed.spec.key.gvr.has_watch_cache() || self.is_behind_a_proxy()
     }
@@ -387,9 +390,9 @@ impl Prover {
         }
     }
 
-    /// Whether the feed holds exactly the listed objects. If so, readers get the state at the version of the list,
+    /// Whether the feed has exactly the listed objects. If so, readers get the state at the version of the list,
     /// although the stream may not reach it for a minute (R-VERSION-1). A list from another proxy confirms nothing,
-    /// because its version is that of its feed, which our stream delivers at once.
+    /// because its version is that of its feed, which the stream delivers at once.
     fn is_held(&self, listed: &ListedVersions) -> bool {
         let reader = &self.upstream.feed.reader;
         let mark = reader.state_mark();
@@ -409,15 +412,15 @@ impl Prover {
         Ok(!listed.is_other && self.is_held(&listed) && self.upstream.feed.reader.shown_at() >= rv)
     }
 
-    /// Reports to the reflector that an upstream response contradicts what the feed holds. The reflector decides; the
+    /// Reports to the reflector that an upstream response contradicts the cached state. The reflector decides; the
     /// prover backs off.
     fn doubt(&self) {
         // If the channel is full, a message is pending already; one suffices.
         let _ = self.words.try_send(ReflectorFinding::HistoryMismatch { history: self.upstream.feed.reader.history() });
     }
 
-    /// Watches from our own version until upstream shows how far the changes are complete. The reflector applies the
-    /// changes and, if `announced`, sends its readers the new version.
+    /// Watches from the feed's version until upstream shows up to which version the changes are complete. The reflector
+    /// applies the changes and, if `announced`, sends its readers the new version.
     async fn by_catching_up(&self, announced: bool) -> Result<(), StreamEnd> {
         self.upstream.metrics.asked(SideRequest::CatchUp);
         let reader = &self.upstream.feed.reader;
@@ -441,7 +444,7 @@ fn same(snapshot: &Snapshot, listed: &BTreeMap<ObjectKey, ResourceVersion>) -> b
     snapshot.len() == listed.len() && snapshot.iter().all(|object| listed.get(&object.key) == Some(&object.rv))
 }
 
-/// Whether the feed, which has reached a listed version, still holds an object that the list did not have.
+/// Whether the feed, which has reached a listed version, still has an object that the list did not have.
 fn outlived(now: &Snapshot, listed: &BTreeMap<ObjectKey, ResourceVersion>, at: ResourceVersion) -> bool {
     places(now).any(|(key, rv)| rv <= at && listed.get(key) != Some(&rv))
 }

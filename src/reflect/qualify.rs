@@ -49,7 +49,7 @@ struct QualifierState {
     /// The release that objects were compared with, and the number of compared objects.
     release: Option<u32>,
     compared: usize,
-    /// The state that was sampled last.
+    /// The state from which objects were sampled last.
     sampled: Option<StateMark>,
 }
 
@@ -58,24 +58,25 @@ struct QualifierState {
 enum Verdict {
     Equal,
     Different,
-    /// An object cannot be derived.
+    /// An object cannot be converted.
     Refused,
-    /// Upstream did not respond.
+    /// Upstream did not respond to the comparison.
     Unanswered,
-    /// Upstream no longer has that state.
+    /// Upstream no longer has the state to compare with.
     Expired,
-    /// Upstream does not offer this representation either.
+    /// Upstream does not offer the representation either.
     NotOffered,
 }
 
 /// The number of objects that are compared before a derivation is used.
 const QUALIFYING_OBJECTS: usize = 20;
-/// The mean interval between samples. It varies by a quarter, so that proxies that start together do not stay in step.
+/// The mean interval between samples. It varies by a quarter, so that proxies that start together do not sample at the
+/// same time.
 const SAMPLE_EVERY: Duration = Duration::from_secs(60);
 /// The interval between samples while fewer than [`QUALIFYING_OBJECTS`] objects were compared, because the collection
 /// may be small. It also applies while upstream's release is unclear.
 const SAMPLE_SOON: Duration = Duration::from_secs(5);
-/// The waits after failed requests, while readers wait for the verdict.
+/// The delays after failed requests, while readers wait for the verdict.
 const RETRY: BackoffBounds = BackoffBounds { first: Duration::from_millis(500), longest: SAMPLE_EVERY };
 /// The number of objects that are derived before the task yields.
 const DERIVED_AT_A_TIME: usize = 64;
@@ -120,7 +121,7 @@ impl Qualifier {
         }
     }
 
-    /// Completes when the feed has a state to derive from, all encoded by servers of one release.
+    /// Completes when the feed has a state to convert, all encoded by servers of one release.
     async fn complete(&self) {
         self.present().await;
         let mut state = self.upstream.feed.reader.watch_state();
@@ -144,7 +145,8 @@ impl Qualifier {
         }
     }
 
-    /// Decides about one representation. Returns false if upstream did not respond and the decision must be retried.
+    /// Decides whether one representation may be converted. Returns false if upstream did not respond and the decision
+    /// must be retried.
     async fn qualify(&self, wanted: Representation, known: &mut QualifierState) -> bool {
         let minor = match self.release(known).await {
             Ok(Some(minor)) => minor,
@@ -154,7 +156,10 @@ impl Qualifier {
                 return true;
             }
             Err(error) => {
-                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "cannot read the upstream version");
+                tracing::debug!(
+                    feed = %self.upstream.feed.spec.key, %error,
+                    "cannot read upstream's Kubernetes version"
+                );
                 return false;
             }
         };
@@ -267,14 +272,14 @@ impl Qualifier {
         }
     }
 
-    /// Whether upstream may have another release although our stream stays open. It cannot if the server of the stream
-    /// reported its release on that connection, because an upgrade would have ended the stream.
+    /// Whether upstream may have another release although the feed's stream stays open. That is impossible if the
+    /// server of the stream reported its release on that connection, because an upgrade would have ended the stream.
     fn may_be_upgraded(&self, known: &QualifierState) -> bool {
         known.other.is_some() || !self.written.is_certain()
     }
 
-    /// The minor version of upstream's release; `None` while it may differ from the one that derivations were qualified
-    /// for.
+    /// Returns the minor version of upstream's release; `None` while it may differ from the one for which conversions
+    /// were qualified.
     ///
     /// The server of the stream is asked over its own connection, and its response takes effect at once
     /// ([`BodyWriters`]). If that is not possible, other servers may respond at its address, during an upgrade or with
@@ -297,7 +302,7 @@ impl Qualifier {
         Ok(self.upstream.feed.body_release.is_present().then_some(build.minor))
     }
 
-    /// Compares each object with a second feed that holds the other encoding, if there is one. This sends nothing to
+    /// Compares each object with a second feed that has the other encoding, if there is one. This sends nothing to
     /// upstream.
     fn shadow(&self) {
         let json = Representation::Object(Encoding::Json);
@@ -334,7 +339,11 @@ impl Qualifier {
                 Err(_) => Verdict::Refused,
             },
             Err(error) => {
-                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "cannot read objects for comparison");
+                let feed = &self.upstream.feed.spec.key;
+                tracing::debug!(
+                    %feed, %representation, %error,
+                    "cannot read upstream's objects to verify a conversion"
+                );
                 Verdict::without_answer(&error)
             }
         };
@@ -342,8 +351,8 @@ impl Qualifier {
         verdict
     }
 
-    /// Checks a difference again. It counts against the derivation only if upstream still has the same objects. If its
-    /// storage has gone back, the feed has to start a new history instead (F3).
+    /// Checks a difference again. It counts against the conversion only if upstream still has the same objects. If
+    /// upstream's storage has gone back, the feed must start a new history instead (F3).
     async fn confirmed(&self, verdict: Verdict, objects: &[&Arc<Object>], at: ResourceVersion) -> Verdict {
         if verdict != Verdict::Different {
             return verdict;
@@ -411,7 +420,7 @@ impl Qualifier {
 }
 
 impl Verdict {
-    /// The verdict when there is nothing to compare with.
+    /// Returns the verdict when there is nothing to compare with.
     fn without_answer(error: &Error) -> Self {
         match error {
             Error::OtherRepresentation { .. } => Self::NotOffered,
@@ -422,7 +431,7 @@ impl Verdict {
     }
 }
 
-/// Whether upstream does not report its release and a retry would not help. Then nothing can be derived.
+/// Whether upstream does not report its release and a retry would not help. Then nothing can be converted.
 fn says_no_release(error: &Error) -> bool {
     matches!(error, Error::OtherDocument(_)) || matches!(error.code(), Some(403 | 404))
 }

@@ -29,21 +29,21 @@ use super::stream::{StreamEnd, WatchStream};
 pub(super) struct Reflector {
     deps: ReflectorDeps,
     writer: CacheWriter,
-    /// Findings of the tasks that run beside the stream, such as proofs, backfilled events and contradictions.
+    /// Receives findings of the tasks that run beside the stream, such as proofs, backfilled events and contradictions.
     words: mpsc::Receiver<ReflectorFinding>,
-    /// Rewind notices from other feeds of the same upstream.
+    /// Receives rewind notices from other feeds of the same upstream.
     notices: watch::Receiver<Option<Instant>>,
     backoff: Backoff,
     /// A version, and how often a stream from it was unreadable in a row. This bounds the retries of a broken stream.
     unreadable: (ResourceVersion, u32),
     last_sign: Instant,
-    /// Whether the stream that was lost last had been open for at least [`LIVED`].
+    /// Whether the last lost stream had been open for at least [`LIVED`].
     had_lived: bool,
-    /// When upstream began to refuse this feed, which it had served before.
+    /// The time at which upstream began to refuse this feed after having served it.
     refused_since: Option<Instant>,
-    /// The waits during that refusal.
+    /// The delays between attempts while upstream refuses the feed.
     refusals: Backoff,
-    /// How many waits in this row of failures ended early because upstream had responded to another request.
+    /// The number of delays in this row of failures that ended early because upstream had responded to another request.
     woken_early: u32,
     relists: RelistPlanner,
     /// The earliest time of the next upstream request of a feed that was just relisted.
@@ -53,9 +53,9 @@ pub(super) struct Reflector {
     history_checks: HistoryChecks,
     /// How the current history of the feed began.
     begun: HistoryOrigin,
-    /// Whether the history is given up because upstream has another one.
+    /// Whether the history is being discarded because upstream has another one.
     rewinding: bool,
-    /// Limits the log of failures.
+    /// Limits the rate at which interruptions are logged.
     interruptions: LogLimit,
 }
 
@@ -63,7 +63,7 @@ pub(super) struct Reflector {
 pub(super) struct ReflectorDeps {
     pub(super) upstream: FeedClient,
     pub(super) written: Arc<BodyWriters>,
-    /// Rewind notices between the feeds of one upstream.
+    /// Exchanges rewind notices between the feeds of one upstream.
     pub(super) rewinds: Arc<RewindNotices>,
     pub(super) waits: BackoffBounds,
 }
@@ -71,15 +71,16 @@ pub(super) struct ReflectorDeps {
 /// The sync state of the feed. Each state holds only data that is valid in it.
 #[allow(clippy::large_enum_variant, reason = "there is one for each feed, and it is never moved about")]
 enum State {
-    /// The feed holds nothing valid.
+    /// The feed has no valid state.
     Empty,
-    /// Complete up to `at`; no stream is open. A lost connection leads here.
+    /// The state is complete up to `at`, and no stream is open. A lost connection leads here.
     Listed { at: ResourceVersion },
-    /// Complete up to `at`, with the stream that continues from there. `resume_marker` is the change that the stream must
-    /// send first, if it was opened before it.
+    /// The state is complete up to `at`, with the stream that continues from there. `resume_marker` is the change that
+    /// the stream must send first, if the stream was opened before it.
     Watching { at: ResourceVersion, stream: WatchStream, resume_marker: Option<ResumeMarker> },
-    /// Complete up to `at`, but upstream no longer has the changes after it. A 410 leads here. If `window` is set, it
-    /// is the start of upstream's own history, and the state at that version is listed. Otherwise the current state is.
+    /// The state is complete up to `at`, but upstream no longer has the changes after it. A 410 leads here. If `window`
+    /// is set, it is the start of upstream's own history, and the state at that version is listed. Otherwise the
+    /// current state is.
     Expired { at: ResourceVersion, window: Option<ResourceVersion> },
 }
 
@@ -88,8 +89,8 @@ const UNREADABLE_MAX: u32 = 3;
 
 /// The maximum duration of a refusal that does not end a feed served before.
 const REFUSED_MAX: Duration = Duration::from_secs(20);
-/// The waits during a refusal. An apiserver that has just started grants the request within seconds, while the waits of
-/// the preceding outage may have grown to half a minute.
+/// The delays during a refusal. An apiserver that has just started grants the request within seconds, while the delays
+/// of the preceding outage may have grown to half a minute.
 const REFUSED_WAITS: BackoffBounds =
     BackoffBounds { first: Duration::from_millis(250), longest: Duration::from_secs(4) };
 /// The delay for clients that resume after a restart, before the oldest version among them is used.
@@ -97,7 +98,7 @@ const RESUME_GATHER: Duration = Duration::from_millis(300);
 /// The timeout for the position of upstream and the layout of its bookmarks, for a feed that begins at a client's
 /// version.
 const POSITION_MAX: Duration = Duration::from_secs(1);
-/// A stream that was open for this long counts as accepted.
+/// The time after which an open stream counts as accepted.
 const LIVED: Duration = Duration::from_secs(5);
 /// The window over which feeds that lost their streams together spread their resumes.
 const RESUME_SPREAD: Duration = Duration::from_millis(300);
@@ -130,7 +131,7 @@ impl Reflector {
         }
     }
 
-    /// Runs until the feed ends for a reason that a retry cannot fix.
+    /// Runs until the feed ends for a reason that a retry cannot fix. Returns that reason.
     pub(super) async fn run(&mut self) -> FeedEnd {
         let mut state = State::Empty;
         loop {
@@ -148,16 +149,19 @@ impl Reflector {
         }
     }
 
-    /// Logs a failure. A clean end is normal for an apiserver and logged as info. Any other end is a rate-limited
-    /// warning, because all feeds fail at once when upstream is gone.
+    /// Logs an interrupted watch. A clean end is normal for an apiserver and logged as info. Any other end is a
+    /// rate-limited warning, because all feeds fail at once when upstream is unreachable.
     fn log_interruption(&self, failure: &StepFailure, wait: Duration) {
         let feed = &self.deps.upstream.feed;
         feed.counts.note_trouble(failure.in_brief());
         if let StepFailure::Stream(StreamEnd::Clean) = failure {
-            tracing::info!(feed = %feed.spec.key, error = %failure, retry_in = ?wait, "upstream watch interrupted");
+            tracing::info!(
+                feed = %feed.spec.key, error = %failure, retry_in = ?wait,
+                "upstream watch interrupted; retrying"
+            );
         } else if let Some(failures) = self.interruptions.failed(Instant::now()) {
             let (feed, error) = (&feed.spec.key, failure);
-            tracing::warn!(%feed, %error, failures, retry_in = ?wait, "upstream watch interrupted");
+            tracing::warn!(%feed, %error, failures, retry_in = ?wait, "upstream watch interrupted; retrying");
         }
     }
 
@@ -348,7 +352,7 @@ impl Reflector {
         }
     }
 
-    /// Returns the wait after a failure. After repeated unreadable streams it also resets the state, so that the feed
+    /// Returns the delay after a failure. After repeated unreadable streams it also resets the state, so that the feed
     /// relists.
     fn pause_after(&mut self, failure: &StepFailure, state: &mut State) -> Duration {
         let kind = failure.kind();

@@ -15,39 +15,39 @@ use tokio::sync::watch;
 #[derive(Debug)]
 pub(super) enum ReflectorFinding {
     Proof(Proof),
-    /// Objects that have another encoding now.
+    /// Objects whose encoding has changed.
     Renewal(Renewal),
     /// Earlier events to prepend to the history.
     Backfill(BackfillFinding),
     /// The previous objects of changes in the history.
     PreviousObjects(PreviousObjects),
-    /// An upstream response contradicts what the feed holds in this history.
+    /// An upstream response contradicts the cached state of this history.
     HistoryMismatch {
         history: u64,
     },
-    /// An object is certain to differ from upstream's.
+    /// An object certainly differs from upstream's.
     Divergence(Divergence),
 }
 
-/// An object that is certain to differ from upstream's.
+/// An object that certainly differs from upstream's.
 #[derive(Debug)]
 pub(super) struct Divergence {
-    /// The number of the feed's history in which it was found.
+    /// The number of the feed's history in which the difference was found.
     pub(super) history: u64,
     pub(super) key: ObjectKey,
-    /// The version of the states that were compared.
+    /// The version of the compared states.
     pub(super) at: ResourceVersion,
-    /// The cached version, and the one that upstream has; `None` if the object is absent.
+    /// The cached version of the object, and the one that upstream has; `None` if the object is absent.
     pub(super) ours: Option<ResourceVersion>,
     pub(super) theirs: Option<ResourceVersion>,
-    /// A description of the difference.
+    /// A description of how the object differs.
     pub(super) difference: &'static str,
 }
 
-/// Changes after our version, in order and without a gap, up to `until`.
+/// The changes after the feed's version, in order and without a gap, up to `until`.
 #[derive(Debug)]
 pub(super) struct Proof {
-    /// The number of the feed's history that they belong to.
+    /// The number of the feed's history to which the changes belong.
     pub(super) history: u64,
     pub(super) changes: Vec<Change>,
     pub(super) until: ResourceVersion,
@@ -59,7 +59,7 @@ pub(super) struct Proof {
 #[derive(Debug)]
 pub(super) struct BackfillFinding {
     pub(super) past: BackfilledEvents,
-    /// Receives whether the history now begins with them.
+    /// Receives whether the history now begins with the backfilled events.
     pub(super) done: oneshot::Sender<bool>,
 }
 
@@ -68,26 +68,26 @@ pub(super) struct BackfillFinding {
 pub(super) struct PreviousObjects {
     pub(super) known: ResourceVersion,
     pub(super) before: Vec<(MissingPrevious, Arc<Object>)>,
-    /// Notified when they are recorded.
+    /// Completes when the reflector has recorded the renewed objects.
     pub(super) done: oneshot::Sender<()>,
 }
 
-/// Objects that have another encoding now.
+/// Objects whose encoding has changed.
 #[derive(Debug)]
 pub(super) struct Renewal {
     pub(super) objects: Vec<Arc<Object>>,
     /// The state of the servers for which the objects were listed: [`By::count`](super::body_writers::By::count).
     pub(super) count: u64,
-    /// Notified when the objects were replaced.
+    /// Completes when the reflector has replaced the objects.
     pub(super) done: oneshot::Sender<()>,
 }
 
-/// The time at which a feed last found that upstream's storage had gone back. All feeds of that upstream check their
-/// history then.
+/// The time at which a feed last found that upstream's storage had gone back. On each notice, all feeds of that
+/// upstream check their history.
 #[derive(Debug, Default)]
 pub(super) struct RewindNotices(watch::Sender<Option<Instant>>);
 
-/// Rewinds that feeds find within this time of each other count as the same incident.
+/// The time within which rewinds that several feeds find count as the same incident.
 const SAME_INCIDENT: Duration = Duration::from_secs(60);
 
 impl RewindNotices {
@@ -102,7 +102,7 @@ impl RewindNotices {
         });
     }
 
-    /// Returns a receiver of later notices.
+    /// Returns a receiver of later rewind notices.
     pub(super) fn follow(&self) -> watch::Receiver<Option<Instant>> {
         let mut following = self.0.subscribe();
         following.mark_unchanged();
@@ -113,14 +113,14 @@ impl RewindNotices {
 /// How a feed's current history began.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct HistoryOrigin {
-    /// When the request for its first state was sent.
+    /// The time at which the request for the history's first state was sent.
     pub(super) asked: Instant,
-    /// Whether it replaced a history that upstream no longer had.
+    /// Whether the history replaced one that upstream no longer had.
     pub(super) rewound: bool,
 }
 
 impl HistoryOrigin {
-    /// Whether a rewind that another feed found at `found` may affect this one.
+    /// Whether a rewind that another feed found at `found` may affect this feed.
     pub(super) fn is_concerned(self, found: Instant) -> bool {
         let same_incident = self.rewound && found.duration_since(self.asked) < SAME_INCIDENT;
         self.asked < found && !same_incident

@@ -57,7 +57,7 @@ struct RenewalDelay {
 impl RenewalRateLimit {
     const SPREAD: Duration = Duration::from_secs(60);
     const SPREAD_MAX: Duration = Duration::from_secs(20 * 60);
-    /// Renewals that are further apart than this are treated as unrelated.
+    /// The time between two renewals above which they are treated as unrelated.
     const REST: Duration = Duration::from_secs(10 * 60);
 
     fn next(&mut self, now: Instant) -> RenewalDelay {
@@ -121,7 +121,8 @@ impl Renewer {
             match renewed {
                 Ok(()) => return,
                 Err(error) => {
-                    tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "cannot refresh objects");
+                    let feed = &self.upstream.feed.spec.key;
+                    tracing::debug!(%feed, %error, "cannot refresh objects for another upstream version; retrying");
                     sleep(retries.failed(Instant::now())).await;
                 }
             }
@@ -130,7 +131,7 @@ impl Renewer {
 
     async fn meet(&self, server: &Server) {
         if let Err(error) = self.upstream.client.meet(server).await {
-            tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "cannot read an upstream server's version");
+            tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "cannot read a server's Kubernetes version");
         }
     }
 
@@ -163,7 +164,7 @@ impl Renewer {
             return Ok(());
         }
         let took = began.elapsed();
-        tracing::info!(feed = %key, changed, of, ?took, "objects refreshed for another upstream version");
+        tracing::info!(feed = %key, changed, objects = of, ?took, "objects refreshed for another upstream version");
         self.written.renewed(listed.servers);
         Ok(())
     }

@@ -47,16 +47,16 @@ use super::versions::VersionPage;
 use compare::{Discrepancy, KeyRange, contradictions};
 use pace::DivergenceRateLimit;
 
-/// Compares one feed with upstream.
+/// Compares one feed with upstream periodically.
 pub(super) struct SelfChecker {
     pub(super) upstream: FeedClient,
     pub(super) words: mpsc::Sender<ReflectorFinding>,
     pub(super) written: Arc<BodyWriters>,
-    /// Provides the mean interval between rounds, which varies by half, or disables them.
+    /// The configuration, with the mean interval between rounds, which varies by half, or none to disable them.
     pub(super) config: Reloadable<ReflectConfig>,
 }
 
-/// The results of earlier rounds.
+/// The results of earlier rounds of a self-check.
 #[derive(Debug)]
 struct SelfCheckState {
     compared: CompareProgress,
@@ -71,10 +71,10 @@ struct SelfCheckState {
     pace: DivergenceRateLimit,
 }
 
-/// How far a feed has been compared.
+/// The extent to which a feed has been compared.
 #[derive(Debug, Clone)]
 struct CompareProgress {
-    /// The state that was compared completely last.
+    /// The last state that was compared completely.
     proven: StateMark,
     sweep: Option<Sweep>,
 }
@@ -98,11 +98,11 @@ const OBJECTS_MAX: usize = 3;
 const OBJECT_BYTES_MAX: usize = 64 << 10;
 /// The maximum number of differences that are checked again.
 const SUSPECTS_MAX: usize = 4;
-/// How often a difference is checked again, and the base wait between two checks.
+/// The number of times that a difference is checked again, and the base delay between two checks.
 const LOOKS: u32 = 2;
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
-/// The time in which our stream must reach the version of the current state that upstream has listed: more than two
-/// bookmark intervals of a minute.
+/// The time in which the feed's stream must reach the version of the state that upstream has listed. It is more than
+/// two bookmark intervals of a minute.
 const REACHED_MAX: Duration = Duration::from_secs(150);
 /// The maximum number of doublings of the interval while upstream does not respond.
 const DOUBLINGS_MAX: u32 = 6;
@@ -175,7 +175,8 @@ impl SelfChecker {
                 SelfCheckOutcome::Same
             }
             Err(error) => {
-                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "self-check skipped");
+                let feed = &self.upstream.feed.spec.key;
+                tracing::debug!(%feed, %error, "cannot compare cached objects with upstream; self-check skipped");
                 known.compared = before;
                 known.note(&error, (mark.history, state.rv));
                 SelfCheckOutcome::Skipped
@@ -205,7 +206,7 @@ impl SelfChecker {
         Ok(None)
     }
 
-    /// Compares the versions of the next keys of our state. Returns the keys that differ.
+    /// Compares the versions of the next keys of the cached state with upstream. Returns the keys that differ.
     async fn against_page(
         &self,
         mark: StateMark,
@@ -259,8 +260,8 @@ impl SelfChecker {
                 break;
             }
         }
-        let (feed, held) = (&self.upstream.feed.spec.key, state.len());
-        tracing::debug!(%feed, upstream = counted, held, "object count differs from upstream, but no object does");
+        let (feed, cached) = (&self.upstream.feed.spec.key, state.len());
+        tracing::debug!(%feed, upstream = counted, cached, "object count differs from upstream, but no object does");
         known.misleads = true;
         Ok(Vec::new())
     }
@@ -352,13 +353,13 @@ impl SelfChecker {
         Ok(last.map(|(divergence, _)| divergence))
     }
 
-    /// The base wait between two checks of a difference: long compared with a transaction, and short compared with a
-    /// round.
+    /// Returns the base delay between two checks of a difference: long compared with a transaction, and short compared
+    /// with a round.
     fn look_again(&self) -> Duration {
         self.config.get().self_check.map_or(LOOK_AGAIN, |every| LOOK_AGAIN.min(every / 10))
     }
 
-    /// Makes the reflector give up the cached state, unless it did so recently and the difference returned.
+    /// Makes the reflector discard the cached state, unless it did so recently and the difference returned.
     async fn report(&self, divergence: Divergence, known: &mut SelfCheckState) {
         if known.pace.is_resting(Instant::now()) {
             let Divergence { key, difference, .. } = &divergence;
@@ -373,7 +374,7 @@ impl SelfChecker {
         let _ = self.words.send(ReflectorFinding::Divergence(divergence)).await;
     }
 
-    /// Requests a page of the keys after `behind` at `rv`.
+    /// Requests a page of versions of the keys after `behind`, at version `rv`.
     async fn page(&self, rv: ResourceVersion, behind: Option<&ObjectKey>, limit: usize) -> Result<VersionPage, Error> {
         let (feed, gvr) = (&self.upstream.feed, &self.upstream.feed.spec.key.gvr);
         let query = match behind {
@@ -401,13 +402,13 @@ impl SelfChecker {
     }
 }
 
-/// The error if upstream cannot respond at one version.
+/// Returns the error for an upstream that cannot respond at one version.
 fn other_version(rv: ResourceVersion) -> Error {
     Error::OtherDocument(format!("a list at resourceVersion {rv}"))
 }
 
 impl SelfCheckState {
-    /// The initial results, for a state that was just listed.
+    /// Returns the initial results, for a state that was just listed.
     fn since(proven: StateMark) -> Self {
         Self {
             compared: CompareProgress { proven, sweep: None },
@@ -419,7 +420,7 @@ impl SelfCheckState {
         }
     }
 
-    /// Records why nothing was compared, so that refused requests are not repeated.
+    /// Records the reason that nothing was compared, so that refused requests are not repeated.
     fn note(&mut self, error: &Error, state: (u64, ResourceVersion)) {
         match error {
             Error::TooLarge(_) if self.keys > KEYS_MIN => self.keys = (self.keys / 2).max(KEYS_MIN),

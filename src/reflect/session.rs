@@ -10,9 +10,9 @@ use super::metrics::FeedMetrics;
 /// The result of applying an item of the stream.
 #[derive(Debug)]
 pub(super) enum StreamStep {
-    /// It was applied, and the feed is at this version.
+    /// The item was applied, and the feed is at this version.
     At(ResourceVersion),
-    /// The feed had it already.
+    /// The item was a duplicate of one that the feed had already.
     Skipped,
     /// Upstream sent an ERROR event with this Status.
     Refused(Box<Status>),
@@ -27,7 +27,7 @@ pub(super) enum BrokenStream {
     Upstream(#[from] Error),
 }
 
-/// Applies one item. Fails if a change is out of order.
+/// Applies one item of a stream. Fails if a change is out of order.
 pub(super) fn apply(
     item: WatchItem,
     writer: &mut CacheWriter,
@@ -70,7 +70,7 @@ pub(super) fn apply_together(
     Ok(last.filter(|_| fresh > 0).map_or(StreamStep::Skipped, StreamStep::At))
 }
 
-/// The Status in an ERROR event.
+/// Returns the Status in an ERROR event.
 pub(super) fn status_of(event: &ErrorEvent) -> Status {
     let code = u16::try_from(event.code).unwrap_or(500);
     let mut status = Status::from_code(code, &event.message);

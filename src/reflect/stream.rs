@@ -8,24 +8,25 @@ use tokio::time::{Instant, timeout_at};
 use crate::upstream::{Cause, Client, Error, ResponseBody, Server, UpstreamRequestKind};
 use crate::wire::{Encoding, FrameSplitter, ObjectReader, TABLE_ACCEPT, WatchItem, WireError};
 
-/// One open upstream watch: bytes in, decoded items out.
+/// One open upstream watch. It reads bytes and returns decoded items.
 #[derive(Debug)]
 pub(super) struct WatchStream {
     body: ResponseBody,
     splitter: FrameSplitter,
     /// Items that were read before the stream was passed on.
     ahead: VecDeque<WatchItem>,
-    /// When the last item came. It is a field because a read may be cancelled at any time.
+    /// The time at which the last item was received. It is a field because a read may be cancelled at any time.
     last_item: Instant,
 }
 
-/// How a stream ended, other than by an ERROR event.
+/// The way in which a stream ended, other than by an ERROR event.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StreamEnd {
-    /// Upstream closed it on a frame boundary: the ordinary end of a watch.
+    /// Upstream closed the watch on a frame boundary, which is its ordinary end.
     #[error("upstream ended the watch")]
     Clean,
-    /// Neither an event nor a bookmark for [`SILENCE_MAX`]: the connection is taken for dead (R-UPSTREAM-2).
+    /// Neither an event nor a bookmark was received for [`SILENCE_MAX`], so the connection counts as lost
+    /// (R-UPSTREAM-2).
     #[error("no event or bookmark received for {SILENCE_MAX:?}")]
     Silent,
     #[error(transparent)]
@@ -45,7 +46,7 @@ impl StreamEnd {
 /// The maximum time without an item. The apiserver sends a bookmark every minute, so a minute and a half of silence
 /// indicates a dead connection.
 const SILENCE_MAX: Duration = Duration::from_secs(90);
-/// The largest frame that is read, in bytes: many times etcd's limit for an object (R-UPSTREAM-7).
+/// The maximum size of a watch frame in bytes: many times etcd's limit for an object (R-UPSTREAM-7).
 const FRAME_BYTES_MAX: usize = 16 << 20;
 
 impl WatchStream {
@@ -65,12 +66,12 @@ impl WatchStream {
         })
     }
 
-    /// The server at the other end.
+    /// Returns the server at the other end of the watch.
     pub(super) fn server(&self) -> &Server {
         self.body.server()
     }
 
-    /// Whether upstream is a proxy that responds from memory.
+    /// Whether upstream is a proxy that responds from its cache.
     pub(super) fn is_from_memory(&self) -> bool {
         self.body.is_from_memory()
     }
@@ -85,7 +86,7 @@ impl WatchStream {
         Self { ahead, ..self }
     }
 
-    /// Returns the next item. Cancel-safe: bytes that were read stay in the splitter.
+    /// Returns the next item of the watch. Cancel-safe: bytes that were read stay in the splitter.
     pub(super) async fn next(&mut self, reader: &ObjectReader) -> Result<WatchItem, StreamEnd> {
         let deadline = self.last_item + SILENCE_MAX;
         loop {
@@ -119,7 +120,8 @@ impl WatchStream {
     }
 }
 
-/// Sends a request in a feed's encoding. If the response has another one, fails with [`Error::OtherRepresentation`].
+/// Sends a request in a feed's encoding. If the response has another encoding, fails with
+/// [`Error::OtherRepresentation`].
 pub(super) async fn ask(
     client: &Client,
     cause: Cause,
@@ -142,8 +144,8 @@ pub(super) async fn ask(
     Ok(response)
 }
 
-/// The `Accept` header for a feed of this encoding. Protobuf is followed by JSON, so that a server without protobuf
-/// responds in JSON rather than with a 406 (R-ACCEPT-3).
+/// Returns the `Accept` header for a feed of this encoding. Protobuf is followed by JSON, so that a server without
+/// protobuf responds in JSON rather than with a 406 (R-ACCEPT-3).
 fn accept(encoding: Encoding) -> &'static str {
     match encoding {
         Encoding::Json => "application/json",

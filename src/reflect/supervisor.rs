@@ -37,7 +37,7 @@ pub struct Supervisor {
     turns: ListTurns,
 }
 
-/// How often feeds are checked for idleness.
+/// The interval at which feeds are checked for idleness.
 const IDLE_CHECK: Duration = Duration::from_secs(5);
 
 impl Supervisor {

@@ -29,17 +29,17 @@ pub(super) struct Transactions {
     held: Vec<Change>,
     /// The item that completed the transaction.
     ahead: Option<WatchItem>,
-    /// Number of timers that have fired since the last change.
+    /// The number of timers that have fired since the last change.
     fired: u32,
-    /// When the next timer fires.
+    /// The time at which the next timer fires.
     timer: Instant,
 }
 
-/// What a stream has delivered.
+/// An item that a watch stream has delivered.
 #[derive(Debug)]
 pub(super) enum Received {
     Item(WatchItem),
-    /// All changes of one version.
+    /// All changes of one resourceVersion.
     Transaction(Vec<Change>),
 }
 
@@ -77,7 +77,7 @@ impl Transactions {
         }
     }
 
-    /// Processes an item of the stream. Returns `None` if it is held.
+    /// Processes an item of the stream. Returns `None` if the item is held for its transaction.
     fn take(&mut self, item: WatchItem) -> Option<Received> {
         match item {
             WatchItem::Change { event_type, object, frame } if self.holds(event_type, &object) => {

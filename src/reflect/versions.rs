@@ -12,19 +12,19 @@ use super::initial_state::FeedClient;
 /// Keys and versions of a part of a collection.
 #[derive(Debug, Clone, Default)]
 pub(super) struct VersionPage {
-    /// The version of the collection.
+    /// The resourceVersion of the listed collection.
     pub(super) at: ResourceVersion,
     pub(super) versions: BTreeMap<ObjectKey, ResourceVersion>,
-    /// Whether the collection ends with this page.
+    /// Whether this page is the last one of the collection.
     pub(super) is_last: bool,
     /// The number of objects after this page, if upstream reports it.
     pub(super) remaining: Option<u64>,
-    /// Whether upstream is a proxy that responds from memory. The version is then the position of its feed.
+    /// Whether upstream is a proxy that responds from its cache. The version is then the position of its feed.
     pub(super) is_from_memory: bool,
 }
 
 impl VersionPage {
-    /// The number of objects from the first of this page on, if upstream reports it.
+    /// Returns the number of objects from the first of this page on, if upstream reports it.
     pub(super) fn count(&self) -> Option<usize> {
         let behind = if self.is_last { Some(0) } else { self.remaining };
         Some(self.versions.len() + usize::try_from(behind?).ok()?)

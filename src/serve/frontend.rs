@@ -73,11 +73,12 @@ const NO_WAY_IN: &str = "exec, attach, portforward and proxy are not forwarded f
                          can reach; use a unix socket, or set execOnLoopback";
 const NO_SHARE: &str =
     "connection limit reached (limits.connections), and no other caller has more connections than you";
-/// When a client may come back whose connection has no place. Others end by themselves rarely.
+/// The `Retry-After` of a client whose connection got no slot, in seconds. Other connections rarely end without a
+/// request.
 const NO_SHARE_RETRY_SECONDS: u32 = 10;
 /// The minimum interval between discovery refreshes caused by unknown resources.
 const REDISCOVER_EVERY: Duration = Duration::from_secs(2);
-/// How long a request waits for such a refresh.
+/// How long a request waits for a refresh of discovery.
 const REDISCOVER_MAX: Duration = Duration::from_secs(5);
 /// How many times a request is routed again because its feed has ended. After that, the request is forwarded.
 const REROUTES_MAX: u32 = 2;
@@ -150,7 +151,7 @@ impl Frontend {
         self.concurrency.tune(&to.limits);
     }
 
-    /// Answers one request. It is read at once.
+    /// Answers one request, whose head is read at once.
     pub fn answer(
         self: Arc<Self>,
         peer: Peer,
@@ -210,7 +211,7 @@ impl Frontend {
         }
         let (code, took) = (response.status().as_u16(), received.elapsed());
         let cached = response.headers().contains_key(SERVED);
-        tracing::debug!(target: "access", %method, path, code, cached, ?took, "request");
+        tracing::debug!(target: "access", %method, path, code, cached, ?took, "response sent");
         outcome::show(&self.active_watches, &response, &who, (method.as_str(), &path));
         finish(response)
     }
@@ -248,13 +249,13 @@ impl Frontend {
         self.concurrency.while_unknown(identified).await.map_err(too_many_wait)?
     }
 
-    /// The answer to a proxy that asks how its upstream is.
+    /// Answers a downstream proxy that checks the health of this proxy's upstream.
     fn health(&self, request: &UnauthenticatedRequest, info: Option<&RequestInfo>) -> Option<Response<ReplyBody>> {
         let info = info.filter(|_| request.context.by_proxy)?;
         health(&request.http, info, &self.ready)
     }
 
-    /// The audit record of the request, if requests are recorded. The answer names the record.
+    /// Returns the audit record of the request, if requests are recorded. The response names the record.
     fn record(
         &self,
         peer: &Peer,
@@ -290,7 +291,7 @@ impl Frontend {
         checked.map_err(|foreign| Box::new(forbid(context, &foreign.to_string())))
     }
 
-    /// Whether any process on this machine can connect and act with the proxy's rights.
+    /// Whether any process on this machine can connect and act with the proxy's permissions.
     fn is_open_to_all(&self, peer: &Peer) -> bool {
         self.authorizer.is_open() && matches!(peer.address, PeerAddress::Tcp(_))
     }
@@ -379,8 +380,8 @@ impl Frontend {
         response
     }
 
-    /// Answers a request that is not for a resource. If the cache cannot answer it or the caller may not send it, upstream
-    /// does.
+    /// Answers a request that is not for a resource. If the cache cannot answer it or the caller may not send it, the
+    /// request is forwarded.
     async fn document(&self, request: Box<ReadRequest>) -> Response<ReplyBody> {
         let key = self.discovery.key(&request).filter(|_| self.authorizer.serves(&request.caller));
         if let Some(key) = key {
@@ -401,7 +402,7 @@ impl Frontend {
         Some(response)
     }
 
-    /// Answers a proxy that asks for a review, if it may.
+    /// Answers a review request of a downstream proxy, if the proxy may send it.
     async fn review(&self, request: Box<ReadRequest>) -> Response<ReplyBody> {
         let may = {
             let asked = pin!(self.authorizer.lets_proxy(&request.caller, &request.info));
@@ -451,7 +452,9 @@ impl Frontend {
             Ok(Err(failure)) if failure.is_outage => {
                 return Err(unavailable(&format!("upstream discovery has not completed yet: {}", failure.why)));
             }
-            Ok(Err(failure)) => tracing::debug!(error = failure.why, "discovery failed"),
+            Ok(Err(failure)) => {
+                tracing::debug!(resource = %gvr, error = failure.why, "cannot look up a resource: discovery failed");
+            }
             Err(shed) => return Err(too_many(shed, LIST_RETRY_SECONDS)),
         }
         Ok(self.catalog.find(&gvr))
@@ -472,7 +475,7 @@ impl Frontend {
         self.forwarding.forward(request, &caller, None, &query, &context, ForwardReason::AmbiguousUrl).await
     }
 
-    /// Handles a request that could not be answered from a feed: it is routed again, passed through, or refused.
+    /// Handles a request that could not be answered from a feed: it is routed again, forwarded, or refused.
     async fn unready(&self, mut request: Box<ReadRequest>, why: NotServable) -> Response<ReplyBody> {
         match why {
             NotServable::FeedEnded if request.rerouted < REROUTES_MAX => {
@@ -493,7 +496,7 @@ impl Frontend {
     }
 }
 
-/// Counts the connection for its caller. Returns false if the caller's share of the listener is used up.
+/// Charges the connection to its caller. Returns false if the caller's share of the listener is used up.
 fn settle(peer: &Peer, caller: Option<&Caller>, payer: Option<&FlowDistinguisher>) -> bool {
     match caller {
         // Like upstream, closes the connection of an unknown caller after this response, and reads no further requests

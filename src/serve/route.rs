@@ -30,46 +30,47 @@ pub(crate) enum Route {
     Watch(WatchRead),
 }
 
-/// Why a request is forwarded to upstream. Every variant is a metric label.
+/// The reason that a request is forwarded to upstream. Every variant is a metric label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum ForwardReason {
-    /// It is not for a resource: health, OpenAPI, and discovery that is not cached or not allowed.
+    /// The request is not for a resource: health, OpenAPI, and discovery that is not cached or not allowed.
     NonResource,
-    /// It is not a read.
+    /// The request is not a read.
     Verb,
-    /// `log`, `exec`, `status`, `scale`, …
+    /// The request is for a subresource: `log`, `exec`, `status`, `scale`, …
     Subresource,
-    /// It is spelled in a way that only upstream should interpret.
+    /// The URL is written in a way that only upstream should interpret.
     AmbiguousUrl,
-    /// The caller impersonates another user. Upstream decides whether it may, and what that user may read.
+    /// The caller impersonates another user. Upstream decides whether the caller may, and what that user may read.
     Impersonation,
     /// The caller has no credential, and so only the permissions of anonymous users.
     Anonymous,
     /// The caller's permission is not for the collection that would be read.
     PermissionMismatch,
-    /// Discovery does not know the resource.
+    /// Discovery does not list the resource.
     Unknown,
     /// Another server behind the aggregation layer serves the resource.
     Aggregated,
     /// The resource cannot be watched, so it cannot be cached.
     NotWatchable,
-    /// It asks for YAML, CBOR or indented JSON.
+    /// The client requests YAML, CBOR or indented JSON.
     Representation,
-    /// It asks for a Table with current cells, which upstream prints per request.
+    /// The client requests a Table with current cells, which upstream prints per request.
     Table,
-    /// It is a Table watch that starts before the cached history.
+    /// The request is a Table watch that starts before the cached history.
     TooOld,
-    /// The representation cannot be derived from what is cached.
+    /// The representation cannot be converted from the cached objects.
     NotDerivable,
-    /// No encoding is acceptable: upstream says it in its words.
+    /// No encoding is acceptable to the client, and upstream must write the error.
     NotAcceptable,
-    /// It has a parameter that changes the answer and that we do not interpret.
+    /// The request has a parameter that changes the response and that the proxy does not interpret.
     UnsupportedParameter,
-    /// It asks for the most recent state of one object, and to prove that ours is would cost upstream as much.
+    /// The client requests the most recent state of one object. To prove that the cached one is current would cost
+    /// upstream as much.
     ConsistentGet,
-    /// It asks for the exact state at a version that is not cached.
+    /// The client requests the exact state at a version that is not cached.
     ExactVersion,
-    /// It has a continue token of a list that is not cached.
+    /// The request has a continue token of a list that is not cached.
     Continue,
     /// No running feed can answer this read of one object.
     NotCached,
@@ -77,23 +78,23 @@ pub(crate) enum ForwardReason {
     Syncing,
     /// The proxy's identity may not list the resource.
     Forbidden,
-    /// The resource is not among those that are held.
+    /// The resource is not among those that the configuration caches.
     NotInResources,
-    /// The resource is of a sensitive kind, which is not held.
+    /// The resource is of a sensitive kind, which is not cached.
     Sensitive,
-    /// It asks for more of the resource than is cached.
+    /// The client requests more of the resource than is cached.
     OutOfScope,
-    /// The feed cannot run: upstream does not serve the encoding, or its data is not readable.
+    /// The feed cannot run: upstream does not serve the encoding, or its data cannot be decoded.
     Unavailable,
     /// The feed does not fit into the memory budget for feeds.
     OverBudget,
-    /// The freshness proof did not arrive in time.
+    /// The freshness proof was not obtained in time.
     NoProof,
-    /// Its selector costs more than is spent here for one request, or for one event of a watch.
+    /// The selector costs more than the proxy spends on one request, or on one event of a watch.
     ExpensiveSelector,
 }
 
-/// A read of one object.
+/// A GET of one object, as read from its request.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct GetRead {
     pub(crate) representation: Representation,
@@ -107,18 +108,18 @@ impl GetRead {
     }
 }
 
-/// A watch.
+/// A watch, as read from its request.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct WatchRead {
     pub(crate) representation: Representation,
     pub(crate) view: View,
     pub(crate) start: WatchStart,
     pub(crate) bookmarks: bool,
-    /// The timeout as requested: see `WatchTimeout`.
+    /// The timeout that the client requested: see `WatchTimeout`.
     pub(crate) timeout_seconds: Option<i64>,
 }
 
-/// Why a read cannot be answered from the cache.
+/// The reason that a read cannot be answered from the cache.
 enum NotCacheable {
     Forward(ForwardReason),
     Refuse(Box<Status>),
@@ -134,7 +135,7 @@ pub(crate) struct RouteInput<'a> {
     pub(crate) user_agent: Option<&'a str>,
     /// Whether the caller impersonates another user.
     pub(crate) impersonates: bool,
-    /// Whether another proxy sends the request to fill its own feed.
+    /// Whether a downstream proxy sends the request to fill its own feed.
     pub(crate) fills_a_feed: bool,
     /// Whether the caller requests the readable part of a collection.
     pub(crate) readable: bool,
@@ -159,7 +160,7 @@ pub(crate) fn route<'a>(
     }
 }
 
-/// Checks that requests of this kind can be answered here, regardless of their resource.
+/// Checks that the cache can answer requests of a kind, regardless of their resource.
 ///
 /// # Errors
 /// The request must be forwarded, for the returned reason.
@@ -183,7 +184,7 @@ pub(crate) fn check_kind(asked: &RouteInput<'_>) -> Result<(), ForwardReason> {
     Ok(())
 }
 
-/// Returns the resource, if requests of this kind for it can be answered here at all.
+/// Returns the resource, if the cache can answer requests of this kind for it.
 fn cacheable<'a>(asked: &RouteInput<'_>, resource: Option<&'a Resource>) -> Result<&'a Resource, ForwardReason> {
     check_kind(asked)?;
     let info = asked.info;
@@ -211,7 +212,7 @@ fn cacheable<'a>(asked: &RouteInput<'_>, resource: Option<&'a Resource>) -> Resu
     Ok(resource)
 }
 
-/// Returns the scope in which the resource is cached, if it covers the request.
+/// Returns the scope in which the resource is cached, if that covers the request.
 fn covered(asked: &RouteInput<'_>, resource: &Resource, coverage: &Coverage) -> Result<Scope, ForwardReason> {
     let scope = coverage.scope(resource)?;
     if covers(&scope, asked.info) { Ok(scope) } else { Err(ForwardReason::OutOfScope) }

@@ -9,13 +9,13 @@ use crate::serve::route::Coverage;
 pub struct ServeConfig {
     pub consistency: Consistency,
     pub coverage: Coverage,
-    /// Whether requests that reach into pods, services and nodes (exec, attach, portforward, proxy) are forwarded from a
-    /// TCP socket without authentication, where every caller acts as the proxy itself.
+    /// Whether exec, attach, portforward and proxy requests are forwarded from a TCP socket without authentication,
+    /// where every caller acts as the proxy itself.
     pub exec_on_loopback: bool,
-    /// How long a request waits for a feed that is syncing.
+    /// The maximum time that a request waits for a feed to sync.
     pub sync_wait_max: Duration,
-    /// How long a read waits for a freshness proof or for the version that it names. It equals the apiserver's wait
-    /// (R-VERSION-3), and operators cannot change it.
+    /// The maximum time that a read waits for a freshness proof or for the version that it names. It equals the
+    /// apiserver's wait (R-VERSION-3), and operators cannot change it.
     pub fresh_wait_max: Duration,
     /// The time limit for a LIST, a forwarded response that is not a stream, and a request's body. It corresponds to
     /// the apiserver's `--request-timeout`.
@@ -25,15 +25,15 @@ pub struct ServeConfig {
     pub watch_min: Duration,
     pub limits: ConcurrencyConfig,
     pub unread: SlowReaderLimits,
-    /// How long upstream's discovery and authorizers may lag behind an observed change. Discovery documents, and reviews
-    /// for other proxies, that were requested within this time are not reused.
+    /// The time for which upstream's discovery and authorizers may lag behind an observed change. Discovery documents
+    /// and reviews for other proxies that were requested within this time are not reused.
     pub lag_max: Duration,
 }
 
 /// The required freshness of a read without a resourceVersion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Consistency {
-    /// The state is proven to contain every write that was complete when the request arrived.
+    /// The state is proven to contain every write that was complete when the request was received.
     #[default]
     Strict,
     /// The state of a live feed, without a proof. It is normally milliseconds old.

@@ -12,9 +12,9 @@ pub struct CredentialId([u8; 32]);
 pub enum ActingAs {
     /// The proxy's own identity: the caller is the same user as the proxy.
     ProxyItself,
-    /// The bearer token of the request. The user of the token is its flow distinguisher.
+    /// The bearer token of the request. The flow distinguisher is the token's user.
     Bearer(CredentialId, FlowDistinguisher),
-    /// No identity of the proxy: the user of the request's credential is unknown.
+    /// The request has no identity of the proxy: the user of the request's credential is unknown.
     Anonymous,
     /// A user whose credential cannot be forwarded: the proxy impersonates the user.
     User(Arc<User>),

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::BUILD;
 
-/// A release of Kubernetes.
+/// A Kubernetes release: its major and minor version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Release {
     pub major: u32,
@@ -21,13 +21,13 @@ impl fmt::Display for Release {
 /// The build that a server reports in `/version`. Servers that report the same build produce the same bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Build {
-    /// The release that the server behaves as. It may be older than the server itself (`--emulated-version`).
+    /// The release that the server emulates. It may be older than the server itself (`--emulated-version`).
     pub release: Release,
     /// The minor version of the server's own release. It determines the layout of objects in JSON, which depends on the
     /// Go types compiled into the server, not on the emulated release.
     pub minor: u32,
-    /// Everything that may change bytes: patches and distributions add fields, emulation and compatibility change
-    /// defaults. It is a `/version` document reduced to these fields.
+    /// All fields that may change encoded bytes: patches and distributions add fields, emulation and compatibility
+    /// change defaults. The text is a `/version` document reduced to these fields.
     said: Box<str>,
 }
 
@@ -46,7 +46,7 @@ struct VersionDocument {
 }
 
 impl Build {
-    /// The build of a server with this `/version` document.
+    /// Returns the build of a server with the given `/version` document.
     #[cfg(test)]
     pub(crate) fn of(version: &str) -> Option<Self> {
         Self::parse(version.as_bytes())
@@ -64,12 +64,12 @@ impl Build {
         Some(Self { release, minor, said: serde_json::to_string(&said).ok()?.into() })
     }
 
-    /// The build that encoded the bodies of a proxy's response, from its `Kube-Fanout-Build` header.
+    /// Returns the build that encoded the bodies of a proxy's response, from its `Kube-Fanout-Build` header.
     pub(super) fn named_in(headers: &HeaderMap) -> Option<Self> {
         Self::parse(headers.get(BUILD)?.as_bytes())
     }
 
-    /// The value of the `Kube-Fanout-Build` header, for proxies below this one.
+    /// Returns the value of the `Kube-Fanout-Build` header, for downstream proxies.
     pub fn header(&self) -> Option<HeaderValue> {
         HeaderValue::from_str(&self.said).ok()
     }

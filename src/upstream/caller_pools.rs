@@ -30,12 +30,12 @@ pub(super) struct CallerPools {
 #[derive(Debug)]
 struct Pools {
     short: Pool,
-    /// For streams: each has its own connection.
+    /// The pool for streams, of which each has its own connection.
     long: Pool,
     _place: OwnedSemaphorePermit,
 }
 
-/// The maximum number of credentials with their own connections. Beyond it the cache evicts; requests in progress on
+/// The maximum number of credentials with their own connections. Above it, the cache evicts; requests in progress on
 /// evicted connections continue.
 const CREDENTIALS_MAX: u64 = 20_000;
 const IDLE_MAX: Duration = Duration::from_secs(90);
@@ -55,7 +55,7 @@ impl CallerPools {
         Ok(Self { credentials, pools, shares: KeyedSemaphores::new(CREDENTIALS_OF_A_USER_MAX), once })
     }
 
-    /// Sends a request of the bearer of `credential`, on connections that only that credential uses.
+    /// Sends a request with the caller's credential, on connections that only that credential uses.
     pub(super) async fn send(
         &self,
         (credential, payer): (CredentialId, &FlowDistinguisher),
@@ -71,12 +71,12 @@ impl CallerPools {
         }
     }
 
-    /// Sends a request without a known user, on a connection that is not reused.
+    /// Sends a request whose user is unknown, on a connection that is not reused.
     pub(super) async fn send_once(&self, outgoing: CountedRequest) -> Result<Response<ResponseBody>, Error> {
         self.once.send(outgoing).await
     }
 
-    /// The connections of a credential; `None` if its user has reached [`CREDENTIALS_OF_A_USER_MAX`].
+    /// Returns the connections of a credential; `None` if its user has reached [`CREDENTIALS_OF_A_USER_MAX`].
     fn pools(&self, credential: CredentialId, payer: &FlowDistinguisher) -> Result<Option<Arc<Pools>>, Error> {
         if let Some(pools) = self.pools.get(&credential) {
             return Ok(Some(pools));

@@ -34,9 +34,9 @@ struct Shared {
     links: Links,
     costs: CostLedger,
     instance: String,
-    /// Tasks for requests that outlive the callers that wait for them.
+    /// The tasks for requests that outlive the callers that wait for them.
     tasks: Tasks,
-    /// Counts the received responses, for tasks that wait until upstream is reachable again.
+    /// The number of received responses, for tasks that wait until upstream is reachable again.
     answered: watch::Sender<u64>,
     strict_transport: HstsHeader,
 }
@@ -44,9 +44,9 @@ struct Shared {
 /// The kind of a request of the proxy: it selects the connections and the timeout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UpstreamRequestKind {
-    /// A stream that lives for minutes.
+    /// The request is a stream that lives for minutes.
     Watch,
-    /// A single response.
+    /// The request has a single response, which is read whole.
     Short,
 }
 
@@ -59,7 +59,7 @@ pub struct SharedDocument {
 
 const JSON: &str = "application/json";
 const REVIEW_BYTES_MAX: usize = 1 << 20;
-/// The largest document that is shared, in bytes.
+/// The maximum size in bytes of a document that callers share.
 const DOCUMENT_BYTES_MAX: usize = 16 << 20;
 /// The timeout for the response head of the proxy's own requests; the apiserver's own limit is 60 s (R-TIMEOUT-2).
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
@@ -82,7 +82,7 @@ impl Client {
         Ok(Self::of(Links::load(source, endpoints)?, costs, tasks))
     }
 
-    /// A client whose connections come from `connect`, for tests with a paused clock.
+    /// Creates a client whose connections come from `connect`, for tests with a paused clock.
     #[cfg(test)]
     pub(crate) fn in_memory(connect: impl Fn() -> Option<tokio::io::DuplexStream> + Send + Sync + 'static) -> Self {
         let memory = super::InMemoryUpstream::new(connect, false).without_idle();
@@ -111,28 +111,28 @@ impl Client {
         &self.shared.tasks
     }
 
-    /// The servers of upstream.
+    /// Returns the servers of upstream.
     pub fn endpoints(&self) -> &Endpoints {
         &self.shared.links.endpoints
     }
 
-    /// The URL of the server in use.
+    /// Returns the URL of the server in use.
     pub fn server_url(&self) -> String {
         self.shared.links.current().credentials.base.to_string().trim_end_matches('/').to_owned()
     }
 
-    /// The validity of the proxy's client certificate, if the credentials have one. Certificates from exec plugins are
-    /// not included.
+    /// Returns the validity of the proxy's client certificate, if the credentials have one. Certificates from exec
+    /// plugins are not included.
     pub fn client_certificate(&self) -> Option<CertificateValidity> {
         self.shared.links.current().credentials.client_certificate
     }
 
-    /// The identifier of this process, by which it recognizes its own requests.
+    /// Returns the identifier of this process, by which it recognizes its own requests.
     pub fn instance(&self) -> &str {
         &self.shared.instance
     }
 
-    /// The `Strict-Transport-Security` header of upstream's last response to a request of the proxy.
+    /// Returns the `Strict-Transport-Security` header of upstream's last response to a request of the proxy.
     pub fn strict_transport_security(&self) -> Option<HeaderValue> {
         self.shared.strict_transport.get()
     }
@@ -163,7 +163,7 @@ impl Client {
         self.read(self.ask(cause, UpstreamRequestKind::Short, path, request, body.into()).await?).await
     }
 
-    /// Sends a review for another proxy and reads the response. `hops` names the proxies below and this one.
+    /// Sends a review for a downstream proxy and reads the response. `hops` names the proxies below and this proxy.
     pub async fn review(&self, cause: Cause, path: &str, hops: HeaderValue, body: Bytes) -> Result<Bytes, Error> {
         let request = Request::builder().method(Method::POST).header(super::HOPS, hops);
         let request = request.header(ACCEPT, JSON).header(CONTENT_TYPE, JSON);
@@ -196,7 +196,8 @@ impl Client {
         answer
     }
 
-    /// Sends a GET of the proxy to one of the servers, on a connection that is not reused. Returns the response code.
+    /// Sends a GET of the proxy to one of the servers, on a connection that is not reused. Returns the status code of
+    /// the response.
     pub(super) async fn ask_server(&self, endpoint: usize, path: &str) -> Result<u16, Error> {
         let link = self.shared.links.at(endpoint);
         let request = Request::builder().method(Method::GET);
@@ -230,7 +231,7 @@ impl Client {
         self.taken(sending).await
     }
 
-    /// Builds a request with the credentials of a link.
+    /// Builds a request with the credentials of a link to upstream.
     async fn prepared(
         &self,
         link: &Link,
@@ -337,7 +338,7 @@ impl Client {
         read_whole(response.into_body(), BODY_BYTES_MAX, goes_on).await
     }
 
-    /// Sends a caller's request with the proxy's credentials instead of its own. Impersonation headers are kept:
+    /// Sends a caller's request with the proxy's credentials instead of the caller's. Impersonation headers are kept:
     /// upstream decides whether the proxy may impersonate that user.
     pub(super) async fn send(
         &self,
@@ -393,7 +394,7 @@ const STATUS_BYTES_MAX: usize = 1 << 20;
 /// The maximum silence between two frames of a response that is read as a whole.
 const BODY_SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// The encoding in the Content-Type of the response.
+/// Returns the encoding that the Content-Type of the response names.
 pub(crate) fn encoding_of<B>(response: &Response<B>) -> Option<Encoding> {
     let content_type = response.headers().get(http::header::CONTENT_TYPE)?.to_str().ok()?;
     Encoding::from_content_type(content_type)

@@ -6,7 +6,7 @@ use kubeapi::Gvr;
 /// The purpose of an upstream request. Every request names its cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
-    /// Loads the state of a feed, in pages or streamed.
+    /// Requests that load the state of a feed, in pages or streamed.
     List,
     /// Watches the objects of a feed.
     Watch,
@@ -14,7 +14,7 @@ pub enum Cause {
     Proof,
     /// Reads past changes: of a gap in the stream, or from before a feed's first list.
     Past,
-    /// Compares derived objects with upstream's encoding.
+    /// Requests that compare converted objects with upstream's encoding.
     Comparison,
     /// Compares the contents of a feed with upstream.
     SelfCheck,
@@ -22,7 +22,7 @@ pub enum Cause {
     Discovery,
     /// Reads the definitions of custom resources and `APIServices`, by feeds or lists.
     Definitions,
-    /// Follows roles and bindings.
+    /// Follows RBAC roles and bindings.
     Rbac,
     /// Checks the permissions of a user for a request (`SubjectAccessReview`).
     AccessReview,
@@ -34,20 +34,20 @@ pub enum Cause {
     SelfReview,
     /// Checks whether one of several servers is ready, when another may have failed.
     Readiness,
-    /// Callers' requests that are passed through.
+    /// Callers' requests that are forwarded.
     PassedThrough,
 }
 
 /// The cost of requests with one cause since the process started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Requests that were sent, with or without a response.
+    /// The number of requests that were sent, with or without a response.
     pub requests: u64,
-    /// Long-lived responses: watches, followed logs, tunnels.
+    /// The number of opened streams: watches, followed logs, tunnels.
     pub streams_opened: u64,
     pub streams_open: u64,
-    /// Bytes of response bodies as received: compressed if upstream compresses. Headers, HTTP framing, TLS and
-    /// tunnelled bytes are not included.
+    /// The number of bytes of response bodies as received: compressed if upstream compresses. Headers, HTTP framing,
+    /// TLS and tunnelled bytes are not included.
     pub body_bytes: u64,
 }
 
@@ -65,7 +65,7 @@ struct Account {
     body_bytes: AtomicU64,
 }
 
-/// Counts one request and its response. If the response is a stream, it counts as open until this is dropped.
+/// Counts one request and its response. If the response is a stream, it counts as open until the counter is dropped.
 #[derive(Debug)]
 pub(super) struct CostCounter {
     costs: CostLedger,
@@ -113,8 +113,8 @@ impl Cause {
         }
     }
 
-    /// The cause for a feed of this resource: lists and watches of resources that the proxy itself uses have separate
-    /// causes.
+    /// Returns the cause for a feed of a resource. Lists and watches of resources that the proxy itself uses have
+    /// separate causes.
     #[must_use]
     pub fn of(self, gvr: &Gvr) -> Self {
         match (self, &*gvr.group, &*gvr.resource) {
@@ -125,14 +125,14 @@ impl Cause {
         }
     }
 
-    /// The cause of a stream: a streamed list counts as a watch from its first byte.
+    /// Returns the cause of a stream: a streamed list counts as a watch from its first byte.
     fn of_stream(self) -> Self {
         if self == Self::List { Self::Watch } else { self }
     }
 }
 
 impl CostLedger {
-    /// Every cause with its cost.
+    /// Iterates over every cause with its cost.
     pub fn all(&self) -> impl Iterator<Item = (Cause, Cost)> {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Cause::ALL.into_iter().map(move |cause| {
@@ -153,7 +153,7 @@ impl CostLedger {
 }
 
 impl CostCounter {
-    /// A counter for the same request when it is retried.
+    /// Returns a counter for the same request when it is retried.
     pub(super) fn again(&self) -> Self {
         Self { costs: self.costs.clone(), is_open: false, ..*self }
     }
@@ -162,7 +162,7 @@ impl CostCounter {
         self.account().requests.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Records that the response has begun.
+    /// Records that the response to the request has begun.
     pub(super) fn answered(&mut self, is_success: bool) {
         if self.is_stream && is_success {
             self.is_open = true;

@@ -28,9 +28,9 @@ pub enum CredentialSource {
     File(PathBuf),
     /// The service account of the proxy's pod. Rotated tokens are followed.
     InCluster,
-    /// No credentials, as for the demo upstream.
+    /// An upstream without credentials, such as the demo upstream.
     Anonymous(Uri),
-    /// No credentials, for an upstream in this process.
+    /// An upstream in this process, without credentials.
     Memory(InMemoryUpstream),
 }
 
@@ -52,7 +52,8 @@ impl CredentialSource {
     }
 }
 
-/// The files that the current context refers to, if there is one. Inline data has precedence over a file.
+/// Returns the files that the kubeconfig's current context refers to, if there is one. Inline data has precedence over
+/// a file.
 fn named_by(kubeconfig: &Kubeconfig) -> Option<Vec<PathBuf>> {
     let current = kubeconfig.current_context.as_ref()?;
     let context = kubeconfig.contexts.iter().find(|named| named.name == *current)?.context.as_ref()?;
@@ -72,7 +73,7 @@ fn named_by(kubeconfig: &Kubeconfig) -> Option<Vec<PathBuf>> {
     Some(files.into_iter().map(PathBuf::from).collect())
 }
 
-/// Why the credentials cannot be used.
+/// The reason that the proxy's credentials cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialError {
     #[error("cannot use kubeconfig {path}: {reason}")]
@@ -97,22 +98,22 @@ pub enum CredentialError {
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 type HeaderService = BoxCloneSyncService<Request<String>, Response<String>, Failure>;
 
-/// Everything that a request to upstream needs in addition to its own contents.
+/// The settings and credentials that a request to upstream needs in addition to its own contents.
 #[derive(Clone)]
 pub(super) struct UpstreamCredentials {
     pub(super) base: Uri,
     /// The index of the server among upstream's servers.
     pub(super) endpoint: usize,
     pub(super) tls: rustls::ClientConfig,
-    /// The same without a client certificate.
+    /// The TLS settings without a client certificate.
     anonymous_tls: rustls::ClientConfig,
     pub(super) server_name: Option<String>,
-    /// The in-process upstream that connections lead to, instead of the address.
+    /// The in-process upstream to which connections are made, instead of the address.
     pub(super) memory: Option<InMemoryUpstream>,
     /// The validity of the proxy's client certificate.
     pub(super) client_certificate: Option<CertificateValidity>,
     headers: HeaderService,
-    /// When missing credentials were last logged.
+    /// The time at which missing credentials were last logged.
     said: Arc<Mutex<Option<Instant>>>,
 }
 
@@ -120,7 +121,7 @@ pub(super) struct UpstreamCredentials {
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
 impl UpstreamCredentials {
-    /// Reads the credentials for the server that they name.
+    /// Loads the credentials for the server that they name.
     pub(super) fn load(source: &CredentialSource) -> Result<Self, CredentialError> {
         let credentials = Self::read(source)?;
         // Anonymous sends no credentials that could leak, and no configuration can select it.
@@ -130,7 +131,7 @@ impl UpstreamCredentials {
         Ok(credentials)
     }
 
-    /// Reads the credentials for each of `servers` of one cluster, whichever server the credentials name.
+    /// Loads the credentials for each of `servers` of one cluster, whichever server the credentials name.
     pub(super) fn load_for<'a>(
         source: &CredentialSource,
         servers: impl Iterator<Item = &'a Uri>,
@@ -191,7 +192,7 @@ impl UpstreamCredentials {
         Ok(Self { base, endpoint, tls, anonymous_tls, server_name, memory, client_certificate, headers, said })
     }
 
-    /// The headers that identify the proxy: the current token, refreshed when due, and configured extras.
+    /// Returns the headers that identify the proxy: the current token, refreshed when due, and configured extras.
     pub(super) async fn headers(&self) -> Result<HeaderMap, Error> {
         let response = self
             .headers
@@ -206,7 +207,7 @@ impl UpstreamCredentials {
         Ok(headers)
     }
 
-    /// Logs why there are no credentials, at most once in [`SAY_EVERY`]; returns the error for the caller.
+    /// Logs the reason that there are no credentials, at most once in [`SAY_EVERY`]; returns the error for the caller.
     fn unavailable(&self, error: &(dyn std::error::Error + 'static)) -> Error {
         let why = words(error);
         let now = Instant::now();
@@ -218,13 +219,14 @@ impl UpstreamCredentials {
         Error::Credentials(why)
     }
 
-    /// The same address and server verification, without anything that identifies the proxy.
+    /// Returns the same address and server verification, without credentials of the proxy.
     pub(super) fn without_identity(&self) -> Self {
         Self { tls: self.anonymous_tls.clone(), headers: BoxCloneSyncService::new(echo()), ..self.clone() }
     }
 }
 
-/// The certificate in the credentials. Inline data has precedence over a file, as in kube-client.
+/// Returns the validity of the certificate in the credentials. Inline data has precedence over a file, as in
+/// kube-client.
 fn client_certificate(auth: &AuthInfo) -> Option<CertificateValidity> {
     let pem = match (&auth.client_certificate_data, &auth.client_certificate) {
         (Some(data), _) => base64::engine::general_purpose::STANDARD.decode(data).ok()?,
@@ -234,7 +236,7 @@ fn client_certificate(auth: &AuthInfo) -> Option<CertificateValidity> {
     CertificateValidity::of_pem(&pem)
 }
 
-/// The configuration for a server without TLS and authentication.
+/// Returns the configuration for a server without TLS and authentication.
 fn without_identity(server: Uri) -> kube_client::Config {
     let mut config = kube_client::Config::new(server);
     // There is nothing to verify. An empty root set also keeps the platform's roots from being read.
@@ -250,7 +252,7 @@ pub(super) fn is_private(server: &Uri) -> bool {
     server.scheme() == Some(&Scheme::HTTPS) || is_local
 }
 
-/// The token file, unless a password or an inline token has precedence over it, as in kube-client.
+/// Returns the token file, unless a password or an inline token has precedence over it, as in kube-client.
 fn token_file(auth: &AuthInfo) -> Result<Option<Arc<TokenFile>>, CredentialError> {
     let has_other =
         auth.auth_provider.is_some() || auth.username.is_some() && auth.password.is_some() || auth.token.is_some();
@@ -260,7 +262,7 @@ fn token_file(auth: &AuthInfo) -> Result<Option<Arc<TokenFile>>, CredentialError
     Ok(Some(Arc::new(TokenFile::load(path.into()).map_err(fail)?)))
 }
 
-/// A service that adds the token's header to those of a request.
+/// Wraps a service so that it adds the token's header to those of a request.
 fn with_token(
     file: Arc<TokenFile>,
 ) -> impl Service<Request<String>, Response = Response<String>, Error = Failure, Future: Send> + Clone + Send + Sync {
@@ -275,7 +277,7 @@ fn with_token(
     })
 }
 
-/// A service that returns a request's headers.
+/// Returns a service that returns a request's headers.
 fn echo()
 -> impl Service<Request<String>, Response = Response<String>, Error = Failure, Future: Send> + Clone + Send + Sync {
     service_fn(|request: Request<String>| async move {
@@ -286,13 +288,13 @@ fn echo()
 }
 
 impl std::fmt::Debug for UpstreamCredentials {
-    /// Omits all secrets.
+    /// Formats the credentials without any secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Credentials").field("base", &self.base).finish_non_exhaustive()
     }
 }
 
-/// Puts `ours` into `headers`, replacing headers of the same names.
+/// Inserts `ours` into `headers`, and replaces headers of the same names.
 pub(super) fn put_all(headers: &mut HeaderMap<HeaderValue>, ours: HeaderMap<HeaderValue>) {
     let mut last = None;
     for (name, value) in ours {

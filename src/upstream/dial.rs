@@ -23,17 +23,17 @@ pub struct InMemoryUpstream {
     connect: Arc<dyn Fn() -> Option<DuplexStream> + Send + Sync>,
     /// Whether connections use HTTP/2, as with an apiserver.
     multiplexes: bool,
-    /// The maximum number of idle connections.
+    /// The maximum number of idle connections of a pool.
     idle_max: usize,
 }
 
 impl InMemoryUpstream {
-    /// An upstream that `connect` connects to; if it returns `None`, the upstream is unreachable.
+    /// Creates an upstream to which `connect` opens connections; if it returns `None`, the upstream is unreachable.
     pub fn new(connect: impl Fn() -> Option<DuplexStream> + Send + Sync + 'static, multiplexes: bool) -> Self {
         Self { connect: Arc::new(connect), multiplexes, idle_max: usize::MAX }
     }
 
-    /// Uses a new connection for each request, so that no idle connection can be closed.
+    /// Returns the same upstream with a new connection for each request, so that no idle connection can be closed.
     #[cfg(test)]
     pub(super) fn without_idle(self) -> Self {
         Self { idle_max: 0, ..self }
@@ -43,7 +43,7 @@ impl InMemoryUpstream {
         self.idle_max
     }
 
-    /// The same upstream for a pool that may or may not use HTTP/2.
+    /// Returns the same upstream for a pool that does or does not multiplex requests with HTTP/2.
     pub(super) fn speaking(&self, multiplexes: bool) -> Self {
         Self { multiplexes: self.multiplexes && multiplexes, ..self.clone() }
     }
@@ -63,14 +63,14 @@ impl PartialEq for InMemoryUpstream {
 
 impl Eq for InMemoryUpstream {}
 
-/// Opens the connections of one pool.
+/// Opens the connections of one pool to upstream.
 #[derive(Clone, Debug)]
 pub(super) enum Dialer {
     Tcp(HttpConnector),
     Memory(InMemoryUpstream),
 }
 
-/// A connection, before TLS.
+/// A connection to upstream, before TLS.
 #[derive(Debug)]
 pub(super) enum Dialled {
     Tcp(TokioIo<TcpStream>),
@@ -105,7 +105,7 @@ impl Service<Uri> for Dialer {
     }
 }
 
-/// Connects. If the process is out of file descriptors, idle client connections are closed first.
+/// Opens a TCP connection. If the process is out of file descriptors, idle client connections are closed first.
 async fn dial(mut tcp: HttpConnector, uri: Uri) -> Result<Dialled, Failure> {
     for _ in 0..DESCRIPTOR_TRIES {
         match tcp.call(uri.clone()).await {

@@ -27,30 +27,31 @@ use crate::wire::Encoding;
 use kubeapi::{FieldTable, Gvr, PageStore};
 use tokio::sync::watch;
 
-/// One resource that upstream serves.
+/// One resource that upstream serves, as listed by discovery.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Resource {
     pub gvr: Gvr,
     pub kind: Arc<str>,
     pub list_kind: Arc<str>,
     pub namespaced: bool,
-    /// Whether it supports both `list` and `watch`.
+    /// Whether the resource supports both `list` and `watch`.
     pub watchable: bool,
     pub origin: ResourceOrigin,
     /// The encoding in which its feed is fetched. Protobuf is preferred because kubelets and controllers request it,
     /// and the other encodings are derived from it. Custom resources do not support it, and some servers have JSON
     /// only.
     pub encoding: Encoding,
-    /// The selectable fields that are known. Upstream may have more.
+    /// The known selectable fields of the resource. Upstream may have more.
     pub fields: Arc<FieldTable>,
     /// The store from which upstream reads the pages of its lists.
     pub pages: PageStore,
-    /// The edition of a custom resource's definition: objects that were read under another one may decode differently.
+    /// The edition of a custom resource's definition. Objects that were decoded under another one may decode
+    /// differently.
     pub edition: Option<Arc<str>>,
 }
 
 impl Resource {
-    /// Whether `name` is a user's name for it: `pods`, `deployments.apps`, `deployments.v1.apps`.
+    /// Whether `name` is a name of the resource as users write it: `pods`, `deployments.apps`, `deployments.v1.apps`.
     pub fn is_called(&self, name: &str) -> bool {
         name == self.gvr.to_string()
             || name == self.gvr.group_resource()
@@ -64,9 +65,10 @@ impl Resource {
 pub enum ResourceOrigin {
     /// The apiserver's own types: JSON in declaration order, and protobuf.
     BuiltIn,
-    /// From a CustomResourceDefinition: JSON with sorted keys, no protobuf.
+    /// A custom resource: it is encoded as JSON with sorted keys, and has no protobuf.
     Custom,
-    /// Another server behind the aggregation layer: its versions may have any meaning, so it is never cached.
+    /// A resource of another server behind the aggregation layer. Its versions may have any meaning, so it is never
+    /// cached.
     Aggregated,
 }
 
@@ -83,15 +85,15 @@ struct Shared {
     state: RwLock<State>,
     asking: tokio::sync::Mutex<DiscoveryAttempts>,
     refused: Mutex<Documents<RefusedDocument>>,
-    /// The last time of a change that may affect discovery, or of a point where such a change could have been missed.
+    /// The last time of a change that may affect discovery, or at which such a change could have been missed.
     stirred: Mutex<Instant>,
     /// Whether upstream has responded at least once.
     is_known: watch::Sender<bool>,
-    /// Why the last discovery failed.
+    /// The reason that the last discovery failed; `None` if it succeeded.
     failure: Mutex<Option<DiscoveryFailure>>,
 }
 
-/// Why the resources of upstream are unknown.
+/// The reason that the resources of upstream are unknown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiscoveryFailure {
     /// Whether upstream is unreachable or fails for every caller. Otherwise it responds, perhaps also to callers with
@@ -107,7 +109,7 @@ impl From<&Error> for DiscoveryFailure {
     }
 }
 
-/// The known facts, and the resources that follow from them.
+/// The known discovery documents, and the resources that follow from them.
 #[derive(Debug, Default)]
 struct State {
     known: DiscoveryState,
@@ -117,21 +119,21 @@ struct State {
 /// The documents that are requested in addition to discovery, and that upstream may refuse.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Documents<T> {
-    /// The `CustomResourceDefinitions`.
+    /// The value for `CustomResourceDefinitions`.
     pub definitions: T,
-    /// The `APIServices`, which list the APIs of the aggregation layer.
+    /// The value for `APIServices`, which list the APIs of the aggregation layer.
     pub services: T,
 }
 
 #[derive(Debug, Default)]
 struct DiscoveryAttempts {
     last: Option<Instant>,
-    /// When upstream began to refuse definitions that the proxy had read before.
+    /// The time at which upstream began to refuse definitions that the proxy had read before.
     refused_since: Option<Instant>,
 }
 
-/// How long such a refusal counts as temporary: an apiserver that has just started denies requests until its caches are
-/// filled.
+/// The time for which a refusal of definitions counts as temporary: an apiserver that has just started denies requests
+/// until its caches are filled.
 const REFUSED_MAX: Duration = Duration::from_secs(60);
 
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
@@ -150,7 +152,7 @@ impl Catalog {
         self.shared.state.read().served.resources.get(gvr).cloned()
     }
 
-    /// The resource with this user-facing name: `pods`, `deployments.apps`, `deployments.v1.apps`.
+    /// Returns the resource with a name as users write it: `pods`, `deployments.apps`, `deployments.v1.apps`.
     pub fn find_by_name(&self, name: &str) -> Option<Arc<Resource>> {
         let served = &self.shared.state.read().served;
         let mut found: Vec<_> = served.resources.values().filter(|resource| resource.is_called(name)).collect();
@@ -159,7 +161,7 @@ impl Catalog {
         found.first().map(|resource| (*resource).clone())
     }
 
-    /// All resources that upstream serves.
+    /// Returns all resources that upstream serves.
     pub fn all(&self) -> Vec<Arc<Resource>> {
         self.shared.state.read().served.resources.values().cloned().collect()
     }
@@ -179,17 +181,17 @@ impl Catalog {
         served.read.definitions && !served.resources.contains_key(custom)
     }
 
-    /// The documents that the proxy's identity could read when upstream was last asked.
+    /// Returns which documents the proxy's identity could read at the last discovery.
     pub fn reads(&self) -> Documents<bool> {
         self.shared.state.read().served.read
     }
 
-    /// The minor version of upstream's release, as last reported.
+    /// Returns the minor version of upstream's release, as last reported.
     pub fn minor(&self) -> Option<u32> {
         self.shared.state.read().served.minor
     }
 
-    /// The time of the next request for a document that the proxy's identity may not read, if there is one.
+    /// Returns the time of the next request for a document that the proxy's identity may not read, if there is one.
     pub fn refused_until(&self) -> Option<Instant> {
         let refused = self.shared.refused.lock();
         [&refused.definitions, &refused.services].into_iter().filter_map(|one| one.again(self.shared.insistence)).min()
@@ -264,18 +266,18 @@ impl Catalog {
         }
     }
 
-    /// Records that a definition has changed in some way.
+    /// Records that a definition has changed, whatever the change is.
     pub fn stir(&self) {
         *self.shared.stirred.lock() = Instant::now();
     }
 
-    /// Since when nothing has changed that discovery depends on; `None` if a change may go unnoticed.
+    /// Returns the time since which nothing has changed that discovery depends on; `None` if a change may go unnoticed.
     pub fn unchanged_since(&self) -> Option<Instant> {
         let Documents { definitions, services } = self.shared.state.read().known.told;
         (definitions && services).then(|| *self.shared.stirred.lock())
     }
 
-    /// Whether upstream serves this group or group version, and no server behind it does.
+    /// Whether upstream itself serves this group or group version, rather than a server behind it.
     pub fn serves_itself(&self, group: &str, version: Option<&str>) -> bool {
         let state = self.shared.state.read();
         let is_remote = state.known.remote.as_ref().is_none_or(|remote| remote.iter().any(|(other, _)| other == group));
@@ -283,8 +285,8 @@ impl Catalog {
         !is_remote && state.served.resources.keys().any(has)
     }
 
-    /// Applies the complete contents of one of the proxy's feeds. From now on, upstream is not asked for them. Returns
-    /// whether anything changed.
+    /// Applies the complete contents of one of the proxy's discovery feeds. After this, upstream is not asked for them.
+    /// Returns whether anything changed.
     pub fn hear<'a>(&self, from: DeclaringResource, all: impl Iterator<Item = &'a Declaration>) -> bool {
         let (mut customs, mut remote) = (HashMap::new(), Vec::new());
         for Declaration(said) in all {
@@ -310,7 +312,7 @@ impl Catalog {
         self.stir();
     }
 
-    /// Requests everything that no feed provides.
+    /// Requests all discovery documents that no feed provides.
     async fn discover(&self) -> Result<DiscoveryFindings, Error> {
         let mut found = DiscoveryFindings::default();
         for (at, root) in ["/api", "/apis"].into_iter().enumerate() {
@@ -359,7 +361,12 @@ impl Catalog {
             match self.client.fetch(Cause::Discovery, &format!("{root}/{group_version}"), JSON).await {
                 Ok((_, body)) => versions.extend(read::<LegacyList>(&body).map(LegacyList::into_version)),
                 // One broken aggregated API must not hide the others (R-UPSTREAM-11).
-                Err(error) => tracing::warn!(%group_version, %error, "discovery of an API group failed"),
+                Err(error) => {
+                    tracing::warn!(
+                        %group_version, %error,
+                        "discovery of an API group failed; its resources are unknown until the next discovery"
+                    );
+                }
             }
         }
         Ok(versions)

@@ -21,13 +21,13 @@ use tokio::sync::watch;
 /// The configuration of upstream's servers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EndpointsConfig {
-    /// The servers in the order of preference. If empty, the one that the credentials name is used.
+    /// The servers in the order of preference. If empty, the server that the credentials name is used.
     pub servers: Vec<ServerUrl>,
     pub times: EndpointTimes,
 }
 
 impl EndpointsConfig {
-    /// The maximum number of servers.
+    /// The maximum number of upstream servers.
     pub const SERVERS_MAX: usize = 8;
 }
 
@@ -41,13 +41,13 @@ pub struct Endpoints {
 struct Shared {
     config: EndpointsConfig,
     current: watch::Sender<usize>,
-    /// The server that was left last because it had failed.
+    /// The server from which the proxy last switched away because it had failed.
     left: watch::Sender<Option<usize>>,
     /// The server in use on which a request failed last.
     alarm: watch::Sender<Option<usize>>,
 }
 
-/// The origin of a request.
+/// The part of the proxy that sends a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestOrigin {
     /// The proxy itself: the request is a read, or a request that changes nothing.
@@ -62,7 +62,7 @@ impl Endpoints {
         Self { shared: Arc::new(Shared { config, current, left, alarm }) }
     }
 
-    /// Whether there are several servers. If not, no readiness check is ever sent.
+    /// Whether upstream has several servers. With one server, no readiness check is ever sent.
     pub fn are_several(&self) -> bool {
         self.servers().len() > 1
     }
@@ -80,13 +80,13 @@ impl Endpoints {
         *self.shared.current.borrow()
     }
 
-    /// The initial state of the choice between them.
+    /// Returns the initial state of the choice between the servers.
     pub(super) fn choice(&self) -> EndpointChoice {
         EndpointChoice::new(self.servers().len(), self.times().clone(), random::f64(), Instant::now())
     }
 
-    /// Switches to another server. Requests in progress on the previous one continue there. If it has failed, the
-    /// proxy's own pending requests to it end with an error.
+    /// Switches to another server. Requests in progress on the previous one continue there. If the previous one has
+    /// failed, the proxy's own pending requests to it end with an error.
     pub(super) fn switch(&self, switch: EndpointSwitch) {
         self.shared.current.send_replace(switch.to);
         if switch.cause == SwitchCause::Failed {
@@ -107,7 +107,7 @@ impl Endpoints {
         }
     }
 
-    /// A receiver of the signs from now on, including the last one before.
+    /// Returns a receiver of the signs of failure from now on, including the last one before.
     pub(super) fn alarms(&self) -> watch::Receiver<Option<usize>> {
         let mut alarms = self.shared.alarm.subscribe();
         alarms.mark_changed();
@@ -153,7 +153,7 @@ impl Endpoints {
         }
     }
 
-    /// Completes when another server is used because this one has failed.
+    /// Completes when another server is used because the server `at` has failed.
     async fn left(&self, at: usize) {
         let mut left = self.shared.left.subscribe();
         loop {

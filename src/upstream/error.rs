@@ -1,61 +1,64 @@
 use crate::wire::{Encoding, WireError};
 use kubeapi::{EventType, Status};
 
-/// Why a request to upstream got no usable response.
+/// The reason that a request to upstream got no usable response.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No connection, or the connection broke before the response began.
+    /// There is no connection, or it broke before the response began.
     #[error("upstream cannot be reached: {}", chain(&**.0))]
     Unreachable(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The answer broke off.
+    /// The connection broke during the response.
     #[error("upstream closed the connection during the response: {0}")]
     Broken(#[source] hyper::Error),
-    /// No answer in time.
+    /// There was no response in time.
     #[error("upstream did not respond within {0:?}")]
     Timeout(std::time::Duration),
-    /// Our credentials could not be read or refreshed. The reason goes to the log, not to callers.
+    /// The proxy's credentials could not be read or refreshed. The reason is logged, and not sent to callers.
     #[error("cannot use the upstream credentials: {0}")]
     Credentials(String),
-    /// An answer other than success.
+    /// Upstream responded with an error Status.
     #[error("upstream returned {}: {}", .0.code, .0.message)]
     Refused(Box<Status>),
-    /// A request cannot be sent with its caller's identity: nothing was sent.
+    /// The request cannot be sent with its caller's identity, so nothing was sent.
     #[error(transparent)]
     Unsendable(#[from] Unsendable),
-    /// No valid HTTP request can be made of this question: nothing was sent.
+    /// No valid HTTP request can be built, so nothing was sent.
     #[error("cannot build the upstream request: {0}")]
     InvalidRequest(String),
-    /// The body is not the kind of document that belongs to this path.
+    /// The response body is not the kind of document that belongs to the path.
     #[error("upstream returned an unexpected document for {0}")]
     OtherDocument(String),
-    /// Another representation than the one asked for.
-    #[error("upstream returned {}, not {asked}", .answered.map_or("an unknown content type", Encoding::as_str))]
+    /// The response has another representation than the requested one.
+    #[error(
+        "upstream returned {}, but {asked} was requested",
+        .answered.map_or("an unknown content type", Encoding::as_str)
+    )]
     OtherRepresentation { asked: String, answered: Option<Encoding> },
-    /// An event that does not belong among those that a watch begins with.
-    #[error("upstream sent {0} among the initial events")]
+    /// The watch sent an event among the initial events that cannot be one of them.
+    #[error("upstream sent {0} among the initial events of a watch (expected ADDED)")]
     NotInitial(EventType),
-    /// A page of a LIST names itself as the next page, or page after page is empty.
-    #[error("upstream's paginated list does not end")]
+    /// A page of a LIST names itself as the next page, or many pages in a row are empty.
+    #[error("upstream's paginated list does not end: it repeats a continue token or sends empty pages")]
     EndlessPages,
-    /// We were allowed to read the definitions of custom resources before, and are not any more.
-    #[error("the proxy may no longer list customresourcedefinitions (RBAC)")]
+    /// The proxy could read the definitions of custom resources before, and no longer can.
+    #[error("the proxy's account may no longer list customresourcedefinitions (RBAC)")]
     HiddenDefinitions,
-    /// An answer larger than [`BODY_BYTES_MAX`](super::BODY_BYTES_MAX).
+    /// The response is larger than [`BODY_BYTES_MAX`](super::BODY_BYTES_MAX).
     #[error("upstream's response is larger than {0} bytes")]
     TooLarge(usize),
-    /// The answer would exceed the memory that all feeds may hold together.
-    #[error("the memory budget is used up (feeds.memoryMebibytes)")]
+    /// The response would exceed the memory budget for feeds.
+    #[error("the memory budget for feeds is used up; raise feeds.memoryMebibytes")]
     OverBudget,
-    /// An answer that does not decode.
+    /// The response cannot be decoded.
     #[error("cannot decode upstream's response: {0}")]
     Wire(#[from] WireError),
 }
 
-/// A connection to upstream that could not be opened.
+/// The error of a connection to upstream that could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot connect to {server}")]
 pub(super) struct ConnectError {
-    /// `HOST:PORT`.
+    /// The address of the server as `HOST:PORT`.
     pub(super) server: String,
     #[source]
     pub(super) source: Box<dyn std::error::Error + Send + Sync>,
@@ -69,10 +72,10 @@ impl ConnectError {
     }
 }
 
-/// Why a request cannot be sent with its caller's identity.
+/// The reason that a request cannot be sent with its caller's identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Unsendable {
-    /// Our credentials already impersonate a user, and the request asks for another impersonation.
+    /// The proxy's credentials already impersonate a user, and the request asks for another impersonation.
     #[error("the proxy's own credentials already impersonate a user, and impersonation cannot be nested")]
     Nested,
     #[error("requests with client certificates cannot be forwarded: set delegated.impersonator")]
@@ -82,7 +85,7 @@ pub enum Unsendable {
 }
 
 impl Error {
-    /// The text for callers. It reveals neither upstream's address nor the proxy's credentials.
+    /// Returns the text for callers. It reveals neither upstream's address nor the proxy's credentials.
     pub fn for_callers(&self) -> String {
         match self {
             Self::Unreachable(why) => format!("upstream cannot be reached: {}", root_cause(&**why)),
@@ -91,7 +94,7 @@ impl Error {
         }
     }
 
-    /// The text for readers of the health port: no address, user, path or object.
+    /// Returns the text for readers of the health port: no address, user, path or object.
     pub fn in_brief(&self) -> String {
         match self {
             Self::Refused(status) => format!("upstream returned {}", status.code),
@@ -106,7 +109,7 @@ impl Error {
         matches!(self, Self::Unreachable(why) if of_tls(&**why).is_some())
     }
 
-    /// The Status code of a refusal.
+    /// Returns the code of the Status with which upstream refused the request.
     pub fn code(&self) -> Option<u16> {
         match self {
             Self::Refused(status) => u16::try_from(status.code).ok(),
@@ -114,7 +117,7 @@ impl Error {
         }
     }
 
-    /// Whether a request may have been processed although there is no response.
+    /// Whether upstream may have processed the request although there is no response.
     pub fn may_have_been_carried_out(&self) -> bool {
         match self {
             Self::Unreachable(why) => {
@@ -146,7 +149,7 @@ impl Error {
         }
     }
 
-    /// Whether upstream was unreachable, or its response broke off. Then it has refused nothing.
+    /// Whether upstream was unreachable, or its response broke off. Then upstream has refused nothing.
     pub fn broke_off(&self) -> bool {
         matches!(self, Self::Unreachable(_) | Self::Broken(_)) && !self.is_untrusted()
     }
@@ -160,17 +163,17 @@ impl Error {
         }
     }
 
-    /// Whether the requested version is no longer available (410, `Expired` or `Gone`).
+    /// Whether the requested resourceVersion is no longer available (410, `Expired` or `Gone`).
     pub fn is_expired(&self) -> bool {
         matches!(self, Self::Refused(status) if status.is_expired())
     }
 
-    /// Whether upstream reports that it has not reached the requested version.
+    /// Whether upstream reports that it has not reached the requested resourceVersion.
     pub fn is_too_large_version(&self) -> bool {
         matches!(self, Self::Refused(status) if status.is_too_large_version())
     }
 
-    /// The retry delay that upstream requested, in seconds.
+    /// Returns the retry delay that upstream requested, in seconds.
     pub fn retry_after_seconds(&self) -> Option<u64> {
         match self {
             Self::Refused(status) => status.retry_after_seconds().map(u64::from),
@@ -179,19 +182,19 @@ impl Error {
     }
 }
 
-/// An error and its causes, outermost first.
+/// Returns an error and its causes, outermost first.
 fn causes<'a>(
     why: &'a (dyn std::error::Error + 'static),
 ) -> impl Iterator<Item = &'a (dyn std::error::Error + 'static)> {
     std::iter::successors(Some(why), |cause| cause.source())
 }
 
-/// The TLS error among the causes, if there is one.
+/// Returns the TLS error among the causes, if there is one.
 fn of_tls<'a>(why: &'a (dyn std::error::Error + 'static)) -> Option<&'a rustls::Error> {
     causes(why).find_map(tls_in)
 }
 
-/// A TLS error, which may be wrapped in I/O errors. Those do not return it from `source`.
+/// Returns a TLS error, which may be wrapped in I/O errors. Those do not return it from `source`.
 fn tls_in<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a rustls::Error> {
     match error.downcast_ref::<std::io::Error>() {
         Some(io) => tls_in(io.get_ref()?),
@@ -199,7 +202,8 @@ fn tls_in<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a rustls
     }
 }
 
-/// An error and all its causes, outermost first. Texts that repeat the end of the previous one are omitted.
+/// Returns the texts of an error and all its causes, outermost first. Texts that repeat the end of the previous one are
+/// omitted.
 fn chain(why: &(dyn std::error::Error + 'static)) -> String {
     let mut texts: Vec<String> = Vec::new();
     for cause in causes(why) {
@@ -213,7 +217,7 @@ fn chain(why: &(dyn std::error::Error + 'static)) -> String {
     texts.join(": ")
 }
 
-/// The innermost cause, or the TLS error. Neither names an address; only [`ConnectError`] does.
+/// Returns the innermost cause, or the TLS error. Neither names an address; only [`ConnectError`] does.
 fn root_cause(why: &(dyn std::error::Error + 'static)) -> String {
     match of_tls(why) {
         Some(tls) => tls.to_string(),

@@ -10,11 +10,11 @@ use super::outgoing::UpstreamBody;
 use super::pool::ResponseBody;
 use super::{Client, Error, ForwardPool, HOPS, Unsendable};
 
-/// Passes callers' requests through to upstream.
+/// Forwards callers' requests to upstream.
 #[derive(Debug)]
 pub struct Forwarder {
     ours: Client,
-    /// A client whose identity may only impersonate: if the impersonation headers were lost, the request would have no
+    /// A client whose identity may only impersonate. If the impersonation headers were lost, the request would have no
     /// permissions.
     impersonator: Option<Client>,
 }
@@ -68,7 +68,7 @@ fn leaving(
     Ok(request)
 }
 
-/// Removes the headers that must not be passed from one connection to the next.
+/// Removes the headers that must not be forwarded from one connection to the next.
 fn cross(lane: ForwardPool, request: &mut Request<UpstreamBody>) {
     let upgrade = (lane == ForwardPool::Tunnel).then(|| request.headers().get(UPGRADE).cloned()).flatten();
     // `HOPS` is set aside, so that the `Connection` header cannot have it removed.

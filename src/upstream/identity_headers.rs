@@ -10,27 +10,27 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use super::credentials::put_all;
 use kubeapi::User;
 
-/// Why a request is refused: two readers of its headers could see two different callers or requests.
+/// The reason that a request is refused: two servers could read two different callers or requests from its headers.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AmbiguousHeaders {
-    #[error("the Connection header names {0}, so it would be dropped")]
+    #[error("the Connection header names the identity header {0}, which servers would drop")]
     HopByHop(HeaderName),
-    #[error("the header {0} is repeated")]
+    #[error("the header {0} is sent more than once")]
     Repeated(HeaderName),
-    #[error("the header {0} is misspelled")]
+    #[error("the header {0} is a misspelled identity header: use dashes, not underscores")]
     Misspelled(HeaderName),
-    #[error("the request has both a Content-Length and a Transfer-Encoding")]
+    #[error("the request has both a Content-Length and a Transfer-Encoding; send only one")]
     Framing,
 }
 
-/// A user that headers cannot represent exactly: they would name another user.
+/// The error of a user that headers cannot represent exactly, because they would name another user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct UnencodableUser;
 
 const IMPERSONATE_USER: HeaderName = HeaderName::from_static("impersonate-user");
 const IMPERSONATE_UID: HeaderName = HeaderName::from_static("impersonate-uid");
 const IMPERSONATE_GROUP: HeaderName = HeaderName::from_static("impersonate-group");
-/// Headers in which a sender claims the origin of a request. Upstream writes these into its audit log.
+/// The headers in which a sender claims the origin of a request. Upstream writes these into its audit log.
 const ORIGINS: [&str; 3] = ["forwarded", "x-forwarded-for", "x-real-ip"];
 const REMOTE_USER: HeaderName = HeaderName::from_static("x-remote-user");
 const REMOTE_UID: HeaderName = HeaderName::from_static("x-remote-uid");
@@ -41,7 +41,7 @@ pub fn is_impersonation(name: &HeaderName) -> bool {
     name.as_str().starts_with("impersonate-")
 }
 
-/// Whether a header is one in which a proxy asserts the caller's identity.
+/// Whether a header is one in which a front proxy asserts the caller's identity.
 pub fn is_asserted(name: &HeaderName) -> bool {
     name.as_str().starts_with("x-remote-")
 }
@@ -51,7 +51,7 @@ fn is_identity(name: &HeaderName) -> bool {
     is_impersonation(name) || is_asserted(name) || *name == AUTHORIZATION
 }
 
-/// Refuses headers in which two readers could see two different callers or requests.
+/// Refuses headers from which two servers could read two different callers or requests.
 pub fn inspect(headers: &HeaderMap) -> Result<(), AmbiguousHeaders> {
     if let Some(name) = listed(headers).find(is_identity) {
         return Err(AmbiguousHeaders::HopByHop(name));
@@ -74,7 +74,7 @@ pub fn inspect(headers: &HeaderMap) -> Result<(), AmbiguousHeaders> {
     Ok(())
 }
 
-/// The names that all `Connection` headers list.
+/// Returns the header names that all `Connection` headers list.
 pub(super) fn listed(headers: &HeaderMap) -> impl Iterator<Item = HeaderName> {
     let values = headers.get_all(CONNECTION).iter().map(HeaderValue::as_bytes);
     values
@@ -94,7 +94,7 @@ pub(super) fn drop_asserted(headers: &mut HeaderMap) {
     remove(headers, |name| is_asserted(name) || ORIGINS.contains(&name.as_str()));
 }
 
-/// Two impersonations cannot be combined: their headers together would name a third user.
+/// Two impersonations cannot be combined, because their headers together would name a third user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct NestedImpersonation;
 
@@ -136,8 +136,8 @@ pub(super) fn set_user(headers: &mut HeaderMap, user: &User) -> Result<(), Unenc
     Ok(())
 }
 
-/// A header value with exactly this text. Space around it is refused, because it would be stripped in transit, and the
-/// rest could be another user's name.
+/// Returns a header value with exactly the given text. Space around it is refused, because it would be stripped in
+/// transit, and the rest could be another user's name.
 fn value(text: &str) -> Result<HeaderValue, UnencodableUser> {
     let is_space = |c: char| c == ' ' || c == '\t';
     if text.starts_with(is_space) || text.ends_with(is_space) {

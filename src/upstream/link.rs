@@ -19,16 +19,16 @@ use base::{LoadError, PerCore, WatchedFile};
 pub(super) struct Link {
     pub(super) credentials: UpstreamCredentials,
     pub(super) watches: Pool,
-    /// For the proxy's own short requests.
+    /// The pool for the proxy's own short requests.
     pub(super) short: Pool,
-    /// For callers' short requests. There is one pool per client thread, because a small response costs less than
-    /// waking another thread for it.
+    /// The pools for callers' short requests. There is one pool per client thread, because a small response costs less
+    /// than waking another thread for it.
     pub(super) forwards: PerCore<Pool>,
-    /// For callers' streams: followed logs, watches that are passed through. Each has its own connection, so that a
+    /// The pool for callers' streams: followed logs and forwarded watches. Each has its own connection, so that a
     /// stream that is not read stalls only itself.
     pub(super) long: Pool,
     pub(super) tunnels: Pool,
-    /// For requests that carry their own credential.
+    /// The pools for requests that carry their caller's own credential.
     pub(super) caller_pools: CallerPools,
 }
 
@@ -39,10 +39,10 @@ pub(super) struct Links {
     pub(super) endpoints: Endpoints,
 }
 
-/// One link per server, at least one.
+/// The links of all upstream servers, one per server and at least one.
 type LinkSet = Vec<Arc<Link>>;
 
-/// Notifies of new credentials.
+/// Notifies the owner when the proxy's credentials were reloaded.
 #[derive(Debug)]
 pub struct CredentialChanges(WatchedFile<LinkSet>);
 
@@ -76,12 +76,12 @@ impl Links {
         Ok(Self { links, endpoints })
     }
 
-    /// The link to the server in use.
+    /// Returns the link to the server in use.
     pub(super) fn current(&self) -> Arc<Link> {
         self.at(self.endpoints.current())
     }
 
-    /// The link to one of the servers.
+    /// Returns the link to one of the servers.
     pub(super) fn at(&self, endpoint: usize) -> Arc<Link> {
         self.links.current()[endpoint].clone()
     }
@@ -95,7 +95,7 @@ impl Links {
     }
 }
 
-/// The credentials for each server: the configured ones, or else the one that the credentials name.
+/// Loads the credentials for each server: the configured ones, or else the one that the credentials name.
 fn credentials(source: &CredentialSource, endpoints: &Endpoints) -> Result<Vec<UpstreamCredentials>, CredentialError> {
     match endpoints.servers() {
         [] => Ok(vec![UpstreamCredentials::load(source)?]),
@@ -128,7 +128,7 @@ impl Link {
         Ok(())
     }
 
-    /// The URI of this path on the server.
+    /// Returns the URI of a path on the server.
     pub(super) fn uri(&self, path_and_query: &str) -> Result<Uri, Error> {
         let joined = format!("{}{path_and_query}", self.prefix());
         self.at(joined.parse().map_err(|error| Error::InvalidRequest(format!("{joined}: {error}")))?)
@@ -146,8 +146,8 @@ impl Link {
     }
 }
 
-/// Refuses another address than the first: it may be another cluster, where the versions that feeds and clients hold
-/// have another meaning.
+/// Refuses another address than the first. It may be another cluster, where the versions that feeds and clients have
+/// mean something else.
 fn stay_at(upstream: &OnceLock<Uri>, credentials: &[UpstreamCredentials]) -> Result<(), CredentialError> {
     let [UpstreamCredentials { base: named, .. }, ..] = credentials else { return Ok(()) };
     let first = upstream.get_or_init(|| named.clone());

@@ -5,7 +5,7 @@ use metrics::{Gauge, counter, describe_counter, describe_gauge, gauge};
 use super::ServerUrl;
 use super::endpoints::EndpointSwitch;
 
-/// Describes the metrics that are recorded in this module.
+/// Describes the metrics of this module.
 pub fn describe() {
     describe_gauge!("kube_fanout_upstream_server_current", "1 for the upstream server in use");
     describe_counter!("kube_fanout_upstream_server_switches_total", "switches to another upstream server, by cause");

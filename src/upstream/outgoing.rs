@@ -4,7 +4,7 @@ use http_body_util::combinators::UnsyncBoxBody;
 
 use super::cost::CostCounter;
 
-/// A request body on its way upstream.
+/// The body of a request that is sent to upstream.
 pub type UpstreamBody = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;
 
 /// A request with its cost counter, which ensures that every request is counted.

@@ -21,11 +21,11 @@ use super::stream_limit::{FirstSettings, StreamLimit};
 #[derive(Debug, Clone)]
 pub struct Server {
     peer: Arc<UpstreamPeer>,
-    /// The number of streams on the connections where it was met.
+    /// The number of streams on the connections to the server.
     pub(super) streams: Arc<AtomicU32>,
-    /// The index of its address among upstream's servers.
+    /// The index of the server's address among upstream's servers.
     pub(super) endpoint: usize,
-    /// Whether it can be sent a request while it responds to another.
+    /// Whether the server can receive a request while it responds to another.
     multiplexes: bool,
 }
 
@@ -33,9 +33,9 @@ pub struct Server {
 #[derive(Debug, Default)]
 pub(super) struct UpstreamPeer {
     told: Mutex<BuildKnowledge>,
-    /// Allows one request at a time.
+    /// A lock that allows one request for the build at a time.
     asking: Arc<tokio::sync::Mutex<()>>,
-    /// Dropped with the connection.
+    /// A reference that is dropped with the connection.
     connection: Weak<()>,
     is_behind_a_proxy: bool,
 }
@@ -46,20 +46,21 @@ enum BuildKnowledge {
     Pending,
     /// The server failed to respond: since when, how often, and the last time.
     Failed { since: Instant, times: u32, last: Instant },
-    /// `certain`: learned on this very connection, which is not passed on to another server with each request.
+    /// The server reports this build. `certain` is set if that was learned on this very connection, which is not passed
+    /// on to another server with each request.
     Build { build: Arc<Build>, certain: bool },
     /// The server does not report its build.
     NotReported,
 }
 
-/// A server that does not report its build for this long is not asked again. One that has just started denies requests
-/// until its caches are filled.
+/// How long a server may fail to report its build before it is not asked again. A server that has just started denies
+/// requests until its caches are filled.
 const SILENCE_MAX: Duration = Duration::from_secs(20);
 /// The minimum time between two requests, shared by all callers; doubled with each.
 const REST: Duration = Duration::from_millis(250);
 
 impl UpstreamPeer {
-    /// A server behind a proxy, which encoded what the proxy has in memory.
+    /// Creates a server behind a proxy, which encoded the bodies in the proxy's cache.
     pub(super) fn behind_a_proxy(build: Build) -> Self {
         let told = Mutex::new(BuildKnowledge::Build { build: Arc::new(build), certain: true });
         Self { told, is_behind_a_proxy: true, ..Self::default() }
@@ -71,7 +72,7 @@ impl Server {
         Self { peer, streams, endpoint, multiplexes }
     }
 
-    /// The build that it reports, if it was asked and did.
+    /// Returns the build that the server reported, if it did.
     pub fn build(&self) -> Option<Arc<Build>> {
         match &*self.peer.told.lock() {
             BuildKnowledge::Build { build, .. } => Some(build.clone()),
@@ -79,35 +80,35 @@ impl Server {
         }
     }
 
-    /// Whether it is behind a proxy, which reports its build with every response.
+    /// Whether the server is behind a proxy, which reports its build with every response.
     pub fn is_behind_a_proxy(&self) -> bool {
         self.peer.is_behind_a_proxy
     }
 
-    /// Whether it is at the other end of the same connection.
+    /// Whether two servers are at the other end of the same connection.
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.peer, &other.peer)
     }
 
-    /// A copy of the current facts, which later findings do not change.
+    /// Returns a copy of the current facts about the server, which later findings do not change.
     #[must_use]
     pub fn known(&self) -> Self {
         let told = Mutex::new(self.peer.told.lock().clone());
         Self { peer: Arc::new(UpstreamPeer { told, ..UpstreamPeer::default() }), ..self.clone() }
     }
 
-    /// Whether nothing remains to be asked.
+    /// Whether no request is needed to learn more about the server.
     pub fn is_known(&self) -> bool {
         matches!(*self.peer.told.lock(), BuildKnowledge::Build { .. } | BuildKnowledge::NotReported)
     }
 
-    /// Whether it was asked on this very connection. A server with HTTP/1.1 cannot be asked while it streams, and is
-    /// often behind a load balancer. Its facts come from another server at the same address.
+    /// Whether the server's facts were learned on this very connection. A server with HTTP/1.1 cannot be asked while it
+    /// streams, and is often behind a load balancer. Its facts come from another server at the same address.
     pub fn is_certain(&self) -> bool {
         matches!(*self.peer.told.lock(), BuildKnowledge::Build { certain: true, .. })
     }
 
-    /// Whether it produces the same bytes as `other`; `None` while that is not known.
+    /// Whether the server produces the same bytes as `other`; `None` while that is unknown.
     pub fn writes_as(&self, other: &Self) -> Option<bool> {
         if self.is(other) {
             return Some(true);
@@ -126,17 +127,17 @@ impl Server {
         }
     }
 
-    /// Records that the servers at its address now report another build.
+    /// Records that the servers at the same address now report another build.
     pub fn presume(&self, build: &Build) {
         *self.peer.told.lock() = BuildKnowledge::Build { build: Arc::new(build.clone()), certain: false };
     }
 
-    /// Whether it was asked and does not report its build.
+    /// Whether the server was asked and does not report its build.
     pub fn is_mute(&self) -> bool {
         matches!(*self.peer.told.lock(), BuildKnowledge::NotReported)
     }
 
-    /// Records that it failed to respond.
+    /// Records that the server failed to respond to a request for its build.
     pub fn failed(&self) {
         let (mut told, now) = (self.peer.told.lock(), Instant::now());
         *told = match *told {
@@ -151,7 +152,7 @@ impl Server {
         };
     }
 
-    /// Whether it failed to respond recently.
+    /// Whether the server failed to report its build recently.
     pub(super) fn rests(&self) -> bool {
         match *self.peer.told.lock() {
             BuildKnowledge::Failed { times, last, .. } => last.elapsed() < REST.saturating_mul(1 << times.min(5)),
@@ -159,7 +160,7 @@ impl Server {
         }
     }
 
-    /// Whether its connection is still open.
+    /// Whether the connection to the server is still open.
     fn is_connected(&self) -> bool {
         self.peer.connection.strong_count() > 0
     }
@@ -187,7 +188,7 @@ impl Server {
         };
     }
 
-    /// A server that reports `build`, or no build.
+    /// Creates a server that reports `build`, or no build.
     #[cfg(test)]
     pub(crate) fn saying(build: Option<Build>) -> Self {
         let told = build.map_or(BuildKnowledge::NotReported, |build| BuildKnowledge::Build {
@@ -199,7 +200,7 @@ impl Server {
         server
     }
 
-    /// A server that was not asked yet.
+    /// Creates a server that was not asked for its build yet.
     #[cfg(test)]
     pub(crate) fn silent() -> Self {
         Self::new(Arc::default(), Arc::default(), 0, true)

@@ -11,14 +11,14 @@ pub struct PluginRunner {
 
 static RUNNER: OnceLock<PluginRunner> = OnceLock::new();
 
-/// Makes all exec plugins run through this command. Child processes inherit the limits of this process; the command
-/// restores the limits that it was started with (R-HOST-2).
+/// Runs all exec plugins through this command. Child processes inherit the limits of this process; the command restores
+/// the limits that the process was started with (R-HOST-2).
 pub fn run_plugins_by(runner: PluginRunner) {
     // The original limits are determined once, so a second call is ignored.
     let _ = RUNNER.set(runner);
 }
 
-/// Makes the plugins of a kubeconfig run through the runner.
+/// Changes the plugins of a kubeconfig to run through the runner.
 pub(super) fn put_runner(kubeconfig: &mut Kubeconfig) {
     let Some(runner) = RUNNER.get() else { return };
     let users = kubeconfig.auth_infos.iter_mut().filter_map(|named| named.auth_info.as_mut());

@@ -33,23 +33,23 @@ use super::{Build, CredentialError, Error, SERVED};
 
 type Connections = legacy::Client<PeerConnector<HttpsConnector<Dialer>>, UpstreamBody>;
 
-/// The protocol of a pool.
+/// The protocol of a connection pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PoolProtocol {
-    /// HTTP/2 if upstream offers it: many requests per connection. `stream_window` is the number of response bytes that
-    /// are received before they are read.
+    /// HTTP/2 if upstream offers it, with many requests per connection. `stream_window` is the number of response bytes
+    /// that are received before they are read.
     Multiplexed { stream_window: u32, runtime: ConnectionRuntime },
-    /// HTTP/1.1: one request per connection at a time.
+    /// HTTP/1.1, with one request per connection at a time.
     Single,
     /// HTTP/1.1, without reuse of connections.
     Once,
 }
 
 impl PoolProtocol {
-    /// For the proxy's own requests, whose responses it always reads.
+    /// The protocol for the proxy's own requests, whose responses it always reads.
     pub(super) const FOR_US: Self = Self::Multiplexed { stream_window: 1 << 20, runtime: ConnectionRuntime::Home };
-    /// For callers' requests. Callers may never read their responses, and received bytes are in no budget: with a
-    /// window of 1 MiB, 600 such callers would occupy 600 MiB.
+    /// The protocol for callers' requests. Callers may never read their responses, and received bytes count towards no
+    /// budget. With a window of 1 MiB, 600 such callers would occupy 600 MiB.
     pub(super) const FOR_OTHERS: Self =
         Self::Multiplexed { stream_window: UNREAD_BYTES, runtime: ConnectionRuntime::Current };
 
@@ -83,7 +83,7 @@ pub(super) struct Pool {
 struct Shard {
     connections: Connections,
     streams: Arc<AtomicU32>,
-    /// The stream limit that its server has announced.
+    /// The stream limit that the server of the connection has announced.
     limit: StreamLimit,
 }
 
@@ -96,7 +96,7 @@ impl Shard {
 /// A stream on a connection, released on drop.
 #[derive(Debug)]
 pub(super) struct StreamSlot {
-    /// The number of other streams when it was acquired.
+    /// The number of other streams when this one was acquired.
     before: u32,
     limit: StreamLimit,
     streams: Arc<AtomicU32>,
@@ -107,7 +107,8 @@ pub(super) struct StreamSlot {
 impl Pool {
     const STREAMS_MAX: u32 = 80;
     const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-    /// client-go's values: ping after 30 s of silence, give up 15 s later (R-CLIENT-3).
+    /// The idle time before a connection is pinged. As in client-go, the ping is sent after 30 s, and the connection
+    /// fails 15 s later (R-CLIENT-3).
     const PING_AFTER: Duration = Duration::from_secs(30);
     const PING_TIMEOUT: Duration = Duration::from_secs(15);
     /// The read buffer of a stream over HTTP/1.1, in bytes; a response head must fit in too.
@@ -176,7 +177,8 @@ impl Pool {
         }
     }
 
-    /// Acquires a stream above the limit for long-lived streams, which is below the apiserver's.
+    /// Acquires a stream on a connection above the limit for long-lived streams, which is below the apiserver's own
+    /// limit.
     fn place_beside(&self, server: &Server) -> Option<(Connections, StreamSlot)> {
         let shards = self.shards.lock();
         let shard = shards.iter().find(|shard| Arc::ptr_eq(&shard.streams, &server.streams))?;
@@ -298,12 +300,12 @@ impl ResponseBody {
         response.map(|incoming| Self { incoming, server, is_from_memory, counter, _slot: slot })
     }
 
-    /// The server that responds.
+    /// Returns the server that responds.
     pub fn server(&self) -> &Server {
         &self.server
     }
 
-    /// Whether upstream is a proxy that served this from memory.
+    /// Whether upstream is a proxy that served the response from its cache.
     pub fn is_from_memory(&self) -> bool {
         self.is_from_memory
     }

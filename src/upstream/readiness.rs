@@ -46,7 +46,7 @@ impl Client {
         }
     }
 
-    /// Checks whether a server is ready, on a separate connection. The error says why it is not.
+    /// Checks whether a server is ready, on a separate connection. The error says why the server is not.
     async fn is_ready(&self, at: usize, endpoints: &Endpoints) -> Result<(), String> {
         let answer_max = endpoints.times().answer_max;
         let answered = timeout(answer_max, self.ask_server(at, READYZ)).await;
@@ -58,8 +58,8 @@ impl Client {
     }
 }
 
-/// Whether a server with this response code can be used. This includes one that is busy, or denies access to the
-/// endpoint.
+/// Whether a server with this response code can be used. That includes a server that is busy, or that denies access to
+/// the endpoint.
 fn is_well(code: u16) -> bool {
     matches!(code, 200..=299 | 403 | 404 | 429)
 }

@@ -12,18 +12,18 @@ const ANSWER_MAX: Duration = Duration::from_secs(2);
 const QUESTION_MAX: Duration = Duration::from_secs(30);
 
 impl Client {
-    /// The release that upstream behaves as, which may be older than its own.
+    /// Requests the release that upstream emulates, which may be older than its own.
     pub async fn release(&self) -> Result<Release, Error> {
         Ok(self.build().await?.release)
     }
 
-    /// The build that the responding server reports.
+    /// Requests the build that the responding server reports.
     pub async fn build(&self) -> Result<Build, Error> {
         let (_, body) = self.fetch(Cause::Discovery, VERSION, "application/json").await?;
         Build::parse(&body).ok_or_else(|| Error::OtherDocument(VERSION.to_owned()))
     }
 
-    /// Asks the server at the other end of a connection for its build, unless it is known. A server that fails to
+    /// Requests the build of the server at the other end of a connection, unless it is known. A server that fails to
     /// respond for a while is treated as one that does not report it.
     ///
     /// The request outlives the caller: a server that has just started responds late, and an apiserver counts a request

@@ -23,7 +23,7 @@ use base::random;
 pub(super) struct RetryableRequest {
     head: Request<()>,
     counter: CostCounter,
-    /// `None` for a request without a body.
+    /// The body of the request; `None` if it has none.
     body: Option<Arc<Mutex<SharedBody>>>,
     retries: u32,
 }
@@ -35,16 +35,17 @@ struct SharedBody {
     /// The length of the whole body, if it is known.
     length: Option<u64>,
     is_over: bool,
-    /// The attempt that may read. Earlier ones, which the HTTP library may still drive, get an error.
+    /// The number of the attempt that may read the body. Earlier ones, which the HTTP library may still drive, get an
+    /// error.
     attempt: u32,
-    /// The bytes that were read so far; `None` if they exceed the limits or cannot be repeated.
+    /// The bytes of the body that were read so far; `None` if they exceed the limits or cannot be repeated.
     kept: Option<RetainedBytes>,
 }
 
 #[derive(Debug, Default)]
 struct RetainedBytes {
     bytes: Vec<u8>,
-    /// The permits of [`KEPT`] for these bytes.
+    /// The permits of [`KEPT`] for the kept bytes.
     room: Option<SemaphorePermit<'static>>,
 }
 
@@ -56,16 +57,16 @@ struct Attempt {
     sent: usize,
 }
 
-/// Another attempt has begun.
+/// The request attempt was superseded, because another attempt has begun.
 #[derive(Debug, thiserror::Error)]
-#[error("superseded: the request is sent on another connection")]
+#[error("attempt superseded: the request is sent on another connection")]
 struct Superseded;
 
 /// The maximum number of retries. The pauses before all but the first retry add up to about 0.6 s.
 const RETRIES_MAX: u32 = 8;
 /// The mean pause before the second retry; doubled for each further one.
 const PAUSE: Duration = Duration::from_millis(5);
-/// The largest body that is kept for a retry, in bytes.
+/// The maximum size in bytes of a body that is kept for a retry.
 const KEPT_BYTES_MAX: usize = 256 << 10;
 /// The maximum number of bytes that all kept bodies occupy together.
 const ALL_KEPT_BYTES_MAX: usize = 64 << 20;
@@ -132,7 +133,7 @@ impl SharedBody {
         self.attempt
     }
 
-    /// The kept bytes that an attempt has not sent yet.
+    /// Returns the kept bytes that an attempt has not sent yet.
     fn unsent(&self, sent: usize) -> &[u8] {
         self.kept.as_ref().and_then(|kept| kept.bytes.get(sent..)).unwrap_or_default()
     }
@@ -143,7 +144,7 @@ impl SharedBody {
 }
 
 impl RetainedBytes {
-    /// Appends `data`; returns `None` if that exceeds the limits.
+    /// Appends `data` to the kept bytes; returns `None` if that exceeds the limits.
     fn with(mut self, data: &[u8]) -> Option<Self> {
         if data.is_empty() {
             return Some(self);

@@ -20,7 +20,7 @@ use kubeapi::{Access, AccessTarget, ResourceTarget, User};
 pub struct TokenReviewResult {
     /// The owner of the token; `None` if it is not authenticated.
     pub user: Option<User>,
-    /// The requested audiences that the token is valid for. Empty from authenticators without audience support.
+    /// The requested audiences for which the token is valid. Empty from authenticators without audience support.
     pub audiences: Vec<String>,
 }
 
@@ -39,14 +39,14 @@ const NO_POD_NEEDS_IT: &str = "no relationship found between node";
 /// The prefix of the reason for access that RBAC allows. Neither the Node authorizer nor ABAC gives a reason.
 const BY_RBAC: &str = "RBAC: allowed by ";
 
-/// The paths where reviews are created.
+/// The paths at which reviews are created.
 pub const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 const SELF_SUBJECT_REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 pub const ACCESS_REVIEWS: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
 const SELF_SUBJECT_ACCESS_REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
 impl Client {
-    /// Reviews a token.
+    /// Sends a TokenReview to upstream.
     pub async fn review_token(&self, token: &str, audiences: &[String]) -> Result<TokenReviewResult, Error> {
         let spec = TokenReviewSpec {
             token: Some(token.to_owned()),
@@ -57,13 +57,13 @@ impl Client {
         TokenReviewResult::read(&answer).ok_or_else(|| Error::OtherDocument(TOKEN_REVIEWS.to_owned()))
     }
 
-    /// Reviews whether `user` may perform `access`. An upstream proxy sees `cause`.
+    /// Reviews whether `user` may perform `access`. An upstream proxy receives `cause`.
     pub async fn review_access(&self, cause: Cause, user: &User, access: &Access) -> Result<AccessReviewResult, Error> {
         let answer = self.create(cause, ACCESS_REVIEWS, &access_question(user, access)).await?;
         AccessReviewResult::read(&answer).ok_or_else(|| Error::OtherDocument(ACCESS_REVIEWS.to_owned()))
     }
 
-    /// Reviews whether the proxy itself may perform `access`, which any user may ask.
+    /// Reviews whether the proxy itself may perform `access`. Any user may request this review.
     pub async fn review_own_access(&self, access: &Access) -> Result<AccessReviewResult, Error> {
         let (resource_attributes, non_resource_attributes) = attributes(access);
         let spec = SelfSubjectAccessReviewSpec { resource_attributes, non_resource_attributes };
@@ -74,7 +74,7 @@ impl Client {
         Ok(AccessReviewResult::of(answered.status.unwrap_or_default()))
     }
 
-    /// The user that upstream authenticates the proxy as.
+    /// Requests the user as which upstream authenticates the proxy.
     pub async fn who_am_i(&self) -> Result<User, Error> {
         let answer = self.create(Cause::SelfReview, SELF_SUBJECT_REVIEWS, &SelfSubjectReview::default()).await?;
         let answered: SelfSubjectReview =
@@ -110,7 +110,7 @@ impl AccessReviewResult {
         (serde_json::to_vec(&access_question(&user, &access)).ok()? == asked).then_some((user, access))
     }
 
-    /// The response with this result for a review of `user` and `access`.
+    /// Returns the review response with this result for `user` and `access`.
     pub fn answer(self, user: &User, access: &Access) -> Option<Bytes> {
         let Self { allowed, reason } = self;
         let status =
@@ -119,13 +119,13 @@ impl AccessReviewResult {
         serde_json::to_vec(&answered).ok().map(Bytes::from)
     }
 
-    /// Whether access that is allowed for this reason comes from RBAC.
+    /// Whether the reason of an allow decision names RBAC.
     pub fn is_by_rbac(reason: &str) -> bool {
         reason.starts_with(BY_RBAC)
     }
 
-    /// Whether a denial for this reason may soon change without an event. The Node authorizer denies objects that a
-    /// node's pods need until it knows those pods, and their kubelet learns of them sooner.
+    /// Whether a denial with this reason may soon change without an event. The Node authorizer denies objects that a
+    /// node's pods need until it has seen those pods, and their kubelet learns of them sooner.
     pub fn denies_for_now(reason: &str) -> bool {
         reason.contains(NO_POD_NEEDS_IT)
     }
@@ -137,13 +137,13 @@ impl AccessReviewResult {
     }
 }
 
-/// Parses a response and drops serde's error, because it could quote credentials.
+/// Parses a review response and drops serde's error, because it could quote credentials.
 fn read<A: DeserializeOwned>(answer: &[u8]) -> Option<A> {
     serde_json::from_slice(answer).ok()
 }
 
-/// Only `authenticated: true` with a name authenticates a user: a response that lacks either must not be trusted
-/// (CVE-2023-48312).
+/// Converts the status of a TokenReview. Only `authenticated: true` with a name authenticates a user: a response that
+/// lacks either must not be trusted (CVE-2023-48312).
 fn token_verdict(status: TokenReviewStatus) -> TokenReviewResult {
     let known = status.authenticated == Some(true) && status.error.is_none_or(|error| error.is_empty());
     let user = status.user.filter(|_| known).map(user).filter(|user| !user.name.is_empty());
@@ -163,7 +163,7 @@ fn access_question(user: &User, access: &Access) -> SubjectAccessReview {
     SubjectAccessReview { spec: access_spec(user, access), ..SubjectAccessReview::default() }
 }
 
-/// The complete request: if an attribute were omitted, the response would apply to more than was asked (A3).
+/// Builds the complete review: if an attribute were omitted, the decision would apply to more than was requested (A3).
 fn access_spec(user: &User, access: &Access) -> SubjectAccessReviewSpec {
     let (resource_attributes, non_resource_attributes) = attributes(access);
     SubjectAccessReviewSpec {
@@ -221,7 +221,8 @@ fn attributes(access: &Access) -> (Option<ResourceAttributes>, Option<NonResourc
     }
 }
 
-/// Selectors are sent unchanged: upstream parses them like those of the request itself (R-AUTHZ-2).
+/// Converts the attributes of an access. Selectors are sent unchanged: upstream parses them like those of the request
+/// itself (R-AUTHZ-2).
 fn resource_attributes(verb: &str, target: &ResourceTarget) -> ResourceAttributes {
     let field_selector = some(&target.field_selector)
         .map(|raw| FieldSelectorAttributes { raw_selector: Some(raw), ..FieldSelectorAttributes::default() });

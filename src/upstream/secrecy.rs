@@ -7,11 +7,11 @@ use kube_client::client::AuthError;
 use kube_client::config::KubeconfigError;
 
 const UNKNOWN: &str = "the configured credentials cannot be used";
-/// What shells end with, and [`PluginRunner`](super::PluginRunner)s, where there is no such program, or it is none.
+/// The exit code of shells and [`PluginRunner`](super::PluginRunner)s if the program cannot be executed.
 const CANNOT_RUN: i32 = 126;
 const NOT_FOUND: i32 = 127;
 
-/// Why credentials are unavailable, as text for operators.
+/// Returns the reason that credentials are unavailable, as text for operators.
 pub(super) fn words(error: &(dyn Error + 'static)) -> String {
     let mut cause = Some(error);
     while let Some(error) = cause {

@@ -9,7 +9,7 @@ use super::credentials::is_private;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerUrl(Uri);
 
-/// Why a text is not such an address.
+/// The reason that a text is not a server address.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerUrlError {
     #[error("{0:?} is not a server URL (expected, for example, https://10.0.0.1:6443)")]

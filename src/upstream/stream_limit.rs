@@ -41,7 +41,7 @@ impl StreamLimit {
 /// Parses the first frame of a server, which contains its settings (RFC 9113 §3.4).
 #[derive(Debug)]
 pub(super) struct FirstSettings {
-    /// The received part of the frame; `None` once it is complete, or is something else.
+    /// The received part of the server's first frame; `None` once it is complete, or is another frame.
     read: Option<Vec<u8>>,
     limit: StreamLimit,
 }
@@ -85,7 +85,7 @@ impl FirstSettings {
     }
 }
 
-/// The stream limit in a server's first frame; outer `None` while the frame is incomplete.
+/// Returns the stream limit in a server's first frame; the outer `None` means that the frame is incomplete.
 #[expect(clippy::option_option, reason = "not yet, and not at all")]
 fn limit_in(bytes: &[u8]) -> Option<Option<u32>> {
     let (head, payload) = bytes.split_at_checked(FRAME_HEAD)?;

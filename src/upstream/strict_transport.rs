@@ -8,7 +8,7 @@ use parking_lot::RwLock;
 /// to the proxy's own requests.
 #[derive(Debug, Default)]
 pub(super) struct HstsHeader {
-    /// Whether there is a header. Most servers send none, and readers then take no lock.
+    /// Whether the server has sent the header. Most servers send none, and readers then take no lock.
     is_said: AtomicBool,
     said: RwLock<Option<HeaderValue>>,
 }

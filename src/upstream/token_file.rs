@@ -24,7 +24,7 @@ struct CachedToken {
     read: Instant,
 }
 
-/// Tokens are rotated long before they expire.
+/// The interval at which the token file is read. Tokens are rotated long before they expire.
 const READ_EVERY: Duration = Duration::from_secs(10);
 
 impl TokenFile {
@@ -33,7 +33,7 @@ impl TokenFile {
         Ok(Self { path, held: Mutex::new(CachedToken { header, read: Instant::now() }) })
     }
 
-    /// The value of an `Authorization` header. If the file cannot be read, the last one that could be.
+    /// Returns the value of an `Authorization` header. If the file cannot be read, it is the last value that could be.
     pub(super) async fn header(&self) -> HeaderValue {
         if !self.is_due() {
             return self.held.lock().header.clone();
@@ -46,12 +46,18 @@ impl TokenFile {
                 let (file, why) = (self.path.display(), error.kind());
                 tracing::warn!(%file, error = %why, "cannot read the token file; keeping the previous token");
             }
-            Err(error) => tracing::error!(%error, "cannot read the token file"),
+            Err(error) => {
+                tracing::error!(
+                    file = %self.path.display(), %error,
+                    "token file reader failed; keeping the previous token"
+                );
+            }
         }
         self.held.lock().header.clone()
     }
 
-    /// Whether it is time to reread. Only the caller that gets `true` rereads; the others use the current token.
+    /// Whether the token file is due to be read again. Only the caller that gets `true` reads it; the others use the
+    /// current token.
     fn is_due(&self) -> bool {
         let (mut held, now) = (self.held.lock(), Instant::now());
         let is_due = now.duration_since(held.read) >= READ_EVERY;

@@ -10,7 +10,7 @@ use super::protobuf::{self, Fields, map_entry, put_field, put_header};
 use super::{Encoding, Envelope, JsonLayout, Object, WireError, table};
 use kubeapi::{EventType, ResourceVersion};
 
-/// A template made from the last upstream bookmark, re-stamped for each bookmark sent.
+/// A template made from the last upstream bookmark, whose version is replaced for each bookmark sent.
 ///
 /// A bookmark is the zero-value object of its kind, whose encoding depends on the server (`"spec":{…}` with required
 /// fields, `"creationTimestamp":null` before 1.34, a deprecated annotation of `DaemonSets`). So the template copies it
@@ -22,15 +22,15 @@ pub struct BookmarkTemplate {
     initial_events_end: BodyTemplate,
 }
 
-/// A body with a gap in place of the resourceVersion's digits.
+/// A body with a gap where the resourceVersion's digits are.
 #[derive(Debug, Clone)]
 struct BodyTemplate {
-    /// JSON: the body up to the digits. Protobuf: the metadata fields before the resourceVersion.
+    /// In JSON, the body up to the digits. In protobuf, the metadata fields before the resourceVersion.
     before: Vec<u8>,
-    /// JSON: the body after the digits, in a Table up to the digits of the row's object. Protobuf: the metadata fields
-    /// after the resourceVersion.
+    /// In JSON, the body after the digits; in a Table, up to the digits of the row's object. In protobuf, the metadata
+    /// fields after the resourceVersion.
     after: Vec<u8>,
-    /// Table: the body after the second digits. Protobuf: the body's fields after the metadata.
+    /// In a Table, the body after the second digits. In protobuf, the body's fields after the metadata.
     rest: Vec<u8>,
 }
 
@@ -253,13 +253,13 @@ fn put_initial_events_end(out: &mut Vec<u8>) {
     put_field(out, 2, b"true");
 }
 
-/// Annotation of the bookmark that closes a watch-list's initial events, with the value `true`.
+/// The annotation of the bookmark that ends a streamed list's initial events, with the value `true`.
 pub(super) const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
-/// Fields of `ObjectMeta` that are declared after `annotations`, including one that was removed in 1.24.
+/// The fields of `ObjectMeta` that are declared after `annotations`, including one that was removed in 1.24.
 const AFTER_ANNOTATIONS: [&str; 4] = ["ownerReferences", "finalizers", "clusterName", "managedFields"];
 
-/// The end of an object, from its metadata on.
+/// The end of a minimal object, from its metadata on.
 const MINIMAL_METADATA: &str = r#""metadata":{"resourceVersion":"1"}}"#;
 
 /// A bookmark with the fields that Go always writes for an `ObjectMeta`: name, `generateName`, namespace, `selfLink`,
@@ -267,10 +267,10 @@ const MINIMAL_METADATA: &str = r#""metadata":{"resourceVersion":"1"}}"#;
 const MINIMAL_PROTOBUF: [u8; 19] =
     [0x0a, 17, 0x0a, 0, 0x12, 0, 0x1a, 0, 0x22, 0, 0x2a, 0, 0x32, 1, b'1', 0x38, 0, 0x42, 0];
 
-/// Field numbers in the type that the writers take.
+/// The field numbers in the type that the writers encode.
 const METADATA: u8 = 1;
 const RESOURCE_VERSION: u8 = 6;
 const ANNOTATIONS: u8 = 12;
 
-/// Maximum size of the tags and lengths that [`BodyTemplate::filled`] adds.
+/// The maximum size of the tags and lengths that [`BodyTemplate::filled`] adds.
 const HEADERS_MAX: usize = 16;

@@ -22,8 +22,8 @@ struct Parts {
     api_version: String,
     kind: String,
     list_kind: String,
-    /// Bytes before an object's body outside lists. JSON: `{"kind":…,"apiVersion":…,` or nothing. Protobuf: `k8s\0` and
-    /// the `TypeMeta` field of Unknown.
+    /// The bytes before an object's body outside lists. In JSON, that is `{"kind":…,"apiVersion":…,` or nothing. In
+    /// protobuf, it is `k8s\0` and the `TypeMeta` field of Unknown.
     object_head: Bytes,
 }
 
@@ -46,22 +46,22 @@ impl Envelope {
         }
     }
 
-    /// Returns the encoding of its output and of the bodies.
+    /// Returns the encoding of the envelope's output and of the bodies.
     pub fn encoding(&self) -> Encoding {
         self.parts.encoding
     }
 
-    /// Returns the layout of its JSON.
+    /// Returns the layout of the envelope's JSON.
     pub fn shape(&self) -> JsonLayout {
         self.parts.shape
     }
 
-    /// Returns the group and version of the objects and of their list: `apps/v1`.
+    /// Returns the group and version of the objects and of their list, such as `apps/v1`.
     pub fn api_version(&self) -> &str {
         &self.parts.api_version
     }
 
-    /// Returns the kind of one object: `Deployment`.
+    /// Returns the kind of one object, such as `Deployment`.
     pub fn kind(&self) -> &str {
         &self.parts.kind
     }
@@ -255,13 +255,13 @@ pub(super) const JSON_EVENT_HEAD: &[u8] = br#"{"type":""#;
 pub(super) const JSON_EVENT_OBJECT: &[u8] = br#"","object":"#;
 pub(super) const JSON_EVENT_TAIL: &[u8] = b"}\n";
 
-/// Field numbers of `WatchEvent` and `RawExtension`.
+/// The field numbers of `WatchEvent` and `RawExtension`.
 pub(super) const EVENT_TYPE: u8 = 1;
 pub(super) const EVENT_OBJECT: u8 = 2;
 pub(super) const RAW_EXTENSION_RAW: u8 = 1;
 
-/// Field numbers of Unknown: `TypeMeta`, raw, `contentEncoding`, `contentType`. The last two are always written, and
-/// empty.
+/// The field numbers of Unknown: `TypeMeta`, raw, `contentEncoding`, `contentType`. The last two are always written,
+/// and empty.
 pub(super) const UNKNOWN_TYPE_META: u8 = 1;
 pub(super) const UNKNOWN_RAW: u8 = 2;
 pub(super) const UNKNOWN_CONTENT_ENCODING: u8 = 3;

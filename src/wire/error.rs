@@ -1,30 +1,32 @@
-/// Reason why bytes from upstream were rejected. Nothing of the rejected frame or page has been applied.
+/// The reason that bytes from upstream were rejected. Nothing of the rejected frame or page has been applied.
 ///
 /// After any of these errors the stream is unusable: the rest of a watch cannot be interpreted.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
     /// The stream ended inside a frame, or a document is shorter than its own length fields say.
-    #[error("the data ends in the middle of a frame")]
+    #[error("the response ends in the middle of a frame")]
     Truncated,
     /// A watch frame exceeds the limit given to [`FrameSplitter::new`](super::FrameSplitter::new), or an object is 4
     /// GiB or more.
-    #[error("a frame is larger than {max} bytes")]
+    #[error("a watch frame or list item is larger than {max} bytes")]
     FrameTooLarge { max: usize },
-    /// Not JSON, more than one JSON value, a field of the wrong type, or a duplicate of a key that is read.
+    /// The data is not JSON, has more than one JSON value, a field of the wrong type, or a duplicate of a key that is
+    /// read.
     #[error("malformed JSON: {0}")]
     Json(#[from] serde_json::Error),
     /// A JSON document is not UTF-8.
-    #[error("JSON is not valid UTF-8")]
+    #[error("the JSON is not valid UTF-8")]
     NotUtf8,
-    /// JSON nested deeper than Go's decoder accepts (10,000 levels), which no apiserver can produce.
-    #[error("JSON is nested deeper than 10000 levels")]
+    /// The JSON is nested deeper than Go's decoder accepts (10,000 levels), which no apiserver can produce.
+    #[error("the JSON is nested deeper than 10000 levels")]
     TooDeep,
-    /// Not a protobuf message, or its fields contradict the API's definitions.
+    /// The data is not a protobuf message, or its fields contradict the API's definitions.
     #[error("malformed protobuf: {0}")]
     Protobuf(&'static str),
-    /// Well-formed, but not laid out as the apiserver does: cutting and rejoining it would not give the same bytes.
-    #[error("unexpected layout: {0}")]
+    /// The data is well-formed, but its layout differs from the apiserver's, so splitting and rejoining it would not
+    /// give the same bytes.
+    #[error("unexpected structure: {0}")]
     Layout(&'static str),
     /// The object has no `metadata`.
     #[error("the object has no metadata")]
@@ -32,19 +34,20 @@ pub enum WireError {
     /// `metadata.name` is missing or empty, or name or namespace contains `/` (it would be ambiguous as a key).
     #[error("the object has no valid name or namespace")]
     BadName,
-    /// A resourceVersion is missing, empty, `0`, not a canonical decimal `u64`, or not where it can be re-stamped.
-    #[error("missing or invalid resourceVersion")]
+    /// A resourceVersion is missing, empty, `0`, not a canonical decimal `u64`, or at a place where it cannot be
+    /// replaced.
+    #[error("the object has no valid resourceVersion")]
     BadResourceVersion,
     /// The type of a watch event is not one of the API's five.
-    #[error("unknown watch event type")]
+    #[error("upstream sent an unknown watch event type")]
     UnknownEventType,
-    /// JSON where protobuf was expected, or the reverse.
-    #[error("the data is not in the negotiated encoding")]
+    /// The data is JSON where protobuf was expected, or the reverse.
+    #[error("the response is not in the negotiated encoding")]
     WrongForm,
-    /// An object of another kind than [`ObjectReader::expecting`](super::ObjectReader::expecting) named.
+    /// The object is of another kind than [`ObjectReader::expecting`](super::ObjectReader::expecting) named.
     #[error("the object is of another kind than the feed")]
     WrongKind,
-    /// A Table with other columns than those before it.
-    #[error("the columns of the Table changed")]
+    /// The Table has other columns than those before it.
+    #[error("the columns of the Table changed during the watch")]
     OtherColumns,
 }

@@ -96,7 +96,7 @@ impl<'de> ObjectParts<'de> {
         self.text(INITIAL_EVENTS_END_SLOT) == "true"
     }
 
-    /// Returns the version in its original spelling, if it has no escapes.
+    /// Returns the resourceVersion in its original spelling, if it has no escapes.
     pub(super) fn resource_version_text(&self) -> Option<&'de str> {
         match self.texts[RESOURCE_VERSION] {
             Some(Cow::Borrowed(digits)) => Some(digits),
@@ -134,7 +134,7 @@ pub(super) fn json_found<'a>(paths: &JsonPaths, object: &'a [u8], named: bool) -
     Ok(found)
 }
 
-/// Checks that name and namespace are path segments. A slash in one could give two objects the same key.
+/// Checks that an object's name and namespace are path segments. A slash in one could give two objects the same key.
 pub(super) fn check_name(named: bool, namespace: &str, name: &str) -> Result<(), WireError> {
     let valid = !named || !(name.is_empty() || name.contains('/') || namespace.contains('/'));
     if valid { Ok(()) } else { Err(WireError::BadName) }
@@ -176,7 +176,7 @@ fn string_end(bytes: &[u8], mut at: usize) -> usize {
     bytes.len()
 }
 
-/// Deserializer of the value at one node of the trie.
+/// A deserializer of the value at one node of the trie.
 struct TrieDeserializer<'p, 'f, 'de> {
     paths: &'p JsonPaths,
     node: NodeId,
@@ -291,7 +291,7 @@ impl<'de> Visitor<'de> for TrieDeserializer<'_, '_, 'de> {
     }
 }
 
-/// Deserializer of a key at one node, with the result of [`PathTrie::child`]; `None` for keys that are not selected.
+/// A deserializer of a key at one node, with the result of [`PathTrie::child`]; `None` for keys that are not selected.
 struct Step<'p> {
     paths: &'p JsonPaths,
     node: NodeId,
@@ -321,7 +321,7 @@ impl Visitor<'_> for Step<'_> {
 #[derive(Deserialize)]
 struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
-/// Slots of [`JsonPaths`]; those from `FIELDS_FROM` on are selectable fields.
+/// The slots of [`JsonPaths`]; those from `FIELDS_FROM` on are selectable fields.
 const NAME: usize = 0;
 const NAMESPACE: usize = 1;
 const RESOURCE_VERSION: usize = 2;
@@ -330,5 +330,5 @@ const API_VERSION: usize = 4;
 const INITIAL_EVENTS_END_SLOT: usize = 5;
 const FIELDS_FROM: usize = 6;
 
-/// `maxNestingDepth` of Go's encoding/json and of the apiserver's own decoder.
+/// The value of `maxNestingDepth` of Go's encoding/json and of the apiserver's own decoder.
 const DEPTH_MAX: usize = 10_000;

@@ -7,13 +7,14 @@ use super::envelope::{UNKNOWN_RAW, UNKNOWN_TAIL, json_text};
 use super::protobuf::{field_len, put_field, put_header, put_varint, tag, varint_len};
 use kubeapi::{MetaVersion, ResourceVersion};
 
-/// Metadata of a LIST.
+/// The list metadata of a LIST response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListMeta {
     pub resource_version: ResourceVersion,
-    /// Empty on the last page.
+    /// The token of the next page; empty on the last page.
     pub continue_token: String,
-    /// Written if set. The apiserver sets it only together with a continue token, and not for selections.
+    /// The number of remaining objects; written if set. The apiserver sets it only together with a continue token, and
+    /// not for selections.
     pub remaining: Option<i64>,
 }
 
@@ -33,23 +34,23 @@ pub struct ListFrame {
 enum Layout {
     /// The prefix of each item: `{` before bodies of a built-in kind, which omit it, or nothing.
     Json { item_prefix: &'static [u8] },
-    /// `head` is the document up to Unknown's raw field.
+    /// The protobuf list metadata. `head` is the document up to Unknown's raw field.
     Protobuf { list_meta: Bytes },
 }
 
-/// Total length of some bodies as items of any list, for its head.
+/// The total length of some bodies as items of any list, for its head.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Lengths {
-    /// Number of bodies.
+    /// The number of bodies in the list.
     pub items: usize,
-    /// Bytes of the bodies alone.
+    /// The number of bytes of the bodies alone.
     pub bytes: usize,
-    /// Bytes of the bodies as fields of a protobuf message.
+    /// The number of bytes of the bodies as fields of a protobuf message.
     fields: usize,
 }
 
 impl Lengths {
-    /// Adds one body.
+    /// Adds the size of one body to the list.
     pub fn add(&mut self, body_len: usize) {
         *self = *self + Self { items: 1, bytes: body_len, fields: field_len(body_len) };
     }
@@ -126,7 +127,7 @@ impl ListFrame {
         }
     }
 
-    /// Returns the sum of the [`item_len`](Self::item_len)s.
+    /// Returns the sum of the [`item_len`](Self::item_len) of all items.
     pub fn items_len(&self, lengths: Lengths) -> usize {
         match self.layout {
             Layout::Json { item_prefix } => lengths.items * (SEPARATOR + item_prefix.len()) + lengths.bytes,
@@ -186,10 +187,10 @@ impl ListFrame {
 const METADATA_V1_ITEM: &[u8] = br#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","#;
 const METADATA_V1BETA1_ITEM: &[u8] = br#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1beta1","#;
 
-/// Length of the comma between JSON items.
+/// The length of the comma between JSON items.
 const SEPARATOR: usize = 1;
 
-/// Field numbers of every list message, and of `ListMeta`.
+/// The field numbers of every list message, and of `ListMeta`.
 pub(super) const LIST_METADATA: u8 = 1;
 pub(super) const LIST_ITEMS: u8 = 2;
 const LIST_META_SELF_LINK: u8 = 1;

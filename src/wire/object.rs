@@ -9,34 +9,35 @@ use super::{Encoding, Representation, WireError, table};
 use base::Account;
 use kubeapi::{Attributes, ObjectKey, ResourceVersion};
 
-/// One revision of one object, immutable. The body is held once: store, ring, LIST and every frame share it.
+/// One revision of one object, immutable. Its body is held once: store, ring, LIST and every frame share it.
 ///
 /// Only an [`ObjectReader`](super::ObjectReader) creates one, so its parts match its bytes. Callers hold it in an
 /// `Arc`.
 pub struct Object {
-    /// Empty for a bookmark, which has no name.
+    /// The key of the object; empty for a bookmark, which has no name.
     pub key: ObjectKey,
-    /// Never 0.
+    /// The object's resourceVersion, which is never 0.
     pub rv: ResourceVersion,
     pub attributes: Attributes,
     body: Bytes,
     rv_at: RvSpan,
     encoding: Encoding,
-    /// Bytes of the allocation that `body` keeps alive: its own, or the whole watch frame that it is a slice of.
+    /// The number of bytes of the allocation that `body` keeps alive: its own, or the whole watch frame that contains
+    /// it.
     held: u32,
-    /// A bit for each representation that it has been written in.
+    /// A bit for each representation in which the object has been written.
     written: AtomicU8,
-    /// Its derived JSON while it is cached; boxed, because most objects have none.
+    /// The object's derived JSON while it is cached; boxed, because most objects have none.
     json: Mutex<Option<Box<Bytes>>>,
 }
 
-/// Memory of an object besides its content, in bytes: its reference counts, allocator overhead of three allocations,
-/// and its slot in the map that holds it. In the worst case the map's nodes are half full.
+/// The memory of an object besides its content, in bytes: its reference counts, allocator overhead of three
+/// allocations, and its slot in the map that holds it. In the worst case the map's nodes are half full.
 const OVERHEAD_BYTES: usize = 16 + 16 + 3 * 16 + 64;
 
 const _: () = assert!(Representation::PLACES <= 8, "a bit each");
 
-/// Position of the resourceVersion's digits in a body. Bodies are smaller than 4 GiB, and a `u64` has at most 20
+/// The position of the resourceVersion's digits in a body. Bodies are smaller than 4 GiB, and a `u64` has at most 20
 /// digits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct RvSpan {
@@ -103,7 +104,7 @@ impl Object {
 
     /// Returns the body with `rv` in place of its own resourceVersion and nothing else changed. The apiserver sends it
     /// if an object leaves a watch's selection (R-EVENT-2). In protobuf the enclosing lengths follow the digit count; a
-    /// Table has the version twice. It makes one allocation of exact size, or none if `rv` is the object's own.
+    /// Table has the version twice. The call makes one allocation of exact size, or none if `rv` is the object's own.
     pub fn restamped(&self, rv: ResourceVersion) -> Bytes {
         if rv == self.rv {
             return self.body.clone();
@@ -118,22 +119,22 @@ impl Object {
         }
     }
 
-    /// Returns whether it has been written in a representation, so that writing it again cannot fail.
+    /// Returns whether the object has been written in a representation, so that writing it again cannot fail.
     pub fn was_written(&self, representation: Representation) -> bool {
         self.written.load(Ordering::Relaxed) & (1 << representation.place()) != 0
     }
 
-    /// Records that it has been written in a representation.
+    /// Records that the object has been written in a representation.
     pub fn note_written(&self, representation: Representation) {
         self.written.fetch_or(1 << representation.place(), Ordering::Relaxed);
     }
 
-    /// Returns its derived JSON body, if it is cached.
+    /// Returns the object's derived JSON body, if it is cached.
     pub fn kept_json(&self) -> Option<Bytes> {
         self.json.lock().as_deref().cloned()
     }
 
-    /// Caches its derived JSON body, or drops it. Returns whether one was cached before.
+    /// Caches the object's derived JSON body, or drops it. Returns whether one was cached before.
     pub fn keep_json(&self, body: Option<Bytes>) -> bool {
         std::mem::replace(&mut *self.json.lock(), body.map(Box::new)).is_some()
     }
@@ -167,7 +168,7 @@ impl Object {
     }
 }
 
-/// Shares the body but copies the attributes; the cached JSON is not cloned.
+/// Clones the attributes and shares the body; the cached JSON is not cloned.
 impl Clone for Object {
     fn clone(&self) -> Self {
         Self {

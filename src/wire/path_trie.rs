@@ -12,13 +12,13 @@ pub(super) struct PathTrie<K> {
 pub(super) type NodeId = usize;
 
 struct Node<K> {
-    /// Slot in which a text or number at this node is stored.
+    /// The slot in which a text or number at this node is stored.
     slot: Option<usize>,
-    /// A handful at most, so a scan is faster than a map.
+    /// The child nodes by step. There are only a few, so a scan is faster than a map.
     children: Vec<(K, NodeId)>,
 }
 
-/// Slots of one selectable field's alternatives, in the order in which they are tried.
+/// The slots of one selectable field's alternatives, in the order in which they are tried.
 pub(super) struct FieldSlots {
     kind: FieldKind,
     slots: Vec<usize>,
@@ -31,7 +31,7 @@ impl<K: PartialEq> PathTrie<K> {
         Self { nodes: vec![Node { slot: None, children: Vec::new() }], slots: 0 }
     }
 
-    /// Adds the path, and returns the node at its end.
+    /// Adds a path to the trie, and returns the node at its end.
     pub(super) fn node(&mut self, path: impl IntoIterator<Item = K>) -> NodeId {
         let mut at = Self::ROOT;
         for step in path {
@@ -43,7 +43,7 @@ impl<K: PartialEq> PathTrie<K> {
         at
     }
 
-    /// Adds the path, and returns the slot of its value. Equal paths share a slot.
+    /// Adds a path to the trie, and returns the slot of its value. Equal paths share a slot.
     pub(super) fn slot(&mut self, path: impl IntoIterator<Item = K>) -> usize {
         let node = self.node(path);
         *self.nodes[node].slot.get_or_insert_with(|| {
@@ -83,7 +83,7 @@ impl<K: PartialEq> PathTrie<K> {
 }
 
 impl FieldSlots {
-    /// Adds one field. `paths` are its alternatives; the first that is present and not empty wins.
+    /// Adds one selectable field. `paths` are its alternatives; the first that is present and not empty wins.
     pub(super) fn new<K: PartialEq, P: IntoIterator<Item = K>>(
         kind: FieldKind,
         trie: &mut PathTrie<K>,
@@ -92,13 +92,13 @@ impl FieldSlots {
         Self { kind, slots: paths.into_iter().map(|path| trie.slot(path)).collect() }
     }
 
-    /// Adds all fields of a table by JSON keys, in its order.
+    /// Adds all selectable fields of a table by JSON keys, in its order.
     pub(super) fn json(trie: &mut PathTrie<Box<str>>, table: &FieldTable) -> Vec<Self> {
         let step = |step: &String| step.as_str().into();
         table.fields.iter().map(|f| Self::new(f.kind, trie, f.json.iter().map(|path| path.iter().map(step)))).collect()
     }
 
-    /// Adds all fields of a table by field numbers, in its order.
+    /// Adds all selectable fields of a table by field numbers, in its order.
     pub(super) fn protobuf(trie: &mut PathTrie<u32>, table: &FieldTable) -> Vec<Self> {
         table.fields.iter().map(|f| Self::new(f.kind, trie, f.proto.iter().map(|path| path.iter().copied()))).collect()
     }

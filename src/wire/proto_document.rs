@@ -9,7 +9,7 @@ use super::json_document::{ParsedStatus, ParsedStatusDetails};
 use super::protobuf::{Fields, MAGIC, Value, map_entry, plain_field};
 use kubeapi::EventType;
 
-/// The parts of `k8s\0` and Unknown.
+/// The parts of a protobuf document: `k8s\0` and Unknown.
 pub(super) struct Document<'a> {
     pub(super) api_version: &'a str,
     pub(super) kind: &'a str,
@@ -17,7 +17,7 @@ pub(super) struct Document<'a> {
 }
 
 impl<'a> Document<'a> {
-    /// Splits a whole document. It checks all lengths against the document.
+    /// Splits a whole protobuf document. All lengths are checked against the document.
     pub(super) fn split(document: &'a [u8]) -> Result<Self, WireError> {
         let unknown = document.strip_prefix(MAGIC).ok_or(WireError::WrongForm)?;
         let (mut type_meta, mut raw) = (None, None);
@@ -91,7 +91,7 @@ fn is_plain_document(unknown: &[u8]) -> bool {
     plain().unwrap_or(false)
 }
 
-/// Returns the same for a `WatchEvent`.
+/// Whether a `WatchEvent` has only the known fields, in their order.
 fn is_plain_event(message: &[u8]) -> bool {
     let plain = || {
         let (_, rest) = plain_field(message, EVENT_TYPE)?;

@@ -72,7 +72,7 @@ impl ProtoPaths {
 }
 
 impl<'a> ProtoMetadata<'a> {
-    /// Reads field 1 of `body`, which must come first, as Go writes it.
+    /// Reads the metadata, which is field 1 of `body` and must come first, as Go writes it.
     pub(super) fn read(body: &'a [u8]) -> Result<Self, WireError> {
         let (at, len) = protobuf::leading_message(body).ok_or(WireError::NoMetadata)?;
         let mut metadata = Self::default();
@@ -125,10 +125,10 @@ fn render(kind: FieldKind, value: Value<'_>) -> Result<Cow<'_, str>, WireError> 
     })
 }
 
-/// Field number of the metadata in every top-level kind.
+/// The field number of the metadata in every top-level kind.
 const OBJECT_METADATA: u32 = 1;
 
-/// Field numbers of `ObjectMeta`.
+/// The field numbers of `ObjectMeta`.
 pub(super) const META_NAME: u32 = 1;
 pub(super) const META_NAMESPACE: u32 = 3;
 pub(super) const META_RESOURCE_VERSION: u32 = 6;
@@ -136,5 +136,5 @@ pub(super) const META_LABELS: u32 = 11;
 pub(super) const META_ANNOTATIONS: u32 = 12;
 const RESOURCE_VERSION_TAG: u8 = protobuf::tag(6);
 
-/// Length of the key and the value, each with tag and length.
+/// The length of the key and the value, each with tag and length.
 const INITIAL_EVENTS_END_ENTRY_LEN: usize = 2 + INITIAL_EVENTS_END.len() + 2 + "true".len();

@@ -5,7 +5,7 @@ use bytes::BufMut;
 
 use super::WireError;
 
-/// Prefix of every top-level document (R-PROTO-1).
+/// The prefix of every top-level protobuf document (R-PROTO-1).
 pub(super) const MAGIC: &[u8; 4] = b"k8s\0";
 
 /// A cursor over the fields of one message.
@@ -14,14 +14,14 @@ pub(super) struct Fields<'a> {
     at: usize,
 }
 
-/// One field as it is on the wire.
+/// One protobuf field as it is on the wire.
 #[derive(Clone, Copy)]
 pub(super) struct RawField<'a> {
     pub(super) number: u32,
     pub(super) value: Value<'a>,
-    /// Offset of the tag in the message.
+    /// The offset of the field's tag in the message.
     pub(super) start: usize,
-    /// Offset of the field's end in the message.
+    /// The offset of the field's end in the message.
     pub(super) end: usize,
 }
 
@@ -29,7 +29,7 @@ pub(super) struct RawField<'a> {
 pub(super) enum Value<'a> {
     Varint(u64),
     Bytes(&'a [u8]),
-    /// `fixed32` and `fixed64`, which are skipped, because no field that is read has these types.
+    /// A `fixed32` or `fixed64`, which is skipped, because no field that is read has these types.
     Fixed,
 }
 
@@ -94,7 +94,7 @@ impl<'a> RawField<'a> {
         text(self.bytes()?)
     }
 
-    /// Returns a count; `None` if it is negative or not a number.
+    /// Returns the value as a count; `None` if it is negative or not a number.
     pub(super) fn count(&self) -> Option<u64> {
         match self.value {
             Value::Varint(count) => i64::try_from(count).ok()?.try_into().ok(),

@@ -26,7 +26,7 @@ pub struct ObjectReader {
     fields: Arc<FieldTable>,
     paths: Paths,
     expected: Option<TypeMeta>,
-    /// Account for everything that is read.
+    /// The memory account for everything that is read.
     account: Option<Arc<Account>>,
 }
 
@@ -44,22 +44,22 @@ struct TypeMeta {
 /// One decoded watch frame.
 #[derive(Debug)]
 pub enum WatchItem {
-    /// A change to one object.
+    /// A change to one object: ADDED, MODIFIED or DELETED.
     Change {
-        /// Added, Modified or Deleted.
+        /// The event type: Added, Modified or Deleted.
         event_type: EventType,
-        /// Its body is a slice of `frame`, so the event's bytes are held once.
+        /// The object after the change. Its body is a slice of `frame`, so the event's bytes are held once.
         object: Object,
-        /// The frame verbatim, without a Table's columns; equal to [`Envelope::frame`](super::Envelope::frame) of
+        /// The frame as received, without a Table's columns; equal to [`Envelope::frame`](super::Envelope::frame) of
         /// `event_type` and the body.
         frame: Bytes,
     },
-    /// Everything up to `rv` has been sent.
+    /// A bookmark: everything up to `rv` has been sent.
     Bookmark {
         /// The zero-value object of the kind, with an empty key, for [`BookmarkTemplate`](super::BookmarkTemplate).
         object: Object,
         rv: ResourceVersion,
-        /// Whether it closes the initial events of a watch-list.
+        /// Whether the bookmark ends the initial events of a streamed list.
         initial_events_end: bool,
     },
     /// The watch has ended with an error.
@@ -69,12 +69,12 @@ pub enum WatchItem {
 /// The Status of an ERROR event: the parts that determine the reaction, and the original bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ErrorEvent {
-    /// HTTP status code; 0 if absent.
+    /// The HTTP status code; 0 if absent.
     pub code: i64,
-    /// `Expired`, `InternalError`, …; may be empty.
+    /// The reason of the Status: `Expired`, `InternalError`, …; may be empty.
     pub reason: String,
     pub message: String,
-    /// `details.retryAfterSeconds`, if positive.
+    /// The value of `details.retryAfterSeconds`, if positive.
     pub retry_after_seconds: Option<u32>,
     /// The encoded Status, in the form that [`Envelope::error_frame`](super::Envelope::error_frame) takes: bare JSON,
     /// or `k8s\0` and Unknown.
@@ -84,15 +84,15 @@ pub struct ErrorEvent {
 /// One decoded page of a LIST.
 #[derive(Debug)]
 pub struct ListPage {
-    /// The collection's version, the same on every page of one list.
+    /// The resourceVersion of the collection, the same on every page of one list.
     pub resource_version: ResourceVersion,
-    /// Empty on the last page.
+    /// The token of the next page; empty on the last page.
     pub continue_token: String,
-    /// Number of objects after this page, if upstream reports it. It is a hint that upstream does not guarantee.
+    /// The number of objects after this page, if upstream reports it. It is a hint that upstream does not guarantee.
     pub remaining: Option<u64>,
     /// The objects in upstream's order. Each body is a separate allocation of exact size, so none keeps the page alive.
     pub items: Vec<Object>,
-    /// The list's own kind: `PodList`.
+    /// The kind of the list itself, such as `PodList`.
     pub kind: String,
     pub api_version: String,
 }
@@ -118,21 +118,21 @@ impl ObjectReader {
         self
     }
 
-    /// Charges every frame and object that it reads to an account, for as long as they live.
+    /// Charges every frame and object that the reader decodes to an account, for as long as they live.
     #[must_use]
     pub fn charging(self, account: &Arc<Account>) -> Self {
         Self { account: Some(account.clone()), ..self }
     }
 
-    /// Rejects objects with `TypeMeta` of another kind ([`WireError::WrongKind`]). Without it, a stream of Tables, for
-    /// example, would be read as objects.
+    /// Rejects objects with `TypeMeta` of another kind ([`WireError::WrongKind`]). Without this check, a stream of
+    /// Tables, for example, would be read as objects.
     #[must_use]
     pub fn expecting(self, api_version: &str, kind: &str) -> Self {
         let expected = TypeMeta { api_version: api_version.to_owned(), kind: kind.to_owned() };
         Self { expected: Some(expected), ..self }
     }
 
-    /// Returns the encoding that it reads.
+    /// Returns the encoding that the reader decodes.
     pub fn encoding(&self) -> Encoding {
         match self.paths {
             Paths::Json(_) => Encoding::Json,
@@ -226,7 +226,7 @@ impl ObjectReader {
                 let initial_events_end = metadata.initial_events_end;
                 Ok((raw, paths.reading(raw, metadata)?, initial_events_end))
             }
-            Paths::Table(..) => Err(WireError::Layout("one row is read from a watch or a list")),
+            Paths::Table(..) => Err(WireError::Layout("a Table row outside of a watch or a list")),
         }
     }
 
@@ -381,10 +381,10 @@ fn protobuf_metadata(body: &[u8], named: bool) -> Result<ProtoMetadata<'_>, Wire
     Ok(metadata)
 }
 
-/// Checks that offsets fit into 32 bits.
+/// Checks that offsets into the data fit into 32 bits.
 fn check_size(bytes: &[u8]) -> Result<(), WireError> {
     if bytes.len() <= OBJECT_BYTES_MAX { Ok(()) } else { Err(WireError::FrameTooLarge { max: OBJECT_BYTES_MAX }) }
 }
 
-/// A frame's length prefix has 32 bits; the ~100 bytes of an envelope must fit as well.
+/// The maximum size of an object. A frame's length prefix has 32 bits; the ~100 bytes of an envelope must fit as well.
 const OBJECT_BYTES_MAX: usize = u32::MAX as usize - 4096;

@@ -18,10 +18,10 @@ pub struct Renderer(Arc<Shared>);
 
 struct Shared {
     representation: Representation,
-    /// The envelope of the output.
+    /// The envelope of the rendered output.
     envelope: Envelope,
     means: RenderMethod,
-    /// Minor of the release that it writes for; 0 if it does not depend on the release.
+    /// The minor version of the release for which the renderer writes; 0 if the output does not depend on the release.
     release: u32,
     revoked: AtomicBool,
     disproven: AtomicBool,
@@ -29,15 +29,15 @@ struct Shared {
 
 #[derive(Clone, Copy)]
 enum RenderMethod {
-    /// Bodies are sent as received.
+    /// Bodies are sent as they were received.
     Verbatim,
-    /// JSON from protobuf.
+    /// Protobuf bodies are converted to JSON.
     Json(Transcoder),
-    /// Metadata only, from bodies of this encoding.
+    /// Only the metadata is sent, from bodies of this encoding.
     Metadata(MetadataRenderer, Encoding),
-    /// Rows without their objects.
+    /// Table rows are sent without their objects.
     Cells,
-    /// Rows with their objects' metadata.
+    /// Table rows are sent with their objects' metadata.
     Rows(MetadataRenderer),
 }
 
@@ -89,12 +89,12 @@ impl Renderer {
         Some(Self::new(representation, envelope, means, minor))
     }
 
-    /// Returns the representation that it writes.
+    /// Returns the representation that the renderer writes.
     pub fn representation(&self) -> Representation {
         self.0.representation
     }
 
-    /// Returns the envelope of its bodies.
+    /// Returns the envelope of the rendered bodies.
     pub fn envelope(&self) -> &Envelope {
         &self.0.envelope
     }
@@ -110,7 +110,7 @@ impl Renderer {
         self.0.release
     }
 
-    /// Revokes it and all its clones, which must not be used any longer.
+    /// Revokes the renderer and all its clones, which must not be used any longer.
     pub fn revoke(&self) {
         self.0.revoked.store(true, Ordering::Release);
     }
@@ -119,8 +119,8 @@ impl Renderer {
         self.0.revoked.load(Ordering::Acquire)
     }
 
-    /// Records that upstream's output differs, so earlier output may have been wrong. Callers call it before
-    /// [`revoke`](Self::revoke).
+    /// Records that upstream's output differs from the renderer's, so earlier output may have been wrong. Callers call
+    /// it before [`revoke`](Self::revoke).
     pub fn disprove(&self) {
         self.0.disproven.store(true, Ordering::Relaxed);
     }
@@ -129,8 +129,8 @@ impl Renderer {
         self.0.disproven.load(Ordering::Relaxed)
     }
 
-    /// Returns the body in this representation, in the normal form of [`wire`](super). It shares `body`'s bytes where
-    /// possible.
+    /// Returns the body in the renderer's representation, in the normal form of [`wire`](super). It shares `body`'s
+    /// bytes where possible.
     pub fn body(&self, body: &Bytes) -> Result<Bytes, TranscodeError> {
         match (self.0.means, self.0.representation.encoding()) {
             (RenderMethod::Verbatim, _) => Ok(body.clone()),
@@ -144,7 +144,7 @@ impl Renderer {
         }
     }
 
-    /// Appends the body. If it is refused, `out` is unchanged.
+    /// Appends the rendered body. If the body is refused, `out` is unchanged.
     pub fn put_body(&self, body: &Bytes, out: &mut Vec<u8>) -> Result<(), TranscodeError> {
         match (self.0.means, self.0.representation.encoding()) {
             (RenderMethod::Json(transcoder), _) => transcoder.json(body, out),
@@ -165,7 +165,7 @@ impl Renderer {
         }
     }
 
-    /// Returns a whole watch frame.
+    /// Returns a complete watch frame of an event.
     pub fn frame(&self, event_type: EventType, body: &Bytes) -> Result<Bytes, TranscodeError> {
         Ok(self.0.envelope.frame(event_type, &self.body(body)?))
     }
@@ -183,7 +183,7 @@ impl Renderer {
         Ok(self.0.envelope.frame(EventType::Bookmark, &body))
     }
 
-    /// Returns a whole GET response.
+    /// Returns the body of a GET response.
     pub fn object(&self, body: &Bytes) -> Result<Bytes, TranscodeError> {
         Ok(self.0.envelope.object(&self.body(body)?))
     }
@@ -196,7 +196,8 @@ impl Renderer {
         }
     }
 
-    /// Estimates the size of the result: JSON is up to twice its protobuf, metadata is most of a small object.
+    /// Estimates the size of a rendered body in bytes: JSON is up to twice its protobuf, metadata is most of a small
+    /// object.
     fn capacity(&self, body: &Bytes) -> usize {
         match self.0.means {
             RenderMethod::Json(_) => body.len() * 2,

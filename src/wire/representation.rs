@@ -6,15 +6,15 @@ use kubeapi::MetaVersion;
 /// The representation of a response's objects.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Representation {
-    /// The objects themselves.
+    /// The objects themselves, in this encoding.
     Object(Encoding),
-    /// `PartialObjectMetadata`, for metadata-only clients.
+    /// The objects' `PartialObjectMetadata`, for metadata-only clients.
     Metadata(Encoding, MetaVersion),
     /// A `Table` of `meta.k8s.io/v1`, for kubectl's output.
     Table(Include),
 }
 
-/// The part of its object that a row of a Table contains: the `includeObject` of a request.
+/// The part of its object that a row of a Table contains, as a request chooses with `includeObject`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Include {
     None,
@@ -23,7 +23,7 @@ pub enum Include {
 }
 
 impl Representation {
-    /// All representations.
+    /// All representations of objects.
     pub const ALL: [Self; 9] = [
         Self::Object(Encoding::Json),
         Self::Object(Encoding::Protobuf),
@@ -36,7 +36,7 @@ impl Representation {
         Self::Table(Include::Object),
     ];
 
-    /// Maximum number of representations of one feed's objects.
+    /// The maximum number of representations of one feed's objects.
     pub const PLACES: usize = 6;
 
     /// Returns the representation of received bodies in a feed of this encoding.
@@ -55,8 +55,8 @@ impl Representation {
         }
     }
 
-    /// Returns its index among the representations of one feed's objects. Tables are derived from rows, and rows yield
-    /// nothing else, so the two groups share indices.
+    /// Returns the index of the representation among those of one feed's objects. Tables are derived from rows, and
+    /// rows yield nothing else, so the two groups share indices.
     pub fn place(self) -> usize {
         let encoding = usize::from(self.encoding() == Encoding::Protobuf);
         match self {
@@ -81,7 +81,7 @@ impl Representation {
         }
     }
 
-    /// Returns the `Accept` header that requests it from upstream, for lists or for single objects.
+    /// Returns the `Accept` header that requests the representation from upstream, for lists or for single objects.
     pub fn accept(self, list: bool) -> String {
         let media_type = self.encoding().media_type();
         match self {

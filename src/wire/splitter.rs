@@ -12,9 +12,9 @@ pub struct FrameSplitter {
     encoding: Encoding,
     frame_bytes_max: usize,
     buffer: Vec<u8>,
-    /// Start of the first frame not yet taken.
+    /// The start of the first frame that was not taken yet.
     start: usize,
-    /// JSON: there is no newline before this offset, so a frame that arrives in many small chunks is searched once.
+    /// The offset before which JSON has no newline, so that a frame that arrives in many small chunks is searched once.
     searched: usize,
 }
 
@@ -61,7 +61,7 @@ impl FrameSplitter {
     /// Checks that the stream may end here.
     ///
     /// # Errors
-    /// [`WireError::Truncated`] if a frame is incomplete: the stream was cut, not closed.
+    /// [`WireError::Truncated`] if a frame is incomplete: the stream was interrupted, not closed.
     pub fn finish(&self) -> Result<(), WireError> {
         if self.start == self.buffer.len() { Ok(()) } else { Err(WireError::Truncated) }
     }
@@ -90,5 +90,5 @@ impl FrameSplitter {
     }
 }
 
-/// Capacity kept between frames, in bytes. Read buffers are 16–64 KiB and most objects are smaller.
+/// The capacity kept between frames, in bytes. Read buffers are 16–64 KiB and most objects are smaller.
 const IDLE_CAPACITY_MAX: usize = 256 * 1024;

@@ -38,7 +38,8 @@ pub struct Columns {
 }
 
 impl Columns {
-    /// Records columns. It rejects different columns, because cells printed under them would be indistinguishable.
+    /// Records columns, and rejects columns that differ from the recorded ones. Cells printed under other columns could
+    /// not be distinguished.
     pub(super) fn note(&self, columns: &str) -> Result<(), WireError> {
         let known = self.known.get_or_init(|| columns.into());
         if **known == *columns { Ok(()) } else { Err(WireError::OtherColumns) }
@@ -57,13 +58,13 @@ impl Columns {
 pub(super) struct OneRow<'a> {
     pub(super) event_type: EventType,
     pub(super) found: ObjectParts<'a>,
-    /// Range of the body in the normal form.
+    /// The range of the body in the normal form.
     pub(super) body: Range<usize>,
-    /// Offset of the object in the body.
+    /// The offset of the object in the body.
     pub(super) object_at: usize,
 }
 
-/// A list's rows, in the normal form.
+/// The rows of a list, in the normal form.
 pub(super) struct Rows<'a> {
     pub(super) metadata: PageMetadata<'a>,
     pub(super) rows: Vec<&'a str>,
@@ -80,7 +81,7 @@ struct Document<'a> {
     metadata: PageMetadata<'a>,
     #[serde(borrow)]
     column_definitions: &'a RawValue,
-    /// `null` for an empty list of a resource without a printer of its own.
+    /// The rows; `null` for an empty list of a resource without a printer of its own.
     #[serde(borrow)]
     rows: Option<Vec<&'a RawValue>>,
 }
@@ -107,7 +108,7 @@ pub(super) fn without_columns(frame: &[u8], columns: &Columns) -> Result<Option<
     Ok(Some([&frame[..at], NULL.as_bytes(), &frame[at + definitions.len()..]].concat().into()))
 }
 
-/// Decodes a frame without columns.
+/// Decodes a Table frame without columns.
 pub(super) fn one_row<'a>(frame: &'a [u8], paths: &JsonPaths) -> Result<OneRow<'a>, WireError> {
     const ODD: WireError = WireError::Layout("not a Table of one row");
     let (event_type, document) = json_document::split_event(frame)?;
@@ -168,7 +169,7 @@ fn object_in(row: &str) -> Result<Range<usize>, WireError> {
     }
 }
 
-/// Returns the range of the row's object in a body. `None` if it is not such a body.
+/// Returns the range of the row's object in a Table body; `None` if the body is not one.
 pub(super) fn object_of(body: &[u8]) -> Option<Range<usize>> {
     let (_, row) = version_and_rows(body)?;
     let row_at = body.len() - row.len();
@@ -200,17 +201,17 @@ pub fn same_rows(bodies: &[Bytes], list: &[u8]) -> bool {
     rows.rows.len() == bodies.len() && bodies.iter().zip(&rows.rows).all(same)
 }
 
-/// The start of every Table.
+/// The start of every Table in JSON.
 pub(super) const TYPE_META: &str = r#"{"kind":"Table","apiVersion":"meta.k8s.io/v1","#;
 pub(super) const KIND: &str = "Table";
 pub(super) const API_VERSION: &str = "meta.k8s.io/v1";
-/// The three constant parts of a body, with the version before the second and the row before the third.
+/// The three constant parts of a Table body, with the version before the second and the row before the third.
 pub(super) const VERSION: &str = r#""metadata":{"resourceVersion":""#;
 pub(super) const ROWS: &str = r#""},"columnDefinitions":null,"rows":["#;
 pub(super) const TAIL: &str = "]}";
 /// The bytes before a row's object.
 const OBJECT: &str = r#""object":"#;
-/// A quotation mark inside a string is escaped, so these never match inside one.
+/// The patterns of columns in a Table. A quotation mark inside a string is escaped, so these never match inside one.
 const NO_COLUMNS: &str = r#""columnDefinitions":null"#;
 const COLUMNS: &str = r#""columnDefinitions":"#;
 const NULL: &str = "null";

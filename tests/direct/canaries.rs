@@ -226,7 +226,7 @@ async fn nothing_is_seen(auth: &str, format: &str) -> String {
     assert_eq!(output.code, Some(0));
     assert_clean("standard output", &output.stdout);
     let (log, audit) = (fs::read_to_string(&log).expect("a log"), fs::read_to_string(&audit).expect("a log"));
-    assert!(log.contains("DEBUG") && log.contains("request"), "nothing was logged");
+    assert!(log.contains("DEBUG") && log.contains("response sent"), "nothing was logged");
     assert!(!log.contains("panicked"), "{log}");
     assert_clean("the log", &log);
     assert!(audit.contains("\"secrets\""), "nothing was recorded");

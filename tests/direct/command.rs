@@ -212,7 +212,7 @@ async fn serve_logs_the_memory_budget_and_warns_if_memory_is_short() {
         let process = Process::serve(&dir, &up.url(), &["--config", config.to_str().expect("a path")]).await;
         process.signal("TERM");
         let stderr = process.ended().await.stderr;
-        let line = stderr.lines().find(|line| line.contains("memory for objects and events"));
+        let line = stderr.lines().find(|line| line.contains("memory budget set for objects and events"));
         assert!(line.is_some_and(|line| line.contains(said)), "{said}: {stderr}");
         let warns = stderr.contains("the process may be OOM-killed");
         assert_eq!(warns, warned, "{text}: {stderr}");

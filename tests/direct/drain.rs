@@ -113,7 +113,7 @@ async fn idle_process_drains_in_time() {
         assert!(process.client().get(PODS).await.is_cached());
         process.signal("TERM");
         let ended = process.ended().await;
-        let drained: Vec<_> = ended.stderr.lines().filter(|line| line.contains("drained")).collect();
+        let drained: Vec<_> = ended.stderr.lines().filter(|line| line.contains("drain finished")).collect();
         assert!(drained.len() == 1 && drained[0].contains("true"), "{}", ended.stderr);
     }
 }

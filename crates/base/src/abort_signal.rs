@@ -5,24 +5,24 @@ use std::time::Duration;
 
 use futures_util::task::AtomicWaker;
 
-/// Ends a future from outside: the task that runs it drops it, wherever it is suspended.
+/// Aborts a future from another task: the task that runs the future drops it, wherever it is suspended.
 ///
-/// Clones share the state. One task runs the future, and any number may cut it. The reason of the first cut counts.
+/// Clones share the state. One task runs the future, and any number may abort it. The first reason counts.
 #[derive(Debug, Clone, Default)]
 pub struct AbortSignal(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Whether `why` or `within` is set. Tasks check it for each event, and it needs only one cache line.
+    /// Whether `why` or `within` of the signal is set. Tasks check it for each event, and it needs only one cache line.
     is_touched: AtomicBool,
     why: OnceLock<&'static str>,
-    /// See [`AbortSignal::within`]. Boxed to keep the type small, because watches have no such limit.
+    /// The limit of [`AbortSignal::within`]. It is boxed to keep the type small, because watches have no such limit.
     within: OnceLock<Box<(Duration, &'static str)>>,
     runner: AtomicWaker,
 }
 
 impl AbortSignal {
-    /// Ends the future. Only the first reason counts.
+    /// Aborts the future with a reason. Only the first reason counts.
     pub fn cut(&self, why: &'static str) {
         let is_first = self.0.why.set(why).is_ok();
         self.0.is_touched.store(true, Ordering::SeqCst);
@@ -31,7 +31,7 @@ impl AbortSignal {
         }
     }
 
-    /// The reason, once the future has been cut.
+    /// Returns the reason, once the future has been aborted.
     pub fn why(&self) -> Option<&'static str> {
         self.0.why.get().copied()
     }
@@ -40,15 +40,15 @@ impl AbortSignal {
         self.0.is_touched.load(Ordering::SeqCst) && self.0.why.get().is_some()
     }
 
-    /// Requests that the running task cuts the future with this reason if it is not complete within `max`. Futures that
-    /// complete at once pay nothing for it, and the task of a whole connection may ignore it. Only the first call
+    /// Requests that the running task aborts the future with this reason if it is not complete within `max`. Futures
+    /// that complete at once pay nothing for it, and the task of a whole connection may ignore it. Only the first call
     /// counts.
     pub fn within(&self, max: Duration, why: &'static str) {
         let _ = self.0.within.set(Box::new((max, why)));
         self.0.is_touched.store(true, Ordering::SeqCst);
     }
 
-    /// The limit and the reason that [`within`](Self::within) has set.
+    /// Returns the limit and the reason that [`within`](Self::within) has set.
     pub fn limit(&self) -> Option<(Duration, &'static str)> {
         if !self.0.is_touched.load(Ordering::SeqCst) {
             return None;
@@ -56,7 +56,7 @@ impl AbortSignal {
         self.0.within.get().map(|limit| **limit)
     }
 
-    /// Ready once the future has been cut. Until then, registers the task of `cx`, replacing an earlier one.
+    /// Ready once the future has been aborted. Until then, registers the task of `cx`, replacing an earlier one.
     pub fn poll_cut(&self, cx: &Context<'_>) -> Poll<()> {
         if self.is_cut() {
             return Poll::Ready(());
@@ -65,7 +65,7 @@ impl AbortSignal {
         if self.is_cut() { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Completes once the future has been cut. For the running task.
+    /// Completes once the future has been aborted. Only the running task may wait.
     pub async fn over(&self) {
         std::future::poll_fn(|cx| self.poll_cut(cx)).await;
     }

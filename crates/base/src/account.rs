@@ -18,17 +18,17 @@ pub struct Charge {
     bytes: usize,
 }
 
-/// Bytes together with their charge, so that a send in progress keeps them charged.
+/// Bytes together with their charge, so that they stay charged while they are being sent.
 struct ChargedBytes {
     bytes: Box<[u8]>,
     _charge: Charge,
 }
 
 impl Account {
-    /// The overhead of kept bytes: their owner, the reference count, and the allocator's overhead for both.
+    /// The overhead of charged bytes: their owner, the reference count, and the allocator's overhead for both.
     pub const KEPT_BYTES: usize = size_of::<ChargedBytes>() + 48;
 
-    /// Creates an account without a total.
+    /// Creates an account that counts on no other account.
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
@@ -38,12 +38,12 @@ impl Account {
         Arc::new(Self { bytes: AtomicUsize::new(0), total: Some(total.clone()) })
     }
 
-    /// The number of bytes that are currently charged.
+    /// Returns the number of bytes that are currently charged to the account.
     pub fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Charges `bytes` until the charge is dropped.
+    /// Charges `bytes` to the account until the charge is dropped.
     pub fn charge(self: &Arc<Self>, bytes: usize) -> Charge {
         self.add(bytes);
         Charge { account: self.clone(), bytes }
@@ -55,7 +55,7 @@ impl Account {
         self.keep_with(bytes, 0)
     }
 
-    /// Returns the same bytes, charged with `beside` additional bytes for data that is held with them.
+    /// Returns the same bytes, charged with `beside` additional bytes for data that is stored with them.
     pub fn keep_with(self: &Arc<Self>, bytes: Bytes, beside: usize) -> Bytes {
         // Takes over the allocation if it is not shared, and copies it otherwise.
         let bytes = Vec::from(bytes).into_boxed_slice();
@@ -83,7 +83,7 @@ impl Charge {
         self.bytes
     }
 
-    /// Sets the size of the charge.
+    /// Sets the number of charged bytes.
     pub fn set(&mut self, bytes: usize) {
         if bytes > self.bytes {
             self.account.add(bytes - self.bytes);

@@ -16,7 +16,7 @@ pub struct Backoff {
     healthy_since: Option<Instant>,
 }
 
-/// The first and the longest wait.
+/// The first and the longest delay between retries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BackoffBounds {
     pub first: Duration,
@@ -29,8 +29,8 @@ impl BackoffBounds {
     /// more often.
     pub const REFUSED: Self = Self { first: Duration::from_secs(30), longest: Duration::from_secs(60 * 60) };
 
-    /// The wait after `times` failures in a row. Waits after the first are up to a fifth shorter, so that thousands of
-    /// processes that started together do not stay in step.
+    /// Returns the delay after `times` failures in a row. Delays after the first are up to a fifth shorter, so that
+    /// thousands of processes that started together do not retry at the same time.
     pub fn after(self, times: u32) -> Duration {
         let doublings = times.saturating_sub(1).min(31);
         let wait = self.first.saturating_mul(1 << doublings).min(self.longest);
@@ -64,8 +64,8 @@ impl Backoff {
         self.healthy_since.get_or_insert(now);
     }
 
-    /// Records a failure. Returns the wait: in `[d, 2d)` for a `d` that doubles with each failure, at most the longest
-    /// wait.
+    /// Records a failure. Returns the delay: in `[d, 2d)` for a `d` that doubles with each failure, at most the longest
+    /// delay.
     pub fn failed(&mut self, now: Instant) -> Duration {
         if self.healthy_since.take().is_some_and(|since| now.duration_since(since) >= Self::HEALTHY) {
             self.next = self.waits.first;

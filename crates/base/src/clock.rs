@@ -4,15 +4,15 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::{Instant, sleep_until};
 
-/// The start of monotonic time in this process: its first use.
+/// The start of monotonic time in this process: the first use of the clock.
 static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// Nanoseconds since the process-wide epoch. Values are comparable only within this process.
+/// Returns the nanoseconds since the process-wide epoch. Values are comparable only within this process.
 pub fn now_ns() -> u64 {
     ns_at(Instant::now())
 }
 
-/// Nanoseconds from the process-wide epoch to `moment`; 0 before the epoch.
+/// Returns the nanoseconds from the process-wide epoch to `moment`; 0 before the epoch.
 pub fn ns_at(moment: Instant) -> u64 {
     u64::try_from(moment.saturating_duration_since(*EPOCH).as_nanos()).unwrap_or(u64::MAX)
 }
@@ -29,7 +29,7 @@ pub async fn until(due: Option<Instant>) {
 /// is measured or ordered by it. Clones share the clock.
 #[derive(Debug, Clone, Default)]
 pub struct WallClock {
-    /// The offset to the system's clock, in seconds.
+    /// The offset of the clock to the system's clock, in seconds.
     ahead: Arc<AtomicI64>,
 }
 
@@ -41,8 +41,8 @@ impl WallClock {
         if ahead < 0 { now - by } else { now + by }
     }
 
-    /// Sets the clock forwards by this many seconds, or backwards if negative, like an administrator who sets a
-    /// machine's clock.
+    /// Sets the clock forwards by `seconds`, or backwards if negative, like an administrator who sets a machine's
+    /// clock.
     pub fn step(&self, seconds: i64) {
         self.ahead.fetch_add(seconds, Ordering::Relaxed);
     }

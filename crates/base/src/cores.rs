@@ -13,15 +13,15 @@ use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 use tokio::runtime::{Builder, Handle, RuntimeFlavor};
 
-/// Threads with a runtime each. A task that is spawned on one stays there, and so do the cache lines that it uses.
-/// Clones share the threads, which end with the last clone.
+/// A set of threads with a runtime each. A task that is spawned on one stays there, and so do the cache lines that it
+/// uses. Clones share the threads, which end with the last clone.
 #[derive(Debug, Clone, Default)]
 pub struct Cores(Arc<CoreThreads>);
 
 #[derive(Debug, Default)]
 struct CoreThreads {
     all: Vec<Core>,
-    /// Where the search for a core begins, so that consecutive short tasks go to different cores.
+    /// The core at which the search for a core begins, so that consecutive short tasks go to different cores.
     next: AtomicUsize,
 }
 
@@ -30,7 +30,7 @@ struct Core {
     runtime: Handle,
     thread: JoinHandle<()>,
     bell: Arc<CoreWaker>,
-    /// The number of its tasks.
+    /// The number of tasks on the core.
     load: AtomicUsize,
 }
 
@@ -42,10 +42,10 @@ pub struct CoreSlot {
 }
 
 /// Collects the wakers that a core's own thread should wake. Waking a task of another thread takes a lock and a system
-/// call each time; this takes them once for a thousand tasks.
+/// call each time; the collector takes them once for a thousand tasks.
 #[derive(Default)]
 pub struct CoreWaker {
-    /// The core's number, starting at 0.
+    /// The number of the core, starting at 0.
     number: usize,
     rung: Mutex<PendingWakes>,
     sweep: AtomicWaker,
@@ -57,11 +57,11 @@ struct PendingWakes {
     is_over: bool,
 }
 
-/// One value for each core, and one for all other threads.
+/// A set with one value for each core, and one for all other threads.
 #[derive(Debug)]
 pub struct PerCore<T>(Box<[T]>);
 
-/// The data of a thread about its own core.
+/// The data of a core's thread about its own core.
 struct CurrentCore {
     bell: Arc<CoreWaker>,
     home: Option<Handle>,
@@ -71,8 +71,8 @@ thread_local! {
     static HERE: RefCell<Option<CurrentCore>> = const { RefCell::new(None) };
 }
 
-/// On a core's thread, the runtime on which the cores were started; elsewhere the current runtime. It runs tasks that
-/// other cores also wait for, which must not depend on one core's load.
+/// Returns the runtime on which the cores were started, if called on a core's thread; elsewhere the current runtime. It
+/// runs tasks that other cores also wait for, which must not depend on one core's load.
 pub fn home_runtime() -> Handle {
     HERE.with_borrow(|here| here.as_ref().and_then(|here| here.home.clone())).unwrap_or_else(Handle::current)
 }
@@ -100,8 +100,8 @@ impl Cores {
         Ok(Self(Arc::new(CoreThreads { all, next: AtomicUsize::new(0) })))
     }
 
-    /// A place on the core with the fewest tasks; `None` if there are no cores. Threads that have panicked get no more
-    /// tasks.
+    /// Returns a slot on the core with the fewest tasks; `None` if there are no cores. Threads that have panicked get
+    /// no more tasks.
     pub(super) fn place(&self) -> Option<CoreSlot> {
         let CoreThreads { all, next } = &*self.0;
         let first = next.fetch_add(1, Ordering::Relaxed);
@@ -110,7 +110,7 @@ impl Cores {
         alive.min_by_key(|number| all[*number].load.load(Ordering::Relaxed)).map(|number| self.place_on(number))
     }
 
-    /// A place on each core.
+    /// Returns a slot on each core.
     pub(super) fn each(&self) -> impl Iterator<Item = CoreSlot> {
         (0..self.0.all.len()).map(|number| self.place_on(number))
     }
@@ -156,7 +156,7 @@ impl Drop for CoreSlot {
 }
 
 impl CoreWaker {
-    /// The waker of the current thread's core, if it is a core.
+    /// Returns the waker of the current thread's core, if the thread is a core's.
     pub fn here() -> Option<Arc<Self>> {
         HERE.with_borrow(|here| here.as_ref().map(|here| here.bell.clone()))
     }
@@ -165,7 +165,7 @@ impl CoreWaker {
         self.number
     }
 
-    /// Makes the core's thread wake these, in this order.
+    /// Makes the core's thread wake the given wakers, in their order.
     pub fn ring(&self, wakers: Vec<Waker>) {
         let mut rung = self.rung.lock();
         // A core that was notified and has not run yet finds all of them.
@@ -192,7 +192,7 @@ impl CoreWaker {
 }
 
 impl<T> PerCore<T> {
-    /// Makes one value for each possible core; if more cores were started, some share a value.
+    /// Creates one value for each possible core; if more cores were started, some share a value.
     pub fn new(make: impl Fn() -> T) -> Self {
         Self(Self::numbers().map(|_| make()).collect())
     }
@@ -206,7 +206,7 @@ impl<T> PerCore<T> {
         0..1 + thread::available_parallelism().map_or(1, usize::from)
     }
 
-    /// The value of the current thread's core.
+    /// Returns the value of the current thread's core.
     pub fn here(&self) -> &T {
         let number = HERE.with_borrow(|here| here.as_ref().map_or(0, |here| 1 + here.bell.number));
         &self.0[number % self.0.len()]

@@ -10,17 +10,17 @@ use tokio::time::sleep;
 static WANTED: Notify = Notify::const_new();
 /// The number of attempts to free a descriptor before the error is final.
 pub const DESCRIPTOR_TRIES: u32 = 20;
-/// The wait for idle client connections to close.
+/// The time to wait for idle client connections to close.
 const ROOM_PAUSE: Duration = Duration::from_millis(50);
 
-/// Whether the error means that the process, or the whole machine, is out of file descriptors.
+/// Whether the error means that the process, or the whole machine, has no file descriptors left.
 pub fn lacks_descriptor(error: &(dyn Error + 'static)) -> bool {
     std::iter::successors(Some(error), |&error| error.source())
         .filter_map(|error| error.downcast_ref::<io::Error>())
         .any(|error| matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE)))
 }
 
-/// Asks the owners of idle client connections to close some, and gives them a moment to do so.
+/// Requests that the owners of idle client connections close some, and gives them a moment to do so.
 pub async fn want_descriptor() {
     WANTED.notify_waiters();
     sleep(ROOM_PAUSE).await;

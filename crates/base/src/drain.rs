@@ -36,7 +36,7 @@ struct Deadline {
     leaving: Duration,
 }
 
-/// Observes a drain, and keeps it from ending while held.
+/// Observes a drain, and keeps the drain from ending until it is dropped.
 #[derive(Clone, Debug)]
 pub struct DrainWatch {
     stage: watch::Receiver<Stage>,
@@ -65,15 +65,15 @@ enum Never {}
 const CLOSING_MAX: Duration = Duration::from_secs(2);
 const CLOSING_SHARE: u32 = 5;
 
-/// The part of the leaving phase in which connections are notified, spread over time. It precedes the end of their
+/// The fraction of the leaving phase in which connections are notified, spread over time. It precedes the end of their
 /// streams, so that a reconnecting client uses another connection, and perhaps another replica.
 const NOTICE: f64 = 0.1;
-/// The part of the leaving phase by whose end all long-lived work has been asked to end. The rest of it and the closing
-/// phase remain for final output, such as the rest of a version on a watch.
+/// The fraction of the leaving phase after which all long-lived work has been requested to end. The rest of that phase
+/// and the closing phase remain for final output, such as the rest of a version on a watch.
 const LEAVING: f64 = 0.8;
 
 impl Deadline {
-    /// The time at which this part of the leaving phase has passed.
+    /// Returns the time at which a fraction of the leaving phase has passed.
     fn at(self, part: f64) -> Instant {
         self.started + self.leaving.mul_f64(part)
     }
@@ -131,7 +131,7 @@ impl DrainWatch {
         }
     }
 
-    /// Completes at this holder's own random time to send notice, before any of its streams end.
+    /// Completes at a random time for this holder to notify its client, before any of its streams end.
     pub fn my_notice(&self) -> impl Future<Output = ()> + Send + use<> {
         let (mut stage, is_late) = (self.stage.clone(), self.has_started());
         async move {
@@ -153,7 +153,7 @@ impl DrainWatch {
         InFlightGuard(self.under_way.token())
     }
 
-    /// Keeps the drain from ending while held.
+    /// Returns a guard that keeps the drain from ending until it is dropped.
     pub fn hold(&self) -> DrainGuard {
         let under_way = (!self.has_started()).then(|| self.under_way());
         DrainGuard { _under_way: under_way, _blocker: self.blocker.clone() }

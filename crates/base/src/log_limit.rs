@@ -13,12 +13,12 @@ pub struct LogLimit {
 #[derive(Debug)]
 struct Window {
     logged: Instant,
-    /// The number of failures since then.
+    /// The number of failures since the last log line.
     unlogged: u64,
 }
 
 impl LogLimit {
-    /// The interval between two lines.
+    /// The minimum interval between two log lines about the same condition.
     pub const EVERY: Duration = Duration::from_secs(60);
 
     /// Counts a failure. Returns the number of failures to log now, including this one, or `None` if no line is due.

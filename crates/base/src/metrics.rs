@@ -23,7 +23,7 @@ impl ReloadMetrics {
         Self { replaced: reloads("replaced"), failed: reloads("failed"), failing }
     }
 
-    /// Records a new value.
+    /// Counts a reload that replaced the value.
     pub(super) fn replaced(&self) {
         self.replaced.increment(1);
         self.failing.set(0.0);

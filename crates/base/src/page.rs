@@ -13,7 +13,7 @@ use tokio::net::{TcpStream, UnixStream};
 /// The address of a running proxy's pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PageAddress {
-    /// A host and a port, as in a URL.
+    /// The host and the port of a TCP address, as in a URL.
     Tcp(String),
     Unix(PathBuf),
 }
@@ -39,7 +39,7 @@ impl PageAddress {
         Ok((place, uri.path_and_query().map(ToString::to_string).filter(|path| path != "/")))
     }
 
-    /// Whether requests to this address stay on this machine.
+    /// Whether requests to this page address stay on this machine.
     pub fn is_local(&self) -> bool {
         match self {
             Self::Unix(_) => true,

@@ -19,12 +19,12 @@ fn with<T>(draw: impl FnOnce(&mut Rng) -> T) -> T {
     RNG.with_borrow_mut(draw)
 }
 
-/// Restarts this thread's generator with a seed.
+/// Restarts this thread's random number generator with a seed.
 pub fn seed(seed: u64) {
     with(|rng| rng.seed(seed));
 }
 
-/// A number from 0, inclusive, to 1, exclusive.
+/// Returns a random number from 0, inclusive, to 1, exclusive.
 pub fn f64() -> f64 {
     with(Rng::f64)
 }

@@ -12,7 +12,7 @@ pub struct Ready {
 
 type SharedGuards = Arc<Mutex<Guards>>;
 
-/// The held guards, by name and number.
+/// The guards of components that are not ready, by name and number.
 #[derive(Debug, Default)]
 struct Guards {
     held: BTreeMap<(String, u64), Option<Reason>>,
@@ -58,7 +58,7 @@ impl Ready {
         self.waiting.lock().held.is_empty()
     }
 
-    /// The components that are not ready, in the order of names, each name once; empty when ready.
+    /// Returns the components that are not ready, in the order of names, each name once; empty when ready.
     pub fn pending(&self) -> Vec<PendingComponent> {
         let held: Vec<_> =
             self.waiting.lock().held.iter().map(|((what, _), why)| (what.clone(), why.clone())).collect();
@@ -76,8 +76,8 @@ impl Ready {
 }
 
 impl ReadinessGuard {
-    /// Sets the function that returns why this is not ready. Any client of the health port can read the reason, so it
-    /// must not name an address, user or object.
+    /// Sets the function that returns the reason that the component is not ready. Any client of the health port can
+    /// read the reason, so it must not name an address, user or object.
     #[must_use]
     pub fn because(self, reason: impl Fn() -> Option<String> + Send + Sync + 'static) -> Self {
         self.set_reason(reason);

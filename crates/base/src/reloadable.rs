@@ -13,7 +13,7 @@ impl<T> Reloadable<T> {
         Self(watch::Sender::new(Arc::new(value)))
     }
 
-    /// The current value.
+    /// Returns the current value.
     pub fn get(&self) -> Arc<T> {
         self.0.borrow().clone()
     }
@@ -23,7 +23,7 @@ impl<T> Reloadable<T> {
         self.0.send_replace(Arc::new(value));
     }
 
-    /// Completes when the value is not `known`.
+    /// Completes when the value differs from `known`.
     pub async fn replaced(&self, known: &Arc<T>) {
         // `self` holds the sender, so waiting cannot fail.
         let _ = self.0.subscribe().wait_for(|value| !Arc::ptr_eq(value, known)).await;

@@ -13,29 +13,29 @@ use super::now_ns;
 #[derive(Debug, Clone, Default)]
 pub struct RuntimeHeartbeat(Arc<Mutex<Vec<Arc<Beats>>>>);
 
-/// The beats of one runtime.
+/// The heartbeats of one runtime.
 #[derive(Debug)]
 struct Beats {
-    /// When it last beat.
+    /// The time of the runtime's last heartbeat.
     last: AtomicU64,
-    /// The runtime's metrics, once it has beaten.
+    /// The metrics of the runtime, set at its first heartbeat.
     runtime: OnceLock<RuntimeMetrics>,
 }
 
-/// The interval between two beats. Each wakes the process, even an idle one.
+/// The interval between two heartbeats. Each wakes the process, even an idle one.
 const EVERY: Duration = Duration::from_secs(5);
 /// The silence after which a runtime is considered lost: a deadlock or an endless loop blocks it, and it serves no
 /// requests.
 const SILENT_MAX: Duration = Duration::from_secs(30);
 
 impl RuntimeHeartbeat {
-    /// A heartbeat without runtimes.
+    /// Creates a heartbeat that watches no runtimes yet.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Beats on the runtime that runs the future. The silence is measured from this call, even if that runtime never
-    /// runs the future.
+    /// Sends heartbeats on the runtime that runs the future. The silence is measured from this call, even if that
+    /// runtime never runs the future.
     pub fn beat(&self) -> impl Future<Output = Infallible> + Send + use<> {
         let beats = Arc::new(Beats { last: AtomicU64::new(now_ns()), runtime: OnceLock::new() });
         self.0.lock().push(beats.clone());
@@ -48,18 +48,18 @@ impl RuntimeHeartbeat {
         }
     }
 
-    /// The longest silence of a runtime, beyond the interval between two beats.
+    /// Returns the longest silence of a runtime, beyond the interval between two heartbeats.
     pub fn silent(&self) -> Duration {
         let last = self.0.lock().iter().map(|beats| beats.last.load(Ordering::Relaxed)).min();
         last.map_or(Duration::ZERO, |last| Duration::from_nanos(now_ns().saturating_sub(last)).saturating_sub(EVERY))
     }
 
-    /// The number of tasks on all runtimes that have beaten.
+    /// Returns the number of tasks on all runtimes that have sent a heartbeat.
     pub fn tasks(&self) -> usize {
         self.0.lock().iter().filter_map(|beats| beats.runtime.get()).map(RuntimeMetrics::num_alive_tasks).sum()
     }
 
-    /// Whether a runtime is considered lost.
+    /// Whether a runtime has sent no heartbeat for so long that it is considered lost.
     pub fn is_lost(&self) -> bool {
         self.silent() > SILENT_MAX
     }

@@ -18,7 +18,7 @@ use tokio::sync::watch;
 #[derive(Clone, Debug, Default)]
 pub struct Tasks {
     tracker: TaskTracker,
-    /// The runtime of tasks that are not spread over cores; `None` for the one on which they are spawned.
+    /// The runtime of tasks that are not spread over cores; `None` for the runtime on which they are spawned.
     home: Option<Handle>,
     cores: Cores,
     running: Arc<Mutex<Running>>,
@@ -38,7 +38,7 @@ struct Running {
     are_stopped: bool,
 }
 
-/// Reports a panic when dropped by one, because the runtime catches it and it would go unnoticed.
+/// Reports a panic when it is dropped by one, because the runtime catches it and it would go unnoticed.
 struct PanicGuard {
     name: &'static str,
     lost: watch::Sender<Option<&'static str>>,

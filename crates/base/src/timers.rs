@@ -22,15 +22,15 @@ pub struct Timers(Arc<Shared>);
 struct Shared {
     started: Instant,
     waiting: Mutex<Waiting>,
-    /// Notified when the task must wake earlier than it intends to.
+    /// Notified when the timer task must wake earlier than it intends to.
     earlier: Notify,
 }
 
 struct Waiting {
-    /// By time, and by the address of the [`Timer`], which makes the key unique.
+    /// The timers by time, and by the address of the [`Timer`], which makes the key unique.
     all: BTreeMap<(u64, usize), Weak<dyn Timed>>,
-    /// When the task wakes. Removals do not change it. So if timers are added and removed one after the other, the task
-    /// wakes once per timeout.
+    /// The time at which the task wakes. Removals do not change it. So if timers are added and removed one after the
+    /// other, the task wakes once per timeout.
     wakes: u64,
 }
 
@@ -43,7 +43,7 @@ pub trait Timed: Send + Sync {
     /// The map is locked during the call.
     fn next(&self, now: u64) -> u64;
 
-    /// Acts on all times from `at` to `now`. `at` is the time that [`next`](Self::next) has returned; it is later than
+    /// Acts on all timers from `at` to `now`. `at` is the time that [`next`](Self::next) has returned; it is later than
     /// `now` if [`Timers::fire_all`] fires the timer early.
     fn fire(&self, at: u64, now: u64);
 }
@@ -57,7 +57,7 @@ pub struct Timer {
 }
 
 impl Timers {
-    /// A time that never comes.
+    /// A time that is never reached.
     pub const NEVER: u64 = u64::MAX;
 
     /// Returns a timer that is not scheduled.
@@ -69,7 +69,7 @@ impl Timers {
         u64::try_from(self.0.started.elapsed().as_micros()).unwrap_or(Self::NEVER - 1)
     }
 
-    /// Returns the time after this duration.
+    /// Returns the time after `duration` from now, on the clock of the timers.
     pub fn after(&self, duration: Duration) -> u64 {
         self.now().saturating_add(Self::micros(duration))
     }
@@ -79,12 +79,12 @@ impl Timers {
         Self::micros(at.saturating_duration_since(self.0.started))
     }
 
-    /// Converts a duration, rounding up.
+    /// Converts a duration to microseconds, rounding up.
     pub fn micros(duration: Duration) -> u64 {
         u64::try_from(duration.as_nanos().div_ceil(1_000)).unwrap_or(Self::NEVER - 1)
     }
 
-    /// Fires timers when they are due; never completes. For one task.
+    /// Fires the timers of all objects when they are due; never completes. Only one task may run it.
     pub async fn run(self) {
         loop {
             self.fire(self.now());
@@ -101,7 +101,7 @@ impl Timers {
         self.fire(Self::NEVER);
     }
 
-    /// Fires the timers up to this time.
+    /// Fires all timers up to the time `last`.
     fn fire(&self, last: u64) {
         let now = self.now();
         for (at, timed) in self.take(last) {
@@ -110,7 +110,7 @@ impl Timers {
         }
     }
 
-    /// Removes and returns the objects with a timer up to this time.
+    /// Removes and returns the objects with a timer up to the time `last`.
     fn take(&self, last: u64) -> Vec<(u64, Arc<dyn Timed>)> {
         let mut waiting = self.0.waiting.lock();
         let later = waiting.all.split_off(&(last.saturating_add(1), 0));
@@ -152,7 +152,7 @@ impl Timers {
 }
 
 impl Timer {
-    /// Schedules an object, after a change of its times.
+    /// Schedules an object again after its times have changed.
     pub fn schedule<T: Timed + 'static>(timed: &Arc<T>) {
         let weak = Arc::downgrade(timed);
         let timers = timed.timer().timers();

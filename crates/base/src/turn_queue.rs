@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 #[derive(Debug)]
 pub struct TurnQueue<K>(Arc<Mutex<Queue<K>>>);
 
-/// The permission to work. Dropping it ends the turn.
+/// The permission to do CPU-bound work. Dropping it ends the turn.
 #[derive(Debug)]
 #[must_use = "it is over when it is dropped"]
 pub struct Turn<K: Clone + Eq + Hash> {
@@ -24,7 +24,7 @@ pub struct Turn<K: Clone + Eq + Hash> {
     is_lost: bool,
 }
 
-/// A place in the queue that completes with a turn. Dropping it leaves the queue, and gives up a turn that was granted
+/// A waiter in the queue that completes with a turn. Dropping it leaves the queue, and releases a turn that was granted
 /// too late.
 #[derive(Debug)]
 pub struct TurnWait<K: Clone + Eq + Hash> {
@@ -42,27 +42,27 @@ struct Queue<K> {
     has_one: fn(&K) -> bool,
     waiting: usize,
     tickets: i64,
-    /// Holders with a turn or a waiter.
+    /// The holders with a turn or a waiter.
     holders: HashMap<K, HolderQueue>,
-    /// Holders with waiters, the next one first.
+    /// The holders with waiters, the next one first.
     order: VecDeque<K>,
 }
 
 #[derive(Debug, Default)]
 struct HolderQueue {
     running: usize,
-    /// The waiters, the next one first.
+    /// The waiters of a holder, the next one first.
     waiting: BTreeMap<i64, oneshot::Sender<()>>,
 }
 
-/// The end of a holder's own line at which a waiter is added.
+/// The end of a holder's own queue at which a waiter is added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum QueueEnd {
     Back,
     Front,
 }
 
-/// The number of turns at a time that leaves other work a free core: half of the cores, and at least one.
+/// Returns the number of concurrent turns that leaves other work a free core: half of the cores, and at least one.
 pub fn half_of_the_cores() -> usize {
     available_parallelism().map_or(1, |cores| cores.get() / 2).max(1)
 }
@@ -81,13 +81,13 @@ impl<K: Clone + Eq + Hash> TurnQueue<K> {
         self.enter(holder, QueueEnd::Back)
     }
 
-    /// The number of waiters, in total and of one holder.
+    /// Returns the number of waiters, in total and of one holder.
     pub fn waiting(&self, holder: &K) -> (usize, usize) {
         let queue = self.0.lock();
         (queue.waiting, queue.holders.get(holder).map_or(0, |line| line.waiting.len()))
     }
 
-    /// Whether there are no turns and no waiters, and no state is kept.
+    /// Whether the queue has no turns and no waiters, so that no state is kept.
     pub fn is_empty(&self) -> bool {
         let queue = self.0.lock();
         (queue.running, queue.waiting, queue.holders.len(), queue.order.len()) == (0, 0, 0, 0)
@@ -149,7 +149,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         !(self.has_one)(holder) || self.holders.get(holder).is_some_and(|line| line.running == 0)
     }
 
-    /// Grants turns to the next waiters.
+    /// Grants free turns to the next waiters.
     fn call(&mut self) {
         let mut looked_at = 0;
         while self.running < self.running_max && looked_at < self.order.len() {
@@ -187,7 +187,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         self.forget(holder);
     }
 
-    /// Removes a waiter that was not called yet.
+    /// Removes a waiter that has not been granted a turn.
     fn leave(&mut self, holder: &K, number: i64) {
         let Some(line) = self.holders.get_mut(holder) else { return };
         if line.waiting.remove(&number).is_none() {

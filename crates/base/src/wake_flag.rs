@@ -27,7 +27,7 @@ impl WakeFlag {
         Self { waker: line.clone().into(), line, task: Waker::noop().clone() }
     }
 
-    /// Whether the flag was set since the last check; clears it. From now on it wakes the task of `cx`.
+    /// Whether the flag was set since the last check; clears it. After this, the flag wakes the task of `cx`.
     pub fn has_rung(&mut self, cx: &Context<'_>) -> bool {
         if !self.task.will_wake(cx.waker()) {
             self.task.clone_from(cx.waker());
@@ -37,7 +37,7 @@ impl WakeFlag {
         self.line.rung.load(Ordering::Acquire) && self.line.rung.swap(false, Ordering::AcqRel)
     }
 
-    /// The waker that sets the flag.
+    /// Returns the waker that sets the flag.
     pub fn waker(&self) -> &Waker {
         &self.waker
     }

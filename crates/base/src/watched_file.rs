@@ -20,14 +20,14 @@ use tokio::sync::watch;
 /// the last good value stays. Examples are half-written files, and certificates whose key has not been updated yet.
 pub struct WatchedFile<T> {
     value: watch::Receiver<Arc<T>>,
-    /// `None` for a fixed value.
+    /// The files of the value; `None` for a fixed value.
     origin: Option<Arc<FileSource<T>>>,
 }
 
-/// The files cannot be used, and there is no earlier value.
+/// The error if the files of a value cannot be used, and there is no earlier value.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError<E> {
-    #[error("{path}: {source}")]
+    #[error("cannot read {path}: {source}")]
     File { path: PathBuf, source: io::Error },
     #[error(transparent)]
     Content(E),
@@ -36,9 +36,9 @@ pub enum LoadError<E> {
 type ListFiles = Box<dyn Fn() -> Vec<PathBuf> + Send + Sync>;
 type ParseFiles<T> = Box<dyn Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync>;
 
-/// The source of the values.
+/// The files of a value, and the function that parses them.
 struct FileSource<T> {
-    /// A name for logs and metrics.
+    /// The name of the value in logs and metrics.
     what: &'static str,
     files: ListFiles,
     read: ParseFiles<T>,
@@ -52,18 +52,18 @@ struct FileSource<T> {
 struct LastLoad {
     /// A hash of the files from which the value was read. The contents are not kept, because they include private keys.
     fingerprint: u64,
-    /// Why the current files cannot be used.
+    /// The reason that the current files cannot be used; `None` if they can.
     trouble: Option<String>,
 }
 
-/// The largest file that is read, in bytes: a bundle of some thousand certificates fits.
+/// The maximum size of a file in bytes: a bundle of some thousand certificates fits.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
 /// The default interval between checks of the files.
 pub const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 impl<T: Send + Sync + 'static> WatchedFile<T> {
-    /// Reads `files` now. `read` gets their contents in the same order.
+    /// Loads the value from `files`. `read` gets their contents in the same order.
     pub fn load<E: Display>(
         what: &'static str,
         files: Vec<PathBuf>,
@@ -72,7 +72,8 @@ impl<T: Send + Sync + 'static> WatchedFile<T> {
         Self::load_listed(what, move || files.clone(), read)
     }
 
-    /// Reads files like [`load`](Self::load), if other files name them: the list is computed at every check.
+    /// Loads a value like [`load`](Self::load) if other files name its files: the list of files is computed at every
+    /// check.
     pub fn load_listed<E: Display>(
         what: &'static str,
         files: impl Fn() -> Vec<PathBuf> + Send + Sync + 'static,
@@ -96,12 +97,12 @@ impl<T: Send + Sync + 'static> WatchedFile<T> {
         Self { value: watch::channel(Arc::new(value)).1, origin: None }
     }
 
-    /// The last good value.
+    /// Returns the last value that could be loaded.
     pub fn current(&self) -> Arc<T> {
         self.value.borrow().clone()
     }
 
-    /// Completes when there is a value that this clone has not returned yet.
+    /// Completes when the value has changed since this clone last returned it.
     pub async fn changed(&mut self) {
         if self.value.changed().await.is_err() {
             // A fixed value never changes.
@@ -109,12 +110,12 @@ impl<T: Send + Sync + 'static> WatchedFile<T> {
         }
     }
 
-    /// Why the files could not be used at the last check.
+    /// Returns the reason that the files could not be used at the last check.
     pub fn trouble(&self) -> Option<String> {
         self.origin.as_ref()?.known.lock().trouble.clone()
     }
 
-    /// Checks the files periodically, forever. It is spawned once, whatever the number of clones.
+    /// Checks the files periodically, forever. It must be spawned once, whatever the number of clones.
     pub async fn keep_up(self, every: Duration) {
         while self.origin.is_some() {
             sleep(every).await;
@@ -125,8 +126,9 @@ impl<T: Send + Sync + 'static> WatchedFile<T> {
     /// Checks the files now, on a blocking thread: disks may stall, and credential plugins take time.
     pub async fn look_again(&self) {
         let Some(origin) = self.origin.clone() else { return };
+        let what = origin.what;
         if let Err(error) = tokio::task::spawn_blocking(move || origin.look()).await {
-            tracing::error!(%error, "cannot read files to reload");
+            tracing::error!(what, %error, "cannot check files for changes; retrying");
         }
     }
 }
@@ -142,13 +144,13 @@ impl<T> FileSource<T> {
                 self.metrics.replaced();
                 *self.known.lock() = LastLoad { fingerprint, trouble: None };
                 self.value.send_replace(Arc::new(value));
-                tracing::info!(what = self.what, "reloaded");
+                tracing::info!(what = self.what, "reloaded changed files");
             }
             Err(why) => {
                 self.metrics.failed();
                 let told = self.known.lock().trouble.replace(why.clone());
                 if told.as_ref() != Some(&why) {
-                    tracing::warn!(what = self.what, error = %why, "reload failed; keeping the previous one");
+                    tracing::warn!(what = self.what, error = %why, "reload failed; keeping the previous contents");
                 }
             }
         }
@@ -183,7 +185,7 @@ impl<T> Clone for WatchedFile<T> {
 }
 
 impl<T> fmt::Debug for WatchedFile<T> {
-    /// Omits the value, because the files may include keys.
+    /// Formats the type without the value, because the files may include keys.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = self.origin.as_ref().map(|origin| origin.what);
         f.debug_struct("WatchedFile").field("what", &what).finish_non_exhaustive()

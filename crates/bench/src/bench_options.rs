@@ -7,16 +7,16 @@ use probe::{TargetCredentials, WatchProtocol};
 pub struct MeasuredServer {
     pub name: String,
     pub url: String,
-    /// The protocol of this server, if it differs from the plan's.
+    /// The protocol for this server, if it differs from the plan's.
     pub protocol: Option<WatchProtocol>,
-    /// Its process id, if it runs on this machine.
+    /// The process ID of the server, if it runs on this machine.
     pub pid: Option<u32>,
-    /// The URL of its metrics, if CPU and memory are read from them.
+    /// The URL of the server's metrics, if CPU and memory are read from them.
     pub metrics: Option<String>,
 }
 
 impl MeasuredServer {
-    /// Returns the plan for this server.
+    /// Returns the plan for this server, with the server's own protocol.
     pub fn plan(&self, plan: &Plan) -> Plan {
         Plan { protocol: self.protocol.unwrap_or(plan.protocol), ..plan.clone() }
     }
@@ -35,6 +35,6 @@ pub struct BenchOptions {
     pub rounds: usize,
     /// Whether the objects are kept at the end.
     pub keep: bool,
-    /// The command line, for the record.
+    /// The command line, to be recorded with the results.
     pub command: Vec<String>,
 }

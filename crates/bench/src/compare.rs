@@ -5,7 +5,7 @@ use super::outcome::{BetterDirection, CATALOGUE, Figures, RunOutcome};
 use super::process::Machine;
 use super::scenario::Variant;
 
-/// All measurements of a command, and the ratios between them.
+/// All measurements of a benchmark command, and the ratios between them.
 #[derive(Clone, Debug, Serialize)]
 pub struct Results {
     pub scenario: String,
@@ -14,12 +14,12 @@ pub struct Results {
     pub machine: Machine,
     pub plans: Vec<Variant>,
     pub outcomes: Vec<RunOutcome>,
-    /// Medians of the rounds.
+    /// The medians of all rounds, per variant and server.
     pub cells: Vec<Cell>,
     pub ratios: Vec<Ratio>,
 }
 
-/// The figures of one variant against one side.
+/// The figures of one plan variant against one server.
 #[derive(Clone, Debug, Serialize)]
 pub struct Cell {
     pub variant: String,

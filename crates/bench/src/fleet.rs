@@ -67,7 +67,7 @@ impl Fleet {
         self.shared.open_gate();
     }
 
-    /// Cuts every connection. The watches resume at their positions.
+    /// Closes every connection of the fleet. The watches resume at their positions.
     pub(super) fn cut(&self) {
         self.shared.begin_storm();
         self.shared.cut.send_replace(());
@@ -121,7 +121,7 @@ impl Fleet {
         self.shared.tally.seen.iter().map(|seen| seen.repeated.load(Ordering::Relaxed)).sum()
     }
 
-    /// Returns the first error.
+    /// Returns the first error of any watch.
     pub fn complaint(&self) -> Option<String> {
         self.shared.complaint()
     }
@@ -161,7 +161,7 @@ impl Fleet {
         true
     }
 
-    /// Ends all watches.
+    /// Ends all watches of the fleet.
     pub async fn stop(self) {
         self.tasks.join().await;
     }

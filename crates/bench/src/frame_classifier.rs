@@ -5,23 +5,23 @@ use memchr::memmem::Finder;
 
 use kubeapi::WRITTEN_AT;
 
-/// The type of a frame.
+/// The type of a watch frame, as recognised from its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RecognisedFrame {
-    /// ADDED or MODIFIED. It may contain its write time.
+    /// The event is ADDED or MODIFIED. It may contain its write time.
     Written,
-    /// DELETED. A write time in it belongs to an earlier write.
+    /// The event is DELETED. A write time in it belongs to an earlier write.
     Deleted,
     Bookmark {
         initial_end: bool,
     },
-    /// The requested version is no longer available (410).
+    /// The requested resourceVersion is no longer available (410).
     Expired,
     Error,
     Unknown,
 }
 
-/// Prepared byte searches.
+/// Prepared byte searches that recognise watch frames.
 #[derive(Clone, Debug)]
 pub(super) struct Recogniser {
     is_protobuf: bool,
@@ -60,7 +60,7 @@ impl Recogniser {
         }
     }
 
-    /// Returns the object's own version.
+    /// Returns the object's own resourceVersion in a frame.
     pub(super) fn version(&self, frame: &[u8]) -> Option<u64> {
         if !self.is_protobuf {
             // The first one in the output of servers is the object's.
@@ -90,7 +90,7 @@ impl Recogniser {
     }
 }
 
-/// Returns the value of `{"type":"…`.
+/// Returns the `type` of a JSON watch event.
 fn json_type(frame: &[u8]) -> Option<&[u8]> {
     let rest = frame.strip_prefix(b"{\"type\":\"")?;
     Some(&rest[..memchr::memchr(b'"', rest)?])

@@ -57,18 +57,18 @@ pub use text::render;
 use probe::LinkError;
 pub use probe::{ProgressLine, Target, TargetCredentials, TargetError, WatchProtocol};
 
-/// Why nothing could be measured.
+/// The reason that nothing could be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
     #[error(transparent)]
     Server(#[from] TargetError),
-    #[error("target: {0}")]
+    #[error("the benchmark target failed: {0}")]
     Target(String),
-    #[error("cannot write objects: {0}")]
+    #[error("cannot write benchmark objects to the target: {0}")]
     Write(String),
-    #[error("{0}")]
+    #[error("cannot prepare the benchmark: {0}")]
     Prepare(String),
-    #[error("{0}")]
+    #[error("cannot open the watches: {0}")]
     Open(String),
 }
 

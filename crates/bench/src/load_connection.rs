@@ -41,7 +41,7 @@ impl LoadConnection {
         }
     }
 
-    /// Runs one connection until it ends.
+    /// Runs one load connection with its watches until it ends.
     async fn connection(&mut self) {
         let shared = self.shared.clone();
         let opened = {

@@ -133,7 +133,7 @@ fn within(path: &str, namespace: &str) -> String {
     out
 }
 
-/// Appends a query parameter.
+/// Appends a query parameter to a path.
 pub(super) fn with(path: &str, parameter: &str) -> String {
     let joint = if path.contains('?') { '&' } else { '?' };
     format!("{path}{joint}{parameter}")

@@ -80,9 +80,9 @@ impl ObjectShape {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WriteMethod {
-    /// A merge patch of one annotation. The request is small; the server reads, merges and writes.
+    /// The writer sends a merge patch of one annotation. The request is small; the server reads, merges and writes.
     Patch,
-    /// The whole object, as the server returned it.
+    /// The writer sends the whole object, as the server returned it.
     Put,
 }
 
@@ -90,24 +90,24 @@ pub enum WriteMethod {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Storm {
-    /// Informers that all start at the same moment.
+    /// A storm of informers that all start at the same moment.
     Join,
-    /// Full LISTs.
+    /// A storm of full LISTs.
     List,
-    /// Watches whose connections are all cut, and that resume at their positions.
+    /// A storm in which all connections are closed, and the watches resume at their positions.
     Resume,
-    /// Small GETs.
+    /// A storm of small GETs.
     Get,
 }
 
-/// How a watch begins.
+/// The position at which a measured watch starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WatchStartMode {
-    /// From a recent version, which is requested once for all watches.
+    /// The watch starts at a recent version, which is requested once for all watches.
     Now,
-    /// With the existing objects, in the stream.
+    /// The watch starts with the existing objects, in the stream.
     WatchList,
-    /// With a LIST of its own.
+    /// The watch starts with a LIST of its own.
     List,
 }
 
@@ -115,7 +115,7 @@ pub(super) enum WatchStartMode {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rate {
     PerSecond(f64),
-    /// As fast as the writers can.
+    /// The writers send as fast as they can.
     Max,
 }
 

@@ -129,7 +129,7 @@ async fn clean_up(caller: &UnaryClient, made: &[WorkloadObjects], progress: &Pro
     progress.phase("cleaning up");
     for objects in made {
         if let Err(error) = population::delete(caller, objects).await {
-            tracing::warn!(%error, "cannot delete all objects");
+            tracing::warn!(%error, "cleanup failed; some created objects remain in the cluster");
         }
     }
 }

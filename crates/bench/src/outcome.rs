@@ -2,7 +2,7 @@ use hdrhistogram::Histogram;
 use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 
-/// Which direction of a figure is better.
+/// The direction in which a figure is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BetterDirection {
     Less,
@@ -74,7 +74,7 @@ pub(super) const CATALOGUE: &[(&str, &str, BetterDirection, &str)] = &[
     ("generator_us_per_delivery", "µs", BetterDirection::Neither, "load generator CPU time per delivered event"),
 ];
 
-/// Percentiles that are kept for charts.
+/// The percentiles that are kept for charts.
 const CURVE: [f64; 12] = [10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95, 99.99, 100.0];
 
 /// The measured figures, by the names of the catalogue and in its order.
@@ -122,11 +122,11 @@ pub struct RunOutcome {
     /// Whether the run was interrupted; the figures cover the time until then.
     pub interrupted: bool,
     pub figures: Figures,
-    /// Latency in milliseconds by percentile.
+    /// The latency in milliseconds, by percentile.
     pub percentiles: Vec<(f64, f64)>,
     /// The negotiated cipher suite, if the watches use TLS.
     pub cipher: Option<&'static str>,
-    /// Warnings about the figures.
+    /// Warnings about the measured figures.
     pub notes: Vec<String>,
 }
 

@@ -13,7 +13,7 @@ use probe::{WatchProtocol, Windows};
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a key of its own")]
 pub struct Plan {
-    /// A description in one line.
+    /// A description of the plan in one line.
     pub about: String,
     pub watches: usize,
     /// The number of connections. 0 means one for each watch.
@@ -26,9 +26,9 @@ pub struct Plan {
     pub select: SelectorKind,
     pub non_matching: bool,
     pub watch_list: bool,
-    /// Several kinds of watches instead of one.
+    /// The kinds of watches, if there are several instead of one.
     pub groups: Vec<Group>,
-    /// How many connections and watches are opened at the same time.
+    /// The number of connections and watches that are opened at the same time.
     pub opening: usize,
     pub stream_window_kib: u32,
     pub connection_window_kib: u32,
@@ -61,7 +61,7 @@ pub struct Plan {
     pub storm: Option<Storm>,
     /// The total number of requests in a storm of LISTs or GETs. 0 means as many as the duration allows.
     pub requests: usize,
-    /// The number of concurrent requests on each connection.
+    /// The total number of requests in a storm of LISTs or GETs.
     pub in_flight: usize,
 }
 
@@ -89,7 +89,7 @@ pub(super) struct ObjectGroup {
     pub(super) hears_writes: bool,
 }
 
-/// Every problem of a plan.
+/// Every problem that makes a benchmark plan invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanProblems(pub Vec<String>);
 
@@ -97,8 +97,8 @@ const WATCHES_MAX: usize = 200_000;
 const OBJECTS_MAX: usize = 1_000_000;
 const OBJECT_BYTES_MAX: usize = 1 << 20;
 const RATE_MAX: f64 = 1e6;
-/// Go's windows: 4 MiB and 1 GiB. The codec here counts its updates later than the server does, so the first is larger
-/// than the content of any socket.
+/// The windows of Go's client: 4 MiB and 1 GiB. The codec here counts its updates later than the server does, so the
+/// first is larger than the content of any socket.
 const GO_WINDOWS: (u32, u32) = (64 << 20, 1 << 30);
 const SECONDS_MAX: f64 = 86_400.0;
 
@@ -239,7 +239,7 @@ impl Plan {
         matches!(self.storm, Some(Storm::List | Storm::Get))
     }
 
-    /// Returns how a watch begins.
+    /// Returns the position at which the plan's watches start.
     pub(super) fn start(&self) -> WatchStartMode {
         match (self.watch_list, self.storm) {
             (true, _) => WatchStartMode::WatchList,

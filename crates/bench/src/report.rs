@@ -5,7 +5,7 @@ use super::outcome::CATALOGUE;
 use super::text::{number, title};
 
 const TEMPLATE: &str = include_str!("report.html");
-/// The figures with a chart.
+/// The figures that the report shows as a chart.
 const DRAWN: [&str; 12] = [
     "deliveries_per_s",
     "requests_per_s",
@@ -51,7 +51,7 @@ pub fn html(results: &Results) -> String {
     parts.into_iter().fold(TEMPLATE.to_owned(), |page, (place, text)| page.replace(place, &text))
 }
 
-/// Writing to a String does not fail.
+/// Appends formatted text. Writing to a String does not fail.
 fn put(out: &mut String, text: std::fmt::Arguments<'_>) {
     let _ = out.write_fmt(text);
 }

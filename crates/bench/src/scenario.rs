@@ -2,10 +2,10 @@ use serde_json::{Map, Value};
 
 use super::plan::{Plan, PlanProblems};
 
-/// One of the plans that a scenario compares.
+/// One of the plans that a benchmark scenario compares.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Variant {
-    /// The name; empty if there is only one variant.
+    /// The name of the variant; empty if there is only one.
     pub name: String,
     pub plan: Plan,
 }
@@ -53,7 +53,7 @@ pub const SCENARIOS: [(&str, &str); 24] = embedded!(
 );
 
 impl Scenario {
-    /// Returns a built-in scenario.
+    /// Returns a scenario that is built into the program.
     pub fn embedded(name: &str) -> Option<Result<Self, PlanProblems>> {
         let (name, text) = SCENARIOS.iter().find(|(known, _)| *known == name)?;
         Some(Self::parse(name, text))
@@ -75,15 +75,15 @@ impl Scenario {
         Ok(Self { name: name.to_owned(), keys, variants })
     }
 
-    /// Returns its description in one line.
+    /// Returns the scenario's description in one line.
     pub fn about(&self) -> &str {
         self.keys.get("about").and_then(Value::as_str).unwrap_or_default()
     }
 
-    /// Returns its plans, overridden by `flags`.
+    /// Returns the scenario's plans, overridden by `flags`.
     ///
     /// # Errors
-    /// Every problem of any of them.
+    /// Every problem of any of the plans.
     pub fn plans(&self, flags: &Map<String, Value>) -> Result<Vec<Variant>, PlanProblems> {
         if self.variants.is_empty() {
             return Ok(vec![Variant { name: String::new(), plan: Plan::of_layers([&self.keys, flags])? }]);

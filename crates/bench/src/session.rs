@@ -252,7 +252,7 @@ fn bottleneck(first: &CounterSnapshot, last: &CounterSnapshot, lag_ms: Option<f6
     notes
 }
 
-/// Returns the difference of two readings.
+/// Returns the difference of two readings of the CPU time.
 pub(super) fn since(now: Option<Duration>, then: Option<Duration>) -> Option<Duration> {
     Some(now?.saturating_sub(then?))
 }

@@ -29,15 +29,15 @@ pub(super) struct FleetState {
     pub(super) objects: WorkloadObjects,
     pub(super) kinds: Vec<WatchKind>,
     pub(super) tally: Tally,
-    /// Permits for connecting and opening.
+    /// The permits for opening connections and watches.
     pub(super) opening: Semaphore,
-    /// Whether requests may be sent.
+    /// Whether the watches may send requests.
     gate: watch::Sender<bool>,
     pub(super) cut: watch::Sender<()>,
     /// The number of storms, including the opening, and the beginning of the last one.
     storm: AtomicU64,
     storm_began_ns: AtomicU64,
-    /// The cipher suite of its connections.
+    /// The cipher suite of the connections.
     pub(super) cipher: OnceLock<&'static str>,
     complaint: Mutex<Option<String>>,
     has_complained: AtomicBool,
@@ -81,7 +81,7 @@ impl FleetState {
         }
     }
 
-    /// Lets the watches send requests.
+    /// Lets the watches send requests from now on.
     pub(super) fn open_gate(&self) {
         self.gate.send_replace(true);
     }

@@ -2,12 +2,12 @@ use http::StatusCode;
 
 use probe::LinkError;
 
-/// How a stream ended.
+/// The reason that a watch stream ended.
 #[derive(Debug)]
 pub(super) enum StreamOutcome {
     /// The stream can resume at the last version.
     Clean,
-    /// The last version has expired.
+    /// The last received resourceVersion has expired.
     Expired,
     Refused(StatusCode),
     Broken(String),

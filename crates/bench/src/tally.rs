@@ -15,30 +15,30 @@ pub(super) fn histogram() -> Histogram<u64> {
     Histogram::new_with_max(LATENCY_US_MAX, DIGITS).expect("the bounds are constants that fit")
 }
 
-/// The totals of all watches.
+/// The totals of all watches of a fleet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WatchCounts {
-    /// Events after the initial set, bookmarks excluded.
+    /// The number of events after the initial set, bookmarks excluded.
     pub deliveries: u64,
-    /// Objects in initial sets and LISTs of informers.
+    /// The number of objects in initial sets and LISTs of informers.
     pub initial: u64,
-    /// Bytes of bodies.
+    /// The number of body bytes that were received.
     pub bytes: u64,
     pub bookmarks: u64,
-    /// Connections that were opened.
+    /// The number of connections that were opened.
     pub connected: u64,
-    /// Streams that were opened, and streams that have ended.
+    /// The number of streams that were opened, and of those that have ended.
     pub opened: u64,
     pub closed: u64,
-    /// Watches that have received their initial state, once for each storm.
+    /// The number of watches that have received their initial state, once for each storm.
     pub synced: u64,
-    /// Streams that ended and resumed at the last version.
+    /// The number of streams that ended and resumed at the last version.
     pub resumed: u64,
-    /// Streams that had to relist.
+    /// The number of streams that had to relist.
     pub relisted: u64,
-    /// Requests whose response was not a stream.
+    /// The number of requests whose response was not a stream.
     pub refused: u64,
-    /// Connections and streams that broke.
+    /// The number of connections and streams that broke.
     pub broken: u64,
 }
 
@@ -82,13 +82,13 @@ impl WatchCounts {
 #[derive(Debug)]
 pub(super) struct Shard {
     pub(super) counts: WatchCounts,
-    /// From the scheduled time of a write to its arrival.
+    /// The time from the scheduled time of a write to the arrival of its event, in microseconds.
     pub(super) latency: Histogram<u64>,
-    /// From the beginning of a storm until a watch was synced.
+    /// The time from the beginning of a storm until a watch was synced.
     pub(super) synced: Histogram<u64>,
 }
 
-/// All recorders, and the counts of each watch.
+/// The recorders of a fleet, and the counts of each watch.
 #[derive(Debug)]
 pub(super) struct Tally {
     shards: Box<[Mutex<Shard>]>,
@@ -99,11 +99,11 @@ pub(super) struct Tally {
 /// The events of one watch, stored by its connection after every chunk.
 #[derive(Debug, Default)]
 pub(super) struct WatchProgress {
-    /// Events after the initial set, bookmarks excluded.
+    /// The number of events after the initial set, bookmarks excluded.
     pub(super) events: AtomicU64,
-    /// How many of them this process wrote since the fleet started.
+    /// The number of received events that this process wrote since the fleet started.
     pub(super) ours: AtomicU64,
-    /// Events whose version was not above the last one.
+    /// The number of events whose version was not above the last one.
     pub(super) repeated: AtomicU64,
     /// Whether the watch relisted, so that its missing events cannot be counted.
     pub(super) broken: AtomicBool,

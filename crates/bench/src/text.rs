@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use super::compare::{Ratio, Results};
 use super::outcome::{CATALOGUE, RunOutcome};
 
-/// Formats results for a terminal.
+/// Formats benchmark results for a terminal.
 pub fn render(results: &Results) -> String {
     let mut out = String::new();
     let Results { scenario, about, machine, cells, ratios, outcomes, .. } = results;
@@ -76,7 +76,7 @@ pub(super) fn title(results: &Results, ratio: &Ratio) -> String {
     format!("{} {} / {}", of.side, of.variant, over.variant)
 }
 
-/// Three significant digits, with thousands separated.
+/// Formats a number with three significant digits, and with thousands separated.
 pub(super) fn number(value: f64) -> String {
     let size = value.abs();
     if size == 0.0 || (100.0..1e15).contains(&size) {

@@ -15,7 +15,7 @@ use super::tally::Shard;
 use base::{now_ns, random};
 use probe::{Frames, Framing, PendingResponse, RequestSpec, ResponseStream, Sender};
 
-/// How many bytes of a LIST are searched for its version.
+/// The number of bytes of a LIST that are searched for its version.
 const LIST_HEAD_BYTES: usize = 1024;
 /// The timeout of each watch request, longer than any run, so that the server does not end the watch.
 const TIMEOUT_SECONDS: u64 = 3600;
@@ -26,26 +26,26 @@ const SHORT: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WatcherRole {
     Reads,
-    /// Bytes per second.
+    /// A reader that reads this many bytes per second.
     Slow(u32),
     Stuck,
 }
 
-/// One watch, from its first stream to the end of the fleet.
+/// One measured watch, from its first stream to the end of the fleet.
 pub(super) struct Watcher {
     shared: Arc<FleetState>,
-    /// Its index among all watches, its index within its kind, and its kind.
+    /// The watch's index among all watches, its index within its kind, and its kind.
     pub(super) index: usize,
     nth: usize,
     kind: usize,
-    /// The recorder that it uses.
+    /// The index of the recorder that the watch uses.
     lane: usize,
     role: WatcherRole,
-    /// The last version seen; `None` means to relist.
+    /// The last received version; `None` means that the watch must relist.
     version: Option<u64>,
-    /// Whether the initial objects are complete.
+    /// Whether the watch has received all initial objects.
     live: bool,
-    /// The storm in which it was last synced.
+    /// The storm in which the watch was last synced.
     synced_in: u64,
     was_opened: bool,
     events: u64,

@@ -28,14 +28,14 @@ const TIMER_NS: u64 = 2_000_000;
 /// The pause after a failed write.
 const BREATH: Duration = Duration::from_millis(50);
 
-/// Writers that change objects at a rate, or as fast as possible, until they are stopped.
+/// A pool of writers that change objects at a rate, or as fast as possible, until they are stopped.
 pub(super) struct WriterPool {
     objects: WorkloadObjects,
     rate: Rate,
     with: WriteMethod,
     writers: usize,
     callers: Vec<UnaryClient>,
-    /// Accepted writes, by object.
+    /// The number of accepted writes of each object.
     accepted: Box<[AtomicU64]>,
     /// The number of the next write in the schedule, and the beginning of the schedule.
     ticket: AtomicU64,
@@ -44,14 +44,14 @@ pub(super) struct WriterPool {
     stop: CancellationToken,
 }
 
-/// The results of the writers.
+/// The results of the benchmark's writers.
 #[derive(Clone, Debug)]
 pub(super) struct WriterReport {
     pub(super) failed: u64,
     pub(super) last_failure: Option<String>,
-    /// From sending a write to its response.
+    /// The time from sending a write to its response.
     pub(super) took: Histogram<u64>,
-    /// From the scheduled time of a write to its actual start.
+    /// The delay from the scheduled time of a write to its actual start.
     pub(super) lag: Histogram<u64>,
 }
 
@@ -151,7 +151,7 @@ impl WriterPool {
         Ok(())
     }
 
-    /// Waits for the next write in the schedule and returns its scheduled time; `None` at the end.
+    /// Waits for the next scheduled write and returns its scheduled time; `None` at the end.
     async fn next(&self) -> Option<u64> {
         if self.stop.is_cancelled() {
             return None;

@@ -14,11 +14,11 @@ pub struct StoreChanges {
     changed: watch::Receiver<u64>,
 }
 
-/// A change of one object.
+/// A stored change of one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredChange {
     pub revision: u64,
-    /// `namespace/name`, or `name`.
+    /// The key of the object: `namespace/name`, or `name`.
     pub key: String,
     /// The object after the change, as a GET returns it; `None` for a deletion.
     pub object: Option<Bytes>,
@@ -43,7 +43,7 @@ impl StoreChanges {
         pulled.events.iter().filter_map(|event| StoredChange::of(event)).collect()
     }
 
-    /// Completes when something has happened since the last [`take`](Self::take). Never completes once the store is
+    /// Completes when the store has changed since the last [`take`](Self::take). Never completes once the store is
     /// gone.
     pub async fn ready(&mut self) {
         if self.changed.changed().await.is_err() {

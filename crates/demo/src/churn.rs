@@ -17,11 +17,11 @@ use super::store::{ObjectStore, WriteDecision};
 /// The percentages of events that change the status of a pod and that create a pod. The rest are deletions.
 const UPDATES_PERCENT: u32 = 70;
 const CREATES_PERCENT: u32 = 15;
-/// How often the churn wakes to create the events that are due.
+/// The interval at which the churn creates the events that are due.
 const TICK: Duration = Duration::from_millis(5);
-/// The most events of one tick, if the process was suspended and many are due.
+/// The maximum number of events of one tick, if the process was suspended and many are due.
 const CATCH_UP_MAX: u64 = 1_000;
-/// The number of events without a pause. After them the task yields.
+/// The number of events after which the churn yields to other tasks.
 const BREATH: usize = 100;
 
 /// The pods that the churn creates, changes and deletes. It does not touch pods that tests or clients create.
@@ -41,7 +41,7 @@ impl Population {
         Self { live, next: pods, target: pods, nodes, rng: Rng::with_seed(seed) }
     }
 
-    /// Creates one event; returns its revision.
+    /// Creates one event of the churn; returns its revision.
     fn step(&mut self, store: &ObjectStore) -> u64 {
         let slack = self.target / 10 + 1;
         let too_few = self.live.len() + slack <= self.target || self.live.is_empty();
@@ -88,7 +88,7 @@ pub(crate) fn put_pod(store: &ObjectStore, pod: &Pod) -> u64 {
     written.ok().flatten().map_or_else(|| store.revision(), |written| written.revision)
 }
 
-/// Deletes the pod; returns the revision of the deletion, or the current one if there was no such pod.
+/// Deletes a pod; returns the revision of the deletion, or the current one if there was no such pod.
 pub(crate) fn delete_pod(store: &ObjectStore, key: &str) -> u64 {
     let written = store.write(PODS, key, |current| Ok(current.map(|_| WriteDecision::Remove)));
     written.ok().flatten().map_or_else(|| store.revision(), |written| written.revision)
@@ -115,7 +115,7 @@ pub struct RunningChurn {
 }
 
 impl RunningChurn {
-    /// Starts the churn.
+    /// Starts a task that changes pods at the configured rate.
     pub(crate) fn start(shared: &Arc<DemoState>, population: &Arc<Mutex<Population>>, events_per_second: u32) -> Self {
         let stop = shared.stopping.child_token();
         let running = run(shared.clone(), population.clone(), events_per_second, stop.clone());

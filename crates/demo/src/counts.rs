@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::kinds::KINDS;
 use tokio::sync::watch;
 
-/// A count for each resource, by its plural.
+/// A count for each resource, by its plural name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CountPerResource(BTreeMap<&'static str, u64>);
 
@@ -38,12 +38,13 @@ impl CountPerResource {
 pub struct RequestCounts {
     pub gets: CountPerResource,
     pub lists: CountPerResource,
-    /// Watches that begin with the initial objects, because of the client's request or the server's default.
+    /// The number of watches that begin with the initial objects, because of the client's request or the server's
+    /// default.
     pub watch_lists: CountPerResource,
     pub watches_open: CountPerResource,
     pub watches_opened: CountPerResource,
     pub writes: CountPerResource,
-    /// All requests, including discovery and health.
+    /// The number of all requests, including discovery and health.
     pub requests: u64,
     pub connections: u64,
 }

@@ -10,8 +10,8 @@ use super::route::Discovery;
 
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 const OPENAPI_V2: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
-/// `Document { swagger: "2.0", info: { title: "demo", version: "1" }, paths: {} }` in protobuf, the form that kubectl
-/// requests.
+/// The OpenAPI document `Document { swagger: "2.0", info: { title: "demo", version: "1" }, paths: {} }` in protobuf,
+/// the form that kubectl requests.
 const OPENAPI_V2_BODY: &[u8] = b"\x0a\x032.0\x12\x09\x0a\x04demo\x12\x011\x42\x00";
 const VERSION: &[u8] = include_bytes!("objects/version.json");
 const VERBS: &str = r#"["create","delete","deletecollection","get","list","patch","update","watch"]"#;

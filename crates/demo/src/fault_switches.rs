@@ -9,7 +9,7 @@ use tokio::sync::broadcast;
 use super::freeze::Freeze;
 use tokio::sync::watch;
 
-/// How many orders an open watch may lag before it misses one.
+/// The number of ordered faults that an open watch may lag before it misses one.
 const ORDERS_MAX: usize = 64;
 
 /// The kinds of requests for which a test can order a response.
@@ -18,18 +18,19 @@ pub enum RequestKind {
     Any,
     Get,
     List,
-    /// A LIST with a field selector. A response ordered for `List` also applies to it.
+    /// A LIST with a field selector. A response ordered for `List` also applies to such a request.
     Selection,
-    /// A page of a LIST after its first one. A response ordered for `List` also applies to it.
+    /// A page of a LIST after its first one. A response ordered for `List` also applies to such a request.
     Page,
     Watch,
     Write,
 }
 
-/// An order for open watches. A watch carries it out after it has sent all events that preceded the order.
+/// A fault that a test orders for open watches. A watch carries it out after it has sent all events that preceded the
+/// order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FaultCommand {
-    /// The resource whose watches obey; `None` for all.
+    /// The resource whose watches carry out the order; `None` for all.
     pub(crate) kind: Option<usize>,
     pub(crate) act: FaultAction,
 }
@@ -47,12 +48,12 @@ pub(crate) enum FaultAction {
     Reset,
 }
 
-/// An order to stall, for the watches that are open when it is given.
+/// An order to send nothing, for the watches that are open when it is given.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Stall {
-    /// The number of orders to stall so far. A watch obeys those given after it was opened.
+    /// The number of orders to stall so far. A watch carries out those given after it was opened.
     pub(crate) ordered: u64,
-    /// How many events each watch may still send; `None` if the stall is over.
+    /// The number of events that each watch may still send; `None` if the stall is over.
     pub(crate) after_events: Option<usize>,
 }
 
@@ -76,17 +77,17 @@ pub(crate) struct FaultSwitches {
     pub(super) lists_held: watch::Sender<bool>,
     pub(super) lists_waiting: watch::Sender<usize>,
     pub(super) lists_outlast: AtomicU64,
-    /// Whether each page after the first one is empty and has another continue token.
+    /// Whether each page after the first one is empty and has another continue token, so that a list never ends.
     pub(super) pages_never_end: AtomicBool,
-    /// How many more streamed lists of a selection end with an old version, and that version.
+    /// The number of further streamed lists of a selection that end with an old version, and that version.
     pub(super) behind: Mutex<(usize, u64)>,
-    /// The version of the state that reads of any version get, if it is not the current one.
+    /// The version of the state that reads of any version return, if it is not the current one.
     pub(super) cached_at: Mutex<Option<u64>>,
-    /// How many more deletions are sent without their objects.
+    /// The number of further deletions that are sent without their objects.
     pub(super) hollow_deletions: AtomicU64,
-    /// The minor versions to return for the next requests for the version, in turn; empty for the demo's own.
+    /// The minor versions to return for the next requests for `/version`, in turn; empty for the demo's own.
     pub(super) releases: Mutex<VecDeque<u32>>,
-    /// Revisions whose events are never sent.
+    /// The revisions whose events are never sent.
     pub(super) lost: Mutex<BTreeSet<u64>>,
     pub(crate) freeze: Freeze,
 }
@@ -123,7 +124,7 @@ impl FaultSwitches {
         self.hushed.subscribe()
     }
 
-    /// Returns the status that was ordered for such a request, if any, and decrements its count.
+    /// Returns the status that a test ordered for a kind of request, if any, and decrements its count.
     pub(crate) fn answer(&self, on: RequestKind, kind: Option<usize>) -> Option<(u16, Option<u32>)> {
         let mut answers = self.answers.lock();
         let fits = |answer: &ScriptedResponse| {

@@ -42,8 +42,8 @@ impl Faults {
         self.until_bound(true).await;
     }
 
-    /// Waits until the accept loop has carried out the order. After `stop` there is no such loop, and this returns at
-    /// once.
+    /// Waits until the accept loop has carried out the order to listen or not. After `stop` there is no such loop, and
+    /// this returns at once.
     async fn until_bound(&self, wanted: bool) {
         let mut bound = self.shared.bound.subscribe();
         tokio::select! {
@@ -58,7 +58,7 @@ impl Faults {
         self.shared.connections.send_modify(|generation| *generation += 1);
     }
 
-    /// Ends every open watch cleanly.
+    /// Ends every open watch of the upstream cleanly.
     pub fn end_watches(&self) {
         self.order(FaultAction::End);
     }
@@ -127,7 +127,7 @@ impl Faults {
         self.shared.faults.hushed.send_replace(false);
     }
 
-    /// Lets every open watch send this many more events, and then nothing until [`Faults::resume_watches`].
+    /// Lets every open watch send `after_events` more events, and then nothing until [`Faults::resume_watches`].
     pub fn stall_watches(&self, after_events: usize) {
         self.shared.faults.stall.send_modify(|stall| {
             *stall = Stall { ordered: stall.ordered + 1, after_events: Some(after_events) };
@@ -143,7 +143,7 @@ impl Faults {
         self.shared.faults.answers.lock().clear();
     }
 
-    /// Answers the next `times` requests of a kind with this status instead of a result.
+    /// Answers the next `times` requests of a kind with a status instead of a result.
     pub fn answer(&self, on: RequestKind, times: usize, code: u16, retry_after: Option<u32>) {
         if times > 0 {
             self.shared.faults.answers.lock().push_back(ScriptedResponse {
@@ -217,7 +217,7 @@ impl Faults {
     /// Adds an annotation `altered` to an object without changing its resourceVersion and without an event.
     ///
     /// # Panics
-    /// If the upstream has no such resource: a mistake in the test.
+    /// The upstream has no such resource: a mistake in the test.
     pub fn alter(&self, plural: &str, key: &str) {
         let (kind, is) = (known(plural), key);
         self.shared.store.rewrite(
@@ -237,7 +237,7 @@ impl Faults {
         self.shared.faults.lists_held.send_replace(true);
     }
 
-    /// Delays the response to each LIST until this many writes have happened since its state was taken. A LIST with a
+    /// Delays the response to each LIST until `writes` writes have happened since its state was taken. A LIST with a
     /// limit of 1 is not delayed.
     pub fn lists_outlast(&self, writes: u64) {
         self.shared.faults.lists_outlast.store(writes, Ordering::Relaxed);

@@ -49,7 +49,7 @@ impl Freeze {
 pub(crate) struct Socket {
     inner: TcpStream,
     freeze: Freeze,
-    /// Set if the connection must end with a reset (RST) instead of a FIN.
+    /// Whether the connection must end with a reset (RST) instead of a FIN.
     reset: Arc<AtomicBool>,
 }
 

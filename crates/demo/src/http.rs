@@ -98,7 +98,7 @@ struct RequestContext {
 }
 
 impl RequestContext {
-    /// Returns the status that a test ordered for such a request, as an error.
+    /// Returns the status that a test ordered for a kind of request, as an error.
     fn ordered(&self, on: RequestKind, kind: Option<usize>) -> Result<(), DemoStatus> {
         match self.shared.faults.answer(on, kind) {
             Some((code, retry_after)) => Err(DemoStatus::ordered(code, retry_after)),

@@ -133,7 +133,7 @@ impl JsonMembers {
         self.0.iter_mut().find(|(name, _)| name == key).map(|(_, value)| value)
     }
 
-    /// Sets a member in place, or adds it at the end.
+    /// Sets a member of a JSON object in place, or adds it at the end.
     pub(crate) fn set(&mut self, key: &str, value: Json) {
         match self.get_mut(key) {
             Some(slot) => *slot = value,

@@ -12,11 +12,13 @@ pub(crate) struct ServedKind {
     pub(crate) short_names: &'static [&'static str],
     pub(crate) categories: &'static [&'static str],
     pub(crate) namespaced: bool,
-    /// True for custom resources: their keys are sorted, list items keep their type, and negotiation differs slightly.
+    /// Whether the resource is a custom one: its keys are sorted, list items keep their type, and negotiation differs
+    /// slightly.
     pub(crate) custom: bool,
-    /// False for events: the real server has no watch cache for them, which affects some messages and bookmarks.
+    /// Whether the real server has a watch cache for the resource. It has none for events, which affects some messages
+    /// and bookmarks.
     pub(crate) cached: bool,
-    /// True where the server counts changes of the specification in `metadata.generation`.
+    /// Whether the server counts changes of the specification in `metadata.generation`.
     pub(crate) generation: bool,
     /// The top-level members after `metadata`, in the order of the Go struct.
     pub(crate) layout: &'static [&'static str],
@@ -29,9 +31,9 @@ pub(crate) struct ServedKind {
 #[derive(Debug)]
 pub(crate) struct SelectableFields {
     pub(crate) namespace: bool,
-    /// The accepted keys, each with the path of its value, and the value if the path does not exist.
+    /// The accepted keys of field selectors, each with the path of its value, and the value if the path does not exist.
     pub(crate) fields: &'static [(&'static str, &'static str, &'static str)],
-    /// True for kinds that refuse an unknown key with the server's short text.
+    /// Whether the kind refuses an unknown key with the server's short text.
     pub(crate) short_text: bool,
 }
 

@@ -27,7 +27,7 @@ pub(crate) struct DemoPage {
     remaining: Option<usize>,
 }
 
-/// Chooses the revision as the apiserver does for these options, and takes the page from it.
+/// Chooses the revision as the apiserver does for the options, and takes the page from it.
 pub(crate) async fn list(
     store: &ObjectStore,
     kind: usize,
@@ -83,7 +83,7 @@ fn continued(
     }
 }
 
-/// Takes a page from the objects. `exact` means that the client requested exactly this version.
+/// Takes a page from the listed objects. `exact` means that the client requested exactly that version.
 fn page(
     objects: &ObjectMap,
     revision: u64,
@@ -111,7 +111,7 @@ fn page(
 }
 
 impl DemoPage {
-    /// Turns this into an empty page with a continue token, which no apiserver sends.
+    /// Makes the page an empty one with a continue token, which no apiserver sends.
     pub(crate) fn leads_on(&mut self) {
         let at = ContinueAt::Version(ResourceVersion(self.revision));
         let start = format!("nowhere/{:x}\0", fastrand::u64(..));

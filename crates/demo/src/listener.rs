@@ -84,7 +84,7 @@ pub(crate) async fn accept(port: ReservedPort, mut listener: TcpListener, shared
                 accepted = listener.accept() => match accepted {
                     Ok((stream, _)) => drop(shared.tasks.spawn(serve(stream, shared.clone()))),
                     // No descriptor is left, or the client has disconnected: neither is a reason to stop.
-                    Err(error) => tracing::debug!(%error, "accept failed"),
+                    Err(error) => tracing::debug!(%error, "cannot accept a connection"),
                 },
             }
         }
@@ -102,7 +102,13 @@ pub(crate) async fn accept(port: ReservedPort, mut listener: TcpListener, shared
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse && !shared.stopping.is_cancelled() => {
                     sleep(LISTEN_AGAIN).await;
                 }
-                Err(error) => return tracing::error!(%error, "the port cannot be listened on again"),
+                Err(error) => {
+                    let address = port.address;
+                    return tracing::error!(
+                        %address, %error,
+                        "cannot listen again after an outage; demo upstream is down"
+                    );
+                }
             }
         };
         shared.bound.send_replace(true);
@@ -111,7 +117,7 @@ pub(crate) async fn accept(port: ReservedPort, mut listener: TcpListener, shared
 
 async fn serve(stream: TcpStream, shared: Arc<DemoState>) {
     if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "no TCP_NODELAY");
+        tracing::debug!(%error, "cannot set TCP_NODELAY on a connection");
     }
     shared.counts.note(|counts| counts.connections += 1);
     let reset = Arc::new(AtomicBool::new(false));
@@ -148,7 +154,7 @@ where
         biased;
         ended = connection.as_mut() => {
             if let Err(error) = ended {
-                tracing::trace!(%error, "connection ended");
+                tracing::trace!(%error, "connection failed");
             }
         }
         _ = generation.changed() => reset(),

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use super::json::{Json, JsonMembers, write_string};
 use super::kinds::ServedKind;
 
-/// `ObjectMeta`, as far as the server itself reads or writes it. `others` has the remaining members.
+/// The `ObjectMeta` of an object, as far as the server itself reads or writes it. `others` has the remaining members.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Meta {
     pub(crate) name: String,
@@ -27,15 +27,15 @@ pub(crate) struct StoredObject {
     pub(crate) meta: Meta,
     /// The JSON of the object with `kind` and `apiVersion`, without a final newline.
     pub(crate) body: Bytes,
-    /// Values for field selectors, in the order of `ServedKind::selectable.fields`.
+    /// The values for field selectors, in the order of `ServedKind::selectable.fields`.
     pub(crate) fields: Vec<String>,
     /// The position of the digits of `metadata.resourceVersion` in `body`.
     rv_at: std::ops::Range<usize>,
-    /// How many bytes after the opening brace of `body` a list item omits: the type of a built-in kind.
+    /// The number of bytes after the opening brace of `body` that a list item omits: the type of a built-in kind.
     type_len: usize,
 }
 
-/// The order of the Go struct, in which the metadata of built-in kinds are written.
+/// The order of the metadata members in the Go struct, in which those of built-in kinds are written.
 const STRUCT_ORDER: [&str; 13] = [
     "name",
     "generateName",
@@ -51,7 +51,7 @@ const STRUCT_ORDER: [&str; 13] = [
     "ownerReferences",
     "finalizers",
 ];
-/// The same members sorted, as in custom resources.
+/// The members of an object in sorted order, as custom resources have them.
 const SORTED_ORDER: [&str; 13] = [
     "annotations",
     "creationTimestamp",
@@ -67,7 +67,7 @@ const SORTED_ORDER: [&str; 13] = [
     "resourceVersion",
     "uid",
 ];
-/// The members that `Meta` holds in `others`.
+/// The members of the metadata that `Meta` holds in `others`.
 const OTHERS: [&str; 5] =
     ["generateName", "deletionTimestamp", "deletionGracePeriodSeconds", "ownerReferences", "finalizers"];
 

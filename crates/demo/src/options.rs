@@ -10,10 +10,10 @@ pub(super) const SECONDS: RangeInclusive<u64> = 1..=86_400;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     pub pods: u32,
-    /// Pod events per second.
+    /// The number of pod events per second.
     pub rate: u32,
     pub watches: u32,
-    /// How long the demo runs; `None` means until it is interrupted.
+    /// The duration of the demo in seconds; `None` means until it is interrupted.
     pub seconds: Option<u64>,
 }
 

@@ -22,7 +22,7 @@ pub(crate) type DemoReply = Response<DemoBody>;
 
 const JSON: &str = "application/json";
 const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
-/// The headers that name the flow schema and priority level of a request. Their UIDs are invented.
+/// The response headers that name the flow schema and priority level of a request. Their UIDs are invented.
 const PRIORITY: [(HeaderName, HeaderValue); 2] = [
     (
         HeaderName::from_static("x-kubernetes-pf-flowschema-uid"),

@@ -9,7 +9,7 @@ use kubeapi::{Conversion, NegotiatedType, SupportedTypes, negotiate, router_acce
 pub(crate) enum Form {
     Plain,
     Table,
-    /// `PartialObjectMetadata`, or its list.
+    /// A response in the form `PartialObjectMetadata`, or its list.
     Partial {
         list: bool,
     },

@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 
 use super::status::DemoStatus;
 
-/// The upstream's responses to reviews.
+/// The demo upstream's responses to token and access reviews.
 #[derive(Debug, Default)]
 pub struct ReviewResponses {
     rules: Mutex<Rules>,
 }
 
-/// How many reviews were requested since the start.
+/// The number of reviews that were requested since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ReviewCounts {
     pub tokens: u64,
@@ -26,11 +26,12 @@ pub struct ReviewCounts {
 struct Rules {
     /// The users by their tokens, in the form of a review's status.
     holders: HashMap<String, Value>,
-    /// Pairs of a user and a namespace, or a path that is not a resource's; `*` means everything.
+    /// The granted permissions: pairs of a user and a namespace, or a path that is not a resource's; `*` means
+    /// everything.
     rights: HashSet<(String, String)>,
-    /// Verbs and resources that self access reviews deny.
+    /// The verbs and resources that self access reviews deny.
     lacking: HashSet<(String, String)>,
-    /// The reason for allowing a request.
+    /// The reason for allowing a request in a review.
     reason: String,
     denial: String,
     refusal: Option<u16>,
@@ -41,17 +42,17 @@ const TOKENS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 const OURSELVES: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 const OWN_ACCESSES: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 const ACCESSES: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
-/// The user name of every caller, because this server does not authenticate callers.
+/// The user name that every caller has, because the demo server does not authenticate callers.
 const ASKER: &str = "demo";
 const FORBIDDEN: u16 = 403;
 
 impl ReviewResponses {
-    /// Makes the token valid for the user.
+    /// Makes a token valid for a user.
     pub fn give(&self, token: &str, user: &str) {
         self.rules.lock().holders.insert(token.to_owned(), user_info(user));
     }
 
-    /// Makes the token valid for a pod of a service account that runs on the node.
+    /// Makes a token valid for a pod of a service account that runs on a node.
     pub fn give_to_pod(&self, token: &str, account: &str, node: &str) {
         let mut user = user_info(account);
         user["extra"] = json!({
@@ -61,12 +62,12 @@ impl ReviewResponses {
         self.rules.lock().holders.insert(token.to_owned(), user);
     }
 
-    /// Makes the token invalid.
+    /// Makes a token invalid.
     pub fn take(&self, token: &str) {
         self.rules.lock().holders.remove(token);
     }
 
-    /// Allows the user everything in the namespace or at the path, or in the whole cluster for `*`.
+    /// Allows a user everything in a namespace or at a path, or in the whole cluster for `*`.
     pub fn allow(&self, user: &str, namespace: &str) {
         self.rules.lock().rights.insert((user.to_owned(), namespace.to_owned()));
     }
@@ -86,19 +87,19 @@ impl ReviewResponses {
         reason.clone_into(&mut self.rules.lock().reason);
     }
 
-    /// Denies this permission in self access reviews, or all permissions for two `*`. Nothing else is denied because of
+    /// Denies a permission in self access reviews, or all permissions for two `*`. Nothing else is denied because of
     /// it.
     pub fn lack(&self, verb: &str, resource: &str) {
         self.rules.lock().lacking.insert((verb.to_owned(), resource.to_owned()));
     }
 
-    /// Reverts [`lack`](Self::lack).
+    /// Grants again a permission that [`lack`](Self::lack) removed.
     pub fn unlack(&self, verb: &str, resource: &str) {
         self.rules.lock().lacking.remove(&(verb.to_owned(), resource.to_owned()));
     }
 
-    /// Answers all reviews with this status code instead; `None` ends that. With 403, a self review says that the
-    /// caller may not create reviews of others.
+    /// Answers all reviews with this status code; `None` answers them normally again. With 403, a self review says that
+    /// the caller may not create reviews of others.
     pub fn refuse(&self, code: Option<u16>) {
         self.rules.lock().refusal = code;
     }
@@ -107,7 +108,7 @@ impl ReviewResponses {
         self.rules.lock().asked
     }
 
-    /// Whether this is the path of a review resource.
+    /// Whether `path` is the path of a review resource.
     pub(crate) fn are_at(path: &str) -> bool {
         [TOKENS, OURSELVES, ACCESSES, OWN_ACCESSES].contains(&path)
     }

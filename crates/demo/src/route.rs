@@ -11,7 +11,7 @@ pub(crate) enum DemoRoute {
         /// Whether the deprecated `/watch/` form or the query requests a watch.
         watch: bool,
     },
-    /// One object, or a watch of it in the deprecated `/watch/` form.
+    /// A request for one object, or a watch of it in the deprecated `/watch/` form.
     Object {
         kind: usize,
         namespace: String,
@@ -20,11 +20,11 @@ pub(crate) enum DemoRoute {
         watch: bool,
     },
     Discovery(Discovery),
-    /// Health, version and other fixed paths.
+    /// A request for health, version or another fixed path.
     Fixed(String),
-    /// A path below a group that this server has, but not a resource: 404 with a Status.
+    /// A path below a group that this server has, but not a resource, which is answered with 404 and a Status.
     NoResource,
-    /// A path that no API group owns: 404 in plain text.
+    /// A path that no API group owns, which is answered with 404 in plain text.
     NoGroup,
 }
 
@@ -47,10 +47,10 @@ pub(crate) fn without_selectors(query: &Query) -> Query {
     Query::parse(&rest.join("&"))
 }
 
-/// Finds the target of a request.
+/// Determines the target of a request.
 ///
 /// # Errors
-/// Whatever the apiserver refuses before it knows the target of a request.
+/// The apiserver refuses the request before it determines the target.
 pub(crate) fn route(method: &str, path: &str, query: &Query) -> Result<DemoRoute, RequestInfoError> {
     let info = RequestInfo::parse(method, path, &without_selectors(query))?;
     if path.starts_with("//") {

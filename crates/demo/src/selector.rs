@@ -15,7 +15,7 @@ pub(crate) struct ObjectSelector {
     fields: Vec<Condition>,
 }
 
-/// One `key=value` or `key!=value`. `source` says where an object's value is.
+/// A condition of a selector: one `key=value` or `key!=value`. `source` says where an object's value is.
 #[derive(Clone, Debug)]
 struct Condition {
     source: Source,
@@ -54,13 +54,13 @@ impl ObjectSelector {
             })
     }
 
-    /// Whether there is a label or field selector. Lists with one do not have a `remainingItemCount`.
+    /// Whether the request has a label or field selector. Lists with one do not have a `remainingItemCount`.
     pub(crate) fn is_selective(&self) -> bool {
         !self.labels.is_empty() || !self.fields.is_empty()
     }
 
     /// Whether the apiserver would scan this object after a page was full, and so return a continue token. A list of
-    /// one name never does. At an exact version, the apiserver does not use its cache's indexes.
+    /// one name never scans. At an exact version, the apiserver does not use its cache's indexes.
     pub(crate) fn would_scan(&self, object: &StoredObject, exact: bool) -> bool {
         let namespace = self.fields.iter().find(|c| c.source == Source::Namespace && c.equal);
         let namespace = namespace.map_or(self.namespace.as_str(), |condition| &condition.value);

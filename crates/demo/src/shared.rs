@@ -16,13 +16,13 @@ use super::store::ObjectStore;
 use base::now_ns;
 use tokio::sync::watch;
 
-/// How many requests are recorded for tests.
+/// The number of requests that are recorded for tests.
 const SEEN_MAX: usize = 4096;
 
-/// A request as it arrived.
+/// A request as the demo upstream received it.
 #[derive(Clone, Debug)]
 pub struct ReceivedRequest {
-    /// The time of arrival, from `base::now_ns`.
+    /// The time at which the request was received, from `base::now_ns`.
     pub at_ns: u64,
     /// The status of the response, once it is known.
     pub status: Option<u16>,
@@ -50,7 +50,7 @@ pub(crate) struct DemoState {
     pub(crate) counts: Counter,
     pub(crate) tasks: TaskTracker,
     pub(crate) stopping: CancellationToken,
-    /// `listening` is whether the accept loop should listen, `bound` whether it does.
+    /// Whether the accept loop should listen; `bound` is whether it does.
     pub(crate) listening: watch::Sender<bool>,
     pub(crate) bound: watch::Sender<bool>,
     /// The generation of connections. When it increases, all open connections reset themselves.
@@ -97,7 +97,7 @@ impl DemoState {
         seen.forgotten + seen.requests.len()
     }
 
-    /// Records the response to the request with this number, if the request is still recorded.
+    /// Records the response to the request with the number `number`, if the request is still recorded.
     pub(crate) fn answered(&self, number: usize, status: StatusCode) {
         let mut seen = self.seen.lock();
         let place = number.checked_sub(seen.forgotten + 1);

@@ -13,7 +13,7 @@ pub(crate) struct DemoStatus {
     pub(crate) message: String,
     /// The JSON text of `details`; absent for some constructors, `{}` for others.
     pub(crate) details: Option<String>,
-    /// `metadata.continue`, which only the Status for an expired continue token has.
+    /// The value of `metadata.continue`, which only the Status for an expired continue token has.
     pub(crate) next: Option<String>,
     pub(crate) retry_after: Option<u32>,
 }

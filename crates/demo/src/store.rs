@@ -23,7 +23,7 @@ pub(crate) type ObjectMap = Arc<[Arc<StoredObject>]>;
 #[derive(Debug)]
 pub(crate) struct ObjectStore {
     state: RwLock<State>,
-    /// The sequence number that the next event of each resource will get.
+    /// The sequence number of the next event of each resource.
     changed: Vec<watch::Sender<u64>>,
     revised: watch::Sender<u64>,
     ring_events_max: usize,
@@ -45,11 +45,12 @@ struct Table {
     /// The objects as a slice, built at most once between two writes.
     listed: OnceLock<ObjectMap>,
     ring: VecDeque<Arc<StoreEvent>>,
-    /// Sequence number of the first event in the ring.
+    /// The sequence number of the first event in the ring.
     first: u64,
     /// The oldest revision that a watch or an exact list may start from.
     floor: u64,
-    /// The oldest revision that a watch may start from, if it is above `floor`. Exact lists find older ones in storage.
+    /// The oldest revision that a watch may start from, if it is above `floor`. Exact lists find older revisions in
+    /// storage.
     window: u64,
 }
 
@@ -90,7 +91,7 @@ pub(crate) struct EventBatch {
     pub(crate) events: Vec<Arc<StoreEvent>>,
     /// The position to pull from next.
     pub(crate) next: u64,
-    /// The revision of the store. If `events` is empty, everything up to it has been pulled.
+    /// The revision of the store. If `events` is empty, everything up to that revision has been pulled.
     pub(crate) revision: u64,
 }
 
@@ -207,7 +208,7 @@ impl ObjectStore {
         Ok(written)
     }
 
-    /// Removes the existing ones of these objects, all at one revision, as etcd does when a lease expires. Returns the
+    /// Removes the given objects that exist, all at one revision, as etcd does when a lease expires. Returns the
     /// revision.
     pub(crate) fn remove_all<'a>(&self, kind: usize, keys: impl IntoIterator<Item = &'a str>) -> u64 {
         let (revision, next) = {
@@ -259,8 +260,8 @@ impl ObjectStore {
         self.compact(self.revision());
     }
 
-    /// Changes the bytes of the objects that `is_meant` selects, and keeps their versions, as a server of another
-    /// release does with objects that it reads from storage. There is no event, and the history stays the same.
+    /// Changes the bytes of the objects that `is_meant` selects, and keeps their versions. A server of another release
+    /// does so with objects that it reads from storage. There is no event, and the history stays the same.
     pub(crate) fn rewrite(&self, is_meant: impl Fn(usize, &str) -> bool, change: impl Fn(&mut Meta)) {
         let mut state = self.state.write();
         for (number, (kind, table)) in KINDS.iter().zip(&mut state.tables).enumerate() {

@@ -5,7 +5,7 @@ use super::json::{Json, JsonMembers, write_string};
 use super::kinds::{KINDS, PODS, ServedKind};
 use super::object::StoredObject;
 
-/// What a row contains besides its cells.
+/// The part of its object that a Table row contains besides its cells.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) enum IncludeObject {
     None,
@@ -64,7 +64,7 @@ pub(crate) fn head(kind: &ServedKind, metadata: &str, with_columns: bool) -> Vec
     format!(r#"{{{type_meta},"metadata":{metadata},"columnDefinitions":{columns},"rows":["#).into_bytes()
 }
 
-/// Writes one row, at this resourceVersion.
+/// Writes one row of a table, whose object has the given resourceVersion.
 pub(crate) fn row(kind: &ServedKind, object: &StoredObject, rv: u64, include: IncludeObject) -> Vec<u8> {
     let cells = if is_pod(kind) { pod_cells(object) } else { vec![object.meta.name.clone(), age(object)] };
     let mut out = br#"{"cells":["#.to_vec();

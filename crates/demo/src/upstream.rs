@@ -69,7 +69,7 @@ impl Upstream {
         Self { nodes, ..self }
     }
 
-    /// Sets how many pod events there are per second once [`RunningUpstream::churning`] is called.
+    /// Sets the number of pod events per second once [`RunningUpstream::churning`] is called.
     #[must_use]
     pub fn rate(self, events_per_second: u32) -> Self {
         Self { rate: events_per_second, ..self }
@@ -114,7 +114,7 @@ impl Upstream {
         self
     }
 
-    /// Sets an address in place of a free loopback port.
+    /// Sets the address on which the upstream listens, instead of a free loopback port.
     #[must_use]
     pub fn listen(self, address: SocketAddr) -> Self {
         Self { address, ..self }
@@ -243,7 +243,7 @@ impl RunningUpstream {
         self.shared.counts.read()
     }
 
-    /// Returns when the counts satisfy `wanted`. It has no timeout: a test sets its own.
+    /// Completes when the counts satisfy `wanted`. It has no timeout: a test sets its own.
     pub async fn until(&self, wanted: impl Fn(&RequestCounts) -> bool) {
         let mut changed = self.shared.counts.subscribe();
         while !wanted(&self.counts()) {
@@ -291,17 +291,17 @@ impl RunningUpstream {
         churn::delete_pod(&self.shared.store, &Pod::new(namespace, name).key())
     }
 
-    /// Deletes the existing ones of these pods of a namespace, all at one revision, as etcd does when a lease expires.
+    /// Deletes the named pods of a namespace, all at one revision, as etcd does when a lease expires.
     pub fn delete_pods_at_once(&self, namespace: &str, names: &[&str]) -> u64 {
         let keys: Vec<_> = names.iter().map(|name| Pod::new(namespace, name).key()).collect();
         self.shared.store.remove_all(PODS, keys.iter().map(String::as_str))
     }
 
-    /// Deletes the existing ones of these objects (`namespace/name`), all at one revision, as etcd does when a lease
+    /// Deletes those of the objects (`namespace/name`) that exist, all at one revision, as etcd does when a lease
     /// expires.
     ///
     /// # Panics
-    /// If the upstream has no such resource: a mistake in the test.
+    /// The upstream has no such resource: a mistake in the test.
     pub fn delete_at_once<'a>(&self, plural: &str, keys: impl IntoIterator<Item = &'a str>) -> u64 {
         self.shared.store.remove_all(known(plural), keys)
     }

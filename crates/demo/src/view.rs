@@ -17,7 +17,7 @@ use summary::{count, latency, per_second};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LiveFigures {
     pub elapsed: Duration,
-    /// `None` when the demo runs until it is interrupted.
+    /// The remaining time of the demo; `None` when it runs until it is interrupted.
     pub remaining: Option<Duration>,
     pub upstream_watches: u64,
     pub upstream_events: u64,
@@ -28,7 +28,7 @@ pub struct LiveFigures {
     pub latency_p99: Duration,
 }
 
-/// Rates per second between two snapshots.
+/// The rates per second between two snapshots.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Rates {
     events: f64,

@@ -26,7 +26,7 @@ use tokio::sync::watch;
 /// The size up to which objects are written together when a watch begins with the initial objects.
 const BATCH_BYTES: usize = 64 * 1024;
 const BATCH_EVENTS_MAX: usize = 64;
-/// How long before its deadline a watch gets a last bookmark.
+/// The time before its deadline at which a watch gets a last bookmark.
 const LAST_BOOKMARK: Duration = Duration::from_secs(2);
 /// The pause before a stream is broken, so that earlier output is sent first.
 const BEFORE_CUT: Duration = Duration::from_millis(10);
@@ -45,12 +45,12 @@ pub(crate) struct WatchPlan {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum WatchOrigin {
-    /// All objects at a revision of at least `rv`, then a bookmark that marks their end if `mark_end` is set. If `any`
-    /// is set, the objects may come from a stale cache.
+    /// The watch starts with all objects at a revision of at least `rv`, then a bookmark that marks their end if
+    /// `mark_end` is set. If `any` is set, the objects may come from a stale cache.
     Initial { rv: u64, any: bool, mark_end: bool },
-    /// Events after this revision.
+    /// The watch starts with the events after this revision.
     After(u64),
-    /// Events from now on.
+    /// The watch starts with the events from now on.
     Now,
 }
 
@@ -62,7 +62,7 @@ enum Phase {
         at: usize,
     },
     Live,
-    /// Everything before the break was sent; the break follows.
+    /// Everything before the break of the stream was sent; the break follows.
     Breaking,
     Over,
 }
@@ -80,9 +80,9 @@ pub(crate) struct Watch {
     /// The revision of the last event that was sent.
     last_sent: Option<u64>,
     stall: watch::Receiver<Stall>,
-    /// The last stall order that this watch has seen, with the number of events that it may still send.
+    /// The last stall order that this watch has carried out, with the number of events that it may still send.
     stalled: Stall,
-    /// Bytes that were ready when the watch was silenced. They are sent first when it may send again.
+    /// The bytes that were ready when the watch was silenced. They are sent first when the watch may send again.
     kept_back: Option<Bytes>,
     deadline: Instant,
     next_bookmark: Instant,

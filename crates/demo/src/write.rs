@@ -18,7 +18,7 @@ use kubeapi::Query;
 pub(crate) struct WriteTarget {
     pub(crate) kind: usize,
     pub(crate) namespace: String,
-    /// Empty for the collection.
+    /// The name of the written object; empty for the collection.
     pub(crate) name: String,
     pub(crate) subresource: String,
 }
@@ -29,7 +29,7 @@ pub(crate) enum WriteOutcome {
         object: Arc<StoredObject>,
         created: bool,
     },
-    /// The response body.
+    /// The object was deleted; the value is the response body.
     Deleted(String),
 }
 

@@ -15,7 +15,7 @@ use audit_event::AuditLine;
 pub use tally::EstimateRow;
 use tally::LogTally;
 
-/// The proxies to assume.
+/// The proxies whose effect on the apiserver's load is estimated.
 #[derive(Debug, Clone)]
 pub struct EstimateOptions {
     /// The number of proxies. Each has its own upstream streams.
@@ -28,15 +28,16 @@ pub struct EstimateOptions {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Estimate {
-    /// Seconds from the first record to the last.
+    /// The number of seconds from the first record to the last.
     pub seconds: f64,
-    /// All requests, except those that an apiserver sends to itself.
+    /// The number of all requests, except those that an apiserver sends to itself.
     pub requests: u64,
-    /// Requests of an apiserver to itself (`system:apiserver`), which no proxy serves. No other number includes them.
+    /// The number of requests of an apiserver to itself (`system:apiserver`), which no proxy serves. No other number
+    /// includes them.
     pub of_apiserver: u64,
-    /// Requests that the proxies would have served from memory.
+    /// The number of requests that the proxies would have served from their caches.
     pub from_memory: u64,
-    /// Watches among all requests, and the average number of open watches.
+    /// The number of watches among all requests, and the average number of open watches.
     pub watches: u64,
     pub watches_open: f64,
     /// The maximum number of requests that the proxies would have sent instead. They prove that a feed is current, once
@@ -46,12 +47,12 @@ pub struct Estimate {
     pub streams: u64,
     pub requests_per_second_before: f64,
     pub requests_per_second_after: f64,
-    /// Lines that are not a record of a response, and lines that cannot be parsed.
+    /// The number of lines that are not a record of a response, and of those that cannot be parsed.
     pub other_lines: u64,
     pub unreadable_lines: u64,
     /// The rows, with the most requests served from memory first.
     pub rows: Vec<EstimateRow>,
-    /// The sum of all rows.
+    /// The sum of all rows of the estimate.
     pub total: EstimateRow,
 }
 

@@ -36,7 +36,7 @@ pub struct InspectReport {
     pub is_well: bool,
 }
 
-/// A message that says why there is no result.
+/// The error of a `fanout` command: a message with the reason that there is no result.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{0}")]
 pub struct InspectError(String);

@@ -16,7 +16,7 @@ use kube_fanout::cli::{EX_USAGE, FAILED, INCONCLUSIVE, Program};
 
 use arguments::{BenchArguments, FanoutVerb, ToolArguments, ToolCommand, TryArguments, VerifyArguments};
 
-/// The same allocator as in the proxy, because `demo` and `try` run the proxy in this binary.
+/// The same allocator as in the proxy, because `demo` and `try` run the proxy in this process.
 #[cfg(target_os = "linux")]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

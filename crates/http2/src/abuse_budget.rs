@@ -12,11 +12,11 @@ use super::error::{ErrorCode, Http2Error};
 pub(super) struct AbuseBudget {
     spent: u32,
     since: Instant,
-    /// The number of `WINDOW_UPDATE` frames that the client may still send for the data sent to it.
+    /// The number of `WINDOW_UPDATE` frames that the client may still send for received data.
     window_updates: usize,
 }
 
-/// The burst size. A client that shuts down may cancel all its requests at once.
+/// The maximum burst of frames that could be abuse. A client that shuts down may cancel all its requests at once.
 const AT_ONCE_MAX: u32 = 1_000;
 /// The number of charges forgotten per second.
 const FORGOTTEN_PER_SECOND: u64 = 200;
@@ -24,7 +24,8 @@ const FORGOTTEN_PER_SECOND: u64 = 200;
 /// from a client that reads byte by byte. A new stream allows as many, because some clients enlarge each stream's
 /// window.
 const WINDOW_UPDATES_PER_BYTE: usize = 2;
-/// The most `WINDOW_UPDATE` frames that accumulate. A client that reads 4 KiB at a time never has as many outstanding.
+/// The maximum number of accumulated `WINDOW_UPDATE` frames. A client that reads 4 KiB at a time never has as many
+/// outstanding.
 const WINDOW_UPDATES_MAX: usize = 1 << 20;
 
 impl AbuseBudget {
@@ -32,12 +33,12 @@ impl AbuseBudget {
         Self { spent: 0, since: Instant::now(), window_updates: 0 }
     }
 
-    /// Records a new stream, which allows as many frames as one byte.
+    /// Records a new stream, which allows the client as many frames as one byte of data.
     pub(super) fn note_stream(&mut self) {
         self.note_sent(1);
     }
 
-    /// Records that data was sent, for which the client returns its windows.
+    /// Records that data was sent to the client, which returns it as window updates.
     pub(super) fn note_sent(&mut self, bytes: usize) {
         self.window_updates = (self.window_updates + WINDOW_UPDATES_PER_BYTE * bytes).min(WINDOW_UPDATES_MAX);
     }
@@ -72,23 +73,23 @@ impl AbuseBudget {
     }
 }
 
-/// The streams that the server has reset most recently. What the client sent on them before it received the reset is
-/// legitimate.
+/// The streams that the server has reset most recently. Frames that the client sent on them before it received the
+/// reset are legitimate.
 #[derive(Debug, Default)]
 pub(super) struct RecentResets(VecDeque<ResetStream>);
 
 #[derive(Debug)]
 struct ResetStream {
     id: u32,
-    /// How many bytes of data the client could still send when the stream was reset.
+    /// The number of bytes of data that the client could still send when the stream was reset.
     window: usize,
 }
 
-/// More than the streams of a connection, by default.
+/// The maximum number of remembered resets: more than the streams of a connection, by default.
 const REMEMBERED_MAX: usize = 256;
 
 impl RecentResets {
-    /// Records a reset stream on which the client had that window left.
+    /// Records a reset stream and the window that the client had left on it.
     pub(super) fn note(&mut self, id: u32, window: usize) {
         if self.0.len() == REMEMBERED_MAX {
             self.0.pop_front();
@@ -118,7 +119,7 @@ impl RecentResets {
     }
 }
 
-/// Detects dead clients: pings a client that has been silent.
+/// Detects clients that no longer respond: pings a client that has sent nothing for a while.
 #[derive(Debug)]
 pub(super) struct Heartbeat {
     after: Duration,
@@ -126,7 +127,7 @@ pub(super) struct Heartbeat {
     pinged: Option<Instant>,
 }
 
-/// The next action for a silent client.
+/// The next action for a client that has sent nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HeartbeatStep {
     Nothing,
@@ -155,7 +156,7 @@ impl Heartbeat {
         HeartbeatStep::Ping
     }
 
-    /// The time of the next check.
+    /// Returns the time of the next heartbeat check.
     pub(super) fn next(&self) -> Instant {
         self.pinged.unwrap_or(self.heard) + self.after
     }

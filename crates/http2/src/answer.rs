@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::hpack;
 
-/// Connection-specific fields of HTTP/1 (RFC 9113 §8.2.2).
+/// The connection-specific header fields of HTTP/1 (RFC 9113 §8.2.2).
 const FOREIGN: [HeaderName; 6] = [
     CONNECTION,
     TRANSFER_ENCODING,
@@ -19,7 +19,7 @@ const FOREIGN: [HeaderName; 6] = [
 ];
 
 thread_local! {
-    /// The last second that was formatted, and its text.
+    /// The last second that was formatted as a date, and its text.
     static NOW: RefCell<(u64, Option<HeaderValue>)> = const { RefCell::new((0, None)) };
 }
 
@@ -40,7 +40,7 @@ pub(super) fn put(block: &mut Vec<u8>, status: u16, fields: &mut HeaderMap, leng
     hpack::put_fields(block, fields);
 }
 
-/// The current date, formatted once per second (RFC 9110 §6.6.1).
+/// Returns the current date, formatted once per second (RFC 9110 §6.6.1).
 #[allow(clippy::disallowed_methods, reason = "it is told to people; nothing here goes by it")]
 fn date() -> HeaderValue {
     let now = SystemTime::now();

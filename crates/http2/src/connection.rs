@@ -37,13 +37,13 @@ pub struct Http2Connection<I, S: Service> {
     pub(super) output: Output,
     pub(super) writer: Waker,
     pub(super) send: SendLimits,
-    /// The bytes of responses that may still be sent before other tasks run.
+    /// The number of bytes of responses that may still be sent before other tasks run.
     pub(super) allowance: usize,
     /// The streams that wait for room in the output or for the connection's window, in order of arrival.
     pub(super) waiting: VecDeque<usize>,
     /// The streams that wait again after they have sent something in this turn. They queue after the others.
     pub(super) waiting_again: Vec<usize>,
-    /// Set once nothing more is read and no stream is left, with the reason.
+    /// The reason that the connection ended; set once nothing more is read and no stream is left.
     over: Option<ConnectionEnd>,
     pub(super) goaway: GoAwayState,
     /// Whether the client has sent GOAWAY.
@@ -58,17 +58,17 @@ pub struct Http2Connection<I, S: Service> {
     pub(super) receive: ReceiveWindow,
     /// Whether the client has sent its SETTINGS, which must come first.
     pub(super) has_settings: bool,
-    /// The highest stream that the client has begun.
+    /// The highest stream identifier that the client has used.
     pub(super) highest_stream: u32,
-    /// The highest stream that was processed, for GOAWAY.
+    /// The highest identifier of a processed stream, for GOAWAY.
     pub(super) last_stream: u32,
     pub(super) lately_reset: RecentResets,
     pub(super) abuse_budget: AbuseBudget,
-    /// Charges the heads of requests, and those of answers that wait.
+    /// The charges for the heads of requests, and for those of responses that wait.
     pub(super) heads: Arc<ConnectionHeads>,
-    /// How many heads of answers wait for room in the output.
+    /// The number of response heads that wait for room in the output.
     pub(super) waiting_heads: usize,
-    /// How many requests have begun and may not have been polled yet.
+    /// The number of requests that have begun and may not have been polled yet.
     pub(super) begun: usize,
     heartbeat: Heartbeat,
     /// The timer for the heartbeat, for streams with limited time and for unfinished header blocks.
@@ -77,7 +77,7 @@ pub struct Http2Connection<I, S: Service> {
     ticker: Waker,
 }
 
-/// The result of a connection.
+/// The result of an HTTP/2 connection.
 type ConnectionResult = Result<(), ConnectionError>;
 
 #[derive(Debug)]
@@ -87,22 +87,22 @@ struct ConnectionEnd {
     is_lingering: bool,
 }
 
-/// The limits of one connection.
+/// The limits of one HTTP/2 connection.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     pub streams_max: usize,
     pub header_bytes_max: usize,
-    /// The longest time that a header block may be unfinished.
+    /// The maximum time that a header block may be unfinished.
     pub header_max: Duration,
-    /// How long a client may be silent before it is pinged. The connection ends if no reply arrives within the same
-    /// time.
+    /// The time without received data after which a client is pinged. The connection ends if no reply arrives within
+    /// the same time.
     pub ping_after: Duration,
 }
 
 /// The stages of a graceful shutdown (RFC 9113 §6.8).
 ///
-/// A first GOAWAY asks the client to send no more requests. Once the client must have received it, a second one names
-/// the last stream that was processed.
+/// A first GOAWAY requests that the client sends no more requests. Once the client must have received it, a second one
+/// names the last stream that was processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum GoAwayState {
     NotSent,
@@ -113,26 +113,26 @@ pub(super) enum GoAwayState {
 /// The payload of the ping after the first GOAWAY.
 pub(super) const GOODBYE: [u8; 8] = *b"farewell";
 
-/// Header blocks are read up to this multiple of the limit on fields, so that a larger request is refused with a
+/// The multiple of the limit on fields up to which header blocks are read, so that a larger request is refused with a
 /// response. The decoder must read a block to understand the next one.
 pub(super) const HEADER_BLOCKS: usize = 2;
 
-/// The end of a connection whose unfinished header block has no room beside those of others.
+/// The error of a connection whose unfinished header block has no room beside those of others.
 const UNFINISHED: Http2Error = Http2Error::Connection(ErrorCode::EnhanceYourCalm, "too many incomplete header blocks");
 
-/// The most turns of streams and connection before other tasks run.
+/// The maximum number of turns of streams and connection before other tasks run.
 const TURNS_MAX: usize = 16;
-/// The most bytes of responses sent before other tasks run, give or take one write. Without this, a client that reads
-/// fast would occupy the thread for as long as its windows last.
+/// The maximum number of bytes of responses sent before other tasks run, give or take one write. Without this limit, a
+/// client that reads fast would occupy the thread for as long as its windows last.
 pub(super) const SENT_BYTES_MAX: usize = 1 << 20;
-/// The most reads in a turn.
+/// The maximum number of reads in a turn.
 const READS_MAX: usize = 4;
 const READ_BYTES: usize = 32 << 10;
 /// The size of a read while other connections wait for the core, because the received frames may have to wait for the
 /// next slice.
 const LIMITED_READ_BYTES: usize = 4 << 10;
-/// How many requests begin before these are polled. A request that has begun takes some 3 KB, and most are answered
-/// when they are first polled.
+/// The number of requests that begin before these are polled. A request that has begun takes about 3 KB, and most are
+/// answered when they are first polled.
 pub(super) const BEGUN_MAX: usize = 2;
 /// The number of lasting streams polled between two checks of the slice. Other streams take longer, so the slice is
 /// checked after each of them.
@@ -208,8 +208,8 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         ended
     }
 
-    /// Asks the client to send no more requests. Running requests continue, and so do those that the client sent before
-    /// it learned this.
+    /// Requests that the client sends no more requests. Running requests continue, and so do those that the client sent
+    /// before it received this.
     pub fn begin_goaway(&mut self) {
         if self.goaway == GoAwayState::NotSent {
             self.goaway = GoAwayState::Announced;
@@ -221,7 +221,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         }
     }
 
-    /// The parts that have been woken.
+    /// Returns the set of parts that have been woken.
     pub fn wake_set(&self) -> &Arc<WakeSet> {
         &self.wake_set
     }
@@ -309,7 +309,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         self.poll_gone()
     }
 
-    /// Waits until the client has closed, and discards what it sends.
+    /// Waits until the client has closed the connection, and discards the data that it sends.
     fn poll_gone(&mut self) -> Poll<()> {
         if self.clock.as_mut().poll(&mut Context::from_waker(&self.ticker)).is_ready() {
             return Poll::Ready(());
@@ -327,7 +327,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         Poll::Pending
     }
 
-    /// Wakes the streams that wait for room, if there is some.
+    /// Wakes the streams that wait for room in the output, if there is some.
     pub(super) fn wake_waiting(&mut self) {
         let is_open = self.send.window > 0;
         if self.waiting.is_empty() || !(is_open || self.waiting_heads > 0) {
@@ -442,7 +442,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         }
     }
 
-    /// Schedules the next check for that time at the latest.
+    /// Schedules the next check of the timer for `at` at the latest.
     pub(super) fn look_until(&mut self, at: Instant) {
         if at < self.clock.deadline() {
             self.clock.as_mut().reset(at);

@@ -16,21 +16,21 @@ pub(super) enum ErrorCode {
     EnhanceYourCalm = 0xb,
 }
 
-/// An error that the client has made.
+/// An error that the client has caused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Http2Error {
-    /// Ends the connection. The text gives the cause in the log.
+    /// The error ends the connection. The text gives the cause in the log.
     Connection(ErrorCode, &'static str),
-    /// Resets that stream.
+    /// The error resets one stream, with this error code.
     Stream(u32, ErrorCode),
 }
 
-/// Why a connection has ended early.
+/// The reason that a connection has ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectionError {
     #[error("HTTP/2 protocol error: {0}")]
     Rule(&'static str),
-    #[error("the client did not acknowledge a PING")]
+    #[error("the client did not acknowledge a PING in time")]
     Dead,
     #[error(transparent)]
     Io(#[from] io::Error),

@@ -16,11 +16,12 @@ use base::AbortSignal;
 pub(super) struct Exchange<F, B> {
     pub(super) id: u32,
     pub(super) phase: Phase<F, B>,
-    /// The rest of the last chunk taken from the body.
+    /// The rest of the last chunk taken from the response body.
     pub(super) chunk: Bytes,
-    /// Whether it is the last chunk.
+    /// Whether the chunk is the last one of the body.
     pub(super) is_last: bool,
-    /// The bytes that the client accepts. Negative after the client has reduced its initial window.
+    /// The number of bytes that the client accepts on the stream. Negative after the client has reduced its initial
+    /// window.
     pub(super) window: i64,
     /// The request body, until it is complete.
     pub(super) upload: Option<Box<Upload>>,
@@ -29,24 +30,24 @@ pub(super) struct Exchange<F, B> {
     pub(super) cut: AbortSignal,
     /// The deadline of the stream, if its time is limited.
     pub(super) until: Option<Instant>,
-    /// How often it was polled, up to [`LASTING_POLLS`].
+    /// The number of times that the response was polled, up to [`LASTING_POLLS`].
     pub(super) polls: u8,
-    /// Whether it waits for room in the output, or for the connection's window.
+    /// Whether the stream waits for room in the output, or for the connection's window.
     pub(super) is_waiting: bool,
 }
 
 pub(super) enum Phase<F, B> {
     Handling {
         answering: F,
-        /// The request's head is charged until there is an answer.
+        /// The charge for the request's head, which is held until there is a response.
         head: HeadCharge,
     },
-    /// The head of the answer waits for room in the output.
+    /// The response's head waits for room in the output.
     HeadReady {
         answer: Box<Response<B>>,
         _head: HeadCharge,
     },
-    /// Between two others.
+    /// The stream is between two states while it is being changed.
     Transition,
     SendingBody(B),
 }
@@ -55,14 +56,14 @@ pub(super) enum Phase<F, B> {
 /// and a TLS record of their own would be too much for them.
 const LASTING_POLLS: u8 = 8;
 
-/// An incoming request body.
+/// The incoming body of a request.
 pub(super) struct Upload {
     pub(super) inbox: Arc<BodyBuffer>,
-    /// The bytes that the client may still send.
+    /// The number of bytes that the client may still send on the stream.
     pub(super) window: usize,
-    /// The bytes that were taken and not yet returned to the client's window.
+    /// The number of bytes that were read from the body and not yet returned to the client's window.
     pub(super) untold: usize,
-    /// Whether the body is complete.
+    /// Whether the request body is complete.
     pub(super) has_ended: bool,
     /// The charge for the trailers, if there are any.
     pub(super) trailers: Option<HeadCharge>,
@@ -84,7 +85,8 @@ impl<F, B> Exchange<F, B> {
         self.polls == LASTING_POLLS
     }
 
-    /// Changes the window, and wakes the stream if that was closed. `None` if the window exceeds its maximum.
+    /// Changes the stream's window, and wakes the stream if the window was closed. Returns `None` if the window exceeds
+    /// its maximum.
     pub(super) fn widen(&mut self, by: i64) -> Option<()> {
         let was_closed = self.window <= 0;
         grow(&mut self.window, by)?;
@@ -94,7 +96,7 @@ impl<F, B> Exchange<F, B> {
         Some(())
     }
 
-    /// Has the stream polled once more.
+    /// Schedules another poll of the stream.
     pub(super) fn wake(&self) {
         StreamWaker::wake_by_ref(&self.waker);
     }
@@ -104,7 +106,7 @@ impl<F, B> Exchange<F, B> {
         self.upload.as_ref().is_some_and(|upload| !upload.has_ended)
     }
 
-    /// The bytes of its request that the client may still send.
+    /// Returns the number of bytes of the request that the client may still send.
     pub(super) fn upload_window(&self) -> usize {
         self.upload.as_ref().filter(|upload| !upload.has_ended).map_or(0, |upload| upload.window)
     }
@@ -113,7 +115,7 @@ impl<F, B> Exchange<F, B> {
 /// The streams of a connection, by key and by stream identifier.
 pub(super) struct Streams<F, B> {
     by_key: Slab<Exchange<F, B>>,
-    /// Sorted, because stream identifiers only increase.
+    /// The stream identifiers with their keys. They are sorted, because stream identifiers only increase.
     keys: Vec<(u32, usize)>,
 }
 
@@ -130,7 +132,7 @@ impl<F, B> Streams<F, B> {
         self.by_key.is_empty()
     }
 
-    /// The key that the next stream gets.
+    /// Returns the key that the next stream gets.
     pub(super) fn next_key(&self) -> usize {
         self.by_key.vacant_key()
     }
@@ -145,7 +147,7 @@ impl<F, B> Streams<F, B> {
         Some(self.keys[place].1)
     }
 
-    /// The stream with that identifier.
+    /// Returns the stream with the identifier `id`.
     pub(super) fn with_id(&mut self, id: u32) -> Option<&mut Exchange<F, B>> {
         self.key(id).and_then(|key| self.by_key.get_mut(key))
     }
@@ -158,7 +160,7 @@ impl<F, B> Streams<F, B> {
         self.by_key.get(key)
     }
 
-    /// The keys of all streams.
+    /// Returns the keys of all streams.
     pub(super) fn keys(&self) -> Vec<usize> {
         self.keys.iter().map(|(_, key)| *key).collect()
     }

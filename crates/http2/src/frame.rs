@@ -3,9 +3,9 @@
 use super::error::{ErrorCode, Http2Error};
 
 pub(super) const HEAD_BYTES: usize = 9;
-/// The largest payload that a client may send: the minimum that every server must accept, which is also announced.
+/// The maximum payload of a client's frame: the minimum that every server must accept, which is also announced.
 pub(super) const PAYLOAD_BYTES_MAX: usize = 16_384;
-/// The highest stream identifier, and the largest window.
+/// The highest stream identifier, which is also the largest window.
 pub(super) const HIGHEST: u32 = (1 << 31) - 1;
 
 pub(super) const END_STREAM: u8 = 0x1;
@@ -26,7 +26,7 @@ pub(super) enum FrameKind {
     GoAway,
     WindowUpdate,
     Continuation,
-    /// An extension frame, which is ignored.
+    /// An extension frame, which the server ignores.
     Unknown,
 }
 
@@ -45,7 +45,7 @@ pub(super) enum Frame<'a> {
     Data {
         stream: u32,
         data: &'a [u8],
-        /// The bytes that it takes from the windows, including padding.
+        /// The number of bytes that the frame takes from the windows, including padding.
         flow: u32,
         ends: bool,
     },
@@ -72,12 +72,12 @@ pub(super) enum Frame<'a> {
         stream: u32,
         increment: u32,
     },
-    /// A priority, which the server ignores.
+    /// A PRIORITY frame, which the server ignores.
     Priority,
     Unknown,
 }
 
-/// A setting of the client that affects what is sent to it.
+/// A setting of the client that affects what the server sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Setting {
     HeaderTable,

@@ -13,7 +13,7 @@ pub struct HeadBudget {
     unfinished: AtomicUsize,
 }
 
-/// One connection's part of the budget.
+/// One connection's part of the budget for request heads.
 #[derive(Debug)]
 pub struct ConnectionHeads {
     all: Arc<HeadBudget>,
@@ -33,12 +33,12 @@ pub struct HeadCharge {
 pub(super) const HEADS_BYTES_MAX: usize = 32 << 20;
 /// The bytes of all heads of a connection: 250 requests with 2 KiB each.
 const CONNECTION_HEADS_BYTES_MAX: usize = 512 << 10;
-/// A connection may use this fraction of the remaining budget. This keeps room for new connections, however many
-/// connections use their maximum.
+/// The fraction of the remaining budget that a connection may use, as a divisor. This keeps room for new connections,
+/// however many connections use their maximum.
 const PARTS_OF_FREE: usize = 64;
-/// The guaranteed size: a head of this size is always accepted if its connection has no other, finished or not.
+/// The guaranteed size: a head of up to this size is always accepted if its connection has no other, finished or not.
 const ONLY_HEAD_BYTES_MAX: usize = 16 << 10;
-/// The most bytes of all unfinished heads of a listener, beyond the guaranteed size of each.
+/// The maximum number of bytes of all unfinished heads of a listener, beyond the guaranteed size of each.
 const UNFINISHED_BYTES_MAX: usize = 16 << 20;
 
 impl HeadBudget {
@@ -49,7 +49,7 @@ impl HeadBudget {
 }
 
 impl ConnectionHeads {
-    /// Charges a head of that size; `None` if it does not fit.
+    /// Charges a head of a size; `None` if it does not fit.
     pub fn charge(self: &Arc<Self>, bytes: usize) -> Option<HeadCharge> {
         let charged = self.charged.load(Ordering::Relaxed);
         let free = HEADS_BYTES_MAX.saturating_sub(self.all.charged.load(Ordering::Relaxed));

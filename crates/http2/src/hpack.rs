@@ -13,53 +13,53 @@ use super::static_table::STATIC_TABLE;
 /// A smaller one would save memory, but some clients ignore the setting. With the table, a token that each request
 /// repeats is sent and parsed once.
 const TABLE_BYTES_MAX: usize = 4_096;
-/// The size of a field besides its name and value (RFC 7541 §4.1).
+/// The size of a header field besides its name and value (RFC 7541 §4.1).
 pub(super) const FIELD_BYTES: usize = 32;
 
 /// The decoder of a connection's header blocks, which it must read in order.
 #[derive(Debug)]
 pub(super) struct Decoder {
-    /// The newest entry comes first.
+    /// The entries of the dynamic table, newest first.
     table: VecDeque<Entry>,
     table_bytes: usize,
-    /// The table size that the client has chosen.
+    /// The maximum table size that the client has chosen.
     chosen_bytes_max: usize,
 }
 
-/// An entry of the table.
+/// An entry of the HPACK dynamic table.
 #[derive(Debug)]
 struct Entry {
     name: Box<[u8]>,
     value: TableValue,
 }
 
-/// The value of a field in the table. It is validated once, when the client sends it, because a later request refers to
-/// it by a single byte.
+/// The value of a field in the dynamic table. It is validated once, when the client sends it, because a later request
+/// refers to it by a single byte.
 #[derive(Debug)]
 pub(super) enum TableValue {
     Header(HeaderValue),
-    /// Not valid as a header value.
+    /// A value that is not valid as a header value.
     Invalid(Bytes),
 }
 
-/// The value of a field.
+/// The value of a decoded header field.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum FieldValue<'a> {
-    /// A value in the connection's table. All requests that refer to it share its bytes, because a client sends one
-    /// byte to refer to 4 KiB.
+    /// A value in the connection's dynamic table. All requests that refer to it share its bytes, because a client sends
+    /// one byte to refer to 4 KiB.
     Shared(&'a TableValue),
     Own(&'a [u8]),
 }
 
-/// Why a block was not read to its end. No later block can be read either.
+/// The reason that a header block was not read to its end. No later block can be read either.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BlockError {
     Unreadable,
-    /// The fields exceed the limit. One byte can refer to 4 KiB in the table.
+    /// The fields exceed the limit. One byte can refer to 4 KiB in the dynamic table.
     TooLarge,
 }
 
-/// The unread rest of a block.
+/// The unread rest of a header block.
 struct Reader<'a>(&'a [u8]);
 
 impl Decoder {
@@ -178,7 +178,7 @@ impl FieldValue<'_> {
         }
     }
 
-    /// The value as a header value, if it is valid. A shared one is neither copied nor validated again.
+    /// Returns the value as a header value, if it is valid. A shared one is neither copied nor validated again.
     pub(super) fn to_header(self) -> Option<HeaderValue> {
         match self {
             Self::Shared(TableValue::Header(value)) => Some(value.clone()),
@@ -226,7 +226,7 @@ impl Reader<'_> {
     }
 }
 
-/// Announces an empty dynamic table. A client that reduces its table waits for this (RFC 7541 §4.2).
+/// Announces an empty dynamic table. A client that reduces its table waits for this announcement (RFC 7541 §4.2).
 pub(super) fn put_no_table(block: &mut Vec<u8>) {
     block.push(0x20);
 }
@@ -298,7 +298,7 @@ fn put_number(block: &mut Vec<u8>, flags: u8, bits: u32, number: usize) {
     block.push(low(rest));
 }
 
-/// The last seven bits.
+/// Returns the lowest seven bits of a number.
 fn low(number: usize) -> u8 {
     number.to_le_bytes()[0] & 0x7f
 }

@@ -3,7 +3,7 @@
 //! The code is canonical: codes of one length are consecutive in the order of their symbols, and shorter codes precede
 //! longer ones. So the lengths define all codes.
 
-/// The length in bits of each byte's code, and last of the end-of-string code.
+/// The length in bits of each byte's Huffman code, and last of the end-of-string code.
 #[rustfmt::skip]
 const BITS: [u8; 257] = [
     13, 23, 28, 28, 28, 28, 28, 28, 28, 24, 30, 28, 28, 30, 28, 28, 28, 28, 28, 28, 28, 28, 30, 28, 28, 28, 28, 28,
@@ -18,7 +18,7 @@ const BITS: [u8; 257] = [
 ];
 
 const BITS_MAX: usize = 30;
-/// The longest codes in the lookup table.
+/// The maximum length of the codes in the lookup table, in bits.
 const SHORT_BITS: usize = 8;
 
 struct HuffmanTable {
@@ -27,7 +27,7 @@ struct HuffmanTable {
     first: [u32; BITS_MAX + 2],
     /// The index in `symbols` of each length's first symbol.
     at: [u16; BITS_MAX + 2],
-    /// All symbols in the order of their codes.
+    /// All Huffman symbols in the order of their codes.
     symbols: [u16; 257],
     /// The symbol and code length for each value of the first eight bits; length 0 if the code is longer.
     short: [(u8, u8); 1 << SHORT_BITS],
@@ -72,7 +72,7 @@ impl HuffmanTable {
         code
     }
 
-    /// The first symbol in 32 bits, and the length of its code.
+    /// Returns the first symbol in 32 bits, and the length of its code.
     fn symbol(&self, bits: u32) -> (u16, usize) {
         let (symbol, length) = self.short[(bits >> (32 - SHORT_BITS)) as usize];
         if length > 0 {

@@ -5,7 +5,7 @@ use tokio::time::Instant;
 use super::error::{ErrorCode, Http2Error};
 use super::frame::{Frame, FrameHead, FrameKind, HEAD_BYTES, PAYLOAD_BYTES_MAX};
 
-/// The client's bytes that do not make a complete frame or header block yet.
+/// The client's bytes that do not form a complete frame or header block yet.
 #[derive(Debug, Default)]
 pub(super) struct Input {
     partial: Vec<u8>,
@@ -19,7 +19,7 @@ pub(super) struct Input {
 
 /// The receiver of a client's frames.
 pub(super) trait FrameReceiver {
-    /// Whether the request or the trailers of that stream may begin now. If not, they wait undecoded, with everything
+    /// Whether the request or the trailers of a stream may begin now. If not, they wait undecoded, with all frames
     /// after them.
     fn may_begin(&self, stream: u32) -> bool;
 
@@ -39,7 +39,7 @@ pub(super) enum ReceivedFrame<'a> {
     Other(Frame<'a>),
 }
 
-/// An incomplete header block.
+/// A header block that is not complete.
 #[derive(Debug)]
 struct Block {
     stream: u32,
@@ -48,7 +48,7 @@ struct Block {
     frames: usize,
 }
 
-/// The most frames of a header block.
+/// The maximum number of frames of a header block.
 const BLOCK_FRAMES_MAX: usize = 64;
 
 impl Input {
@@ -56,7 +56,7 @@ impl Input {
         Self { block_bytes_max, ..Self::default() }
     }
 
-    /// Whether a request, or trailers, wait until they may begin. Nothing more must be read until then.
+    /// Whether a request, or trailers, wait until they may begin. Nothing more may be read until then.
     pub(super) fn waits(&self) -> bool {
         self.waits
     }
@@ -150,7 +150,7 @@ impl Input {
         }
     }
 
-    /// Keeps an incomplete block.
+    /// Keeps an incomplete header block.
     ///
     /// # Errors
     /// The block is larger than its fields may be, or has too many frames.

@@ -13,25 +13,25 @@ use super::frame::{ACK, END_HEADERS, END_STREAM, FrameHead, FrameKind, HEAD_BYTE
 /// stream costs a record and a system call.
 #[derive(Debug, Default)]
 pub(super) struct Output {
-    /// Complete frames. An idle connection keeps no buffer.
+    /// The complete frames that were not written yet. An idle connection keeps no buffer.
     held: Vec<u8>,
-    /// How many bytes of `held` have been written.
+    /// The number of bytes of `held` that have been written.
     sent: usize,
-    /// Whether the stream below may hold written data that is not flushed.
+    /// Whether the underlying stream may hold written data that is not flushed.
     is_unflushed: bool,
 }
 
-/// The most bytes of responses that are buffered: four full TLS records, which rustls takes at a time.
+/// The maximum number of bytes of responses that are buffered: four full TLS records, which rustls takes at a time.
 pub(super) const GATHERED_BYTES_MAX: usize = 64 << 10;
-/// The most bytes that wait for a client that does not read, including control frames.
+/// The maximum number of bytes that wait for a client that does not read, including control frames.
 const WAITING_BYTES_MAX: usize = 2 * GATHERED_BYTES_MAX;
-/// Data larger than this is written directly. Smaller data is buffered, unless nothing else goes out.
+/// The size above which data is written directly. Smaller data is buffered, unless nothing else is sent.
 pub(super) const LIGHT_BYTES_MAX: usize = 8 << 10;
-/// The data of a frame that fills a TLS record.
+/// The number of data bytes of a frame that fills a TLS record.
 const RECORD_DATA: usize = (16 << 10) - HEAD_BYTES;
-/// The number of such frames in one write.
+/// The number of full frames in one write.
 const RECORDS: usize = 4;
-/// The data of all of them.
+/// The number of data bytes in one write.
 pub(super) const DIRECT_BYTES_MAX: usize = RECORDS * RECORD_DATA;
 
 thread_local! {
@@ -45,7 +45,7 @@ impl Output {
         self.waiting() >= GATHERED_BYTES_MAX
     }
 
-    /// Whether so much waits that reading must pause, because input may require replies.
+    /// Whether so much output waits that reading must pause, because input may require replies.
     pub(super) fn is_stuck(&self) -> bool {
         self.waiting() >= WAITING_BYTES_MAX
     }
@@ -54,13 +54,13 @@ impl Output {
         self.held.len() - self.sent
     }
 
-    /// The size of its own buffer.
+    /// Returns the size of the connection's own buffer.
     #[cfg(test)]
     pub(super) fn held_bytes(&self) -> usize {
         self.held.capacity()
     }
 
-    /// Puts a frame.
+    /// Appends a frame to the output.
     pub(super) fn put(&mut self, kind: FrameKind, flags: u8, stream: u32, payload: &[u8]) {
         if self.held.capacity() == 0 {
             self.held = SPARE.take();
@@ -158,7 +158,7 @@ impl Output {
         Ok(taken)
     }
 
-    /// Writes the buffered frames, as far as the stream accepts them.
+    /// Writes the buffered frames, as far as the underlying stream accepts them.
     pub(super) fn poll_out<I: AsyncWrite + Unpin>(&mut self, io: &mut I, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.waiting() > 0 {
             let written = ready!(Pin::new(&mut *io).poll_write(cx, &self.held[self.sent..]))?;
@@ -173,7 +173,7 @@ impl Output {
         Poll::Ready(Ok(()))
     }
 
-    /// Ends a turn: writes and flushes everything, and keeps only what the client does not accept yet.
+    /// Ends a turn: writes and flushes all frames, and keeps only those that the client does not accept yet.
     pub(super) fn poll_flush<I: AsyncWrite + Unpin>(
         &mut self,
         io: &mut I,
@@ -189,7 +189,7 @@ impl Output {
         Poll::Ready(Ok(()))
     }
 
-    /// Gives the thread's buffer back, and keeps what waits in one of its own.
+    /// Returns the thread's shared buffer, and keeps unsent frames in the connection's own buffer.
     pub(super) fn give_spare(&mut self) {
         if self.held.capacity() < WAITING_BYTES_MAX {
             // This buffer held the rest that a client did not accept at once.

@@ -109,7 +109,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         Ok(())
     }
 
-    /// Resets a stream that does not begin. The rest of its body is discarded.
+    /// Resets a stream that is refused before it begins. The rest of its body is discarded.
     fn refuse(&mut self, id: u32, reason: ErrorCode, ends: bool) -> Result<(), Http2Error> {
         self.output.put_reset(id, reason);
         self.lately_reset.note(id, body_window(ends));
@@ -212,7 +212,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         if is_answered { Ok(()) } else { self.abuse_budget.spend() }
     }
 
-    /// Refuses frame on an idle stream: one that is over has none any more.
+    /// Refuses a frame on an idle stream. A stream that has ended is not idle.
     fn has_begun(&self, id: u32) -> Result<(), Http2Error> {
         if id > self.highest_stream || id.is_multiple_of(2) {
             return Err(Http2Error::protocol("frame on an idle stream"));
@@ -230,7 +230,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
     }
 }
 
-/// The bytes of a request body that a client may send before it receives the reset.
+/// Returns the number of bytes of a request body that a client may send before it receives the reset.
 fn body_window(ends: bool) -> usize {
     if ends { 0 } else { UPLOAD_BYTES_MAX }
 }

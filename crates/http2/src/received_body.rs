@@ -8,11 +8,11 @@ use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use parking_lot::{Mutex, MutexGuard};
 
-/// The body of a request: none, or one whose frames arrive on its stream.
+/// The body of a request: none, or one whose frames are received on its stream.
 #[derive(Debug)]
 pub struct ReceivedBody(Option<InboxReader>);
 
-/// The reader's end of an inbox.
+/// The reading half of a body buffer.
 #[derive(Debug)]
 struct InboxReader(Arc<BodyBuffer>);
 
@@ -20,21 +20,21 @@ struct InboxReader(Arc<BodyBuffer>);
 #[derive(Debug)]
 pub(super) struct BodyBuffer {
     arrived: Mutex<Arrived>,
-    /// Wakes the stream's own task.
+    /// The waker of the stream's own task.
     stream: Waker,
 }
 
 #[derive(Debug, Default)]
 struct Arrived {
-    /// One contiguous buffer, however small the frames were.
+    /// The unread data, in one contiguous buffer, however small the frames were.
     data: BytesMut,
     trailers: Option<HeaderMap>,
     end: Option<End>,
-    /// The bytes that are still to arrive, if the client has declared a length.
+    /// The number of bytes that are still to be received, if the client has declared a length.
     left: Option<u64>,
-    /// The bytes that were taken and not yet returned to the client's window.
+    /// The number of bytes that were read and not yet returned to the client's window.
     taken: usize,
-    /// Whether the reader was dropped.
+    /// Whether the reader of the body was dropped.
     is_dropped: bool,
     taker: Option<Waker>,
 }
@@ -50,19 +50,19 @@ enum End {
 #[error("the request ended before its body was complete")]
 pub struct IncompleteBody;
 
-/// The body does not have the declared length.
+/// The error of a body that does not have the declared length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct WrongLength;
 
 impl BodyBuffer {
-    /// Creates an inbox for a body of that length, if declared, and the body.
+    /// Creates a buffer for a body of the length `length`, if declared, and the body.
     pub(super) fn new(length: Option<u64>, stream: Waker) -> (Arc<Self>, ReceivedBody) {
         let arrived = Mutex::new(Arrived { left: length, ..Arrived::default() });
         let inbox = Arc::new(Self { arrived, stream });
         (inbox.clone(), ReceivedBody(Some(InboxReader(inbox))))
     }
 
-    /// Adds received data.
+    /// Adds received data to the body.
     ///
     /// # Errors
     /// The data exceeds the declared length.
@@ -105,13 +105,13 @@ impl BodyBuffer {
         wake_taker(arrived);
     }
 
-    /// Returns the bytes that were taken since the last call, and whether the reader was dropped.
+    /// Returns the number of bytes that were read since the last call, and whether the reader was dropped.
     pub(super) fn take_taken(&self) -> (usize, bool) {
         let mut arrived = self.arrived.lock();
         (take(&mut arrived.taken), arrived.is_dropped)
     }
 
-    /// The bytes that the client has sent and whose window was not returned.
+    /// Returns the number of bytes that the client has sent and whose window was not returned.
     pub(super) fn untold(&self) -> usize {
         let arrived = self.arrived.lock();
         arrived.taken + arrived.data.len()
@@ -163,7 +163,7 @@ impl Drop for InboxReader {
 }
 
 impl ReceivedBody {
-    /// No body.
+    /// Creates an empty body.
     pub fn empty() -> Self {
         Self(None)
     }

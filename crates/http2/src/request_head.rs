@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, Version, ur
 
 use super::hpack::{FIELD_BYTES, FieldValue};
 
-/// A head under construction.
+/// A request head that is being decoded.
 #[derive(Debug, Default)]
 pub(super) struct RequestHead {
     method: Option<Method>,
@@ -14,18 +14,18 @@ pub(super) struct RequestHead {
     authority: Option<Authority>,
     path: Option<PathAndQuery>,
     pub(super) fields: HeaderMap,
-    /// The size as HTTP/2 counts it: names, values and 32 bytes for each field.
+    /// The size of the head as HTTP/2 counts it: names, values and 32 bytes for each field.
     bytes: usize,
     bytes_max: usize,
     is_malformed: bool,
 }
 
-/// Why a head makes no request.
+/// The reason that a head forms no request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestHeadError {
     /// The request is malformed (RFC 9113 §8.1.1).
     Malformed,
-    /// The fields exceed the limit.
+    /// The header fields exceed the limit.
     TooLarge,
 }
 
@@ -34,12 +34,12 @@ impl RequestHead {
         Self { bytes_max, ..Self::default() }
     }
 
-    /// The size of all fields, as HTTP/2 counts it.
+    /// Returns the size of all fields, as HTTP/2 counts it.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Adds the next field.
+    /// Adds the next header field.
     pub(super) fn take(&mut self, name: &[u8], value: FieldValue<'_>) {
         self.bytes = self.bytes.saturating_add(name.len() + value.bytes().len() + FIELD_BYTES);
         if self.is_malformed || self.bytes > self.bytes_max {
@@ -107,7 +107,7 @@ impl RequestHead {
         Ok((request, length))
     }
 
-    /// The fields as trailers.
+    /// Returns the decoded fields as trailers.
     pub(super) fn into_trailers(self) -> Result<HeaderMap, RequestHeadError> {
         if self.bytes > self.bytes_max {
             return Err(RequestHeadError::TooLarge);
@@ -136,7 +136,7 @@ impl RequestHead {
         Uri::from_parts(parts).ok()
     }
 
-    /// The length that all fields of that name agree on; `None` if there are none.
+    /// Returns the length on which all fields `content-length` agree; `None` if there are none.
     fn content_length(&self) -> Result<Option<u64>, RequestHeadError> {
         let mut length = None;
         for value in self.fields.get_all(CONTENT_LENGTH) {

@@ -22,19 +22,19 @@ use super::parkable_body::ParkableBody as _;
 use super::service::Service;
 use super::windows::UPLOAD_BYTES_MAX;
 
-/// The bytes of a response that go out before other streams have their turn: one write.
+/// The number of bytes of a response that are sent before other streams have their turn: one write.
 const TURN_BYTES: usize = DIRECT_BYTES_MAX;
 
-/// The next part of a body.
+/// The next part of a response body.
 enum BodyPart {
     Data,
-    /// The end, with or without trailers.
+    /// The end of the body, with or without trailers.
     End(Option<HeaderMap>),
     ConnectionError,
 }
 
 impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
-    /// Polls a woken stream. If `is_alone`, nothing else goes out in this turn.
+    /// Polls a woken stream. If `is_alone`, no other stream is sent in this turn.
     pub(super) fn poll_stream(&mut self, key: usize, is_alone: bool) {
         // The wake-up may be for a closed stream. If another one has its key, that one is polled without need.
         let Some(stream) = self.streams.get_mut(key) else { return };
@@ -103,7 +103,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         block
     }
 
-    /// Sends available body data as far as there is room. No data is taken from the body before.
+    /// Sends available body data as far as there is room in the output. No data is taken from the body before.
     fn send_body(&mut self, key: usize, mut is_alone: bool) {
         let mut left = TURN_BYTES;
         let mut is_parked = false;
@@ -209,7 +209,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         }
     }
 
-    /// Returns the window of request body data that was taken.
+    /// Returns the window of request body data that was read to the client.
     fn tell_what_was_taken(&mut self, key: usize) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         let Some(upload) = &mut stream.upload else { return };
@@ -253,7 +253,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         self.remove(key);
     }
 
-    /// Resets the stream with that identifier because of a client error.
+    /// Resets the stream with the identifier `id` because of a client error.
     pub(super) fn reset_for(&mut self, id: u32, reason: ErrorCode) -> Result<(), Http2Error> {
         match self.streams.key(id) {
             Some(key) => self.reset(key, reason),
@@ -283,12 +283,12 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
     }
 }
 
-/// The size of a response head, as HTTP/2 counts it.
+/// Returns the size of a response head, as HTTP/2 counts it.
 fn head_bytes<B>(answer: &Response<B>) -> usize {
     answer.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + hpack::FIELD_BYTES).sum()
 }
 
-/// Takes the next piece of a body.
+/// Polls the next piece of a response body.
 fn next<B: Body<Data = Bytes> + Unpin>(body: &mut B, cx: &mut Context<'_>, chunk: &mut Bytes) -> Poll<BodyPart> {
     Pin::new(body).poll_frame(cx).map(|frame| match frame.map(|frame| frame.map(Frame::into_data)) {
         None => BodyPart::End(None),

@@ -4,12 +4,12 @@ use super::parkable_body::ParkableBody;
 use super::received_body::ReceivedBody;
 use base::AbortSignal;
 
-/// The server's part of a connection: it answers the requests.
+/// The application's side of a connection: it answers the requests.
 pub trait Service {
     type Body: ParkableBody + Unpin;
     type Answer: Future<Output = Response<Self::Body>> + Unpin;
 
-    /// Begins to answer a request. Returns the future of the response, and the handle that cuts the stream.
+    /// Begins to answer a request. Returns the future of the response, and the handle that aborts the stream.
     ///
     /// `None` refuses the request. The client may retry it elsewhere, because it was not processed (RFC 9113 §8.7).
     fn call(&mut self, request: Request<ReceivedBody>) -> Option<(Self::Answer, AbortSignal)>;

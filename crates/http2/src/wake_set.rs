@@ -25,35 +25,35 @@ pub struct WakeSet {
     streams: Mutex<Vec<usize>>,
     /// Whether `streams` is not empty, readable without the lock. It is only changed under the lock.
     has_streams: AtomicBool,
-    /// When the slice of the running poll ends, or [`NEVER`].
+    /// The time at which the slice of the running poll ends, or [`NEVER`].
     turn_ends_ns: AtomicU64,
-    /// Whether the running poll has asked for the end of its slice.
+    /// Whether the running poll has checked for the end of its slice.
     has_asked: AtomicBool,
 }
 
-/// The end of a slice for a poll without a time limit.
+/// The end of the slice for a poll without a time limit.
 const NEVER: u64 = u64::MAX;
 
-/// A part of a connection, besides its streams.
+/// A part of a connection that can be woken, besides its streams.
 #[derive(Debug, Clone, Copy)]
 pub enum WakePart {
     /// The codec: hyper's, or in HTTP/2 all work besides the streams.
     Codec,
-    /// The codec, because the socket can be read.
+    /// The codec, because data can be read from the socket.
     Reader,
-    /// The connection's timer.
+    /// The timer of the connection.
     Clock,
     /// The future that runs beside the connection's own work.
     Aside,
 }
 
-/// A waker for one part.
+/// A waker for one part of the connection.
 struct PartWaker {
     wake_set: Arc<WakeSet>,
     part: WakePart,
 }
 
-/// A waker for one stream.
+/// A waker for one stream of the connection.
 #[derive(Debug)]
 pub(super) struct StreamWaker {
     wake_set: Arc<WakeSet>,
@@ -74,13 +74,13 @@ impl WakeSet {
         Arc::new(PartWaker { wake_set: self.clone(), part }).into()
     }
 
-    /// Adds a part without waking the task.
+    /// Adds a part to be polled, without waking the task.
     pub fn put(&self, part: WakePart) {
         // A swap, not a store: the task that takes the part then sees the writes of all tasks that added it.
         self.flag(part).swap(true, Ordering::SeqCst);
     }
 
-    /// Removes the part. Returns whether it was in the set.
+    /// Removes a part. Returns whether it was in the set.
     pub fn take(&self, part: WakePart) -> bool {
         let flag = self.flag(part);
         flag.load(Ordering::SeqCst) && flag.swap(false, Ordering::SeqCst)
@@ -115,7 +115,7 @@ impl WakeSet {
         self.task.register(cx.waker());
     }
 
-    /// Begins a round of polls. From now on, a wake-up only adds to the set.
+    /// Begins a round of polls. After this, a wakeup only adds to the set.
     pub fn begin_polling(&self, cx: &Context<'_>) {
         self.wait(cx);
         self.is_polling.store(true, Ordering::SeqCst);
@@ -143,8 +143,8 @@ impl WakeSet {
         self.turn_ends_ns.load(Ordering::Relaxed) != NEVER
     }
 
-    /// Whether the slice of the running poll has ended, so that it should leave the rest to the next poll. The first
-    /// call in a poll returns false, so that each poll makes progress.
+    /// Whether the slice of the running poll has ended, so that the rest must wait for the next poll. The first call in
+    /// a poll returns false, so that each poll makes progress.
     pub fn is_turn_over(&self) -> bool {
         let ends = self.turn_ends_ns.load(Ordering::Relaxed);
         if ends == NEVER {
@@ -204,7 +204,7 @@ impl Wake for PartWaker {
     }
 }
 
-/// Not `std`'s trait: with this one, the connection can create a borrowed waker and needs no second reference.
+/// A waker trait that differs from `std`'s: the connection can create a borrowed waker and needs no second reference.
 impl ArcWake for StreamWaker {
     fn wake_by_ref(this: &Arc<Self>) {
         if !this.is_marked.swap(true, Ordering::SeqCst) {

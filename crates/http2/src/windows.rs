@@ -4,21 +4,21 @@ use super::error::{ErrorCode, Http2Error};
 use super::frame::{FrameKind, HIGHEST, Setting, settings};
 use super::output::{GATHERED_BYTES_MAX, Output};
 
-/// The initial size of every window, in bytes.
+/// The initial size of every window in bytes (RFC 9113 §6.9.2).
 const FIRST: u32 = 65_535;
-/// The bytes of a request body that a client may send before they are taken.
+/// The maximum number of bytes of a request body that a client may send before they are read.
 pub(super) const UPLOAD_BYTES_MAX: usize = 256 << 10;
-/// The same limit for all streams of a connection.
+/// The limit on received bytes, for all streams of a connection together.
 const CONNECTION_BYTES_MAX: usize = 1 << 20;
 
-/// The client's limits on what is sent to it.
+/// The client's limits on what the server sends.
 #[derive(Debug)]
 pub(super) struct SendLimits {
-    /// The connection's window, in bytes.
+    /// The connection's send window, in bytes.
     pub(super) window: i64,
-    /// The window of a new stream.
+    /// The send window of a new stream, in bytes.
     pub(super) first_window: i64,
-    /// The largest payload of a frame.
+    /// The maximum payload of a frame that the client accepts.
     pub(super) frame_bytes_max: usize,
     /// Whether the next header block must announce an empty dynamic table.
     pub(super) must_say_no_table: bool,
@@ -29,7 +29,7 @@ impl SendLimits {
         Self { window: FIRST.into(), first_window: FIRST.into(), frame_bytes_max: 16_384, must_say_no_table: true }
     }
 
-    /// Applies settings. Returns the change of the streams' windows.
+    /// Applies the client's settings. Returns the change of the streams' windows.
     pub(super) fn take(&mut self, payload: &[u8]) -> Result<i64, Http2Error> {
         let before = self.first_window;
         for setting in settings(payload) {
@@ -54,7 +54,7 @@ pub(super) fn grow(window: &mut i64, by: i64) -> Option<()> {
 #[derive(Debug)]
 pub(super) struct ReceiveWindow {
     left: usize,
-    /// The bytes that were taken and not yet returned to the client's window.
+    /// The number of bytes that were read and not yet returned to the client's window.
     untold: usize,
 }
 
@@ -80,7 +80,7 @@ impl ReceiveWindow {
         Ok(())
     }
 
-    /// Returns window, and sends the update once it is half of the whole.
+    /// Returns window to the client, and sends the update once it is half of the whole.
     pub(super) fn give_back(&mut self, bytes: usize, output: &mut Output) {
         self.untold += bytes;
         if self.untold >= CONNECTION_BYTES_MAX / 2 {

@@ -19,7 +19,7 @@ pub enum MediaType {
 }
 
 impl MediaType {
-    /// In the order of preference that decides among the matches of a wildcard.
+    /// All media types, in the order of preference that decides among the matches of a wildcard.
     const ALL: [Self; 3] = [Self::Json, Self::Yaml, Self::Protobuf];
 
     pub fn as_str(self) -> &'static str {
@@ -38,13 +38,13 @@ impl MediaType {
         }
     }
 
-    /// Whether a watch can be encoded in it.
+    /// Whether a watch can be encoded in this media type.
     fn streams(self) -> bool {
         self != Self::Yaml
     }
 }
 
-/// Another kind to which an object can be converted.
+/// Another kind to which an object can be converted, such as a Table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Conversion {
     Table,
@@ -67,7 +67,7 @@ impl MetaVersion {
         }
     }
 
-    /// The `apiVersion` of converted objects.
+    /// Returns the `apiVersion` of converted objects.
     pub fn group_version(self) -> &'static str {
         match self {
             Self::V1 => "meta.k8s.io/v1",
@@ -83,27 +83,27 @@ pub struct SupportedTypes {
     protobuf: bool,
     /// Whether `as=`, `g=` and `v=` are allowed. Errors cannot be converted.
     conversions: bool,
-    /// The encodings, in the order of preference.
+    /// The supported encodings, in the order of preference.
     media: &'static [MediaType],
     watch: bool,
 }
 
 impl SupportedTypes {
-    /// Reads of a resource that the apiserver itself defines.
+    /// The media types for reads of a resource that the apiserver itself defines.
     pub const BUILTIN: Self = Self { protobuf: true, conversions: true, media: &MediaType::ALL, watch: false };
-    /// Reads of a custom resource.
+    /// The media types for reads of a custom resource.
     pub const CUSTOM: Self = Self { protobuf: false, ..Self::BUILTIN };
-    /// A [`Status`](super::Status) sent as a response. If nothing fits, the apiserver sends it as indented JSON,
-    /// [`to_json_indented`](super::Status::to_json_indented), and keeps its code (R-ACCEPT-5).
+    /// The media types for a [`Status`](super::Status) sent as a response. If nothing fits, the apiserver sends it as
+    /// indented JSON, [`to_json_indented`](super::Status::to_json_indented), and keeps its code (R-ACCEPT-5).
     pub const ERROR: Self = Self { conversions: false, ..Self::BUILTIN };
 
-    /// The same endpoint for a watch request.
+    /// Returns the same endpoint for a watch request.
     #[must_use]
     pub fn watching(self) -> Self {
         Self { watch: true, ..self }
     }
 
-    /// The same endpoint of a server that supports only JSON.
+    /// Returns the same endpoint of a server that supports only JSON.
     #[must_use]
     pub fn in_json(self) -> Self {
         Self { media: &[MediaType::Json], ..self }
@@ -113,18 +113,19 @@ impl SupportedTypes {
 /// The media type and representation that the apiserver would choose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NegotiatedType {
-    /// The object itself.
+    /// The object itself is sent, in this media type.
     Plain(MediaType),
-    /// Another kind to which the object is converted.
+    /// The object is converted to another kind before it is sent.
     Converted { media: MediaType, target: Conversion, version: MetaVersion },
-    /// No clause fits: 406, [`Status::not_acceptable`](super::Status::not_acceptable).
+    /// No clause of the Accept header fits: 406, [`Status::not_acceptable`](super::Status::not_acceptable).
     NotAcceptable,
-    /// A watch whose best clause is YAML: 406, [`Status::not_acceptable_stream`](super::Status::not_acceptable_stream).
+    /// The best clause for a watch is YAML: 406,
+    /// [`Status::not_acceptable_stream`](super::Status::not_acceptable_stream).
     NotStreamable,
 }
 
 impl NegotiatedType {
-    /// The encoding; `None` if the request is refused.
+    /// Returns the chosen encoding; `None` if the request is refused.
     pub fn media(self) -> Option<MediaType> {
         match self {
             Self::Plain(media) | Self::Converted { media, .. } => Some(media),
@@ -146,8 +147,8 @@ pub fn check_accept_length(accept: &str) -> Result<(), Status> {
     Ok(())
 }
 
-/// Layer (b) of the apiserver's negotiation, inside the handler. `accept` is the value of the first Accept header;
-/// `None` and an empty value mean JSON.
+/// Negotiates the response form like the apiserver's handlers. `accept` is the value of the first Accept header; `None`
+/// and an empty value mean JSON.
 pub fn negotiate(accept: Option<&str>, offers: SupportedTypes) -> NegotiatedType {
     match chosen(accept, offers) {
         None => NegotiatedType::NotAcceptable,
@@ -159,9 +160,9 @@ pub fn negotiate(accept: Option<&str>, offers: SupportedTypes) -> NegotiatedType
     }
 }
 
-/// Layer (a), the router of built-in resources: the bare media type of some clause must be a supported one or `*/*`. It
-/// is stricter than [`negotiate`] about wildcards, since `application/*` does not match, and ignores parameters. Custom
-/// resources have no such layer.
+/// Checks the Accept header like the apiserver's router of built-in resources: the bare media type of some clause must
+/// be a supported one or `*/*`. It is stricter than [`negotiate`] about wildcards, since `application/*` does not match,
+/// and ignores parameters. Custom resources have no such check.
 pub fn router_accepts(accept: Option<&str>, offers: SupportedTypes) -> bool {
     let accept = accept.filter(|accept| !accept.is_empty()).unwrap_or("*/*");
     // A trailing comma opens no further clause, which makes no difference: the empty type is not supported.
@@ -173,15 +174,15 @@ pub fn router_accepts(accept: Option<&str>, offers: SupportedTypes) -> bool {
 
 const CBOR: &str = "application/cbor";
 
-/// Whether a server that supports CBOR, which is optional, would choose it: a clause that names it precedes those that
-/// fit any other encoding. For a wildcard, other encodings have precedence.
+/// Whether a server that supports CBOR, which is optional, would choose CBOR: a clause that names it precedes those
+/// that fit any other encoding. For a wildcard, other encodings have precedence.
 pub fn prefers_cbor(accept: Option<&str>, offers: SupportedTypes) -> bool {
     let Some(accept) = accept.filter(|accept| accept.contains(CBOR)) else { return false };
     let fits = |clause: &Clause<'_>| offers.media.iter().any(|media| is_fitting(clause, *media, offers));
     clauses(accept).iter().find(|clause| clause.names(CBOR) || fits(clause)).is_some_and(|first| first.names(CBOR))
 }
 
-/// Whether some clause requests this kind, in any encoding: discovery is not negotiated like objects.
+/// Whether some clause of the Accept header requests a kind, in any encoding. Discovery is not negotiated like objects.
 pub fn asks_for(accept: Option<&str>, kind: &str, group: &str, version: &str) -> bool {
     let asked = [("as", kind), ("g", group), ("v", version)];
     let asks = |clause: &Clause<'_>| asked.iter().all(|(name, value)| clause.parameter(name) == Some(value));
@@ -191,8 +192,8 @@ pub fn asks_for(accept: Option<&str>, kind: &str, group: &str, version: &str) ->
 /// The prefixes of interactive user agents.
 const PEOPLES_AGENTS: [&str; 3] = ["curl", "Wget", "Mozilla/5.0"];
 
-/// Whether JSON is indented (R-JSON-2). It is if the chosen clause has `pretty=1`; otherwise the `pretty` parameter
-/// decides, and without it the user agent, if it looks interactive. Applies only to JSON, never to a watch.
+/// Whether JSON is indented (R-JSON-2): if the chosen clause has `pretty=1`. Otherwise the `pretty` parameter decides,
+/// and without it the user agent, if it looks interactive. Applies only to JSON, never to a watch.
 pub fn pretty(query: &Query, user_agent: Option<&str>, accept: Option<&str>, offers: SupportedTypes) -> bool {
     if offers.watch {
         return false;
@@ -207,14 +208,14 @@ pub fn pretty(query: &Query, user_agent: Option<&str>, accept: Option<&str>, off
     }
 }
 
-/// A clause that fits an encoding.
+/// A clause of the Accept header that fits an encoding.
 struct ClauseMatch {
     media: MediaType,
     conversion: Option<(Conversion, MetaVersion)>,
     pretty: bool,
 }
 
-/// The first pair of clause and encoding that fits, ordered by clause and then by encoding.
+/// Returns the first pair of clause and encoding that fits, ordered by clause and then by encoding.
 fn chosen(accept: Option<&str>, offers: SupportedTypes) -> Option<ClauseMatch> {
     let Some(accept) = accept.filter(|accept| !accept.is_empty()) else {
         return Some(ClauseMatch { media: MediaType::Json, conversion: None, pretty: false });

@@ -9,7 +9,7 @@ pub struct Access {
     pub target: AccessTarget,
 }
 
-/// The target of an access.
+/// The target of an access: a resource or a path.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum AccessTarget {
     Path(String),
@@ -23,11 +23,11 @@ pub struct ResourceTarget {
     pub version: String,
     pub resource: String,
     pub subresource: String,
-    /// Empty for all namespaces and at cluster scope.
+    /// The namespace; empty for all namespaces and at cluster scope.
     pub namespace: String,
-    /// Empty for all names.
+    /// The name of the object; empty for all names.
     pub name: String,
-    /// The raw selectors: upstream parses them, and ignores invalid ones, like those of the request itself.
+    /// The raw selectors. Upstream parses them, and ignores invalid ones, like those of the request itself.
     pub field_selector: String,
     pub label_selector: String,
 }
@@ -51,7 +51,7 @@ impl Access {
         Self { verb, target: AccessTarget::Resource(Box::new(target)) }
     }
 
-    /// The same access in one namespace.
+    /// Returns the same access in one namespace.
     #[must_use]
     pub fn within(&self, namespace: &str) -> Self {
         let mut access = self.clone();
@@ -61,7 +61,7 @@ impl Access {
         access
     }
 
-    /// Its namespace; empty for all namespaces and at cluster scope.
+    /// Returns the namespace of the access; empty for all namespaces and at cluster scope.
     pub fn namespace(&self) -> &str {
         match &self.target {
             AccessTarget::Path(_) => "",

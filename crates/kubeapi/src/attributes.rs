@@ -14,8 +14,8 @@ pub struct Attributes {
     packed: Box<str>,
 }
 
-/// The width of a number in bytes. Each byte holds seven bits, so that it is an ASCII character. A wide number holds
-/// the length of any text.
+/// The width in bytes of a number that is stored in the text. Each byte holds seven bits, so that it is an ASCII
+/// character. A wide number holds the length of any text.
 const NARROW: usize = 2;
 const WIDE: usize = 5;
 const BITS: usize = 7;
@@ -51,17 +51,17 @@ impl Attributes {
         Self { packed: packed.into() }
     }
 
-    /// The labels, sorted by key.
+    /// Returns the labels, sorted by key.
     pub fn labels(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
         (0..self.label_count()).map(|label| (self.text(2 * label), self.text(2 * label + 1)))
     }
 
-    /// The values of the table's fields, in its order.
+    /// Returns the values of the table's fields, in its order.
     pub fn fields(&self) -> impl ExactSizeIterator<Item = &str> {
         (2 * self.label_count()..self.text_count()).map(|text| self.text(text))
     }
 
-    /// The value of the field at a position in the table; `""` beyond its end.
+    /// Returns the value of the field at a position in the table; `""` beyond its end.
     pub fn field(&self, position: usize) -> &str {
         self.text(2 * self.label_count() + position)
     }
@@ -92,7 +92,7 @@ impl Attributes {
         self.number(1)
     }
 
-    /// The text at a position; `""` beyond the last one.
+    /// Returns the text at a position; `""` beyond the last one.
     #[inline]
     fn text(&self, at: usize) -> &str {
         let count = self.text_count();
@@ -105,7 +105,7 @@ impl Attributes {
         self.packed.get(texts + start..texts + self.number(at + 2)).unwrap_or_default()
     }
 
-    /// The number at a position; 0 if there are no texts.
+    /// Returns the number at a position; 0 if there are no texts.
     #[inline]
     fn number(&self, at: usize) -> usize {
         let digits = |digits: &[u8]| digits.iter().fold(0, |number, digit| number << BITS | usize::from(*digit));
@@ -120,7 +120,7 @@ impl Attributes {
     }
 }
 
-/// The lowest seven bits of a number as an ASCII character.
+/// Returns the lowest seven bits of a number as an ASCII character.
 fn ascii(number: usize) -> char {
     char::from(u8::try_from(number % (1 << BITS)).expect("seven bits"))
 }

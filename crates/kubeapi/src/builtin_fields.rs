@@ -8,10 +8,11 @@
 
 use super::{FieldKind, FieldRule, FieldTable, Gvr};
 
-/// One path of a value: the dotted JSON path, and the protobuf field numbers along it.
+/// One path to a selectable value: the dotted JSON path, and the protobuf field numbers along it.
 type FieldPath = (&'static str, &'static [u32]);
 
-/// A selector key, the conversion of its value to text, and the paths of the value, in order of preference.
+/// A row of the table of fields: a selector key, the conversion of its value to text, and the paths of the value, in
+/// order of preference.
 type FieldRow = (&'static str, FieldKind, &'static [FieldPath]);
 
 use FieldKind::{Bool, Integer, Text};
@@ -46,7 +47,8 @@ const CORE_EVENT: &[FieldRow] = &[
     ("source", Text, &[("source.component", &[5, 1]), ("reportingComponent", &[14])]),
     ("type", Text, &[("type", &[9])]),
 ];
-/// The server maps these keys to the core ones; the values are the same, under this version's own names.
+/// The selectable fields of events. The server maps these keys to the core ones; the values are the same, under this
+/// version's own names.
 const EVENT: &[FieldRow] = &[
     ("regarding.kind", Text, &[("regarding.kind", &[8, 1])]),
     ("regarding.namespace", Text, &[("regarding.namespace", &[8, 2])]),

@@ -14,12 +14,13 @@ use std::collections::BTreeMap;
 
 const VERSION: &str = "meta.k8s.io/v1";
 
-/// The version of the next page.
+/// The version of the next page of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ContinueAt {
-    /// The version of the first page.
+    /// The next page is at the version of the first page.
     Version(ResourceVersion),
-    /// The current version (`rv: -1`): continues after a token expired, at the price of consistency between pages.
+    /// The next page is at the current version (`rv: -1`): the list continues after a token expired, at the price of
+    /// consistency between pages.
     Latest,
 }
 
@@ -27,16 +28,16 @@ pub enum ContinueAt {
 /// both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum PageStore {
-    /// etcd: keys start after the slash that ends the collection's prefix.
+    /// The pages come from etcd: keys start after the slash that ends the collection's prefix.
     #[default]
     FromStorage,
-    /// The watch cache: keys begin with that slash.
+    /// The pages come from the watch cache: keys begin with that slash.
     FromCache,
 }
 
 impl PageStore {
-    /// The store in a server of release `1.minor`. Since 1.34, servers keep snapshots of their watch caches for pages
-    /// (KEP-4988).
+    /// Returns the page store of a server of release `1.minor`. Since 1.34, servers keep snapshots of their watch
+    /// caches for pages (KEP-4988).
     pub fn of_release(minor: Option<u32>, has_watch_cache: bool) -> Self {
         const FROM_CACHE_SINCE: u32 = 34;
         if has_watch_cache && minor >= Some(FROM_CACHE_SINCE) { Self::FromCache } else { Self::FromStorage }
@@ -53,20 +54,20 @@ pub struct ContinueToken {
     pub start: String,
 }
 
-/// Why a token is refused: the message of a 400 `BadRequest`.
+/// The reason that a continue token is refused. Its text is the message of a 400 `BadRequest`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid continue token: continue key is not valid: {0}")]
 pub struct ContinueError(String);
 
 impl ContinueToken {
-    /// The token for the page after `last`. `in_namespace` states whether the request's collection is one namespace, so
-    /// that keys are relative to it.
+    /// Creates the token for the page after `last`. `in_namespace` states whether the request's collection is one
+    /// namespace, so that keys are relative to it.
     pub fn after(at: ContinueAt, last: &ObjectKey, in_namespace: bool) -> Self {
         let relative = if in_namespace { last.name() } else { last.as_str() };
         Self { at, start: format!("{relative}\0") }
     }
 
-    /// The same position at the current version, as the 410 for an expired token offers it.
+    /// Returns the same position at the current version, as the 410 for an expired token offers it.
     #[must_use]
     pub fn at_latest(&self) -> Self {
         Self { at: ContinueAt::Latest, start: self.start.clone() }
@@ -122,7 +123,7 @@ impl ContinueToken {
     }
 }
 
-/// The members of a token, with Go's zero values for absent ones.
+/// The members of a continue token, with Go's zero values for absent ones.
 struct Fields {
     version: String,
     revision: i64,
@@ -152,7 +153,7 @@ impl Fields {
     }
 }
 
-/// Parses one member; `null` leaves it unchanged.
+/// Parses one member of a continue token; `null` leaves it unchanged.
 fn set<T: DeserializeOwned>(field: &mut T, value: &RawValue, name: &str, go_type: &str) -> Result<(), ContinueError> {
     if value.get() == "null" {
         return Ok(());
@@ -162,7 +163,7 @@ fn set<T: DeserializeOwned>(field: &mut T, value: &RawValue, name: &str, go_type
     Ok(())
 }
 
-/// The text of Go's `json.UnmarshalTypeError`.
+/// Returns the text of Go's `json.UnmarshalTypeError`.
 fn mismatch(value: &RawValue, place: &str, go_type: &str) -> ContinueError {
     let kind = match value.get().as_bytes().first() {
         Some(b't' | b'f') => "bool",
@@ -175,7 +176,7 @@ fn mismatch(value: &RawValue, place: &str, go_type: &str) -> ContinueError {
     ContinueError(format!("json: cannot unmarshal {kind} into {place} of type {go_type}"))
 }
 
-/// The text of Go's `json.SyntaxError`, as far as it follows from the character alone.
+/// Returns the text of Go's `json.SyntaxError`, as far as it follows from the character alone.
 fn syntax_error(json: &[u8], error: &serde_json::Error) -> String {
     if error.is_eof() {
         return "unexpected end of JSON input".to_owned();

@@ -18,11 +18,11 @@ const NAMESPACE_KEY: &str = "metadata.namespace";
 /// Authorization uses this form; storage uses the [`FieldMatcher`] that is compiled from it (R-FIELD-7).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct FieldSelector {
-    /// In the order of the terms' texts, which is the apiserver's order.
+    /// The terms in the order of their texts, which is the apiserver's order.
     terms: Box<[Term]>,
 }
 
-/// One `key=value` or `key!=value`.
+/// One term of a field selector: `key=value` or `key!=value`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Term {
     key: Box<str>,
@@ -57,8 +57,8 @@ impl FieldSelector {
         self.terms.is_empty()
     }
 
-    /// The value that the first `=` term on `key` requires; `key` is compared as written. `RequestInfo` takes the
-    /// object's name from here (R-PATH-3).
+    /// Returns the value that the first `=` term on `key` requires; `key` is compared as written. `RequestInfo` takes
+    /// the object's name from here (R-PATH-3).
     pub fn requires_exact(&self, key: &str) -> Option<&str> {
         self.terms.iter().find(|term| !term.negated && &*term.key == key).map(|term| &*term.value)
     }
@@ -66,7 +66,7 @@ impl FieldSelector {
     /// Resolves the keys with one resource's fields.
     ///
     /// # Errors
-    /// A key that the table does not have. Upstream, which may be of a later release, decides about it.
+    /// The table does not have one of the keys. Upstream, which may be of a later release, decides about it.
     pub fn compile(&self, table: &FieldTable) -> Result<FieldMatcher, SelectorError> {
         let compiled = self.terms.iter().map(|term| {
             let alias = table.aliases.iter().find(|(alias, _)| **alias == *term.key);
@@ -91,21 +91,21 @@ pub struct FieldMatcher {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Condition {
-    /// After alias conversion.
+    /// The key of the term, after alias conversion.
     key: Box<str>,
     subject: Subject,
     value: Box<str>,
     negated: bool,
 }
 
-/// The source of a condition's value.
+/// The source of the value that a condition compares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Subject {
     Name,
     Namespace,
-    /// A position in the [`FieldTable`].
+    /// A selectable field, as a position in the [`FieldTable`].
     Field(usize),
-    /// A field that no object has: always `""`.
+    /// A field that no object has; its value is always `""`.
     Absent,
 }
 
@@ -137,7 +137,7 @@ impl FieldMatcher {
         self.wants.match_all(key, attributes)
     }
 
-    /// Whether the key alone decides if an object matches, among objects that all have the value `given` in that field.
+    /// Whether the key alone decides if an object matches, among objects that all have the value `given` in a field.
     pub fn goes_by_key(&self, given: Option<(&str, &str)>) -> bool {
         self.conditions.iter().all(|condition| match condition.subject {
             Subject::Name | Subject::Namespace | Subject::Absent => true,
@@ -150,34 +150,35 @@ impl FieldMatcher {
         self.wants.are_impossible()
     }
 
-    /// The maximum number of texts that [`matches`](Self::matches) compares.
+    /// Returns the maximum number of texts that [`matches`](Self::matches) compares.
     pub fn comparisons(&self) -> usize {
         self.wants.comparisons()
     }
 
-    /// The approximate number of bytes on the heap.
+    /// Returns the approximate number of bytes that the selector uses on the heap.
     pub fn held_bytes(&self) -> usize {
         let texts = self.conditions.iter().map(|condition| condition.key.len() + condition.value.len());
         texts.map(|len| 2 * (size_of::<Condition>() + len)).sum()
     }
 
-    /// Whether there are no conditions, so that everything matches.
+    /// Whether the field selector has no conditions, so that it matches everything.
     pub fn is_empty(&self) -> bool {
         self.conditions.is_empty()
     }
 
-    /// The only name that a matching object can have. A list with such a selector is a read of one key (R-LIST-2).
+    /// Returns the only name that a matching object can have. A list with such a selector is a read of one key
+    /// (R-LIST-2).
     pub fn required_name(&self) -> Option<&str> {
         self.name.and_then(|place| self.conditions.get(place)).map(|condition| &*condition.value)
     }
 
-    /// The only namespace in which a matching object can be.
+    /// Returns the only namespace in which a matching object can be.
     pub fn required_namespace(&self) -> Option<&str> {
         self.namespace.and_then(|place| self.conditions.get(place)).map(|condition| &*condition.value)
     }
 
-    /// The value that the first `=` condition on `key` requires. `key` is the converted one: `spec.nodeName` also finds
-    /// `spec.host=n`.
+    /// Returns the value that the first `=` condition on `key` requires. `key` is the converted one: `spec.nodeName`
+    /// also finds `spec.host=n`.
     pub fn required_field(&self, key: &str) -> Option<&str> {
         self.conditions
             .iter()
@@ -185,7 +186,7 @@ impl FieldMatcher {
             .map(|condition| &*condition.value)
     }
 
-    /// The `=` conditions on fields of the table: key, position in [`Attributes`], value.
+    /// Returns the `=` conditions on fields of the table: key, position in [`Attributes`], value.
     pub fn required_fields(&self) -> impl Iterator<Item = (&str, usize, &str)> {
         self.conditions.iter().filter(|condition| !condition.negated).filter_map(|condition| match condition.subject {
             Subject::Field(position) => Some((&*condition.key, position, &*condition.value)),
@@ -225,7 +226,7 @@ impl Hash for FieldMatcher {
     }
 }
 
-/// Splits at every comma without a backslash before it. The parts keep their escapes.
+/// Splits a selector at every comma without a backslash before it. The parts keep their escapes.
 fn split_terms(text: &str) -> Vec<&str> {
     let mut parts = Vec::new();
     let mut start = 0;

@@ -11,12 +11,12 @@ pub struct FieldTerm<'a> {
 }
 
 impl<'a> FieldTerm<'a> {
-    /// `key=value`
+    /// Creates the term `key=value`.
     pub fn is(key: &'a str, value: &'a str) -> Self {
         Self { key, operator: "%3D", value }
     }
 
-    /// `key!=value`
+    /// Creates the term `key!=value`.
     pub fn is_not(key: &'a str, value: &'a str) -> Self {
         Self { key, operator: "%21%3D", value }
     }

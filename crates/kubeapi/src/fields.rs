@@ -3,34 +3,35 @@
 /// Source: R-FIELD-4 to R-FIELD-6. `metadata.name` and `metadata.namespace` are not stored: they are the object's key.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FieldTable {
-    /// Fields whose value is read from each object, in the order of [`Attributes::fields`](super::Attributes::fields).
+    /// The fields whose value is read from each object, in the order of
+    /// [`Attributes::fields`](super::Attributes::fields).
     pub fields: Vec<FieldRule>,
-    /// Aliases of accepted keys: `spec.host` means `spec.nodeName`.
+    /// The aliases of accepted keys: `spec.host` means `spec.nodeName`.
     pub aliases: Vec<(String, String)>,
-    /// Accepted keys that no object has: they compare as `""`.
+    /// The accepted keys that no object has: they compare as `""`.
     pub absent: Vec<String>,
     /// Whether `metadata.namespace` is an accepted key.
     pub namespace_key: bool,
 }
 
 impl FieldTable {
-    /// The position of `key` in [`fields`](Self::fields), and of its value in
+    /// Returns the position of `key` in [`fields`](Self::fields), and of its value in
     /// [`Attributes::fields`](super::Attributes::fields).
     pub fn position(&self, key: &str) -> Option<usize> {
         self.fields.iter().position(|field| field.key == key)
     }
 }
 
-/// One selectable field.
+/// One selectable field of a resource, and where its value is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FieldRule {
-    /// The selector key: `spec.nodeName`.
+    /// The key of the field in selectors, such as `spec.nodeName`.
     pub key: String,
-    /// The JSON paths, in order: the first value that is present and not empty applies. In a built-in resource, a step
-    /// `0` is the first element of an array: `["status", "podIPs", "0", "ip"]`.
+    /// The JSON paths of the value, in order: the first value that is present and not empty applies. In a built-in
+    /// resource, a step `0` is the first element of an array: `["status", "podIPs", "0", "ip"]`.
     pub json: Vec<Vec<String>>,
-    /// The same paths as protobuf field numbers (first element of repeated fields), parallel to `json`. Empty for
-    /// custom resources, which have no protobuf form.
+    /// The paths in `json` as protobuf field numbers (first element of repeated fields). Empty for custom resources,
+    /// which have no protobuf form.
     pub proto: Vec<Vec<u32>>,
     pub kind: FieldKind,
 }
@@ -38,18 +39,19 @@ pub struct FieldRule {
 /// The conversion of a field's value to the text that selectors compare.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FieldKind {
-    /// Unchanged.
+    /// The value is used unchanged.
     Text,
-    /// `true` or `false`; absent is `false`.
+    /// The value is a boolean, `true` or `false`; an absent one is `false`.
     Bool,
-    /// Decimal; absent is `0`.
+    /// The value is a decimal number; an absent one is `0`.
     Integer,
-    /// A custom resource's field: text unchanged, numbers and booleans in their JSON spelling, absent is `""`.
+    /// The value is that of a custom resource's field: text unchanged, numbers and booleans in their JSON spelling,
+    /// absent is `""`.
     Any,
 }
 
 impl FieldKind {
-    /// The text of a field that the object lacks.
+    /// Returns the text of a field that the object lacks.
     pub fn absent_text(self) -> &'static str {
         match self {
             Self::Text | Self::Any => "",

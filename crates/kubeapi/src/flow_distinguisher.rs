@@ -39,12 +39,12 @@ impl FlowDistinguisher {
         Self(Arc::new(FlowIdentity::of(user, node.cloned())))
     }
 
-    /// A number that is almost certainly unique in this process.
+    /// Returns a number for the distinguisher that is almost certainly unique in this process.
     pub fn number(&self) -> u64 {
         self.0.number
     }
 
-    /// The user's name.
+    /// Returns the user's name.
     pub fn name(&self) -> &str {
         &self.0.name
     }

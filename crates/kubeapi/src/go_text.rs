@@ -65,7 +65,7 @@ pub(super) fn aggregate(errors: &[String]) -> Option<String> {
     }
 }
 
-/// Go's `strconv.ParseInt(text, 10, 64)`, with its error texts.
+/// Parses a number like Go's `strconv.ParseInt(text, 10, 64)`, with its error texts.
 pub(super) fn parse_int(text: &str) -> Result<i64, String> {
     let (negative, digits) = match text.as_bytes().first() {
         Some(b'+') => (false, &text[1..]),
@@ -78,7 +78,7 @@ pub(super) fn parse_int(text: &str) -> Result<i64, String> {
         .map_err(|why| format!("strconv.ParseInt: parsing {}: {why}", quote(text)))
 }
 
-/// Go's `strconv.ParseUint(text, 10, 64)`, with its error texts.
+/// Parses a number like Go's `strconv.ParseUint(text, 10, 64)`, with its error texts.
 pub(super) fn parse_uint(text: &str) -> Result<u64, String> {
     magnitude(text).map_err(|why| format!("strconv.ParseUint: parsing {}: {why}", quote(text)))
 }
@@ -97,7 +97,7 @@ fn magnitude(digits: &str) -> Result<u64, &'static str> {
     })
 }
 
-/// Go's `unicode.IsPrint`: letters, marks, numbers, punctuation, symbols and the ASCII space.
+/// Whether Go's `unicode.IsPrint` holds: for letters, marks, numbers, punctuation, symbols and the ASCII space.
 ///
 /// The standard library uses the same table for `escape_debug`. The character is tested after another one, because at
 /// the start of a string `escape_debug` also escapes combining marks, which Go prints.

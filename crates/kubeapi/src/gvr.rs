@@ -6,10 +6,10 @@ use std::sync::Arc;
 /// Two versions of one resource are two `Gvr`s: the server converts between them, and a proxy must not.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Gvr {
-    /// Empty for the core group.
+    /// The API group; empty for the core group.
     pub group: Arc<str>,
     pub version: Arc<str>,
-    /// Lower-case plural, as in the path.
+    /// The plural resource name in lower case, as in the path.
     pub resource: Arc<str>,
 }
 
@@ -18,27 +18,28 @@ impl Gvr {
         Self { group: group.into(), version: version.into(), resource: resource.into() }
     }
 
-    /// Whether the apiserver has a watch cache for it. It does for all resources except events (R-EVENT-4).
+    /// Whether the apiserver has a watch cache for the resource. It has one for all resources except events
+    /// (R-EVENT-4).
     pub fn has_watch_cache(&self) -> bool {
         !(&*self.resource == "events" && matches!(&*self.group, "" | "events.k8s.io"))
     }
 
-    /// The collection's path for all namespaces: `/api/v1/pods`, `/apis/apps/v1/deployments`.
+    /// Returns the collection's path for all namespaces, such as `/api/v1/pods` or `/apis/apps/v1/deployments`.
     pub fn path(&self) -> String {
         format!("{}/{}", self.version_path(), self.resource)
     }
 
-    /// The collection's path in one namespace.
+    /// Returns the collection's path in one namespace.
     pub fn namespaced_path(&self, namespace: &str) -> String {
         format!("{}/namespaces/{namespace}/{}", self.version_path(), self.resource)
     }
 
-    /// `group/version`, or `version` alone for the core group: the `apiVersion` of its objects.
+    /// Returns the `apiVersion` of the resource's objects: `group/version`, or `version` alone for the core group.
     pub fn api_version(&self) -> String {
         if self.group.is_empty() { self.version.to_string() } else { format!("{}/{}", self.group, self.version) }
     }
 
-    /// `resource` or `resource.group`: its name in the apiserver's messages.
+    /// Returns the resource's name in the apiserver's messages: `resource` or `resource.group`.
     pub fn group_resource(&self) -> String {
         if self.group.is_empty() { self.resource.to_string() } else { format!("{}.{}", self.resource, self.group) }
     }

@@ -34,7 +34,7 @@ impl ObjectKey {
         &self.path
     }
 
-    /// Empty for a cluster-scoped object.
+    /// Returns the namespace; empty for a cluster-scoped object.
     pub fn namespace(&self) -> &str {
         self.parts().0
     }
@@ -43,7 +43,7 @@ impl ObjectKey {
         self.parts().1
     }
 
-    /// The namespace and the name.
+    /// Returns the namespace and the name of the object.
     pub fn parts(&self) -> (&str, &str) {
         self.path.split_once('/').unwrap_or(("", &self.path))
     }

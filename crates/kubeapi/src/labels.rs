@@ -40,27 +40,27 @@ impl LabelSelector {
         self.wants.match_all(attributes)
     }
 
-    /// Whether the requirements contradict each other, so that no object matches.
+    /// Whether the label requirements contradict each other, so that no object matches.
     pub fn is_impossible(&self) -> bool {
         self.wants.are_impossible()
     }
 
-    /// The number of different keys.
+    /// Returns the number of different label keys.
     pub fn keys(&self) -> usize {
         self.wants.keys()
     }
 
-    /// The maximum number of texts that [`matches`](Self::matches) compares for an object with `labels` labels.
+    /// Returns the maximum number of texts that [`matches`](Self::matches) compares for an object with `labels` labels.
     pub fn comparisons(&self, labels: usize) -> usize {
         self.wants.comparisons(labels)
     }
 
-    /// The approximate number of bytes on the heap.
+    /// Returns the approximate number of bytes that the selector uses on the heap.
     pub fn held_bytes(&self) -> usize {
         self.requirements.iter().map(Requirement::held_bytes).sum::<usize>() + self.wants.held_bytes()
     }
 
-    /// Whether there are no requirements, so that everything matches.
+    /// Whether the label selector has no requirements, so that it matches everything.
     pub fn is_empty(&self) -> bool {
         self.requirements.is_empty()
     }
@@ -69,7 +69,7 @@ impl LabelSelector {
         &self.requirements
     }
 
-    /// The only value that `key` can have, if the first requirement on it is `k=v`, `k==v` or `k in (v)`.
+    /// Returns the only value that `key` can have, if the first requirement on it is `k=v`, `k==v` or `k in (v)`.
     pub fn required_value(&self, key: &str) -> Option<&str> {
         let requirement = self.requirements.iter().find(|requirement| &*requirement.key == key)?;
         match (requirement.operator, &*requirement.values) {
@@ -120,16 +120,17 @@ impl fmt::Display for LabelSelector {
     }
 }
 
-/// One condition on one label.
+/// One requirement of a label selector, on one label.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Requirement {
     key: Box<str>,
     operator: Operator,
-    /// Sorted and unique. Empty for the existence operators; one element for all others except `In` and `NotIn`.
+    /// The values, sorted and unique. Empty for the existence operators; one element for all others except `In` and
+    /// `NotIn`.
     values: Values,
 }
 
-/// Sorted and unique.
+/// The values of a requirement, sorted and unique.
 type Values = Arc<[Box<str>]>;
 
 /// The overhead of an allocation, in bytes.
@@ -144,7 +145,7 @@ impl Requirement {
         self.operator
     }
 
-    /// Sorted and unique.
+    /// Returns the values of the requirement, sorted and unique.
     pub fn values(&self) -> &[Box<str>] {
         &self.values
     }
@@ -153,7 +154,7 @@ impl Requirement {
         has(&self.values, value)
     }
 
-    /// The number that label values are compared with.
+    /// Returns the number with which label values are compared.
     fn number(&self) -> Option<i64> {
         self.values.first()?.parse().ok()
     }
@@ -183,7 +184,7 @@ impl fmt::Display for Requirement {
     }
 }
 
-/// The operator of a requirement.
+/// The operator of a label requirement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Operator {
     Exists,
@@ -191,7 +192,7 @@ pub enum Operator {
     In,
     NotIn,
     Equals,
-    /// The same as [`Equals`](Self::Equals); a separate variant because the canonical form distinguishes them.
+    /// The operator `==`. It means the same as [`Equals`](Self::Equals), but the canonical form distinguishes them.
     DoubleEquals,
     NotEquals,
     GreaterThan,

@@ -19,27 +19,27 @@ use super::{ContinueToken, FieldSelector, LabelSelector, Query, SELECTOR_BYTES_M
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ListOptions {
     pub labels: LabelSelector,
-    /// With the keys that the client sent.
+    /// The field selector, with the keys that the client sent.
     pub fields: FieldSelector,
     pub watch: bool,
     pub allow_watch_bookmarks: bool,
-    /// Unparsed: the refusal of an invalid one depends on the verb (R-QUERY-4).
+    /// The resourceVersion, unparsed, because the refusal of an invalid one depends on the verb (R-QUERY-4).
     pub resource_version: String,
     pub resource_version_match: String,
-    /// Used only for watches: see [`WatchTimeout`].
+    /// The parameter `timeoutSeconds`, which is used only for watches: see [`WatchTimeout`].
     pub timeout_seconds: Option<i64>,
-    /// Zero and negative values mean unlimited.
+    /// The maximum number of objects of a page; zero and negative values mean unlimited.
     pub limit: i64,
     pub continue_token: String,
-    /// `None` if the parameter is absent, which differs from false.
+    /// The parameter `sendInitialEvents`; `None` if it is absent, which differs from false.
     pub send_initial_events: Option<bool>,
 }
 
 impl ListOptions {
-    /// Decodes the parameters.
+    /// Decodes the query parameters.
     ///
     /// # Errors
-    /// 400 with the first problem that the apiserver would find: integers before selectors, labels before fields.
+    /// A 400 with the first problem that the apiserver would find: integers before selectors, labels before fields.
     pub fn decode(query: &Query) -> Result<Self, Status> {
         let text = |name| query.first(name).unwrap_or_default();
         let integer = |name| query.first(name).map(parse_int).transpose().map_err(Status::bad_request);
@@ -83,7 +83,7 @@ impl ListOptions {
     /// `/watch/` path form without `watch=true` is validated as a list.
     ///
     /// # Errors
-    /// 422 with all problems.
+    /// A 422 with all problems.
     pub fn validate(&self, as_watch: bool) -> Result<(), Status> {
         self.validate_for(as_watch, true)
     }
@@ -91,7 +91,7 @@ impl ListOptions {
     /// Validates like [`validate`](Self::validate), for a server whose feature gate `WatchList` may be disabled.
     ///
     /// # Errors
-    /// 422 with all problems.
+    /// A 422 with all problems.
     pub fn validate_for(&self, as_watch: bool, watch_list_gate: bool) -> Result<(), Status> {
         match validate::problems(self, as_watch, watch_list_gate) {
             problems if problems.is_empty() => Ok(()),
@@ -99,18 +99,18 @@ impl ListOptions {
         }
     }
 
-    /// The plan of a validated LIST.
+    /// Returns the plan of a validated LIST.
     ///
     /// # Errors
-    /// 400 if the resourceVersion is not a number, or if the continue token is invalid or combined with a version.
+    /// A 400 if the resourceVersion is not a number, or if the continue token is invalid or combined with a version.
     pub fn list_plan(&self) -> Result<ListPlan, Status> {
         version_match::list_plan(self)
     }
 
-    /// The start of a defaulted and validated WATCH.
+    /// Returns the start of a defaulted and validated WATCH.
     ///
     /// # Errors
-    /// 500 if the resourceVersion is not a number.
+    /// A 500 if the resourceVersion is not a number.
     pub fn watch_start(&self) -> Result<WatchStart, Status> {
         version_match::watch_start(self)
     }
@@ -120,10 +120,10 @@ impl ListOptions {
         self.send_initial_events == Some(true) && self.allow_watch_bookmarks
     }
 
-    /// The decoded `continue` token, if there is one.
+    /// Decodes the `continue` token, if there is one.
     ///
     /// # Errors
-    /// 400 with the decoder's text.
+    /// A 400 with the decoder's text.
     pub fn continue_from(&self) -> Result<Option<ContinueToken>, Status> {
         if self.continue_token.is_empty() {
             return Ok(None);
@@ -151,10 +151,10 @@ impl GetOptions {
         Ok(Self { resource_version: query.first("resourceVersion").unwrap_or_default().to_owned() })
     }
 
-    /// How fresh the object must be (R-GET-1): never [`VersionMatch::Exact`].
+    /// Returns the required freshness of the object (R-GET-1): never [`VersionMatch::Exact`].
     ///
     /// # Errors
-    /// 500 if the resourceVersion is not a number.
+    /// A 500 if the resourceVersion is not a number.
     pub fn version_match(&self) -> Result<VersionMatch, Status> {
         version_match::get_version(&self.resource_version)
     }

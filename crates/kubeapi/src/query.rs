@@ -1,6 +1,7 @@
 use std::ops::Range;
 
-/// More parameters than this and the apiserver sees none at all: Go's `net/url` refuses to parse them.
+/// The maximum number of query parameters. With more parameters, the apiserver ignores all: Go's `net/url` refuses to
+/// parse them.
 pub const QUERY_PAIRS_MAX: usize = 10_000;
 
 /// A URL's query as the apiserver parses it (R-QUERY-1): decoded pairs in order, of which only the first of each name
@@ -15,16 +16,16 @@ pub struct Query {
     lossless: bool,
 }
 
-/// A name or a value. A long one that says literally what it means is not copied.
+/// A name or a value of a query. A long one without escapes is not copied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Text {
-    /// The place of the text in the query.
+    /// The range of the text in the query, which has no escapes.
     Literal(Range<usize>),
     Decoded(String),
 }
 
 impl Query {
-    /// Parses the text after the `?`. Never fails: pairs that the apiserver would drop are dropped.
+    /// Parses the query after the `?`. It never fails: pairs that the apiserver would drop are dropped.
     pub fn parse(raw: &str) -> Self {
         let mut query = Self { raw: raw.to_owned(), pairs: Vec::new(), lossless: true };
         if raw.split('&').count() > QUERY_PAIRS_MAX {
@@ -46,7 +47,7 @@ impl Query {
         query
     }
 
-    /// What stands there, decoded, and whether that is exact; `None` where an escape is broken.
+    /// Decodes the text at `at`, and returns whether it is exact; `None` if an escape is broken.
     fn text(&self, at: Range<usize>) -> Option<(Text, bool)> {
         let raw = &self.raw[at.clone()];
         if memchr::memchr2(b'%', b'+', raw.as_bytes()).is_none() {
@@ -57,12 +58,12 @@ impl Query {
         Some((Text::Decoded(unescaped.into_text()), is_exact))
     }
 
-    /// The first value of `name`, `""` for a bare name.
+    /// Returns the first value of the parameter `name`; `""` for a bare name.
     pub fn first(&self, name: &str) -> Option<&str> {
         self.pairs().find(|(candidate, _)| *candidate == name).map(|(_, value)| value)
     }
 
-    /// The original text.
+    /// Returns the original text of the query.
     pub fn raw(&self) -> &str {
         &self.raw
     }
@@ -78,19 +79,19 @@ impl Query {
         }
     }
 
-    /// Whether no parameter survived parsing.
+    /// Whether the query has no valid parameter.
     pub fn is_empty(&self) -> bool {
         self.pairs.is_empty()
     }
 
-    /// False if a value is not UTF-8 and contains U+FFFD instead. Go keeps the bytes, so only the apiserver can serve
-    /// such a request.
+    /// Whether all values are UTF-8. A value that is not contains U+FFFD instead. Go keeps the bytes, so only the
+    /// apiserver can serve such a request.
     pub fn is_lossless(&self) -> bool {
         self.lossless || self.pairs.is_empty()
     }
 }
 
-/// Percent-decoded bytes, which may not be UTF-8.
+/// The percent-decoded bytes of a text, which may not be UTF-8.
 pub(super) enum Unescaped {
     Exact(String),
     Lossy(String),

@@ -9,41 +9,43 @@ pub use inside::reaches_inside;
 use path::Path;
 use std::fmt;
 
-/// The meaning of a request, as the apiserver derives it before anything else: authentication, authorization, priority
-/// and routing all depend on it (R-PATH-1).
+/// The attributes of a request, as the apiserver derives them before anything else: authentication, authorization,
+/// priority and routing all depend on them (R-PATH-1).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestInfo {
-    /// False for all paths that are not below `/api/VERSION/` or `/apis/GROUP/VERSION/`; then only `path` and `verb`
-    /// are meaningful.
+    /// Whether the path is below `/api/VERSION/` or `/apis/GROUP/VERSION/`. If not, only `path` and `verb` are
+    /// meaningful.
     pub is_resource: bool,
-    /// Percent-decoded.
+    /// The request path, percent-decoded.
     pub path: String,
     pub verb: Verb,
-    /// `api` or `apis`.
+    /// The first path segment of the API: `api` or `apis`.
     pub prefix: String,
-    /// Empty for the core group.
+    /// The API group; empty for the core group.
     pub group: String,
     pub version: String,
-    /// Empty for all namespaces and at cluster scope. For a Namespace object it is the object's own name.
+    /// The namespace; empty for all namespaces and at cluster scope. For a Namespace object it is the object's own
+    /// name.
     pub namespace: String,
-    /// Plural.
+    /// The plural name of the resource.
     pub resource: String,
     pub subresource: String,
-    /// From the path; for a list or watch from `metadata.name=` in the field selector, which authorization uses.
+    /// The object's name from the path. For a list or watch, it is that of `metadata.name=` in the field selector,
+    /// which authorization uses.
     pub name: String,
-    /// Whether the deprecated `/watch/` form is used. Its verb is `watch` for any method, and its selectors are not
-    /// authorized.
+    /// Whether the path has the deprecated `/watch/` form. Its verb is `watch` for any method, and its selectors are
+    /// not authorized.
     pub watch_via_path: bool,
-    /// The selectors as authorization sees them: the raw first values, for list, watch and deletecollection.
+    /// The selectors as authorization evaluates them: the raw first values, for list, watch and deletecollection.
     pub field_selector: Option<String>,
     pub label_selector: Option<String>,
-    /// Whether the path has the spelling that all clients use, so that a cache may serve it. Its segments are
-    /// lower-case without escapes, not empty and not only dots, with at most one trailing slash. Any other path is
-    /// passed to the apiserver.
+    /// Whether the path is written as all clients write it, so that a cache may serve it. Its segments are lower-case
+    /// without escapes, not empty and not only dots, with at most one trailing slash. Any other path is forwarded to
+    /// the apiserver.
     pub is_canonical: bool,
 }
 
-/// The API verb, as in authorization.
+/// The API verb of a request, as in authorization.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Verb {
     Get,
@@ -54,7 +56,7 @@ pub enum Verb {
     Patch,
     Delete,
     DeleteCollection,
-    /// The removed `/proxy/` path form.
+    /// The path has the removed `/proxy/` form.
     Proxy,
     /// The lower-cased method of a non-resource request, or `""` for a resource request whose method has no verb.
     Other(String),
@@ -98,7 +100,7 @@ impl fmt::Display for Verb {
     }
 }
 
-/// Why there is no [`RequestInfo`].
+/// The reason that a request has no [`RequestInfo`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestInfoError {
     /// `/api/VERSION/watch` without a resource: HTTP 500 as `text/plain`, this text and a newline, before
@@ -106,16 +108,17 @@ pub enum RequestInfoError {
     /// invalid in a URL.
     #[error("{0}")]
     NoResource(String),
-    /// A `%` without two hex digits: Go's HTTP server responds 400 itself, as text, and closes the connection.
+    /// The path has a `%` without two hex digits: Go's HTTP server responds with 400 itself, as text, and closes the
+    /// connection.
     #[error("400 Bad Request: invalid URL escape in the path")]
     BadEscape,
 }
 
 impl RequestInfo {
-    /// Derives the meaning of a request. `path` is the raw one of the request line, without the query.
+    /// Determines the API attributes of a request. `path` is the raw one of the request line, without the query.
     ///
     /// # Errors
-    /// The two cases in which the apiserver fails before it knows the meaning of the request.
+    /// One of the two cases in which the apiserver fails before it determines the attributes.
     pub fn parse(method: &str, path: &str, query: &Query) -> Result<Self, RequestInfoError> {
         let path = Path::parse(path).ok_or(RequestInfoError::BadEscape)?;
         let mut info = Self::non_resource(method, &path);

@@ -10,23 +10,23 @@ pub struct Selector {
 }
 
 impl Selector {
-    /// Matches every object.
+    /// Returns a selector that matches every object.
     pub fn everything() -> Self {
         Self::default()
     }
 
-    /// Whether there is nothing to check, so that callers may skip it. False for a selector that matches everything
+    /// Whether the selector checks nothing, so that callers may skip it. False for a selector that matches everything
     /// only by chance, such as `!no-such-label`.
     pub fn is_everything(&self) -> bool {
         self.labels.is_empty() && self.fields.is_empty()
     }
 
-    /// Whether the selector contradicts itself, so that no object matches and none need be checked.
+    /// Whether the selector contradicts itself, so that no object matches.
     pub fn is_impossible(&self) -> bool {
         self.labels.is_impossible() || self.fields.is_impossible()
     }
 
-    /// The maximum number of texts that [`matches`](Self::matches) compares for an object with `labels` labels.
+    /// Returns the maximum number of texts that [`matches`](Self::matches) compares for an object with `labels` labels.
     pub fn comparisons(&self, labels: usize) -> usize {
         self.fields.comparisons() + self.labels.comparisons(labels)
     }
@@ -36,7 +36,7 @@ impl Selector {
         self.fields.comparisons() + self.labels.comparisons(self.labels.keys())
     }
 
-    /// The approximate number of bytes on the heap.
+    /// Returns the approximate number of bytes that the selector uses on the heap.
     pub fn held_bytes(&self) -> usize {
         self.fields.held_bytes() + self.labels.held_bytes()
     }

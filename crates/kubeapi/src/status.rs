@@ -14,21 +14,21 @@ use serde::{Deserialize, Serialize};
 #[serde(default, rename_all = "camelCase")]
 #[error("{code} {reason}: {message}")]
 pub struct Status {
-    /// `Status`; empty only in the apiserver's own deadline response (R-TIMEOUT-3).
+    /// The kind `Status`; empty only in the apiserver's own deadline response (R-TIMEOUT-3).
     #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "or_default")]
     pub kind: String,
-    /// `v1`; empty if `kind` is.
+    /// The API version `v1`; empty if `kind` is empty.
     #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "or_default")]
     pub api_version: String,
     #[serde(deserialize_with = "or_default")]
     pub metadata: StatusMetadata,
-    /// `Success` or `Failure`.
+    /// The result: `Success` or `Failure`.
     #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "or_default")]
     pub status: String,
-    /// A human-readable text.
+    /// A human-readable description of the Status.
     #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "or_default")]
     pub message: String,
-    /// A machine-readable reason: `NotFound`, `Expired`, … Empty if the apiserver had none.
+    /// The machine-readable reason: `NotFound`, `Expired`, … It is empty if the apiserver had none.
     #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "or_default")]
     pub reason: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -58,19 +58,19 @@ pub struct StatusDetails {
     pub name: String,
     #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "or_default")]
     pub group: String,
-    /// The plural resource name, despite the member's name (only `ListOptions` is a kind).
+    /// The plural resource name, although the member is called `kind` (only `ListOptions` is a kind).
     #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "or_default")]
     pub kind: String,
     #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "or_default")]
     pub uid: String,
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "or_default")]
     pub causes: Vec<StatusCause>,
-    /// Mirrored to the `Retry-After` header if above zero.
+    /// The retry delay in seconds. If above zero, it is also sent in the `Retry-After` header.
     #[serde(skip_serializing_if = "is_zero", deserialize_with = "or_default")]
     pub retry_after_seconds: i32,
 }
 
-/// One of several causes.
+/// One of several causes of a failure, such as an invalid field.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct StatusCause {
@@ -82,37 +82,37 @@ pub struct StatusCause {
     pub field: String,
 }
 
-/// Why bytes are not a [`Status`].
+/// The reason that bytes are not a [`Status`].
 #[derive(Debug, thiserror::Error)]
 pub enum StatusDecodeError {
-    #[error("not a Status in JSON: {0}")]
+    #[error("cannot decode a Status from JSON: {0}")]
     Json(#[from] serde_json::Error),
-    #[error("not a Status in protobuf: {0}")]
+    #[error("cannot decode a Status from protobuf: {0}")]
     Protobuf(&'static str),
-    #[error("expected a Status, found {0:?}")]
+    #[error("cannot decode a Status: the object is of kind {0:?}")]
     OtherKind(String),
 }
 
 impl Status {
-    /// The body of an error response: compact JSON and a newline (R-JSON-1).
+    /// Encodes the body of an error response: compact JSON and a newline (R-JSON-1).
     pub fn to_json(&self) -> Vec<u8> {
         let mut json = self.to_event_json();
         json.push(b'\n');
         json
     }
 
-    /// The JSON without the newline, for use inside a watch event.
+    /// Encodes the Status as JSON without the newline, for use inside a watch event.
     pub fn to_event_json(&self) -> Vec<u8> {
         finished(serde_json::to_string(self))
     }
 
-    /// JSON with two spaces of indentation and no final newline. The apiserver sends it for pretty requests, and if no
-    /// clause of the Accept header fits an error (R-ACCEPT-5, R-JSON-2).
+    /// Encodes the Status as JSON with two spaces of indentation and no final newline. The apiserver sends it for
+    /// pretty requests, and if no clause of the Accept header fits an error (R-ACCEPT-5, R-JSON-2).
     pub fn to_json_indented(&self) -> Vec<u8> {
         finished(serde_json::to_string_pretty(self))
     }
 
-    /// The `k8s\0` document of an error response; a watch event contains the same bytes (R-PROTO-1).
+    /// Encodes the `k8s\0` document of an error response; a watch event contains the same bytes (R-PROTO-1).
     pub fn to_protobuf(&self) -> Vec<u8> {
         protobuf::encode(self)
     }
@@ -133,12 +133,13 @@ impl Status {
         protobuf::decode(document).map_err(StatusDecodeError::Protobuf)?.checked_kind()
     }
 
-    /// The code for the response's status line; 500 if the Status has no valid one.
+    /// Returns the code for the response's status line; 500 if the Status has no valid one.
     pub fn http_code(&self) -> u16 {
         u16::try_from(self.code).ok().filter(|code| (100..=999).contains(code)).unwrap_or(500)
     }
 
-    /// The value for the `Retry-After` header, which every status writer of the apiserver takes from here (R-STATUS-2).
+    /// Returns the value for the `Retry-After` header, which every status writer of the apiserver takes from here
+    /// (R-STATUS-2).
     pub fn retry_after_seconds(&self) -> Option<u32> {
         let seconds = self.details.as_ref()?.retry_after_seconds;
         u32::try_from(seconds).ok().filter(|&seconds| seconds > 0)

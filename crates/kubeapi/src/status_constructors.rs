@@ -10,7 +10,7 @@ const SERVER_TIMEOUT_RETRY_AFTER_SECONDS: i32 = 2;
 const STARTING_RETRY_AFTER_SECONDS: i32 = 5;
 
 impl Status {
-    /// A failure without details.
+    /// Creates a Status with the result `Failure` and no details.
     fn failure(code: i32, reason: &str, message: impl Into<String>) -> Self {
         Self {
             kind: "Status".to_owned(),
@@ -23,8 +23,8 @@ impl Status {
         }
     }
 
-    /// The Status of a response with only a code and some text. The reason is the one for the code (apimachinery's
-    /// `NewGenericServerResponse`), so that callers handle only Statuses.
+    /// Creates the Status of a response with only a code and some text. The reason is the one for the code
+    /// (apimachinery's `NewGenericServerResponse`), so that callers handle only Statuses.
     pub fn from_code(code: u16, text: &str) -> Self {
         let reason = match code {
             400 => "BadRequest",
@@ -45,7 +45,7 @@ impl Status {
         Self::failure(i32::from(code), reason, text)
     }
 
-    /// Sets the retry delay.
+    /// Sets the retry delay of the Status, in seconds.
     pub fn set_retry_after(&mut self, seconds: u32) {
         let details = self.details.get_or_insert_with(StatusDetails::default);
         details.retry_after_seconds = i32::try_from(seconds).unwrap_or(i32::MAX);
@@ -56,25 +56,25 @@ impl Status {
         self
     }
 
-    /// 404: the collection exists, the object does not.
+    /// Creates the 404 for an object that does not exist in an existing collection.
     pub fn not_found(gvr: &Gvr, name: &str) -> Self {
         let message = format!("{} {} not found", gvr.group_resource(), quote(name));
         Self::failure(404, "NotFound", message).with_details(about(gvr, name))
     }
 
-    /// 404: no such resource in a served group and version.
+    /// Creates the 404 for a resource that does not exist in a served group and version.
     pub fn unknown_resource() -> Self {
         Self::failure(404, "NotFound", "the server could not find the requested resource")
             .with_details(StatusDetails::default())
     }
 
-    /// 400 with only a message.
+    /// Creates a 400 Status with only a message.
     pub fn bad_request(message: impl Into<String>) -> Self {
         Self::failure(400, "BadRequest", message)
     }
 
-    /// 422: list options that exclude each other (R-OPTIONS-1). `causes` lists all problems, with messages that do not
-    /// include the field.
+    /// Creates the 422 for list options that exclude each other (R-OPTIONS-1). `causes` lists all problems, with
+    /// messages that do not include the field.
     pub fn invalid_list_options(causes: Vec<StatusCause>) -> Self {
         let errors: Vec<_> = causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect();
         let why = aggregate(&errors).map(|errors| format!(": {errors}")).unwrap_or_default();
@@ -84,28 +84,29 @@ impl Status {
         Self::failure(422, "Invalid", message).with_details(details)
     }
 
-    /// 410 with any message.
+    /// Creates a 410 Status with any message.
     pub fn expired(message: impl Into<String>) -> Self {
         Self::failure(410, "Expired", message)
     }
 
-    /// 410 for a watch from a version older than the history, always as an in-stream `ERROR` (R-GONE-1).
+    /// Creates the 410 for a watch from a version older than the history, always sent as an in-stream `ERROR`
+    /// (R-GONE-1).
     pub fn too_old(requested: u64, oldest_minus_one: u64) -> Self {
         Self::expired(format!("too old resource version: {requested} ({oldest_minus_one})"))
     }
 
-    /// 410 for the same watch on a resource that the apiserver does not cache (R-GONE-2).
+    /// Creates the 410 for a watch from an expired version of a resource that the apiserver does not cache (R-GONE-2).
     pub fn too_old_uncached_watch() -> Self {
         Self::expired("The resourceVersion for the provided watch is too old.")
     }
 
-    /// 410 for a list at an exact version that is no longer available (R-GONE-3).
+    /// Creates the 410 for a list at an exact version that is no longer available (R-GONE-3).
     pub fn too_old_list() -> Self {
         Self::expired("The resourceVersion for the provided list is too old.")
     }
 
-    /// 410 for a continue token whose version is no longer available; `new_token` continues from the same key at the
-    /// current version (R-CONTINUE-4).
+    /// Creates the 410 for a continue token whose version is no longer available. `new_token` continues from the same
+    /// key at the current version (R-CONTINUE-4).
     pub fn continue_expired(new_token: impl Into<String>) -> Self {
         let mut status = Self::expired(
             "The provided continue parameter is too old to display a consistent list result. You can start a new list \
@@ -118,7 +119,7 @@ impl Status {
         status
     }
 
-    /// 504: a future version that was not reached in time (R-VERSION-4).
+    /// Creates the 504 for a future version that was not reached in time (R-VERSION-4).
     pub fn too_large(requested: u64, current: u64) -> Self {
         let cause = StatusCause {
             reason: "ResourceVersionTooLarge".to_owned(),
@@ -131,7 +132,8 @@ impl Status {
         Self::failure(504, "Timeout", message).with_details(details)
     }
 
-    /// 504 for a list at an exact version, which storage returns at once and without a retry delay (R-LIST-5).
+    /// Creates the 504 for a list at an exact version, which storage returns at once and without a retry delay
+    /// (R-LIST-5).
     pub fn too_large_exact(requested: u64, current: u64) -> Self {
         let mut status = Self::too_large(requested, current);
         if let Some(details) = &mut status.details {
@@ -140,19 +142,19 @@ impl Status {
         status
     }
 
-    /// 429: the request may be retried after `retry_after_seconds`.
+    /// Creates the 429 for a request that may be retried after `retry_after_seconds`.
     pub fn too_many_requests(message: impl Into<String>, retry_after_seconds: u32) -> Self {
         let retry_after_seconds = i32::try_from(retry_after_seconds).unwrap_or(i32::MAX);
         let details = StatusDetails { retry_after_seconds, ..StatusDetails::default() };
         Self::failure(429, "TooManyRequests", message).with_details(details)
     }
 
-    /// 429 while a cache fills (R-LIST-5).
+    /// Creates the 429 for a request while a cache fills (R-LIST-5).
     pub fn initializing(retry_after_seconds: u32) -> Self {
         Self::too_many_requests("storage is (re)initializing", retry_after_seconds)
     }
 
-    /// 500 `ServerTimeout`: the storage did not respond (R-LIST-5). `operation` is the verb.
+    /// Creates the 500 `ServerTimeout` for a storage that did not respond (R-LIST-5). `operation` is the verb.
     pub fn server_timeout(gvr: &Gvr, operation: &str) -> Self {
         let resource = gvr.group_resource();
         let message = format!(
@@ -163,19 +165,19 @@ impl Status {
         Self::failure(500, "ServerTimeout", message).with_details(details)
     }
 
-    /// 405 for a method without a route (R-METHOD-1).
+    /// Creates the 405 for a method without a route (R-METHOD-1).
     pub fn method_not_allowed() -> Self {
         Self::failure(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
             .with_details(StatusDetails::default())
     }
 
-    /// 405 for a watch of a resource that does not support it (R-METHOD-3).
+    /// Creates the 405 for a watch of a resource that does not support it (R-METHOD-3).
     pub fn watch_not_supported(gvr: &Gvr) -> Self {
         let message = format!("watch is not supported on resources of kind {}", quote(&gvr.group_resource()));
         Self::failure(405, "MethodNotAllowed", message).with_details(about(gvr, ""))
     }
 
-    /// 406 of the router (R-ACCEPT-4). Only collection routes also support watches.
+    /// Creates the 406 of the apiserver's router (R-ACCEPT-4). Only collection routes also support watches.
     pub fn not_acceptable_router(collection: bool) -> Self {
         let streams = if collection {
             ", application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch"
@@ -187,19 +189,19 @@ impl Status {
         Self::failure(406, "NotAcceptable", message).with_details(StatusDetails::default())
     }
 
-    /// 406 of the handler (R-ACCEPT-4): no clause of the Accept header fits.
+    /// Creates the 406 of the apiserver's handler (R-ACCEPT-4): no clause of the Accept header fits.
     pub fn not_acceptable() -> Self {
         let types = "application/json, application/yaml, application/vnd.kubernetes.protobuf";
         Self::failure(406, "NotAcceptable", format!("only the following media types are accepted: {types}"))
     }
 
-    /// 406 of the handler for a watch whose best clause has no stream form (YAML).
+    /// Creates the 406 of the apiserver's handler for a watch whose best clause has no stream form (YAML).
     pub fn not_acceptable_stream() -> Self {
         let types = "application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch";
         Self::failure(406, "NotAcceptable", format!("only the following media types are accepted: {types}"))
     }
 
-    /// 500 with the error's text in the message and in a cause.
+    /// Creates a 500 with the error's text in the message and in a cause.
     pub fn internal(message: impl Into<String>) -> Self {
         let message = message.into();
         let text = format!("Internal error occurred: {message}");
@@ -208,27 +210,28 @@ impl Status {
         Self::failure(500, "InternalError", text).with_details(details)
     }
 
-    /// 500 for stored data that cannot be decoded.
+    /// Creates the 500 for stored data that cannot be decoded.
     pub fn storage_read_error(message: impl Into<String>) -> Self {
         Self::failure(500, "StorageReadError", message)
     }
 
-    /// 500 without a reason: the response of GET and WATCH to a resourceVersion that is not a number (R-QUERY-4).
+    /// Creates the 500 without a reason: the response of GET and WATCH to a resourceVersion that is not a number
+    /// (R-QUERY-4).
     pub fn bad_resource_version(raw: &str) -> Self {
         Self::failure(500, "", invalid_version(raw))
     }
 
-    /// 400: the response of LIST to a resourceVersion that is not a number.
+    /// Creates the 400 of a LIST for a resourceVersion that is not a number.
     pub fn bad_list_resource_version(raw: &str) -> Self {
         Self::bad_request(format!("invalid resource version: {}", invalid_version(raw)))
     }
 
-    /// 401.
+    /// Creates the 401 Status for a request without a valid credential.
     pub fn unauthorized() -> Self {
         Self::failure(401, "Unauthorized", "Unauthorized")
     }
 
-    /// 403 in the apiserver's words (R-AUTHZ-3). `reason` is the authorizer's, which may be empty.
+    /// Creates the 403 Status with the apiserver's text (R-AUTHZ-3). `reason` is the authorizer's, which may be empty.
     ///
     /// As in the apiserver, text that the caller controls is HTML-escaped; the authorizer's reason and the object's
     /// name are not.
@@ -236,7 +239,7 @@ impl Status {
         Self::forbidden_access(user, &Access::of(request), reason)
     }
 
-    /// 403 for an access that is part of a request.
+    /// Creates the 403 for an access that is part of a request.
     pub fn forbidden_access(user: &str, access: &Access, reason: &str) -> Self {
         let denied = escape_html(&denied(user, access));
         let denied = if reason.is_empty() { denied } else { format!("{denied}: {reason}") };
@@ -252,17 +255,18 @@ impl Status {
         Self::failure(403, "Forbidden", message).with_details(about(&gvr, name))
     }
 
-    /// 503 without details.
+    /// Creates a 503 Status without details.
     pub fn service_unavailable(message: impl Into<String>) -> Self {
         Self::failure(503, "ServiceUnavailable", message)
     }
 
-    /// 503 during shutdown (R-STATUS-3). The caller adds the header `Retry-After: 1`, which is not in the body.
+    /// Creates the 503 during shutdown (R-STATUS-3). The caller adds the header `Retry-After: 1`, which is not in the
+    /// body.
     pub fn shutting_down() -> Self {
         Self::service_unavailable("apiserver is shutting down")
     }
 
-    /// 503 before the API is known (R-PATH-5).
+    /// Creates the 503 before the API is known (R-PATH-5).
     pub fn starting() -> Self {
         let message = "the request has been made before all known HTTP paths have been installed, please try again";
         let retry_after_seconds = STARTING_RETRY_AFTER_SECONDS;
@@ -270,15 +274,15 @@ impl Status {
         Self::service_unavailable(message).with_details(details)
     }
 
-    /// 504 for a LIST or GET that did not finish in time. The apiserver sends it without kind and apiVersion, and with
-    /// a `text/plain` content type (R-TIMEOUT-3).
+    /// Creates the 504 for a LIST or GET that did not finish in time. The apiserver sends it without kind and
+    /// apiVersion, and with a `text/plain` content type (R-TIMEOUT-3).
     pub fn deadline_exceeded() -> Self {
         let message = "Timeout: request did not complete within the allotted timeout";
         let status = Self::failure(504, "Timeout", message).with_details(StatusDetails::default());
         Self { kind: String::new(), api_version: String::new(), ..status }
     }
 
-    /// 504 with another message: an upstream server did not respond.
+    /// Creates a 504 with another message: an upstream server did not respond.
     pub fn gateway_timeout(message: impl AsRef<str>) -> Self {
         Self::failure(504, "Timeout", format!("Timeout: {}", message.as_ref())).with_details(StatusDetails::default())
     }
@@ -300,7 +304,7 @@ fn about(gvr: &Gvr, name: &str) -> StatusDetails {
     }
 }
 
-/// The sentence that states the denied user, access and scope.
+/// Returns the sentence that states the denied user, access and scope.
 fn denied(user: &str, access: &Access) -> String {
     let (user, verb) = (quote(user), &access.verb);
     let of = match &access.target {
@@ -320,7 +324,7 @@ fn denied(user: &str, access: &Access) -> String {
     format!("User {user} cannot {verb} resource {resource} in API group {} {scope}", quote(&of.group))
 }
 
-/// The apiserver's parser text of R-QUERY-4.
+/// Returns the apiserver's parser text of R-QUERY-4.
 fn invalid_version(raw: &str) -> String {
     let why = parse_uint(raw).err().unwrap_or_default();
     format!("resourceVersion: Invalid value: {}: {why}", quote(raw))

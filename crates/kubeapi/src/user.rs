@@ -27,17 +27,17 @@ impl User {
         self
     }
 
-    /// Whether this is the user of requests without credentials.
+    /// Whether the user is that of requests without credentials, `system:anonymous`.
     pub fn is_anonymous(&self) -> bool {
         self.name == Self::ANONYMOUS
     }
 
-    /// Whether this is a node, as in the Node authorizer (`pkg/auth/nodeidentifier`).
+    /// Whether the user is a node, as in the Node authorizer (`pkg/auth/nodeidentifier`).
     pub fn is_node(&self) -> bool {
         self.name.starts_with("system:node:") && self.groups.iter().any(|group| group == "system:nodes")
     }
 
-    /// The number of bytes of its texts.
+    /// Returns the number of bytes of the user's texts.
     pub fn len_bytes(&self) -> usize {
         let extra = self.extra.iter().map(|(key, values)| key.len() + values.iter().map(String::len).sum::<usize>());
         self.name.len() + self.uid.len() + self.groups.iter().map(String::len).sum::<usize>() + extra.sum::<usize>()

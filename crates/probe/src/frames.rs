@@ -1,18 +1,19 @@
 use memchr::memchr;
 
-/// The longest frame that is accepted. A longer one is an error, because the stream must be broken.
+/// The maximum length in bytes of a frame that is accepted. A longer one is an error, because the stream must be
+/// broken.
 const FRAME_BYTES_MAX: usize = 32 << 20;
 /// The size of the length prefix of each protobuf frame.
 const PREFIX: usize = 4;
 
-/// How a stream is divided into frames.
+/// The way in which a stream is divided into frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framing {
-    /// Each frame ends with a newline.
+    /// Each frame of the watch ends with a newline.
     Lines,
-    /// Each frame begins with its length in four bytes, big-endian.
+    /// Each frame of the watch begins with its length in four bytes, big-endian.
     Lengths,
-    /// Each chunk is one frame.
+    /// Each message of the watch is one frame.
     Messages,
 }
 

@@ -29,31 +29,31 @@ const CONNECT: Duration = Duration::from_secs(60);
 /// The timeout of a response head. It is long because a proxy may delay a watch while it fills its cache.
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// Why a request has no response.
+/// The reason that a request has no response.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    #[error("cannot connect: {0}")]
+    #[error("cannot connect to the server: {0}")]
     Connect(#[from] std::io::Error),
-    #[error("no response within {0:?}")]
+    #[error("no response from the server within {0:?}")]
     Late(Duration),
-    #[error("http/1.1: {0}")]
+    #[error("HTTP/1.1 request failed: {0}")]
     H1(#[from] hyper::Error),
-    #[error("http/2: {0}")]
+    #[error("HTTP/2 request failed: {0}")]
     H2(#[from] ::h2::Error),
-    #[error("WebSocket: {0}")]
+    #[error("WebSocket watch failed: {0}")]
     Ws(String),
-    #[error("not a request: {0}")]
+    #[error("cannot build the request: {0}")]
     Request(#[from] http::Error),
 }
 
-/// How many unread bytes a connection accepts.
+/// The number of unread bytes that a connection accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Windows {
     pub stream: u32,
     pub connection: u32,
     /// The kernel's receive buffer in bytes; `None` leaves it to the kernel.
     pub socket: Option<u32>,
-    /// Whether HTTP/2 windows are refreshed as Go's client does it.
+    /// Whether HTTP/2 windows are refreshed as Go's client does.
     pub as_go: bool,
 }
 
@@ -96,7 +96,7 @@ pub enum ResponseStream {
     Refusal(Option<Bytes>),
 }
 
-/// Connects and completes the TLS handshake.
+/// Opens a connection, and completes the TLS handshake.
 pub async fn open(
     target: &Target,
     protocol: WatchProtocol,
@@ -115,7 +115,7 @@ pub async fn open(
     timeout(CONNECT, opening).await.map_err(|_| LinkError::Late(CONNECT))?
 }
 
-/// Connects. Also returns the cipher suite, if the connection uses TLS.
+/// Opens a connection. Also returns the cipher suite, if the connection uses TLS.
 async fn dial(target: &Target, alpn: &[u8], windows: Windows) -> Result<(Io, Option<&'static str>), LinkError> {
     if let Some(connect) = target.memory() {
         let stream = connect().ok_or(std::io::ErrorKind::ConnectionRefused).map_err(std::io::Error::from)?;
@@ -184,7 +184,7 @@ impl ResponseStream {
         }
     }
 
-    /// Whether each chunk is one complete frame.
+    /// Whether each chunk of the stream is one complete frame.
     pub fn is_of_messages(&self) -> bool {
         matches!(self, Self::Ws(_))
     }

@@ -24,16 +24,16 @@ pub struct TargetCredentials {
     pub token_file: Option<PathBuf>,
 }
 
-/// Why a server's address or credentials cannot be used.
+/// The reason that a server's address or credentials cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TargetError {
-    #[error("{url}: {reason}")]
+    #[error("cannot use the server URL {url}: {reason}")]
     Url { url: String, reason: String },
-    #[error("{path}: {reason}")]
+    #[error("cannot use the file {path}: {reason}")]
     File { path: PathBuf, reason: String },
-    #[error("credentials: {0}")]
+    #[error("cannot use the credentials: {0}")]
     Credentials(String),
-    #[error("TLS: {0}")]
+    #[error("cannot set up TLS: {0}")]
     Tls(String),
 }
 
@@ -41,7 +41,7 @@ pub enum TargetError {
 #[derive(Clone)]
 pub struct Target {
     url: String,
-    /// `HOST:PORT`.
+    /// The server's address as `HOST:PORT`.
     authority: String,
     tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
     authorization: Option<HeaderValue>,
@@ -73,7 +73,7 @@ impl TargetCredentials {
     /// See [`TargetError`].
     pub async fn target(&self, url: &str) -> Result<Target, TargetError> {
         let fail = |reason: &str| TargetError::Url { url: url.to_owned(), reason: reason.to_owned() };
-        let uri: Uri = url.trim_end_matches('/').parse().map_err(|_| fail("it is no URL"))?;
+        let uri: Uri = url.trim_end_matches('/').parse().map_err(|_| fail("it is not a URL"))?;
         let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
             return Err(fail("expected http://HOST:PORT or https://HOST:PORT"));
         };
@@ -234,7 +234,7 @@ impl std::fmt::Debug for Target {
 #[derive(Clone, Debug)]
 pub struct RequestSpec<'a> {
     pub method: Method,
-    /// The path with its query.
+    /// The request path with its query.
     pub path: &'a str,
     pub accept: &'a str,
     pub content_type: &'a str,

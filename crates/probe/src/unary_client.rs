@@ -10,7 +10,7 @@ use super::protocol::WatchProtocol;
 use super::target::{RequestSpec, Target};
 use base::Tasks;
 
-/// The most bytes of a response body that are kept.
+/// The maximum number of bytes of a response body that are kept.
 const BODY_BYTES_MAX: usize = 4 << 20;
 const WINDOWS: Windows = Windows { stream: 1 << 20, connection: 4 << 20, socket: None, as_go: false };
 
@@ -24,7 +24,7 @@ pub struct UnaryClient {
 
 struct Connection {
     sender: Sender,
-    /// Set once the server has closed the connection, as servers do with idle ones.
+    /// Whether the server has closed the connection, as servers do with idle ones.
     is_over: Arc<AtomicBool>,
 }
 

@@ -28,7 +28,7 @@ use super::run_context::{RngStream, RunContext, between};
 
 /// The period within which clients start, so that they do not start at once.
 const BEGIN_WITHIN: Duration = Duration::from_millis(500);
-/// The start interval per client, which limits how many start within that period.
+/// The start interval per client, which limits how many start within `BEGIN_WITHIN`.
 const BEGIN_EACH: Duration = Duration::from_millis(3);
 /// The first and the longest pause after a failure.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));

@@ -35,25 +35,25 @@ pub struct ClientFleetOptions {
     pub transports: Vec<Transport>,
     /// The factor by which everything that a client does lasts longer than with `fanoutctl verify`.
     pub pace: u32,
-    /// See [`RunRecord`].
+    /// The `patience` of the [`RunRecord`].
     pub patience: Duration,
     pub window_changes: Option<u64>,
-    /// Connects to the judged server.
+    /// Opens connections to the judged server.
     pub subject: InMemoryConnect,
-    /// Connects to its upstream.
+    /// Opens connections to the upstream of the judged server.
     pub direct: InMemoryConnect,
 }
 
 /// Running clients and writers, with their records.
 pub struct ClientFleet {
     scene: Arc<RunContext>,
-    /// Cancelled when writers must stop.
+    /// A signal that is cancelled when writers must stop.
     calm: CancellationToken,
 }
 
 /// The authority of in-memory servers in requests.
 const AUTHORITY: &str = "127.0.0.1:8001";
-/// The maximum size of a record.
+/// The maximum size of a record in bytes.
 const RECORD_BYTES_MAX: u64 = 1 << 30;
 
 impl ClientFleet {
@@ -86,18 +86,18 @@ impl ClientFleet {
         Self { scene: Arc::new(scene), calm: CancellationToken::new() }
     }
 
-    /// Returns the namespaces of its objects.
+    /// Returns the namespaces of the fleet's objects.
     pub fn namespaces(&self) -> &[String] {
         &self.scene.world.namespaces
     }
 
-    /// Starts the client with this number.
+    /// Starts the client with the number `client`.
     pub fn begin(&self, client: u32) {
         self.scene.tasks.spawn("clientele client", client::run(self.scene.clone(), client));
     }
 
-    /// Runs the writer with this number out of `writers`, until [`calm`](Self::calm). All writers together write at
-    /// `rate` per second. Every second writer bypasses the judged server.
+    /// Runs the writer with the given number, out of `writers`, until [`calm`](Self::calm). All writers together write
+    /// at `rate` per second. Every second writer bypasses the judged server.
     pub async fn write(&self, number: u32, writers: u32, rate: f64) {
         let scene = &self.scene;
         let past = scene.direct.as_ref().filter(|_| number % 2 == 1);
@@ -105,12 +105,12 @@ impl ClientFleet {
         writer::run(scene.clone(), number, WriterPlan { writers, rate }, target, self.calm.clone()).await;
     }
 
-    /// Makes writers do their last changes.
+    /// Makes writers finish with their last changes.
     pub fn calm(&self) {
         self.calm.cancel();
     }
 
-    /// Records a fact from the caller.
+    /// Writes a fact that the caller knows to the record.
     pub fn put(&self, record: &Record) {
         self.scene.recorder.put(record);
     }

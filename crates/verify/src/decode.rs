@@ -76,7 +76,7 @@ struct JsonCause {
     reason: String,
 }
 
-/// Returns the encoding of a response to a request for `asked`; `None` if it cannot be decoded.
+/// Returns the encoding of a response to a request for the encoding `asked`; `None` if it cannot be decoded.
 pub(crate) fn encoding_of(content_type: &str, asked: RecordedEncoding) -> Option<RecordedEncoding> {
     let partial = matches!(asked, RecordedEncoding::Metadata | RecordedEncoding::MetadataProtobuf);
     match (content_type.split(';').next()?.trim(), partial) {

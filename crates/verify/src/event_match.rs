@@ -4,8 +4,8 @@ use super::operation::Operation;
 use super::truth::ResourceTruth;
 use super::view::SelectionView;
 
-/// How one event of a watch relates to the required events. Events are numbered from the first live one on; positions
-/// are those of the view.
+/// The relation of one event of a watch to the required events. Events are numbered from the first live one on;
+/// positions are those of the view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EventMatch {
     /// A required event, in order or out of order.
@@ -16,16 +16,16 @@ pub(super) enum EventMatch {
     Missed { position: usize, event: usize },
     /// A change that does not concern this selection.
     Foreign { event: usize },
-    /// A change that never happened.
+    /// The event is a change that never happened.
     NotLearnt { event: usize },
 }
 
-/// How far a watch got.
+/// The position that a watch reached among the required events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct FollowResult {
-    /// The first position from which nothing was delivered.
+    /// The first position from which no event was delivered.
     pub(super) next: usize,
-    /// Earlier positions that may still be delivered, because they share the last version.
+    /// Earlier positions whose events may still be delivered, because they share the last version.
     pub(super) pending: Vec<usize>,
 }
 

@@ -26,7 +26,7 @@ pub(super) fn expected(history: &History, truth: &ResourceTruth, expected: &Expe
     format!("{} {key} at {}", expected.kind.as_str(), expected.version)
 }
 
-/// `the change MODIFIED a/x at 7`.
+/// Formats a change, such as `the change MODIFIED a/x at 7`.
 pub(super) fn change(history: &History, change: &TrueChange) -> String {
     format!("the change {} {} at {}", change.kind.as_str(), history.key(change.key), change.version)
 }

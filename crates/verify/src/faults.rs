@@ -20,7 +20,7 @@ use base::now_ns;
 const COMMAND_MAX: Duration = Duration::from_secs(120);
 /// The effect of a command may outlast it: an apiserver that it started is not ready at once.
 const SETTLE: Duration = Duration::from_secs(10);
-/// How many bytes of a command's last output are shown.
+/// The number of bytes of a command's last output that are shown.
 const SAID_BYTES_MAX: usize = 300;
 
 /// The commands and the intervals between them.
@@ -31,7 +31,7 @@ pub(super) struct FaultPlan {
     pub(super) most: Duration,
     /// The latest start of the first command, so that a short run has one.
     pub(super) first_within: Duration,
-    /// The file for their output. A pipe would break processes that the commands leave running.
+    /// The file for the output of fault commands. A pipe would break processes that the commands leave running.
     pub(super) log: PathBuf,
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A promise of an apiserver, or of a server in its place.
+/// A guarantee of an apiserver, or of a server that replaces it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Guarantee {
@@ -25,7 +25,8 @@ pub enum Guarantee {
     /// A request for a future version gets nothing at or below it, and is refused only while it is in the future (W8,
     /// L3).
     Future,
-    /// A bookmark guarantees that everything up to it was delivered; only watches that request them get them (W9).
+    /// A bookmark guarantees that every change up to it was delivered; only watches that request bookmarks get them
+    /// (W9).
     Bookmarkable,
     /// The initial events are the state at the version that ends them (W11).
     InitialEvents,
@@ -43,7 +44,7 @@ pub enum Guarantee {
     Monotone,
     /// The bytes of an object are the same in every response, including the apiserver's (W15).
     TypedBytes,
-    /// After an incident the server lists each resource once, independent of the number of its clients (F4).
+    /// After an incident, the server lists each resource once, independent of the number of its clients (F4).
     OneRelist,
     /// A client that switches servers receives a state once: each server has the changes after another one's version
     /// (F5).

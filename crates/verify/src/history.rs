@@ -22,11 +22,11 @@ pub(super) struct NumberedRecord<T> {
     pub(super) record: T,
 }
 
-/// Why records do not form a history.
+/// The reason that records do not form a history.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {what}")]
 pub struct ReadError {
-    /// Counted from 1.
+    /// The number of the record's line, counted from 1.
     pub line: u32,
     pub what: String,
 }
@@ -46,11 +46,11 @@ pub struct History {
     pub(super) windows: Vec<NumberedRecord<WindowRecord>>,
     pub(super) faults: Vec<NumberedRecord<FaultRecord>>,
     pub(super) asked: Vec<NumberedRecord<UpstreamRequestRecord>>,
-    /// For each truth, the newest version that any participant had seen by each moment.
+    /// The newest version that any participant had seen by each moment, for each resource.
     pub(super) witnessed: Vec<VersionTimeline>,
     /// The servers that mark responses from their cache.
     pub(super) tell_memory: HashSet<RequestTarget>,
-    /// The last time in the records.
+    /// The last time in the records, in nanoseconds.
     pub(super) end_ns: u64,
 }
 
@@ -98,7 +98,7 @@ impl History {
         Some((self.truth(op)?, &self.views[op.view?]))
     }
 
-    /// Returns the operation that this one resumes.
+    /// Returns the operation that an operation resumes.
     pub(super) fn before(&self, op: &Operation) -> Option<&Operation> {
         self.by_op.get(&op.resumes?).map(|at| &self.operations[*at])
     }
@@ -119,7 +119,7 @@ impl History {
     }
 }
 
-/// Linking, after the last record.
+/// Links the records after the last one was read.
 impl History {
     /// Sorts the keys, and links events and items with the truth.
     pub(super) fn settle(mut self, attributes: Interner<LabelsAndFields>) -> Result<Self, ReadError> {

@@ -38,7 +38,7 @@ impl<T: Eq + Hash> Interner<T> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct KeyId(pub(super) u32);
 
-/// Keys by number.
+/// The object keys of a record, by number.
 #[derive(Debug, Default)]
 pub(super) struct Keys {
     texts: Vec<Arc<str>>,

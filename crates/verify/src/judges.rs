@@ -56,12 +56,12 @@ impl Guarantee {
 }
 
 impl History {
-    /// Judges one promise.
+    /// Judges whether one guarantee was kept.
     pub fn judge(&self, promise: Guarantee) -> GuaranteeVerdict {
         promise.judge(self).sorted()
     }
 
-    /// Judges every promise.
+    /// Judges whether every guarantee was kept.
     pub fn judge_all(&self) -> Vec<GuaranteeVerdict> {
         Guarantee::ALL.map(|promise| self.judge(promise)).into()
     }

@@ -85,15 +85,15 @@ pub use violation::{GuaranteeVerdict, Violation};
 
 use probe::TargetError;
 
-/// Why there is nothing to judge.
+/// The reason that no verdict is possible.
 #[derive(Debug, thiserror::Error)]
 pub enum VerifyError {
     #[error(transparent)]
     Server(#[from] TargetError),
-    #[error("{0}")]
+    #[error("cannot prepare the run: {0}")]
     Prepare(String),
     #[error("cannot follow the true history: {0}")]
     Truth(#[from] TruthError),
-    #[error("{path}: {source}")]
+    #[error("cannot write {path}: {source}")]
     Write { path: PathBuf, source: io::Error },
 }

@@ -9,7 +9,7 @@ use probe::{LinkError, Sender};
 
 /// HTTP/2 connections that several clients share. Clients with adjacent numbers share one connection to each server.
 pub(crate) struct SharedLinks {
-    /// How many clients share a connection.
+    /// The number of clients that share a connection.
     clients: u32,
     links: Mutex<HashMap<(RequestTarget, u32), Arc<SharedLink>>>,
 }

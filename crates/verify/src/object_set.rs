@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 /// The resource that is written and read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifiedResource {
-    /// Empty for the core group.
+    /// The API group; empty for the core group.
     pub group: String,
     pub version: String,
     pub plural: String,
@@ -20,23 +20,23 @@ pub(super) struct ObjectSet {
     pub(super) objects: usize,
     /// The newest version that any participant has seen.
     latest: AtomicU64,
-    /// The versions of the last writes.
+    /// The versions of the most recent writes.
     recent: Mutex<VecDeque<u64>>,
 }
 
-/// The prefix of namespace names.
+/// The prefix of the names of namespaces that a run creates.
 const NAMESPACE: &str = "kube-fanout-verify";
 /// The API group of verify's own resource. A custom resource is stored as JSON with any apiserver flags.
 pub(super) const OWN_GROUP: &str = "verify.kube-fanout.io";
 /// The suffixes of namespace names. Some are prefixes of others, which exposes comparison by prefix.
 const ENDS: [&str; 6] = ["", "-a", "-a-b", "-b", "a", "-c"];
-/// The labels that selectors use.
+/// The labels of created objects that selectors use.
 const GROUP: &str = "verify.kube-fanout.io/group";
 const TIER: &str = "verify.kube-fanout.io/tier";
 const GROUPS: [&str; 3] = ["red", "green", "blue"];
 const TIERS: [&str; 2] = ["1", "2"];
 const RECENT_MAX: usize = 256;
-/// The prefix of object names.
+/// The prefix of the names of objects that a run creates.
 const OBJECT: &str = "verify-object-";
 /// The object that is written after all others.
 pub(super) const FENCE: &str = "verify-fence";
@@ -56,7 +56,7 @@ impl VerifiedResource {
         format!("/{api}/{}", self.api_version())
     }
 
-    /// Returns the path of its objects, in one namespace or in all.
+    /// Returns the path of the resource's collection, in one namespace or in all.
     pub(super) fn collection(&self, namespace: Option<&str>) -> String {
         let (root, plural) = (self.root(), &self.plural);
         match namespace {
@@ -65,7 +65,8 @@ impl VerifiedResource {
         }
     }
 
-    /// Returns its key prefix in etcd, by the apiserver's default layout. Some old resources have another one.
+    /// Returns the resource's key prefix in etcd, by the apiserver's default layout. Some old resources have another
+    /// one.
     pub(super) fn etcd_prefix(&self) -> String {
         if self.group.is_empty() {
             format!("/registry/{}/", self.plural)
@@ -97,7 +98,7 @@ impl ObjectSet {
         }
     }
 
-    /// Whether an object with that name was created by a run.
+    /// Whether an object with the name `name` was created by a run.
     pub(super) fn is_ours(name: &str) -> bool {
         name.starts_with(OBJECT) || name == FENCE
     }

@@ -14,11 +14,11 @@ pub(super) struct ReceivedItem {
     pub(super) digest: Option<Digest>,
     pub(super) bytes: Option<Digest>,
     pub(super) key: KeyId,
-    /// The index of its change; [`u32::MAX`] if the truth has none with that key and version.
+    /// The index of the change in the true history; [`u32::MAX`] if there is none with that key and version.
     change: u32,
     pub(super) line: u32,
     pub(super) kind: EventKind,
-    /// Whether this is the bookmark that ends the initial events.
+    /// Whether the event is the bookmark that ends the initial events.
     pub(super) initial_end: bool,
 }
 
@@ -36,7 +36,7 @@ impl ReceivedItem {
         self.change = change.unwrap_or(u32::MAX);
     }
 
-    /// Whether this concerns an object; bookmarks and errors do not.
+    /// Whether the event concerns an object; bookmarks and errors do not.
     pub(super) fn is_object(&self) -> bool {
         !matches!(self.kind, EventKind::Bookmark | EventKind::Error)
     }
@@ -54,7 +54,7 @@ pub(super) struct ReceivedResponse {
     pub(super) code: u16,
     pub(super) version: Option<u64>,
     pub(super) encoding: Option<RecordedEncoding>,
-    /// Whether the server marked it as a response from its cache.
+    /// Whether the server marked the response as one from its cache.
     pub(super) from_memory: bool,
     pub(super) items: Vec<ReceivedItem>,
     pub(super) more: bool,
@@ -70,7 +70,7 @@ pub(super) struct RecordedEnd {
     pub(super) line: u32,
 }
 
-/// One request with its results.
+/// One request of a client with its results.
 #[derive(Clone, Debug)]
 pub(super) struct Operation {
     pub(super) op: Op,
@@ -81,16 +81,16 @@ pub(super) struct Operation {
     pub(super) server: RequestTarget,
     pub(super) encoding: RecordedEncoding,
     pub(super) resumes: Option<Op>,
-    /// The parsed request. `None` if it is not understood, and so not judged.
+    /// The parsed request; `None` if it is not understood, and so not judged.
     pub(super) ask: Option<ParsedRequest>,
     pub(super) answer: Option<ReceivedResponse>,
     pub(super) events: Vec<ReceivedItem>,
     /// The Statuses of the error events, in order.
     pub(super) errors: Vec<RecordedStatus>,
     pub(super) over: Option<RecordedEnd>,
-    /// The index of the truth about its resource, if there is one.
+    /// The index of the resource's true history, if there is one.
     pub(super) truth: Option<usize>,
-    /// The index of the view of its selection, for a list or a watch.
+    /// The index of the view of the selection, for a list or a watch.
     pub(super) view: Option<usize>,
     /// The index of the first event after the initial ones and their bookmark.
     pub(super) live_from: usize,
@@ -101,7 +101,7 @@ pub(super) struct Operation {
 }
 
 impl Operation {
-    /// Returns the version after which its live events begin; `None` if it is unknown.
+    /// Returns the version after which the watch's live events begin; `None` if it is unknown.
     pub(super) fn start(&self) -> Option<u64> {
         match self.ask.as_ref()?.plan {
             ReadPlan::Behind(version) => Some(version),
@@ -127,15 +127,16 @@ impl Operation {
         self.answer.as_ref().filter(|answer| answer.code == code)
     }
 
-    /// Returns the time of its last result.
+    /// Returns the time of the operation's last result.
     pub(super) fn last_ns(&self) -> Option<u64> {
         let over = self.over.map(|over| over.at_ns);
         let answer = self.answer.as_ref().filter(|_| self.verb != ReadVerb::Watch).map(|answer| answer.at_ns);
         over.or(answer)
     }
 
-    /// Finds the end of the initial events. It is the bookmark that marks it. If none was requested, it is before the
-    /// first event that cannot be initial, chosen such that the initial events are the state at some version.
+    /// Finds the end of the initial events, which is the bookmark that marks it. If none was requested, it is before
+    /// the first event that cannot be initial. The end is chosen such that the initial events are the state at some
+    /// version.
     pub(super) fn find_state(&mut self, view: Option<&SelectionView>, known: impl Fn(u64) -> bool) {
         let Some(ask) = &self.ask else { return };
         if !matches!(ask.plan, ReadPlan::State(_)) {

@@ -8,20 +8,21 @@ use probe::TargetCredentials;
 /// The options of a verification: its target, duration and load.
 #[derive(Clone, Debug)]
 pub struct VerifyOptions {
-    /// The judged server.
+    /// The URL of the judged server.
     pub url: String,
     /// Additional servers of the same cluster, which clients also use. They are judged in the same way.
     pub also: Vec<AdditionalServer>,
-    /// Makes all clients informers that resume for as long as any server permits it, and never relist on their own.
+    /// Whether all clients are informers that resume for as long as any server permits it, and never relist on their
+    /// own.
     pub informers: bool,
     /// How many clients share an HTTP/2 connection.
     pub share: u32,
     pub credentials: TargetCredentials,
-    /// The apiserver's etcd.
+    /// The address of the apiserver's etcd; `None` without one.
     pub etcd: Option<EtcdOptions>,
     /// The apiserver itself. It is the source of truth without etcd, and bytes are compared with it.
     pub direct: Option<String>,
-    /// `configmaps`, or `PLURAL.GROUP`.
+    /// The resource to verify: `configmaps`, or `PLURAL.GROUP`.
     pub resource: String,
     pub clients: u32,
     pub writers: u32,
@@ -31,25 +32,25 @@ pub struct VerifyOptions {
     pub namespaces: usize,
     pub duration: Duration,
     pub seed: u64,
-    /// Commands that cause faults.
+    /// The shell commands that cause faults.
     pub faults: Vec<String>,
-    /// The shortest and longest interval between two of them.
+    /// The shortest and longest interval between two fault commands.
     pub fault_every: (Duration, Duration),
-    /// How long a server keeps its history.
+    /// The time for which a server keeps its history.
     pub window: Duration,
-    /// How long the delivery of a change may take.
+    /// The maximum time that the delivery of a change may take.
     pub patience: Duration,
     /// The minimum number of events delivered to clients. With fewer, the run is inconclusive.
     pub events_min: u64,
     pub transports: Vec<Transport>,
     pub encodings: Vec<RecordedEncoding>,
-    /// The maximum size of the record.
+    /// The maximum size of the record in bytes.
     pub record_bytes_max: u64,
     /// The directory for the record and the report.
     pub out: PathBuf,
-    /// Whether the objects are kept.
+    /// Whether the created objects are kept after the run.
     pub keep: bool,
-    /// The command line.
+    /// The command line that repeats the run.
     pub command: String,
 }
 

@@ -12,7 +12,7 @@ use super::selection::Selection;
 /// A request as a server must understand it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ParsedRequest {
-    /// `configmaps`, `deployments.apps`.
+    /// The resource of the request, such as `configmaps` or `deployments.apps`.
     pub(super) resource: String,
     /// The collection across all namespaces, which identifies a version of a group: `/apis/apps/v1/deployments`.
     pub(super) collection: String,
@@ -34,27 +34,27 @@ pub(super) struct ParsedRequest {
 /// The version that a response must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReadPlan {
-    /// A list or a GET.
+    /// The request is a list or a GET, with this freshness requirement.
     Read(FreshnessRequirement),
-    /// A list at exactly this version.
+    /// The request is a list at exactly this version.
     Exact(u64),
-    /// A continued page, at a version.
+    /// The request is for a continued page, at a version.
     Page(u64),
-    /// A watch that begins with initial events.
+    /// The request is a watch that begins with initial events.
     State(FreshnessRequirement),
-    /// A watch that begins after a version.
+    /// The request is a watch that begins after a version.
     Behind(u64),
-    /// A watch that begins with the next event.
+    /// The request is a watch that begins with the next event.
     Next(FreshnessRequirement),
 }
 
 /// The required freshness of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FreshnessRequirement {
-    /// Any cached version.
+    /// The read may return any cached version.
     Any,
     NotOlderThan(u64),
-    /// The most recent state.
+    /// The read must return the most recent state.
     Consistent,
 }
 
@@ -172,16 +172,16 @@ fn number(text: &str) -> Option<u64> {
     if text.is_empty() { Some(0) } else { text.parse().ok() }
 }
 
-/// Every value except `false` and `0` is true.
+/// Whether a query value means true: every value except `false` and `0` does.
 fn is_true(text: &str) -> bool {
     !text.eq_ignore_ascii_case("false") && text != "0"
 }
 
-/// The components of a path.
+/// The components of a request path.
 struct Target<'a> {
-    /// `/api/v1`, `/apis/apps/v1`.
+    /// The root of the API: `/api/v1`, `/apis/apps/v1`.
     root: &'a str,
-    /// Empty for the core group.
+    /// The API group; empty for the core group.
     group: &'a str,
     namespace: &'a str,
     plural: &'a str,

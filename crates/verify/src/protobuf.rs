@@ -1,10 +1,10 @@
 //! A minimal protobuf reader that finds an object's identity and version. It is independent, because the server under
 //! test reads protobuf with other code.
 
-/// The prefix of object documents.
+/// The prefix of objects that etcd stores in protobuf.
 const MAGIC: &[u8] = b"k8s\0";
 
-/// One field of a message.
+/// One field of a protobuf message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Field<'a> {
     Number(u64),
@@ -71,7 +71,7 @@ impl<'a> MessageFields<'a> {
     }
 }
 
-/// Returns the last bytes field with this number, because the last of repeated fields counts.
+/// Returns the last bytes field with the number `wanted`, because the last of repeated fields counts.
 pub(crate) fn bytes(message: &[u8], wanted: u64) -> Option<&[u8]> {
     let mut found = None;
     for field in fields(message) {

@@ -6,22 +6,22 @@ use super::record::{EventKind, ReadVerb};
 /// Counts of what happened, or the minimum of each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Successful writes.
+    /// The number of successful writes.
     pub writes: u64,
-    /// Accepted watches of the judged servers.
+    /// The number of accepted watches of the judged servers.
     pub watches: u64,
-    /// How many of those resumed another watch or a list.
+    /// The number of watches that resumed another watch or a list.
     pub resumes: u64,
-    /// How many of those resumed at another server.
+    /// The number of resumed watches that resumed at another server.
     pub hops: u64,
-    /// Events of objects in these watches.
+    /// The number of events of objects in these watches.
     pub events: u64,
     pub bookmarks: u64,
-    /// Successful lists and pages.
+    /// The number of successful lists and pages.
     pub lists: u64,
-    /// Successful GETs.
+    /// The number of successful GETs.
     pub gets: u64,
-    /// How often faults took effect.
+    /// The number of times that faults took effect.
     pub faults: u64,
     /// The duration of the run in whole milliseconds.
     pub milliseconds: u64,

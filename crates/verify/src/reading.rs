@@ -55,10 +55,10 @@ pub(super) struct HistoryReader {
 }
 
 impl HistoryReader {
-    /// Adds a record.
+    /// Adds a record to the history.
     ///
     /// # Errors
-    /// Why the record cannot follow those before it.
+    /// The reason that the record cannot follow those before it.
     pub(super) fn push(&mut self, record: Record, line: u32) -> Result<(), String> {
         let history = &mut self.history;
         let seen_ns = match record {

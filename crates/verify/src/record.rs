@@ -16,19 +16,19 @@ use super::{Digest, Guarantee};
 /// The number of an operation: one request and its results.
 pub type Op = u64;
 
-/// One line.
+/// One line of a record of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Record {
-    /// The first line: the parameters of the run.
+    /// The first line of a record: the parameters of the run.
     Run(RunRecord),
-    /// A client sends a request.
+    /// A client has sent a request.
     Call(CallRecord),
     /// The head of the response and, unless it is a watch, its content.
     Return(ReturnRecord),
-    /// A watch delivers an event.
+    /// A watch has delivered an event.
     Event(EventRecord),
-    /// A watch has ended.
+    /// A watch has ended, for a recorded reason.
     End(EndRecord),
     /// A write, with its request and result in one line.
     Written(WriteRecord),
@@ -46,12 +46,12 @@ pub enum Record {
     Asked(UpstreamRequestRecord),
 }
 
-/// The parameters of a run.
+/// The parameters of a recorded run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RunRecord {
     pub seed: u64,
-    /// The judged server.
+    /// The URL of the judged server.
     pub url: String,
     /// Additional servers of the same cluster, which clients also use. They are judged in the same way.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -59,7 +59,7 @@ pub struct RunRecord {
     /// Whether clients resume for as long as any server permits it, so that each receives a state only once.
     #[serde(skip_serializing_if = "is_default")]
     pub begins_once: bool,
-    /// The wall-clock time, for display.
+    /// The wall-clock start time of the run, for display.
     pub started: String,
     pub truth: TruthSource,
     /// The command that repeats the run.
@@ -68,24 +68,25 @@ pub struct RunRecord {
     /// [`CompactedRecord`] and [`WindowRecord`] justify a 410.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window_changes: Option<u64>,
-    /// How long the delivery of a change to an open watch may take while no fault is active. Without it, a silent watch
-    /// is never late.
+    /// The maximum time that the delivery of a change to an open watch may take while no fault is active. Without it, a
+    /// silent watch is never late.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub patience_ns: Option<u64>,
 }
 
-/// The source of the truth.
+/// The source of the true history.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TruthSource {
-    /// A watch of the store itself.
+    /// The true history comes from a watch of the store itself.
     #[default]
     Etcd,
-    /// A watch at an apiserver. This is weaker, because changes that it misses are not noticed.
+    /// The true history comes from a watch at an apiserver. This is weaker, because changes that the watch misses are
+    /// not noticed.
     Direct,
 }
 
-/// A request of a client.
+/// A recorded request of a client.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CallRecord {
@@ -93,24 +94,24 @@ pub struct CallRecord {
     pub client: u32,
     pub at_ns: u64,
     pub verb: ReadVerb,
-    /// The path as sent: `/api/v1/namespaces/a/configmaps`.
+    /// The request path as sent, such as `/api/v1/namespaces/a/configmaps`.
     pub path: String,
-    /// The query as sent, without the question mark.
+    /// The request query as sent, without the question mark.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub query: String,
     #[serde(default, skip_serializing_if = "is_default")]
     pub encoding: RecordedEncoding,
     #[serde(default, skip_serializing_if = "is_default")]
     pub transport: Transport,
-    /// The operation that this one resumes. For a watch, it is the list or watch with the same version; for a page, the
-    /// previous page.
+    /// The operation that this operation resumes. For a watch, it is the list or watch with the same version; for a
+    /// page, the previous page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resumes: Option<Op>,
     #[serde(default, skip_serializing_if = "is_default")]
     pub server: RequestTarget,
 }
 
-/// The kind of a read.
+/// The kind of a recorded read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReadVerb {
@@ -127,14 +128,14 @@ pub enum RecordedEncoding {
     #[default]
     Json,
     Protobuf,
-    /// `PartialObjectMetadata` in JSON.
+    /// The `PartialObjectMetadata` encoded in JSON.
     Metadata,
-    /// `PartialObjectMetadata` in protobuf.
+    /// `PartialObjectMetadata`, encoded in protobuf.
     MetadataProtobuf,
     Table,
 }
 
-/// The transport of a request.
+/// The transport of a recorded request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Transport {
@@ -148,7 +149,7 @@ pub enum Transport {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RequestTarget {
-    /// The judged server.
+    /// The request was sent to the judged server.
     #[default]
     Subject,
     /// An additional server of a run, by its index in [`RunRecord::also`]. It is judged like the first.
@@ -169,7 +170,8 @@ impl RequestTarget {
 pub struct ReturnRecord {
     pub op: Op,
     pub at_ns: u64,
-    /// The status code; 0 if there was no response because the connection broke or the client gave up.
+    /// The HTTP status code; 0 if there was no response because the connection broke or the client cancelled the
+    /// request.
     pub code: u16,
     /// The version of a list, or of the object of a GET.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -186,7 +188,7 @@ pub struct ReturnRecord {
     /// Whether the response has a continue token, so that more pages follow.
     #[serde(default, skip_serializing_if = "is_default")]
     pub more: bool,
-    /// `remainingItemCount`.
+    /// The `remainingItemCount` of a list; `None` if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remaining: Option<u64>,
     #[serde(default, skip_serializing_if = "is_default")]
@@ -199,10 +201,10 @@ pub struct ReturnRecord {
 pub struct RecordedItem {
     pub key: String,
     pub version: u64,
-    /// A digest of its content; `None` if the encoding could not be read.
+    /// A digest of the object's content; `None` if the encoding could not be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
-    /// A digest of its raw bytes.
+    /// A digest of the object's raw bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<Digest>,
 }
@@ -217,12 +219,12 @@ pub struct RecordedStatus {
     pub reason: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// The reason of its first cause, such as `ResourceVersionTooLarge`.
+    /// The reason of the Status's first cause, such as `ResourceVersionTooLarge`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub cause: String,
 }
 
-/// An event of a watch.
+/// A recorded event of a watch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EventRecord {
@@ -230,10 +232,10 @@ pub struct EventRecord {
     pub at_ns: u64,
     #[serde(rename = "type")]
     pub kind: EventKind,
-    /// Empty for a bookmark and an error.
+    /// The key of the object; empty for a bookmark and an error.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub key: String,
-    /// 0 for an error.
+    /// The resourceVersion of the event; 0 for an error.
     #[serde(default, skip_serializing_if = "is_default")]
     pub version: u64,
     /// A digest of the object's content; `None` if the encoding could not be read, for a bookmark and for an error.
@@ -245,7 +247,7 @@ pub struct EventRecord {
     /// Whether a bookmark has the annotation for the end of the initial events.
     #[serde(default, skip_serializing_if = "is_default")]
     pub initial_end: bool,
-    /// The content of an error.
+    /// The Status of an ERROR event.
     #[serde(default, skip_serializing_if = "is_default")]
     pub status: RecordedStatus,
 }
@@ -275,7 +277,7 @@ impl EventKind {
     }
 }
 
-/// The end of a watch.
+/// The recorded end of a watch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EndRecord {
@@ -284,22 +286,22 @@ pub struct EndRecord {
     pub how: Ending,
 }
 
-/// How a watch ended.
+/// The way in which a watch ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ending {
-    /// The server ended it cleanly between two events.
+    /// The server ended the watch cleanly between two events.
     #[default]
     Clean,
-    /// The server ended it cleanly within an event.
+    /// The server ended the watch cleanly within an event.
     Torn,
     /// The stream or its connection broke.
     Broken,
-    /// The client ended it.
+    /// The client ended the watch.
     Left,
 }
 
-/// A write.
+/// A recorded write of a client.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WriteRecord {
@@ -316,7 +318,7 @@ pub struct WriteRecord {
     pub code: u16,
 }
 
-/// The kind of a write.
+/// The kind of a recorded write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WriteVerb {
@@ -337,7 +339,7 @@ pub struct TruthRecord {
     pub version: u64,
     #[serde(rename = "type")]
     pub kind: EventKind,
-    /// When it was learnt. The change had happened by then.
+    /// The time at which the change was received. The change had happened by then.
     pub at_ns: u64,
     /// A digest of the content; `None` for a deletion, or if it is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -370,7 +372,7 @@ pub struct TruthRangeRecord {
 #[serde(deny_unknown_fields)]
 pub struct CompactedRecord {
     pub version: u64,
-    /// When the compaction was requested, or the last time at which it was known not to have happened.
+    /// The time at which the compaction was requested, or the last time at which it was known not to have happened.
     pub at_ns: u64,
 }
 
@@ -378,13 +380,13 @@ pub struct CompactedRecord {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WindowRecord {
-    /// Empty for all resources.
+    /// The resource that a fault affects; empty for all resources.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub resource: String,
     pub version: u64,
-    /// The earliest time at which this may have happened.
+    /// The earliest time at which the server may have forgotten the changes.
     pub at_ns: u64,
-    /// The server that this concerns; `None` means all.
+    /// The server that may have forgotten changes; `None` means all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<RequestTarget>,
 }
@@ -396,9 +398,10 @@ pub struct FaultRecord {
     pub name: String,
     pub from_ns: u64,
     pub to_ns: u64,
-    /// How often it took effect: streams that were cut, requests that were refused.
+    /// The number of times that the fault took effect: streams that were cut, requests that were refused.
     pub hits: u64,
-    /// Promises that do not hold during the fault. Promises that compare two moments do not hold across it either.
+    /// The guarantees that do not hold during the fault. Guarantees that compare two moments do not hold across it
+    /// either.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waives: Vec<Guarantee>,
 }
@@ -416,7 +419,7 @@ pub struct UpstreamRequestRecord {
     pub encoding: RecordedEncoding,
     /// The status code; 0 if there was no response.
     pub code: u16,
-    /// Whether this is a forwarded client request, by its user agent.
+    /// Whether the request was a client's, forwarded by the proxy, according to its user agent.
     #[serde(default, skip_serializing_if = "is_default")]
     pub forwarded: bool,
 }

@@ -16,14 +16,14 @@ pub(super) struct Recorder {
     lines: Mutex<LineSink>,
     bytes: AtomicU64,
     bytes_max: u64,
-    /// Cancelled when nothing more can be written.
+    /// A signal that is cancelled when nothing more can be written to the record.
     full: CancellationToken,
     failure: Mutex<Option<io::Error>>,
     next_op: AtomicU64,
     counts: Mutex<RecordCounts>,
 }
 
-/// The destination of lines.
+/// The destination of a record's lines.
 enum LineSink {
     File(PathBuf, BufWriter<File>),
     Memory(Vec<u8>),
@@ -32,19 +32,19 @@ enum LineSink {
 /// Counts of records so far, for display.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecordCounts {
-    /// Events that were delivered to clients, including initial ones.
+    /// The number of events that were delivered to clients, including initial ones.
     pub events: u64,
-    /// Responses to lists and GETs.
+    /// The number of recorded responses to lists and GETs.
     pub answers: u64,
     pub writes: u64,
-    /// True changes, including objects of the initial state.
+    /// The number of true changes, including objects of the initial state.
     pub changes: u64,
-    /// Faults.
+    /// The number of recorded faults.
     pub faults: u64,
 }
 
 impl RecordCounts {
-    /// Counts one record.
+    /// Counts one record in the statistics.
     pub(super) fn add(&mut self, record: &Record) {
         match record {
             Record::Event(event) if event.kind < EventKind::Bookmark => self.events += 1,

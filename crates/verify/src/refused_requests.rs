@@ -15,8 +15,8 @@ pub struct RefusedRequests {
 }
 
 impl RefusedRequests {
-    /// Collects all of them, by verb and code. A client may handle each and still not get its data. No promise covers
-    /// this, because promises are judged by successful responses only.
+    /// Collects all refused requests, by verb and code. A client may handle each and still not get its data. No
+    /// guarantee covers this, because guarantees are judged by successful responses only.
     pub fn of(history: &History) -> Vec<Self> {
         let mut refused: BTreeMap<(&str, u16), Self> = BTreeMap::new();
         for op in history.operations.iter().filter(|op| op.server == RequestTarget::Subject) {

@@ -7,7 +7,7 @@ use super::timeline_page::timeline;
 use super::{GuaranteeVerdict, Outcome, RunVerdict, Violation};
 
 const TEMPLATE: &str = include_str!("report.html");
-/// Maximum number of violations of a guarantee in the report.
+/// The maximum number of violations of a guarantee in the report.
 const TOLD_MAX: usize = 3;
 
 /// Formats the verdict as one self-contained page with a timeline of the first violation. `record` is the record of the
@@ -55,7 +55,7 @@ fn about(verdict: &RunVerdict) -> String {
     format!("Seed {}; {truth}.", verdict.run.seed)
 }
 
-/// Returns the verdict in words, and the CSS class of its colour.
+/// Returns the verdict as text, and the CSS class of its colour.
 fn word(verdict: &RunVerdict) -> (String, &'static str) {
     match (verdict.outcome(), verdict.first()) {
         (Outcome::Violated, Some(first)) => (format!("Violated: {}", first.promise), "violated"),

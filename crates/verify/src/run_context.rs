@@ -18,18 +18,18 @@ pub(super) struct RunContext {
     pub(super) world: ObjectSet,
     /// The judged servers: the first one, then the additional ones.
     pub(super) subjects: Vec<Target>,
-    /// Whether clients are informers that never relist on their own.
+    /// Whether all clients are informers that never relist on their own.
     pub(super) informers: bool,
     pub(super) links: SharedLinks,
     pub(super) frames: FrameDecodeCache,
-    /// The apiserver behind them, if it is known.
+    /// The apiserver behind the judged servers, if it is known.
     pub(super) direct: Option<Target>,
     pub(super) seed: u64,
     pub(super) encodings: Vec<RecordedEncoding>,
     pub(super) transports: Vec<Transport>,
     /// The factor by which pauses between requests and the duration of watches are lengthened.
     pub(super) pace: u32,
-    /// Cancelled when clients must leave.
+    /// A signal that is cancelled when clients must end.
     pub(super) leave: CancellationToken,
     pub(super) tasks: Tasks,
     pub(super) notes: Notes,

@@ -12,25 +12,25 @@ pub(super) struct LabelsAndFields {
 /// A namespace, or all, with requirements for labels and fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Selection {
-    /// Empty for all namespaces and for cluster-wide resources.
+    /// The selected namespace; empty for all namespaces and for cluster-wide resources.
     pub(super) namespace: String,
     labels: Vec<(String, LabelRequirement)>,
     fields: Vec<FieldRequirement>,
 }
 
-/// A requirement for a label.
+/// A requirement of a selection for a label.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum LabelRequirement {
     Present,
     Absent,
     OneOf(Vec<String>),
-    /// An object without the label also matches.
+    /// The label has none of these values. An object without the label also matches.
     NoneOf(Vec<String>),
     Above(i64),
     Below(i64),
 }
 
-/// A requirement for a field.
+/// A requirement of a selection for a field.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct FieldRequirement {
     field: String,
@@ -46,13 +46,13 @@ impl Selection {
         Some(Self { namespace: namespace.to_owned(), labels, fields })
     }
 
-    /// Whether it selects one object, by its namespace and name.
+    /// Whether the selection is of one object, by its namespace and name.
     pub(super) fn is_of_one(&self) -> bool {
         let names = self.fields.iter().any(|term| term.field == "metadata.name" && term.equal);
         names && !self.namespace.is_empty()
     }
 
-    /// Whether it has a label or field selector.
+    /// Whether the selection has a label or field selector.
     pub(super) fn is_selective(&self) -> bool {
         !self.labels.is_empty() || !self.fields.is_empty()
     }

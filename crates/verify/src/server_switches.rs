@@ -9,11 +9,11 @@ use super::record::{ReadVerb, RequestTarget, RunRecord};
 /// The switches of clients between servers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServerSwitches {
-    /// How often a watch resumed at the second server from the first server's version.
+    /// The number of times that a watch resumed at the second server from the first server's version.
     pub between: BTreeMap<(RequestTarget, RequestTarget), u64>,
-    /// How often each server ended a watch with a 410.
+    /// The number of times that each server ended a watch with a 410.
     pub expired: BTreeMap<RequestTarget, u64>,
-    /// Clients that received a state, or resumed from one.
+    /// The number of clients that received a state, or resumed from one.
     pub clients: u64,
 }
 

@@ -23,12 +23,13 @@ use base::Tasks;
 use probe::{ProgressLine, Target, TargetCredentials, UnaryClient, WatchProtocol};
 
 const AGENT: &str = "kube-fanout-verify";
-/// The time after the end within which the truth must be learnt up to the last version that clients saw.
+/// The time after the end of a run within which the true history must be recorded up to the last version that clients
+/// received.
 const TRUTH_WITHIN: Duration = Duration::from_secs(60);
-/// The time within which the truth's initial state must be learnt.
+/// The time within which the initial state of the true history must be recorded.
 const STATE_WITHIN: Duration = Duration::from_secs(120);
 const TICK: Duration = Duration::from_millis(250);
-/// The time beyond the allowed delay, so that longer delays are detected.
+/// The time by which a run waits beyond the allowed delay, so that longer delays are detected.
 const BEYOND_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The record of a run, with the problems that are not violations.
@@ -36,7 +37,7 @@ const BEYOND_PATIENCE: Duration = Duration::from_secs(1);
 pub struct RecordedRun {
     pub record: PathBuf,
     pub counts: RecordCounts,
-    /// Problems that are not violations.
+    /// Problems of the run that are not violations.
     pub notes: Vec<String>,
 }
 
@@ -165,7 +166,7 @@ impl Session<'_> {
         self.close(&learnt).await
     }
 
-    /// Starts to learn the truth; returns once its initial state is known.
+    /// Starts to record the true history; returns once its initial state is known.
     async fn learn(&self) -> Result<Arc<TruthRecorder>, VerifyError> {
         let Self { order, scene, .. } = self;
         let tasks = &scene.tasks;
@@ -265,7 +266,7 @@ impl Session<'_> {
         }
     }
 
-    /// Learns the truth up to the last version that any participant has seen.
+    /// Records the true history up to the last version that any participant has received.
     async fn close(&self, learnt: &TruthRecorder) -> Result<(), VerifyError> {
         let scene = self.scene;
         let target = scene.target(RequestTarget::Direct);

@@ -3,12 +3,12 @@
 /// The highest version seen by each moment.
 #[derive(Debug, Default)]
 pub(super) struct VersionTimeline {
-    /// Moments with the highest version by then. Both increase.
+    /// The moments with the highest version by then. Both increase.
     points: Vec<(u64, u64)>,
 }
 
 impl VersionTimeline {
-    /// Builds it from moments and versions in any order.
+    /// Builds the timeline from moments and versions in any order.
     pub(super) fn new(mut points: Vec<(u64, u64)>) -> Self {
         points.sort_unstable();
         let mut highest = 0;

@@ -8,9 +8,9 @@ use std::path::Path;
 use super::html::{escaped, put};
 use super::record::{CallRecord, Op, Record};
 
-/// The time that is shown before and after the violation's records.
+/// The time in nanoseconds that the page shows before and after the violation's records.
 const AROUND_NS: u64 = 400_000_000;
-/// The maximum time span. If the violation's records are further apart, the end is shown.
+/// The maximum time span of the page in nanoseconds. If the violation's records are further apart, the end is shown.
 const SPAN_NS_MAX: u64 = 15_000_000_000;
 const ROWS_MAX: usize = 40;
 /// The beginning of a request's line.
@@ -21,7 +21,7 @@ const LEFT: f64 = 190.0;
 const ROW: f64 = 20.0;
 const TOP: f64 = 24.0;
 
-/// The rows, in their order.
+/// The rows of a timeline, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum TimelineRow {
     Truth,
@@ -31,7 +31,7 @@ enum TimelineRow {
     Client(u32),
 }
 
-/// A drawn element.
+/// An element that is drawn in a timeline.
 #[derive(Debug)]
 struct TimelineMark {
     who: TimelineRow,
@@ -39,7 +39,7 @@ struct TimelineMark {
     to_ns: u64,
     class: &'static str,
     is_wrong: bool,
-    /// The tooltip.
+    /// The tooltip of the element.
     about: String,
 }
 
@@ -125,7 +125,7 @@ struct TimelineDrawing<'a> {
     span: Span,
     lines: &'a [u32],
     op: Option<Op>,
-    /// Operations in progress, with their lines.
+    /// The operations in progress, with their lines.
     calls: HashMap<Op, (u32, CallRecord)>,
     marks: Vec<TimelineMark>,
     faults: Vec<(u64, u64, String)>,
@@ -241,7 +241,7 @@ impl TimelineDrawing<'_> {
 }
 
 impl TimelineMark {
-    /// Returns a mark without a length.
+    /// Creates a timeline mark at one moment, without a duration.
     fn at(at_ns: u64, about: &str) -> Self {
         let about = about.to_owned();
         Self { who: TimelineRow::Truth, from_ns: at_ns, to_ns: at_ns, class: "mark", is_wrong: false, about }

@@ -9,13 +9,13 @@ use super::record::{EventKind, RecordedEncoding};
 pub(super) struct TrueChange {
     pub(super) version: u64,
     pub(super) key: KeyId,
-    /// ADDED, MODIFIED or DELETED.
+    /// The type of the change: ADDED, MODIFIED or DELETED.
     pub(super) kind: EventKind,
     pub(super) digest: Option<Digest>,
     pub(super) metadata: Option<Digest>,
     /// The number of the object's labels and fields.
     pub(super) attributes: u32,
-    /// The change had happened by this time.
+    /// A time by which the change had happened.
     pub(super) learnt_ns: u64,
     /// The previous change of the same key.
     pub(super) before: Option<u32>,
@@ -45,16 +45,16 @@ pub(super) struct ResourceTruth {
     pub(super) resource: String,
     pub(super) from: u64,
     pub(super) to: u64,
-    /// Moments, and the version that the truth had reached by each.
+    /// The version that the true history had reached by each moment.
     pub(super) reached: Vec<(u64, u64)>,
-    /// Sorted by version, then by key.
+    /// The changes, sorted by version, then by key.
     pub(super) changes: Vec<TrueChange>,
-    /// Changes by key, then by version.
+    /// The changes by key, then by version.
     by_key: Vec<(KeyId, u32)>,
 }
 
 impl ResourceTruth {
-    /// Returns an empty truth.
+    /// Creates an empty true history of a resource.
     pub(super) fn of(resource: &str) -> Self {
         Self { resource: resource.to_owned(), ..Self::default() }
     }

@@ -31,20 +31,20 @@ const RETRY: Duration = Duration::from_millis(200);
 /// The interval between records of how far everything is known.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 
-/// Why the truth cannot be learnt.
+/// The reason that the true history cannot be recorded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TruthError {
-    #[error("{url}: {what}")]
+    #[error("cannot watch {url}: {what}")]
     Unreachable { url: String, what: String },
     #[error("etcd stores {key} as {form}, not as JSON: use a custom resource, or an apiserver for --truth")]
     NotJson { key: String, form: &'static str },
-    #[error("the history was lost at {0}; later events cannot be checked")]
+    #[error("the history has a gap at {0}; later events cannot be checked")]
     Gap(String),
-    #[error("cannot parse {0}")]
+    #[error("cannot parse data of etcd or the apiserver: {0}")]
     Malformed(String),
 }
 
-/// A recorder of the truth.
+/// A task that records the true history of a run.
 pub(super) struct TruthRecorder {
     scene: Arc<RunContext>,
     source: TruthSource,
@@ -52,7 +52,7 @@ pub(super) struct TruthRecorder {
     from: AtomicU64,
     /// The version up to which everything is known.
     to: watch::Sender<u64>,
-    /// When that was last recorded: it is recorded at intervals, and at the end.
+    /// The time at which the known position was last recorded. It is recorded at intervals, and at the end.
     told: Mutex<Option<Instant>>,
     failure: watch::Sender<Option<TruthError>>,
 }
@@ -130,7 +130,7 @@ impl TruthRecorder {
         let _ = self.to.subscribe().wait_for(|to| *to >= version).await;
     }
 
-    /// Completes when no more can be learnt.
+    /// Completes with an error when the true history can no longer be recorded.
     pub(super) async fn ended(&self) -> TruthError {
         let mut failure = self.failure.subscribe();
         let failed = failure.wait_for(Option::is_some).await.ok().and_then(|failed| failed.clone());

@@ -12,22 +12,22 @@ use super::refused_requests::RefusedRequests;
 use super::server_switches::ServerSwitches;
 use super::violation::{GuaranteeVerdict, Violation};
 
-/// What a conclusive run requires.
+/// The minimum activity of a run for a conclusive verdict.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Requirements {
     pub least: Counts,
-    /// Guarantees that must have been checked at least once.
+    /// The guarantees that must have been checked at least once.
     pub judged: BTreeSet<Guarantee>,
 }
 
-/// The outcome of a run.
+/// The outcome of a verification run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// No violation was found.
+    /// The run passed: no violation was found.
     Passed,
-    /// A guarantee was violated.
+    /// The run failed: a guarantee was violated.
     Violated,
-    /// No violation was found, but too little happened: inconclusive.
+    /// The run is inconclusive: no violation was found, but too little happened.
     Inconclusive,
 }
 
@@ -37,11 +37,11 @@ pub struct RunVerdict {
     pub run: RunRecord,
     pub counts: Counts,
     pub hops: ServerSwitches,
-    /// In the order of [`Guarantee::ALL`].
+    /// The verdicts in the order of [`Guarantee::ALL`].
     pub judged: Vec<GuaranteeVerdict>,
     /// Refused requests that no guarantee covers.
     pub refused: Vec<RefusedRequests>,
-    /// What was missing for a conclusive run.
+    /// The requirements of a conclusive run that were not met.
     pub lacks: Vec<String>,
 }
 
@@ -119,7 +119,7 @@ fn words(judged: &GuaranteeVerdict) -> String {
 }
 
 impl Outcome {
-    /// The exit code.
+    /// Returns the exit code for the verdict.
     pub fn code(self) -> u8 {
         match self {
             Self::Passed => 0,
@@ -129,10 +129,10 @@ impl Outcome {
     }
 }
 
-/// Returns the lines with these numbers.
+/// Returns the lines with the given numbers.
 ///
 /// # Errors
-/// Errors of the reader.
+/// The reader fails.
 pub fn excerpt(from: impl BufRead, lines: &[u32]) -> std::io::Result<BTreeMap<u32, String>> {
     let mut found = BTreeMap::new();
     for (number, line) in (1..).zip(from.lines()) {

@@ -11,9 +11,9 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ExpectedEvent {
     pub(super) version: u64,
-    /// The index of its change in the truth.
+    /// The index of the expected event's change in the true history.
     pub(super) change: u32,
-    /// The event type for this selection.
+    /// The event type of the change for this selection.
     pub(super) kind: EventKind,
     sum: StateFingerprint,
 }
@@ -46,16 +46,16 @@ fn mixed(key: KeyId, version: u64) -> u64 {
     mix ^ mix >> 31
 }
 
-/// One selection of a resource.
+/// One selection of a resource, with the events that its watches must deliver.
 #[derive(Debug)]
 pub(super) struct SelectionView {
-    /// The index of its truth.
+    /// The index of the resource's true history.
     pub(super) truth: usize,
     pub(super) selection: Selection,
     /// The matching objects at the beginning of the truth, by change.
     initial: Vec<u32>,
     initial_sum: StateFingerprint,
-    /// In the order of the truth.
+    /// The expected events, in the order of the true history.
     pub(super) events: Vec<ExpectedEvent>,
 }
 
@@ -120,7 +120,7 @@ impl SelectionView {
         self.initial.binary_search(&change).is_ok()
     }
 
-    /// Returns the state at a version that the truth knows.
+    /// Returns the state at a version that the true history contains.
     pub(super) fn sum_at(&self, version: u64) -> StateFingerprint {
         self.index_behind(version).checked_sub(1).map_or(self.initial_sum, |last| self.events[last].sum)
     }

@@ -4,31 +4,31 @@ use super::guarantee::Guarantee;
 use super::operation::Operation;
 use super::record::Op;
 
-/// One violation of a promise.
+/// One violation of a guarantee.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     pub promise: Guarantee,
-    /// The operation that shows it.
+    /// The operation that shows the violation.
     pub op: Option<Op>,
     pub expected: String,
     pub got: String,
-    /// The records that show it, in their order.
+    /// The records that show the violation, in their order.
     pub lines: Vec<u32>,
 }
 
-/// The verdict on one promise.
+/// The verdict on one guarantee.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GuaranteeVerdict {
     pub promise: Guarantee,
-    /// How often it was judged. With 0, it was neither kept nor broken.
+    /// The number of times that the guarantee was judged. With 0, it was neither kept nor broken.
     pub instances: u64,
-    /// How often it was broken.
+    /// The number of times that the guarantee was broken.
     pub broken: u64,
     /// The first violations, in the order of their records.
     pub violations: Vec<Violation>,
 }
 
-/// How many violations of a promise are kept; further ones are only counted.
+/// The number of violations of a guarantee that are kept; further ones are only counted.
 const VIOLATIONS_MAX: usize = 100;
 
 impl GuaranteeVerdict {

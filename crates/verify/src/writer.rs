@@ -23,7 +23,7 @@ const PAYLOAD: &str = "verify.kube-fanout.io/payload";
 /// The size of a large object's content; a few objects are large. Annotations of one object may have 256 KiB in total.
 const LARGE_BYTES: (usize, usize) = (32 << 10, 160 << 10);
 const SMALL_BYTES: (usize, usize) = (10, 400);
-/// How often a closing update is tried. A write that still fails is skipped.
+/// The number of attempts of a closing update. A write that still fails is skipped.
 const CLOSING_TRIES: u32 = 20;
 
 /// The number and rate of writers.
@@ -46,9 +46,9 @@ struct Writer {
     scene: Arc<RunContext>,
     client: UnaryClient,
     rng: fastrand::Rng,
-    /// The numbers of its objects, with its knowledge of each.
+    /// The numbers of the writer's objects, with its knowledge of each.
     objects: Vec<(usize, KnownVersion)>,
-    /// The average time between two writes.
+    /// The average time between two writes of a writer.
     pause: Duration,
     writes: u64,
 }
@@ -154,7 +154,7 @@ impl Writer {
         object
     }
 
-    /// Adds content besides the metadata, with characters that encoders escape differently.
+    /// Adds content to a written object besides the metadata, with characters that encoders escape differently.
     fn fill(&self, object: &mut Value, payload: &str) {
         if let Some(place) = self.scene.world.content() {
             let (number, _) = payload.split_once('-').unwrap_or((payload, ""));

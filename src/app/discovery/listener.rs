@@ -25,14 +25,14 @@ pub(super) struct ChangeListener {
     pub(super) again: Duration,
 }
 
-/// The messages of a listener.
+/// The messages of a discovery listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ListenerEvent {
     /// The catalog is up to date, and will receive every later change.
     Listening,
     /// The declarations have changed, and the catalog has the change.
     Changed,
-    /// A change could not be read, so upstream must be asked.
+    /// A change could not be parsed, so discovery must be requested from upstream.
     Unparsable,
     /// Changes may be missed, because there is no feed or its upstream stream is lost.
     Disconnected,
@@ -124,7 +124,10 @@ impl ChangeListener {
     fn read(&self, declarations: &mut Declarations, reader: &CacheReader) -> Option<bool> {
         let catalog = &self.rights.catalog;
         if let Err(why) = declarations.update(self.from, reader, catalog.minor()) {
-            tracing::warn!(resource = %self.from.gvr(), reason = why, "discovery feed incomplete; polling instead");
+            tracing::warn!(
+                resource = %self.from.gvr(), reason = why,
+                "discovery feed incomplete; polling the discovery API instead"
+            );
             catalog.lose(self.from);
             return None;
         }
@@ -151,7 +154,7 @@ impl ChangeListener {
 }
 
 impl Declarations {
-    /// Reads the changed objects, or returns why they cannot be read.
+    /// Parses the changed objects, or returns the reason that one cannot be parsed.
     fn update(
         &mut self,
         from: DeclaringResource,

@@ -11,12 +11,12 @@ use base::random;
 /// definitions, and each of several servers has its own lag.
 #[derive(Debug)]
 pub(super) struct Schedule {
-    /// When the last request was sent, and when it was answered.
+    /// The time at which the last discovery request was sent, and the one at which it was answered.
     asked: Instant,
     answered: Instant,
-    /// The first change since that request.
+    /// The time of the first change since the last discovery request.
     unasked: Option<Instant>,
-    /// The last change, whether or not a request has followed it.
+    /// The time of the last change, whether or not a discovery request has followed it.
     changed: Option<Instant>,
     told: ChangeCoverage,
     /// The fraction of the period until the next request, between `1 - EARLIER` and 1. It is random, so that thousands
@@ -28,7 +28,7 @@ pub(super) struct Schedule {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ChangeCoverage {
     All,
-    /// Some changes may be missed, or the last request failed.
+    /// Some changes may be missed, or the last discovery request failed.
     Part,
     /// The proxy's identity may read none of the objects that declare further resources. Then only the apiserver's own
     /// resources are cached, which change with its release. `again` is when those objects may be requested again.
@@ -37,10 +37,11 @@ pub(super) enum ChangeCoverage {
     },
 }
 
-/// The delays from the last change to the two further requests, which find what upstream learns late.
+/// The delays from the last change to two further discovery requests, which find changes that upstream's discovery
+/// serves late.
 const LATER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
-/// The minimum time between a response and the next request, however many changes there are. It is also at least
-/// `SPACING_TIMES` as long as the response took, so that a slow upstream is asked less often.
+/// The minimum time between a discovery response and the next request, however many changes there are. It is also at
+/// least `SPACING_TIMES` the duration of the response, so that a slow upstream receives fewer requests.
 const SPACING: Duration = Duration::from_millis(200);
 const SPACING_TIMES: u32 = 4;
 /// The polling period if changes may be missed.
@@ -50,7 +51,7 @@ const PERIOD: Duration = Duration::from_secs(30);
 /// for an unknown resource or by a lost stream. The remaining case is the upgrade of one of several servers at one
 /// address. The period is long because the proxy of every node polls.
 const PERIOD_OF_BUILT_INS: Duration = Duration::from_secs(60 * 60);
-/// The largest part of a period that the random jitter may cut off.
+/// The maximum fraction of a period by which the random jitter shortens it.
 const EARLIER: f64 = 0.2;
 
 /// The times at which feeds are compared with the catalog again after a change. Upstream may apply a change later than
@@ -76,18 +77,18 @@ impl SettlingChecks {
 }
 
 impl Schedule {
-    /// Creates the schedule after a first request.
+    /// Creates the schedule after a first discovery request.
     pub(super) fn new(asked: Instant, answered: Instant) -> Self {
         Self { asked, answered, unasked: None, changed: None, told: ChangeCoverage::Part, part: 1.0 }
     }
 
-    /// Records that something has changed, or may have changed unobserved.
+    /// Records that upstream's resources have changed, or may have changed unobserved.
     pub(super) fn change(&mut self, now: Instant) {
         self.unasked.get_or_insert(now);
         self.changed = Some(now);
     }
 
-    /// Records that a request was sent and answered.
+    /// Records that a discovery request was sent and answered.
     pub(super) fn ask(&mut self, asked: Instant, answered: Instant) {
         (self.asked, self.answered, self.unasked) = (asked, answered, None);
         self.part = 1.0 - EARLIER * random::f64();
@@ -98,12 +99,12 @@ impl Schedule {
         self.told = told;
     }
 
-    /// Whether a change is the reason for the next request.
+    /// Whether a change is the reason for the next discovery request.
     pub(super) fn is_prompted(&self) -> bool {
         self.prompted().is_some()
     }
 
-    /// Returns when the next request is due.
+    /// Returns the time at which the next discovery request is due.
     pub(super) fn due(&self) -> Instant {
         let rarely = self.asked + PERIOD_OF_BUILT_INS.mul_f64(self.part);
         let routine = match self.told {

@@ -7,16 +7,16 @@ use super::Impersonation;
 use super::modes::{ImpersonationMode, ImpersonationStep, modes};
 use kubeapi::{Access, AccessTarget, User};
 
-/// Why a requestor may not impersonate a user.
+/// The reason that a requestor may not impersonate a user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImpersonationDenied {
-    /// The access that it would need.
+    /// The access that the impersonation would need.
     pub access: Access,
     pub refused: NotGranted,
 }
 
 impl ImpersonationDenied {
-    /// The caller is unknown.
+    /// Creates a result for an unknown caller.
     pub(in super::super) fn unknown() -> Self {
         let access = Access { verb: String::new(), target: AccessTarget::Path(String::new()) };
         Self { access, refused: NotGranted::Unauthenticated }
@@ -24,7 +24,8 @@ impl ImpersonationDenied {
 }
 
 impl Impersonation {
-    /// The user that the requestor impersonates, by the first mode allowed to it. `request` is as for [`modes`].
+    /// Returns the user that the requestor impersonates, by the first mode allowed to it. `request` is as for
+    /// [`modes`].
     ///
     /// # Errors
     /// No mode is allowed, or that cannot be determined. The error is about the first of all modes.

@@ -8,23 +8,23 @@ use kubeapi::{Access, AccessTarget, ResourceTarget, User};
 /// A mode of impersonation. All of its steps must succeed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ImpersonationMode {
-    /// The user whose rights are reviewed, if it differs from the requestor.
+    /// The user whose permissions are reviewed, if it differs from the requestor.
     pub(super) subject: Option<User>,
     pub(super) steps: Vec<ImpersonationStep>,
-    /// The user that the request is sent as.
+    /// The user as which the request is sent to upstream.
     pub(super) user: User,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ImpersonationStep {
     Review(Access),
-    /// The first access, or else all of the others.
+    /// The first access must be allowed, or else all of the others.
     AllOrEach(Access, Vec<Access>),
-    /// Never allowed, for that reason.
+    /// The access is never allowed, for the given reason.
     Never(Access, String),
 }
 
-/// The verb of a mode, and the API group of its rights on users and groups.
+/// The verb of an impersonation mode, and the API group of its permissions on users and groups.
 #[derive(Debug, Clone, Copy)]
 struct Verb<'a> {
     verb: &'a str,
@@ -39,10 +39,10 @@ const NODES: &str = "system:nodes";
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 /// The only extra of a service account that acts as its node.
 const ASSOCIATED_KEYS: &str = "authentication.kubernetes.io/associated-node-keys";
-/// From this many groups or extra values on, one review for all of them comes first.
+/// The number of groups or extra values from which on one review for all of them is sent first.
 const MANY: usize = 4;
 
-/// The modes in which `requestor` may impersonate `wanted` in a request, in the order in which upstream tries them.
+/// Returns the modes in which `requestor` may impersonate `wanted` in a request, in upstream's order.
 ///
 /// `request` is `None` if upstream does not support constrained impersonation.
 pub(super) fn modes(requestor: &User, wanted: &User, request: Option<&Access>) -> Vec<ImpersonationMode> {
@@ -86,7 +86,7 @@ fn constrained(requestor: &User, wanted: &User, request: &Access) -> Vec<Imperso
     }
 }
 
-/// The mode for a user that is neither a node nor a service account, with all parts of the user.
+/// Returns the mode for a user that is neither a node nor a service account, with all parts of the user.
 fn user_info(wanted: &User, request: &Access) -> ImpersonationMode {
     let verb = Verb { verb: "impersonate:user-info", group: AUTHENTICATION };
     let mut steps =
@@ -142,19 +142,19 @@ fn wrong_extra(extra: &BTreeMap<String, Vec<String>>) -> Option<String> {
     })
 }
 
-/// Whether the requestor is a service account whose token is bound to a pod of that node.
+/// Whether the requestor is a service account whose token is bound to a pod of the node.
 fn is_associated(requestor: &User, node: &str) -> bool {
     let is_service_account = matches!(UserNameKind::of(&requestor.name), UserNameKind::ServiceAccount { .. });
     is_service_account && requestor.extra.get(NODE_NAME).is_some_and(|nodes| nodes.as_slice() == [node])
 }
 
-/// A service account as reviewed when it acts as its node: the same on every node.
+/// Returns a service account as it is reviewed when it acts as its node: the same on every node.
 fn bound(requestor: &User) -> User {
     let keys = requestor.extra.keys().cloned().collect();
     User { extra: BTreeMap::from([(ASSOCIATED_KEYS.to_owned(), keys)]), ..requestor.clone() }
 }
 
-/// The access to make this request while impersonating in that mode.
+/// Returns the access to make a request while impersonating in a mode.
 fn on(mode: &str, request: &Access) -> Access {
     Access { verb: format!("impersonate-on:{mode}:{}", request.verb), target: request.target.clone() }
 }

@@ -26,17 +26,18 @@ impl<'a> UserNameKind<'a> {
 const LABEL_BYTES_MAX: usize = 63;
 const SUBDOMAIN_BYTES_MAX: usize = 253;
 
-/// Whether it is a DNS label, like namespace names.
+/// Whether `text` is a DNS label, like namespace names.
 fn is_label(text: &str) -> bool {
     text.len() <= LABEL_BYTES_MAX && is_word(text)
 }
 
-/// Whether it is a DNS subdomain, like the names of nodes and service accounts. Its parts may be as long as the whole.
+/// Whether `text` is a DNS subdomain, like the names of nodes and service accounts. Each label may be as long as the
+/// whole name.
 fn is_subdomain(text: &str) -> bool {
     text.len() <= SUBDOMAIN_BYTES_MAX && text.split('.').all(is_word)
 }
 
-/// `[a-z0-9]([-a-z0-9]*[a-z0-9])?`
+/// Whether `text` matches `[a-z0-9]([-a-z0-9]*[a-z0-9])?`.
 fn is_word(text: &str) -> bool {
     let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     !text.is_empty() && text.bytes().all(is_inner) && !text.starts_with('-') && !text.ends_with('-')
@@ -48,7 +49,7 @@ const SUBDOMAIN_RULE: &str = "a lowercase RFC 1123 subdomain must consist of low
                               '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
 const PATH_RULE: &str = r"Invalid path (regex used for validation is '[A-Za-z0-9/\-._~%!$&'()*+,;=:]+')";
 
-/// The error in the key of an extra, in upstream's text. A key must be a domain-prefixed path.
+/// Returns the error in the key of an extra, in upstream's text. A key must be a domain-prefixed path.
 pub(super) fn wrong_extra_key(key: &str) -> Option<String> {
     let invalid = |value: &str, why: &str| format!("extra.key: Invalid value: {}: {why}", kubeapi::go_quote(value));
     let Some((host, path)) = key.split_once('/').filter(|(host, path)| !host.is_empty() && !path.is_empty()) else {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::CacheWriter;
 use crate::wire::Object;
 
-/// Objects replaced between two yields to readers.
+/// The number of objects that are replaced between two yields to readers.
 const RENEWED_AT_A_TIME: usize = 256;
 
 impl CacheWriter {

@@ -2,10 +2,11 @@ use std::path::Path;
 
 use super::AvailableMemory;
 
-/// Mount points of control groups and the name of the limit's file: version 2, then version 1.
+/// The mount points of control groups and the name of the limit's file: version 2, then version 1.
 const GROUPS: [(&str, &str); 2] =
     [("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")];
-/// Version 1 writes "no limit" as a number: about the largest multiple of the page size.
+/// The value from which on a limit of version 1 means "no limit". Version 1 writes about the largest multiple of the
+/// page size.
 const UNLIMITED_BYTES: u64 = 1 << 60;
 
 /// The lowest limit of the process's control group and its visible ancestors, or the machine's memory if that is less.
@@ -26,18 +27,19 @@ pub(super) fn room(read: impl Fn(&Path) -> Option<String>) -> Option<AvailableMe
     lowest.into_iter().chain(machine).min_by_key(|room| room.bytes)
 }
 
-/// Whether a path stays below its root. The path of a group outside of the visible hierarchy begins with dots.
+/// Whether a path stays below its root. The path of a control group outside of the visible hierarchy begins with dots.
 fn is_inside(path: &Path) -> bool {
     path.components().all(|part| matches!(part, std::path::Component::Normal(_)))
 }
 
-/// `MemTotal` of `/proc/meminfo`, in bytes.
+/// Parses `MemTotal` of `/proc/meminfo`, in bytes.
 fn total(text: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The path in a line of `/proc/self/cgroup` (`NUMBER:CONTROLLERS:PATH`) if the line concerns memory in that version.
+/// Returns the path in a line of `/proc/self/cgroup` (`NUMBER:CONTROLLERS:PATH`) if the line concerns memory in the
+/// given version of control groups.
 fn path_in(line: &str, is_v1: bool) -> Option<&str> {
     let (number, rest) = line.split_once(':')?;
     let (controllers, path) = rest.split_once(':')?;

@@ -31,17 +31,17 @@ use zlib_rs::{Deflate, DeflateConfig, DeflateFlush, Strategy};
 
 use crate::cache::DeflatedChunk;
 
-/// The level with the best trade-off in the table above.
+/// The compression level with the best trade-off in the table above.
 const LEVEL: i32 = 6;
-/// Divisor of a piece's length that gives the smallest useful gain. With less gain a piece is stored, because clients
-/// read it a hundred times as fast. Go's own compressor requires a sixteenth.
+/// The divisor of a piece's length that gives the smallest useful gain. With less gain a piece is stored, because
+/// clients read it a hundred times as fast. Go's own compressor requires a sixteenth.
 const GAIN: usize = 18;
-/// Divisor of a piece's length. Less repeated text than that does not justify a search for matches, which takes several
-/// times as long as Huffman codes alone. The estimate stops there.
+/// The divisor of a piece's length. Less repeated text than that does not justify a search for matches, which takes
+/// several times as long as Huffman codes alone. The estimate stops there.
 const MATCHED: usize = 256;
-/// Maximum distance of a match (RFC 1951 §2).
+/// The maximum distance of a match (RFC 1951 §2).
 pub(super) const WINDOW_BYTES: usize = 32 << 10;
-/// Maximum length of a piece: a millisecond of work, or two for text that compresses badly.
+/// The maximum length of a piece in bytes: a millisecond of work, or two for text that compresses badly.
 pub(super) const PIECE_BYTES_MAX: usize = 160 << 10;
 
 /// Compresses a piece, which may refer to the text `before` it.
@@ -57,12 +57,12 @@ pub(super) fn deflated(before: &[u8], piece: &[u8], is_last: bool) -> DeflatedCh
     DeflatedChunk { bytes, crc: crc32fast::hash(piece), len: piece.len() as u64, is_last }
 }
 
-/// Returns the number of pieces for a text of this length. Pieces have about equal lengths.
+/// Returns the number of pieces for a text of `len` bytes. Pieces have about equal lengths.
 pub(super) fn pieces(len: usize) -> usize {
     len.div_ceil(PIECE_BYTES_MAX).max(1)
 }
 
-/// Returns the range of a piece.
+/// Returns the byte range of a piece in a text.
 pub(super) fn piece(len: usize, index: usize) -> std::ops::Range<usize> {
     let pieces = pieces(len);
     len * index / pieces..len * (index + 1) / pieces
@@ -112,10 +112,10 @@ fn matched(before: &[u8], piece: &[u8]) -> usize {
     matched
 }
 
-/// Minimum length of a repetition that counts; shorter ones occur by chance.
+/// The minimum length of a repetition that counts; shorter ones occur by chance.
 const MATCH_BYTES: usize = 5;
 const PLACE_BITS: u32 = 14;
-/// Number of misses after which the steps become longer.
+/// The number of misses after which the steps become longer.
 const MISSES_A_STEP: usize = 32;
 
 fn place(text: &[u8], at: usize) -> usize {

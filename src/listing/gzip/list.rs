@@ -18,7 +18,7 @@ pub(crate) struct GzipList {
     batches: Vec<Batch>,
     member: Member,
     stage: Stage,
-    /// Text of the current batch, read if a piece of it must be compressed now or is sent uncompressed.
+    /// The text of the current batch, read if a piece of it must be compressed now or is sent uncompressed.
     reading: BatchReader,
     joined: SliceJoiner,
 }
@@ -26,16 +26,16 @@ pub(crate) struct GzipList {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Head,
-    /// A piece of a batch.
+    /// A piece of a batch, by the indexes of the batch and of the piece.
     Piece(usize, usize),
     Tail,
     Over,
 }
 
-/// A batch, read chunk by chunk.
+/// A reader of a batch, chunk by chunk.
 #[derive(Debug, Default)]
 struct BatchReader {
-    /// Number of chunks read.
+    /// The number of chunks that were read.
     chunks: usize,
     text: Text,
 }
@@ -80,7 +80,7 @@ impl GzipList {
         }
     }
 
-    /// Appends a piece.
+    /// Appends a compressed piece of a list to the output.
     fn poll_piece(&mut self, at: usize, index: usize, cx: &mut Context<'_>) -> Poll<Result<(), TranscodeError>> {
         let batch = &self.batches[at];
         let wanted = Piece { batch, behind: at.checked_sub(1).map(|at| &self.batches[at]), index };
@@ -120,7 +120,7 @@ impl GzipList {
 }
 
 impl BatchReader {
-    /// Is ready when the whole batch has been read.
+    /// Completes when the whole batch has been read.
     fn poll(&mut self, list: &mut ListBody, batch: &Batch, cx: &mut Context<'_>) -> Poll<Result<(), TranscodeError>> {
         while let Some(index) = batch.chunks.clone().nth(self.chunks) {
             let plain = match ready!(list.poll_plain(index, cx)) {

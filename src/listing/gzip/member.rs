@@ -11,16 +11,16 @@ use crate::cache::DeflatedChunk;
 pub(super) struct Member {
     plain: Hasher,
     len: u64,
-    /// Stored bytes that are not written yet. A stored block begins with its length, and may span several pieces.
+    /// The stored bytes that are not written yet. A stored block begins with its length, and may span several pieces.
     stored: Text,
     out: VecDeque<Bytes>,
 }
 
-/// The header: no name, no time, the fastest algorithm, an unknown system.
+/// The gzip header: no name, no time, the fastest algorithm, an unknown system.
 const HEADER: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 4, 255];
-/// An empty last block.
+/// An empty last block of DEFLATE, which ends a stream.
 const LAST_BLOCK: [u8; 2] = [3, 0];
-/// Maximum length of a stored block.
+/// The maximum length of a stored block.
 const STORED_BYTES_MAX: usize = 0xffff;
 
 impl Member {
@@ -29,7 +29,7 @@ impl Member {
         Self { plain: Hasher::new(), len: 0, stored: Text::default(), out }
     }
 
-    /// Appends a piece. If the piece is stored, `plain` returns its bytes.
+    /// Appends a piece to the gzip member. If the piece is stored, `plain` returns its bytes.
     pub(super) fn put(&mut self, piece: &DeflatedChunk, plain: impl FnOnce() -> Text) {
         self.plain.combine(&Hasher::new_with_initial_len(piece.crc, piece.len));
         self.len += piece.len;
@@ -58,7 +58,7 @@ impl Member {
         }
     }
 
-    /// Writes the pending stored block.
+    /// Writes the pending stored block of DEFLATE.
     fn close(&mut self) {
         let stored = std::mem::take(&mut self.stored);
         if stored.len() == 0 {
@@ -82,7 +82,7 @@ impl Member {
         self.out.push_back(out.into());
     }
 
-    /// Returns the next bytes to send.
+    /// Returns the next bytes of the gzip member to send.
     pub(super) fn next(&mut self) -> Option<Bytes> {
         self.out.pop_front()
     }

@@ -3,7 +3,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-/// A text in shared slices.
+/// A text that consists of shared slices.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Text {
     slices: VecDeque<Bytes>,
@@ -22,7 +22,7 @@ impl Text {
         }
     }
 
-    /// Returns the part in `range`.
+    /// Returns the part of the text in `range`, without copying it.
     pub(super) fn range(&self, range: Range<usize>) -> Self {
         let mut part = Self::default();
         let mut at = 0;

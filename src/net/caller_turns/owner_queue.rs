@@ -14,15 +14,15 @@ pub(super) struct OwnerQueues {
     all: HashMap<Owner, OwnerQueue>,
     /// The owners with a waiting connection, the next one first.
     order: VecDeque<Owner>,
-    /// The waker of the next connection, while everything else runs before it.
+    /// The waker of the next connection, while all other tasks run before it.
     back: Option<Arc<ReturnFlag>>,
     tickets: u64,
     waiting: usize,
-    /// The number of lines at which those without information are removed.
+    /// The number of queues at which those without state are removed.
     sweep_at: usize,
 }
 
-/// The connections of one owner.
+/// The connections of one owner that are open or wait for a turn.
 #[derive(Debug)]
 struct OwnerQueue {
     /// The CPU time that the owner had used and not regained at `at`.
@@ -32,23 +32,23 @@ struct OwnerQueue {
     waiting: VecDeque<(u64, Waker)>,
 }
 
-/// A place in an owner's line.
+/// A position in an owner's queue.
 #[derive(Debug)]
 pub(super) struct QueueTicket {
     owner: Owner,
     ticket: u64,
 }
 
-/// What to do with a connection that asks to be polled.
+/// The decision about a connection that requests a turn.
 #[derive(Debug)]
 pub(super) enum TurnDecision {
     Run,
-    /// The connection waits. Its task is woken when it is next.
+    /// The connection waits. Its task is woken when the connection is next.
     Wait,
     /// The connection waits, because its owner has used more than a slice. The caller must wake the next owner's
     /// connection.
     WakeNext(Waker),
-    /// The connection is next, and is polled after this waker has woken its task. Everything else that can run goes
+    /// The connection is next, and is polled after this waker has woken its task. All other tasks that can run go
     /// first.
     YieldToOthers(Arc<ReturnFlag>),
 }
@@ -60,16 +60,16 @@ pub(super) struct ReturnFlag {
     task: Waker,
 }
 
-/// The CPU time that one owner gets before everything else runs.
+/// The CPU time that one owner gets before all other tasks run.
 ///
 /// A poll that begins within the slice may end later. The owner then skips one turn for each slice that it has used.
 pub(super) const SLICE: Duration = Duration::from_micros(100);
-/// The most use charged to an owner. This bounds the charge to a thread that the system did not schedule.
+/// The maximum CPU time charged to an owner. This bounds the charge to a thread that the system did not schedule.
 const SPENT_MAX: Duration = SLICE.saturating_mul(10);
-/// An owner regains one slice for each four slices of time between polls, while none of its connections waits. So an
-/// owner that uses less than a fifth of a core never waits.
+/// The number of slices of time between polls in which an owner regains one slice, while none of its connections waits.
+/// So an owner that uses less than a fifth of a core never waits.
 const GIVEN_BACK_IN: u32 = 4;
-/// The least number of lines before some are removed.
+/// The minimum number of queues before some are removed.
 const SWEEP_MIN: usize = 64;
 
 impl OwnerQueues {
@@ -77,7 +77,7 @@ impl OwnerQueues {
         self.waiting
     }
 
-    /// Handles a connection that asks to be polled. `place` is its place in its owner's line, if any; it is set or
+    /// Handles a connection that requests a turn. `place` is its position in its owner's queue, if any; it is set or
     /// cleared here.
     pub(super) fn enter(
         &mut self,
@@ -138,7 +138,7 @@ impl OwnerQueues {
         self.next()
     }
 
-    /// Charges an owner for a period. Returns the owner's recent use.
+    /// Charges an owner for a period of CPU time. Returns the owner's recent use.
     pub(super) fn charge(&mut self, owner: Owner, began: Instant, now: Instant) -> Duration {
         let line = self.line(owner, now);
         line.give_back(began);
@@ -147,7 +147,7 @@ impl OwnerQueues {
         line.spent
     }
 
-    /// Gives up a place. Returns the connection to wake next, if there is one.
+    /// Removes a connection from its owner's queue. Returns the waker of the connection that is next, if there is one.
     pub(super) fn leave(&mut self, place: &QueueTicket) -> Option<Waker> {
         let at = self.all.get(&place.owner)?.place(place.ticket).ok()?;
         if at == 0 && self.order.front() == Some(&place.owner) {
@@ -157,13 +157,13 @@ impl OwnerQueues {
         self.next()
     }
 
-    /// The next connection, unless everything else runs before it now.
+    /// Returns the waker of the next connection, unless all other tasks run before it now.
     fn next(&self) -> Option<Waker> {
         let first = self.order.front().filter(|_| self.back.is_none())?;
         self.all.get(first)?.waiting.front().map(|(_, waker)| waker.clone())
     }
 
-    /// Adds a connection at the end of its owner's line. Returns its ticket.
+    /// Adds a connection at the end of its owner's queue. Returns its ticket.
     fn join(&mut self, owner: Owner, now: Instant, waker: &Waker) -> u64 {
         self.tickets += 1;
         self.waiting += 1;
@@ -176,7 +176,7 @@ impl OwnerQueues {
         ticket
     }
 
-    /// Removes the connection at that place in its owner's line.
+    /// Removes the connection at position `at` of its owner's queue.
     fn remove(&mut self, owner: Owner, at: usize) {
         let Some(line) = self.all.get_mut(&owner) else { return };
         line.waiting.remove(at);
@@ -215,7 +215,7 @@ impl OwnerQueue {
         self.at = now;
     }
 
-    /// Whether the line equals a new one.
+    /// Whether the queue has no state worth keeping, so that it equals a new one.
     fn says_nothing(&mut self, now: Instant) -> bool {
         self.give_back(now);
         self.waiting.is_empty() && self.spent.is_zero()

@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::super::Connection;
 
-/// The byte that replaces a `#`. The codec refuses control characters in a target.
+/// The byte that replaces a `#` in a request target. The codec refuses control characters in a target.
 const REFUSED: u8 = 0x01;
 
 /// Tracks which part of a request the next bytes belong to, and whether the client sends more than it may before a
@@ -28,33 +28,33 @@ pub(super) struct HeadCheck(Arc<Shared>);
 struct Shared {
     state: AtomicU8,
     heads: Arc<ConnectionHeads>,
-    /// The bytes of the unfinished head.
+    /// The number of bytes of the unfinished request head.
     unfinished: AtomicUsize,
 }
 
-/// The budget for unfinished heads is used up.
+/// The error of a connection whose listener has too many bytes of unfinished heads.
 #[derive(Debug, thiserror::Error)]
-#[error("too many incomplete request headers")]
+#[error("too many connections have incomplete request headers")]
 struct HeadBudgetExceeded;
 
-/// What a client may send after a request and before its response.
+/// The bytes that a client may send after a request and before its response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PipelinePolicy {
-    /// The body, or the next request.
+    /// The client may send the body, or the next request.
     Requests,
     Nothing,
-    /// Anything: the connection may become a tunnel, whose bytes are not requests.
+    /// The client may send anything, because the connection may become a tunnel whose bytes are not requests.
     Tunnel,
 }
 
-/// Before a request line. Empty lines may precede it (RFC 9112 §2.2).
+/// The parser is before a request line. Empty lines may precede it (RFC 9112 §2.2).
 const BEFORE_LINE: u8 = 0;
 const IN_LINE: u8 = 1;
-/// At the start of a field line. An empty one ends the head.
+/// The parser is at the start of a field line. An empty line ends the head.
 const AT_FIELD: u8 = 2;
 const IN_FIELD: u8 = 3;
 const BEHIND_HEAD: u8 = 4;
-/// Bytes after the head have arrived.
+/// Bytes after the request head were received.
 const BEYOND_HEAD: u8 = 5;
 /// A request is running that allows no bytes before its response.
 const AWAITED: u8 = 6;

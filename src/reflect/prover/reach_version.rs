@@ -28,7 +28,7 @@ const LISTED_WITHIN: Duration = Duration::from_millis(500);
 /// The response to a request to reach a version.
 enum ReachOutcome {
     Reached(ResourceVersion),
-    /// Upstream does not have that version.
+    /// Upstream does not have the requested version.
     Behind,
     Failed,
 }
@@ -41,7 +41,7 @@ struct RequestedVersion {
 }
 
 impl Prover {
-    /// Reaches the versions that readers wait for, as long as they wait.
+    /// Reaches the versions that readers wait for, for as long as they wait.
     pub(super) async fn chase(&self) -> Infallible {
         let (feed, reader) = (&self.upstream.feed, &self.upstream.feed.reader);
         let mut wanted = feed.freshness.watch_versions();
@@ -94,7 +94,7 @@ impl Prover {
         self.behind_a_proxy.load(Ordering::Relaxed)
     }
 
-    /// Asks upstream to reach a version, unless our own stream delivers it at once.
+    /// Requests that upstream reaches a version, unless the feed's stream delivers it at once.
     async fn come_to(&self, rv: ResourceVersion) -> ReachOutcome {
         let reader = &self.upstream.feed.reader;
         if timeout(STREAM_HEAD_START, reader.reached(rv)).await.is_ok() {
@@ -113,7 +113,10 @@ impl Prover {
             }
             Ok(Err(StreamEnd::Failed(error))) if error.is_too_large_version() => Some(ReachOutcome::Behind),
             Ok(Err(error)) => {
-                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "cannot read a resourceVersion");
+                tracing::debug!(
+                    feed = %self.upstream.feed.spec.key, %error,
+                    "cannot read upstream's current resourceVersion"
+                );
                 None
             }
             Ok(Ok(_)) | Err(_) => None,
@@ -135,8 +138,10 @@ impl Prover {
             match timeout(LISTED_WITHIN, self.is_at(wanted)).await {
                 Ok(Ok(true)) => return self.behind.succeeded(),
                 Ok(Ok(false)) => {}
-                Ok(Err(error)) => tracing::debug!(feed = %feed.spec.key, %error, "cannot list resourceVersions"),
-                Err(_) => tracing::debug!(feed = %feed.spec.key, "listing resourceVersions timed out"),
+                Ok(Err(error)) => {
+                    tracing::debug!(feed = %feed.spec.key, %error, "cannot list the objects' resourceVersions");
+                }
+                Err(_) => tracing::debug!(feed = %feed.spec.key, "listing the objects' resourceVersions timed out"),
             }
         }
         if !self.watches_say_how_far() {
@@ -145,8 +150,8 @@ impl Prover {
         match timeout(PROOF_MAX, self.by_catching_up(true)).await {
             Ok(Ok(())) if feed.reader.progress().rv > before => return self.behind.succeeded(),
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::debug!(feed = %feed.spec.key, %error, "catch-up failed"),
-            Err(_) => tracing::debug!(feed = %feed.spec.key, "catch-up timed out"),
+            Ok(Err(error)) => tracing::debug!(feed = %feed.spec.key, %error, "cannot catch up with upstream"),
+            Err(_) => tracing::debug!(feed = %feed.spec.key, "catching up with upstream timed out"),
         }
         self.behind.rest().await;
     }

@@ -19,9 +19,10 @@ use crate::upstream::{Cause, Error};
 use crate::wire::{WatchItem, WireError};
 use kubeapi::ResourceVersion;
 
-/// A stream that ends cleanly within this time without an item counts as a refusal.
+/// The time within which a stream that ends cleanly and without an item counts as refused.
 const SHORT: Duration = Duration::from_secs(1);
-/// The time in which a reopened stream should repeat our newest change. After it, upstream's position is requested.
+/// The time in which a reopened stream should repeat the feed's newest change. After that, upstream's position is
+/// requested.
 const TOLD_AGAIN_MAX: Duration = Duration::from_secs(1);
 const TOLD_AGAIN_SPREAD: Duration = Duration::from_secs(2);
 /// The window over which feeds spread their position requests if no change can be repeated. A whole fleet may have lost
@@ -30,12 +31,12 @@ const REOPENED_SPREAD: Duration = Duration::from_secs(10);
 /// The window over which feeds with a sign of another history spread their checks.
 const DOUBT_SPREAD: Duration = Duration::from_secs(1);
 const NOTICE_SPREAD: Duration = Duration::from_secs(3);
-/// The wait after a history check without a response.
+/// The delay after a history check without a response.
 const AGAIN: Duration = Duration::from_secs(10);
 
 impl Reflector {
-    /// Opens a stream that continues from `at`. With a witness, it starts right before that change, which the feed
-    /// already knows.
+    /// Opens a stream that continues from `at`. With a resume marker, the stream starts right before that change, which
+    /// the feed already has.
     pub(super) async fn resume(
         &self,
         at: ResourceVersion,
@@ -50,8 +51,8 @@ impl Reflector {
         }
     }
 
-    /// Records that upstream no longer has the change that it should repeat. It may still have the changes after our
-    /// own version.
+    /// Records that upstream no longer has the change that the stream should repeat. It may still have the changes
+    /// after the feed's version.
     pub(super) fn untold(&mut self, at: ResourceVersion) -> State {
         self.continuity = Continuity::Unknown;
         State::Listed { at }
@@ -107,7 +108,7 @@ impl Reflector {
         }
     }
 
-    /// Schedules a check that the reopened stream continues our history, unless its first event proves it.
+    /// Schedules a check that the reopened stream continues the feed's history, unless its first event proves it.
     fn ask_whether_it_goes_on(&mut self, has_witness: bool) {
         if has_witness {
             self.history_checks.ask(HistoryCheckReason::Reopened, TOLD_AGAIN_MAX, TOLD_AGAIN_SPREAD);
@@ -116,8 +117,8 @@ impl Reflector {
         }
     }
 
-    /// Examines the first item of a stream that should begin with our newest change. Returns the next state if the
-    /// stream must be abandoned.
+    /// Examines the first item of a stream that should begin with the feed's newest change. Returns the next state if
+    /// the stream must be abandoned.
     fn examine(&mut self, resume_marker: &ResumeMarker, first: &Received, at: ResourceVersion) -> Option<State> {
         let evidence = match first {
             Received::Item(item) => testimony(resume_marker, item),
@@ -191,8 +192,8 @@ impl Reflector {
         }
     }
 
-    /// Processes a finding of the tasks beside the stream. Returns the version that it leads to, or the state after the
-    /// end of the stream.
+    /// Processes a finding of the tasks beside the stream. Returns the version that the feed reaches by it, or the
+    /// state after the end of the stream.
     pub(super) async fn heard(
         &mut self,
         word: ReflectorFinding,
@@ -234,7 +235,7 @@ impl Reflector {
         }
     }
 
-    /// Whether the feed still holds the object in the version that was found to differ.
+    /// Whether the feed still has the object in the version that was found to differ.
     fn is_held_so(&self, found: &Divergence) -> bool {
         let reader = &self.deps.upstream.feed.reader;
         let ours = || reader.applied().and_then(|state| state.get(&found.key).map(|object| object.rv));
@@ -268,7 +269,7 @@ impl Reflector {
         }
     }
 
-    /// Records that upstream continues our history.
+    /// Records that upstream continues the feed's history.
     fn is_sure(&mut self) {
         self.continuity = Continuity::Certain;
         self.history_checks.withdraw();
@@ -286,7 +287,7 @@ impl Reflector {
         in_vain.then(|| StreamEnd::Clean.into())
     }
 
-    /// Applies the changes that a proof has read beside our own stream. The stream's copies will be duplicates.
+    /// Applies the changes that a proof has read beside the feed's stream. The stream's copies will be duplicates.
     fn adopt(&mut self, proof: Proof) -> Result<ResourceVersion, BrokenStream> {
         if proof.history != self.deps.upstream.feed.reader.history() {
             return Ok(ResourceVersion::default());

@@ -43,7 +43,8 @@ impl Reflector {
         self.complete.age(proven, Instant::now()).is_some_and(|age| age <= gap_recovery::OUTAGE_MAX)
     }
 
-    /// Closes the gap after `at`, which upstream no longer has: with one list, and mended if the changes can be proven.
+    /// Closes the gap after `at`, which upstream no longer has, with one list. The history continues if the changes can
+    /// be proven.
     pub(super) async fn relist(
         &mut self,
         at: ResourceVersion,
@@ -116,7 +117,8 @@ impl Reflector {
             Err(error) if error.may_pass() => Err(error.into()),
             // The history was compacted or cannot be read in this way, so the changes cannot be proven.
             Err(error) => {
-                tracing::info!(feed = %self.deps.upstream.feed.spec.key, %error, "cannot read the events of the gap");
+                let feed = &self.deps.upstream.feed.spec.key;
+                tracing::info!(%feed, %error, "cannot recover the missed events; starting a new history");
                 Ok(GapRecovery::Unknown)
             }
         }
@@ -131,8 +133,8 @@ impl Reflector {
         Ok(true)
     }
 
-    /// Gives up the feed's history because upstream's storage went back: the cached changes have not happened. From
-    /// here on nothing of it is served, and the watches end when the restored state replaces it (F3).
+    /// Discards the feed's history because upstream's storage went back: the cached changes have not happened. After
+    /// this, no cached data is served. The watches end when the restored state replaces it (F3).
     pub(super) fn give_up(&mut self, at: ResourceVersion, evidence: &'static str) {
         if std::mem::replace(&mut self.rewinding, true) {
             return;
@@ -150,15 +152,15 @@ impl Reflector {
         self.deps.rewinds.announce(Instant::now());
     }
 
-    /// Gives up the cached state because it differs from upstream's. From here on nothing of it is served, and the
-    /// watches end when upstream's state replaces it (F8).
+    /// Discards the cached state because it differs from upstream's. After this, no cached data is served. The watches
+    /// end when upstream's state replaces it (F8).
     pub(super) fn quarantine(&mut self, found: &Divergence) {
         let Divergence { key, at, ours, theirs, difference, .. } = found;
         let version = |rv: Option<ResourceVersion>| rv.map_or_else(|| "none".to_owned(), |rv| rv.to_string());
         let feed = &self.deps.upstream.feed;
         tracing::error!(
-            feed = %feed.spec.key, object = %key, difference, rv = %at, cached_rv = version(*ours),
-            upstream_rv = version(*theirs),
+            feed = %feed.spec.key, object = %key, cached_rv = version(*ours), upstream_rv = version(*theirs), rv = %at,
+            difference,
             "cached object differs from upstream: an event was lost in the proxy or the apiserver; relisting; watches \
              end with 410"
         );

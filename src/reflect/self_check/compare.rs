@@ -15,7 +15,7 @@ pub(super) struct KeyRange {
 }
 
 impl KeyRange {
-    /// The part that is covered by a page that begins after `behind`.
+    /// Returns the part that is covered by a page that begins after `behind`.
     pub(super) fn of(behind: Option<ObjectKey>, page: &VersionPage) -> Self {
         let last = page.versions.last_key_value().map(|(last, _)| last.clone());
         Self { behind, until: last.filter(|_| !page.is_last) }
@@ -27,11 +27,11 @@ impl KeyRange {
     }
 }
 
-/// Returns the keys whose versions contradict each other. `listed` is a state of upstream that is not older than
-/// `before` and not newer than `after`, which are ours. The three may be one version.
+/// Returns the keys whose versions contradict each other. `listed` is a state of upstream that is not older than the
+/// cached state `before` and not newer than the cached state `after`. The three may be one version.
 ///
-/// An object that upstream lists has not changed since its own version. So a state of ours that had reached that
-/// version must have it, and vice versa. Changes between `before` and `after` prove nothing.
+/// An object that upstream lists has not changed since its own version. So a cached state that had reached that version
+/// must have it, and vice versa. Changes between `before` and `after` prove nothing.
 pub(super) fn contradictions(
     before: &Snapshot,
     after: &Snapshot,
@@ -47,21 +47,21 @@ pub(super) fn contradictions(
     found
 }
 
-/// How an object differs, at one version of the collection.
+/// The difference of one object at one version of the collection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Discrepancy {
-    /// Upstream has it, and the feed does not.
+    /// Upstream has the object, and the feed does not.
     Missing,
-    /// The feed has it, and upstream no longer does.
+    /// The feed has the object, and upstream no longer does.
     Deleted,
-    /// Upstream has another version of it.
+    /// Upstream has another version of the object.
     Version,
-    /// Upstream has other bytes for the same version.
+    /// Upstream has other bytes for the same version of the object.
     Bytes,
 }
 
 impl Discrepancy {
-    /// Compares two objects. `alike` is true if the server that responded produces the bytes that the feed holds.
+    /// Compares two objects. `alike` is true if the server that responded produces the same bytes as the cached ones.
     pub(super) fn between(ours: Option<&Arc<Object>>, theirs: Option<&Object>, alike: bool) -> Option<Self> {
         match (ours, theirs) {
             (None, None) => None,

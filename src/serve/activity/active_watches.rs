@@ -31,7 +31,8 @@ pub struct ActiveWatches(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     began: Instant,
-    /// A sharded map, because watches open and end on all cores and listing them must not block the others.
+    /// The open watches, in a sharded map, because watches open and end on all cores and listing them must not block
+    /// the others.
     watches: DashMap<u64, Arc<WatchEntry>>,
     next: AtomicU64,
     ended: RecentLog,
@@ -55,7 +56,7 @@ struct WatchesPage {
     total: usize,
     /// The number of matching watches beyond the limit, which are not in `watches`.
     left_out: usize,
-    /// Sorted as the query requested.
+    /// The open watches, sorted as the query requested.
     watches: Vec<WatchRow>,
 }
 
@@ -77,7 +78,7 @@ impl Default for ActiveWatches {
 }
 
 impl ActiveWatches {
-    /// Returns the debug page with this name as JSON, or `None` if there is no such page.
+    /// Returns the debug page with the name `name` as JSON, or `None` if there is no such page.
     pub fn page(&self, name: &str, query: &str) -> Option<Vec<u8>> {
         let filter = Filter::of(&Query::parse(query));
         let json = match name {
@@ -113,7 +114,7 @@ impl ActiveWatches {
         RecentPage { ended, refused, passed_through }
     }
 
-    /// Registers an opened watch.
+    /// Registers an opened watch for the debug pages.
     pub(crate) fn opened(&self, watch: WatchDescription) -> ActiveWatch {
         let id = self.0.next.fetch_add(1, Ordering::Relaxed);
         let watch = Arc::new(WatchEntry::new(watch, self.0.began.elapsed()));
@@ -126,7 +127,7 @@ impl ActiveWatches {
         self.0.refused.note(who, method, path, shortened(&format!("{code} {message}")));
     }
 
-    /// Records a forwarded request.
+    /// Records a forwarded request for the debug pages.
     pub(crate) fn passed(&self, who: &RequestSource, (method, path): (&str, &str), reason: &str) {
         self.0.passed.note(who, method, path, reason.into());
     }

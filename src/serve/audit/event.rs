@@ -43,7 +43,7 @@ pub(super) enum Stage {
     ResponseComplete,
 }
 
-/// The authenticated user.
+/// The authenticated user of an audited request.
 #[derive(Debug, Serialize)]
 pub(super) struct AuditUser<'a> {
     #[serde(skip_serializing_if = "str::is_empty")]
@@ -56,7 +56,7 @@ pub(super) struct AuditUser<'a> {
     extra: Option<&'a BTreeMap<String, Vec<String>>>,
 }
 
-/// The requested object or collection.
+/// The object or collection that an audited request names.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ObjectReference<'a> {
@@ -89,7 +89,7 @@ pub(super) struct AuditOutcome<'a> {
     code: u16,
 }
 
-/// An empty object `{}`, in place of a Status's metadata.
+/// An empty JSON object `{}`, which replaces a Status's metadata.
 #[derive(Debug, Serialize)]
 struct EmptyObject {}
 
@@ -129,7 +129,7 @@ impl<'a> AuditOutcome<'a> {
 }
 
 impl AuditEvent<'_> {
-    /// Serializes the event as one line.
+    /// Serializes the audit event as one line.
     pub(super) fn to_line(&self) -> Vec<u8> {
         let mut line = serde_json::to_vec(self).expect("texts, numbers and lists always serialize");
         line.push(b'\n');

@@ -20,9 +20,9 @@ pub(super) struct Queue {
     room: Arc<Semaphore>,
 }
 
-/// The error of a full queue: the writer does not keep up.
+/// The error of a full audit queue: the writer does not keep up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the audit log queue is full")]
+#[error("the audit log queue is full, so the request cannot be recorded")]
 pub(super) struct QueueFull;
 
 /// The maximum number of queued records: about one second of heavy read traffic.
@@ -31,7 +31,7 @@ pub(super) const RECORDS_MAX: usize = 16_384;
 const BYTES_MAX: usize = 32 << 20;
 
 impl Audit {
-    /// Creates a log that records nothing.
+    /// Creates an audit log that records nothing.
     pub fn off() -> Self {
         Self::default()
     }
@@ -51,7 +51,7 @@ impl Audit {
         Self { queue: Some(queue) }
     }
 
-    /// Whether requests are recorded.
+    /// Whether audit records are written.
     pub(crate) fn is_on(&self) -> bool {
         self.queue.is_some()
     }

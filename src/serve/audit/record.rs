@@ -31,9 +31,9 @@ pub(crate) struct AuditRecord {
 /// log.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ServedLocally {
-    /// The Status, if the response is an error.
+    /// The Status of the response, if it is an error.
     pub(crate) status: Option<Status>,
-    /// Whether the response is a stream that continues after it has started.
+    /// Whether the response is a stream that continues after its head was sent.
     pub(crate) is_watch: bool,
     /// Whether the response shows cached data.
     pub(crate) is_served: bool,
@@ -54,7 +54,7 @@ struct RecordedResponse {
     decision: Option<Decision>,
 }
 
-/// The apiserver's limit for the user agent, and the suffix of a truncated one.
+/// The maximum length of a recorded user agent in bytes, as in the apiserver, and the suffix of a truncated one.
 const TEXT_BYTES_MAX: usize = 1024;
 const TRUNCATED: &str = "...TRUNCATED";
 /// The maximum size of a record for an unauthenticated request. In larger records, values that the caller sent are
@@ -88,7 +88,7 @@ impl AuditRecord {
         })
     }
 
-    /// Sets the caller.
+    /// Sets the caller of the recorded request.
     pub(crate) fn put_caller(&mut self, caller: &Caller) {
         self.user = match caller {
             Caller::ProxyItself => None,
@@ -189,7 +189,7 @@ fn anonymous() -> User {
     User { name: "system:anonymous".to_owned(), groups, ..User::default() }
 }
 
-/// Returns the wall-clock time for records. It is never used to measure or order anything.
+/// Returns the wall-clock time for audit records. It is never used to measure or order anything.
 #[allow(clippy::disallowed_methods, reason = "records are compared with those of other servers")]
 fn now() -> Timestamp {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();

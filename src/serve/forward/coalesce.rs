@@ -22,11 +22,11 @@ pub(crate) struct SharedResponse {
     pub(crate) place: Arc<ConcurrencyPermit>,
 }
 
-/// Why there is no response to share.
+/// The reason that there is no response to share.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CoalesceError {
-    /// It is too large to be read whole, or its user has no room for it.
-    #[error("the response is too large to be shared")]
+    /// The response is too large to be read whole, or its user has no memory budget left.
+    #[error("the response is too large to be shared by coalesced requests")]
     TooLarge,
     #[error(transparent)]
     Failed(#[from] Error),
@@ -71,9 +71,9 @@ impl RequestCoalescer {
     /// Returns the response for `key`. `ask` sends the request to upstream, for this caller or for all that wait with
     /// it.
     ///
-    /// A request without company is sent on its caller's task, because most are, and a separate task costs more than
-    /// the request. If that caller is cancelled, a new request is sent for the waiting callers. `None` means that the
-    /// proxy is shutting down.
+    /// A request that no other caller waits for is sent on its caller's task. Most requests are of this kind, and a
+    /// separate task costs more than the request. If that caller is cancelled, a new request is sent for the waiting
+    /// callers. `None` means that the proxy is shutting down.
     pub(crate) async fn ask(&self, key: Key, tasks: &Tasks, ask: SendRequest) -> Option<SharedResult> {
         let turn = match self.waiting.entry(key.clone()) {
             Entry::Vacant(vacant) => {
@@ -94,7 +94,7 @@ impl RequestCoalescer {
     }
 }
 
-/// A request that is in flight. When it is dropped, a new request is sent for the callers that arrived since.
+/// A coalesced request that is in flight. When it is dropped, a new request is sent for the callers that arrived later.
 struct InFlightRequest {
     waiting: Arc<WaiterMap>,
     key: Key,
@@ -128,7 +128,7 @@ struct NextRequest {
 }
 
 impl NextRequest {
-    /// Gives up the key. From here on, another task may own it.
+    /// Releases the key. After this, another task may own it.
     fn let_go(&mut self) {
         self.is_kept = false;
     }
@@ -142,7 +142,7 @@ impl Drop for NextRequest {
     }
 }
 
-/// Sends one request on behalf of `askers` callers.
+/// Sends one upstream request on behalf of `askers` callers.
 async fn question(ask: &SendRequest, askers: usize) -> SharedResult {
     crate::serve::activity::metrics::coalesced(askers);
     match timeout(ANSWER_MAX, ask()).await {
@@ -151,7 +151,8 @@ async fn question(ask: &SendRequest, askers: usize) -> SharedResult {
     }
 }
 
-/// Takes the current waiters. If there are none, the key is removed, so that the next request starts over.
+/// Returns the callers that wait for the key. If there are none, the key is removed, so that the next request starts
+/// over.
 fn take(waiting: &WaiterMap, key: &Key) -> Option<ResultSenders> {
     let mut taken = ResultSenders::new();
     waiting.remove_if_mut(key, |_, askers| {

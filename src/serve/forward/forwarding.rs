@@ -50,23 +50,23 @@ impl CoalescedResult {
     }
 }
 
-/// Upstream's response, or why there is none.
+/// Upstream's response, or the reason that there is none.
 type ReadResult = Result<Response<ResponseBody>, Error>;
 
 /// How long upstream may exceed the time limit for bodies before its response starts. This lets upstream's own timeout
 /// error arrive first.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The largest response that is buffered to be shared.
+/// The maximum size in bytes of a response that is buffered to be shared.
 const SHARED_BYTES_MAX: usize = 4 << 20;
-/// The longest chain of proxies.
+/// The maximum number of proxies in a chain.
 const HOPS_MAX: usize = 16;
 const REDIRECTED: &str = "the backend attempted to redirect this request, which is not permitted";
 const LOOPED: &str = "loop detected: the request has passed this proxy before (its upstream leads back to it)";
 const BROKEN_BODY: &str = "the request body is malformed or incomplete";
-/// The most rows of a Table that identical requests share.
+/// The maximum number of rows of a Table that identical requests share.
 const SHARED_ROWS_MAX: usize = 1_000;
 
-/// Forwards requests with the rights of their callers.
+/// Forwards requests with the permissions of their callers.
 #[derive(Debug)]
 pub(crate) struct Forwarding {
     client: Client,
@@ -177,13 +177,13 @@ impl Forwarding {
         }
     }
 
-    /// Awaits the head of a response, and gives up after the timeout.
+    /// Awaits the head of a response, and fails after the timeout.
     async fn in_time(&self, answering: impl Future<Output = ReadResult>) -> ReadResult {
         let max = self.slow_readers.body_max() + PATIENCE;
         timeout(max, answering).await.unwrap_or(Err(Error::Timeout(max)))
     }
 
-    /// Passes upstream's response on. An error response is always treated as short.
+    /// Returns upstream's response to the caller. An error response is always treated as short.
     fn passed(
         &self,
         response: Response<ResponseBody>,
@@ -291,7 +291,7 @@ impl Forwarding {
             if let (Ok(down), Ok(up)) = tokio::join!(downstream, upstream) {
                 let (mut down, mut up) = (TokioIo::new(down), TokioIo::new(up));
                 if let Err(error) = copy_bidirectional(&mut down, &mut up).await {
-                    tracing::debug!(%error, "tunnel closed with an error");
+                    tracing::debug!(%error, "upgraded connection (exec, attach or port-forward) failed");
                 }
             }
             drop((place, held));
@@ -373,14 +373,14 @@ impl Forwarding {
         Ok(())
     }
 
-    /// Returns the hop list, including this proxy.
+    /// Returns the hop list of the request, including this proxy.
     pub(crate) fn hops_with_us(&self, headers: &HeaderMap) -> Result<HeaderValue, Status> {
         let hops = hops(headers).into_iter().chain([self.client.instance()]).collect::<Vec<_>>().join(",");
         HeaderValue::from_str(&hops).map_err(|_| Status::bad_request("malformed proxy hop list"))
     }
 }
 
-/// Wraps a body and records when it breaks off, because then the sender is at fault and not upstream.
+/// Wraps a request body and records when it breaks off, because then the sender is at fault and not upstream.
 fn noticed<B>(body: B, is_broken: Arc<AtomicBool>) -> UpstreamBody
 where
     B: hyper::body::Body<Data = Bytes, Error: Into<BodyError>> + Send + 'static,
@@ -392,7 +392,8 @@ where
     body.map_err(notice).boxed_unsync()
 }
 
-/// Whether a request and its response have a deadline of one minute each. A caller without a credential always has one.
+/// Whether a request and its response have a deadline of one minute each. A request without a credential always has
+/// one.
 fn is_short(lane: ForwardPool, acting_as: &ActingAs) -> bool {
     lane == ForwardPool::Short || *acting_as == ActingAs::Anonymous
 }
@@ -499,7 +500,7 @@ pub(crate) fn unreachable(error: &Error) -> Status {
     }
 }
 
-/// Returns the Status for a write that may have been applied. It has no `Retry-After`, because clients would retry.
+/// Returns the Status for a write that upstream may have applied. It has no `Retry-After`, because clients would retry.
 fn unknown(error: &Error) -> Status {
     Status::from_code(502, &error.for_callers())
 }

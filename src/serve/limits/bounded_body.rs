@@ -18,36 +18,36 @@ use base::{AbortSignal, Timed, Timer, Timers};
 
 /// A body that ends at its deadline, even if the client does not read it.
 ///
-/// A slow reader keeps resources alive: a snapshot, a permit, a connection to upstream. It may do so for as long as the
-/// apiserver lets a request last. At the deadline, everything the body holds is released, even if the peer does not
-/// read and the body is never polled. A later poll returns an error, so a cut body never looks complete.
+/// A slow reader keeps resources in use: a snapshot, a permit, a connection to upstream. It may do so for as long as
+/// the apiserver lets a request last. At the deadline, the body releases all of them, even if the client does not read
+/// and the body is never polled. A later poll returns an error, so a cut body never looks complete.
 #[derive(Debug)]
 pub(crate) struct BoundedBody<B>(Arc<BodyState<B>>);
 
 #[derive(Debug)]
 struct BodyState<B> {
     timer: Timer,
-    /// In microseconds, as the times of [`Timers`].
+    /// The deadline in microseconds, as the times of [`Timers`].
     deadline: u64,
     body: Mutex<PolledBody<B>>,
-    /// Resets the stream of the response.
+    /// Aborts the stream of the response.
     answer: AbortSignal,
 }
 
 #[derive(Debug)]
 struct PolledBody<B> {
-    /// `None` once the body was cut.
+    /// The body; `None` once it was aborted.
     body: Option<B>,
-    /// The task that waits for more data.
+    /// The waker of the task that waits for more data.
     waker: Option<Waker>,
 }
 
-/// The reason given for a cut body.
+/// The reason that is recorded for a body that was aborted.
 pub(crate) const TOO_SLOW: &str = "too_slow";
 
 /// The error of a body that was not read, or not sent, before its deadline.
 #[derive(Debug, thiserror::Error)]
-#[error("the body was not sent or read in time")]
+#[error("the client did not send or read the body in time")]
 pub(crate) struct TooSlow;
 
 impl<B: Body + Send + 'static> BoundedBody<B> {
@@ -87,7 +87,7 @@ impl<B: Send> Timed for BodyState<B> {
             (taken.body.take(), taken.waker.take())
         };
         if body.is_some() {
-            tracing::debug!("request or response body timed out");
+            tracing::debug!("body aborted: the client did not send or read it in time");
         }
         drop(body);
         if let Some(waker) = waker {
@@ -178,7 +178,7 @@ impl CompleteBody {
         Self { left, _places: places }
     }
 
-    /// Creates a body from one buffer.
+    /// Creates a response body from one buffer.
     pub(crate) fn of(mut bytes: Bytes, places: Vec<Arc<ConcurrencyPermit>>) -> Self {
         // Copies the last byte. Otherwise a codec that has taken but cannot send it would keep the whole buffer alive
         // without a permit.

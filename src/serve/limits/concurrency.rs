@@ -48,18 +48,18 @@ impl Default for ConcurrencyConfig {
     }
 }
 
-/// The counters of what is in flight.
+/// The limits on concurrent requests and watches, and their current counts.
 #[derive(Debug)]
 pub(crate) struct ConcurrencyLimits {
     watches: PermitPool,
-    /// One permit per KiB.
+    /// The permits for list responses; one permit per KiB.
     lists: PermitPool,
     forwards: PermitPool,
     streams: PermitPool,
     unready: PermitPool,
     anonymous: PermitPool,
     waiting: PermitPool,
-    /// Requests that are being authenticated.
+    /// The permits for requests that are being authenticated.
     unknown: PermitPool,
 }
 
@@ -83,13 +83,13 @@ pub(crate) struct ConcurrencyPermit {
     _own: Option<OwnedSemaphorePermit>,
 }
 
-/// The maximum charge for a LIST: one chunk that HTTP/2 has taken but not sent, and the next one.
+/// The maximum charge for a LIST in bytes: one chunk that HTTP/2 has taken but not sent, and the next one.
 const LIST_BYTES_MAX: usize = 256 << 10;
-/// One in `RESERVE` permits, the last ones, is reserved for users that hold only a few.
+/// The fraction of permits that is reserved for users that hold only a few: one in `RESERVE`, the last ones.
 const RESERVE: usize = 8;
 /// The number of permits that counts as a few, in pools where each request takes one.
 const FEW: usize = 4;
-/// The memory of a waiting request: about 5 KB, and up to four times its head.
+/// The memory that a waiting request is charged, in bytes: about 5 KB, and up to four times its head.
 const WAITING_BYTES: usize = 16 << 10;
 /// The maximum number of waiting requests; one user may have half of them. A read of a future version waits for three
 /// seconds and costs its sender only about fifty bytes.

@@ -57,7 +57,7 @@ struct Shared {
     leaving: Mutex<DrainProgress>,
 }
 
-/// The progress of a drain.
+/// The progress of a drain for one watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DrainProgress {
     NotStarted,
@@ -66,9 +66,9 @@ enum DrainProgress {
     All,
 }
 
-/// Wakes a watch at its times, and cuts it if it must end and is not polled.
+/// Wakes a watch at its times, and aborts it if it must end and is not polled.
 ///
-/// Its times are its alarm, its time to leave during a drain, and the revocation of its permission. Times are in
+/// Its times are its own timer, its time to end during a drain, and the revocation of its permission. Times are in
 /// microseconds, as those of [`Timers`].
 #[derive(Debug)]
 pub(crate) struct Watchdog {
@@ -76,15 +76,15 @@ pub(crate) struct Watchdog {
     timer: Timer,
     cut: AbortSignal,
     grant: GrantStatus,
-    /// The task of the watch.
+    /// The waker of the watch's task.
     task: Mutex<Waker>,
-    /// The time that the watch has set.
+    /// The time at which the watch requested its timer to fire.
     alarm: AtomicU64,
-    /// The time at which the watch leaves in a drain, once it is drawn.
+    /// The time at which the watch ends in a drain, once it is drawn at random.
     leaves: AtomicU64,
-    /// When the watch was last woken; 0 if it has been polled since.
+    /// The time at which the watch was last woken; 0 if it has been polled since.
     fired: AtomicU64,
-    /// When the watch ends, or when it put its last frame.
+    /// The time at which the watch ends, or at which it put its last frame.
     deadline: AtomicU64,
     /// Whether the watch has put its last frame.
     has_ended: AtomicBool,
@@ -95,16 +95,16 @@ pub(crate) struct Watchdog {
 /// The kind of timer that fired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FiredTimer {
-    /// The time that the watch has set.
+    /// The timer that the watch has requested.
     Time,
     /// The watch's time to leave in a drain.
     Drained,
-    /// The revocation of the permission.
+    /// The deadline belongs to a revoked permission.
     Revoked,
 }
 
 impl SlowReaderReaper {
-    /// `body_max` is the time limit for a response that is not a stream, and for a request's body.
+    /// Creates the reaper. `body_max` is the time limit for a response that is not a stream, and for a request's body.
     pub(crate) fn new(unread: SlowReaderLimits, body_max: Duration) -> Self {
         let (timers, leaving) = (Timers::default(), Mutex::new(DrainProgress::NotStarted));
         Self(Arc::new(Shared { unread, body_max, timers, leaving }))
@@ -119,18 +119,18 @@ impl SlowReaderReaper {
         &self.0.timers
     }
 
-    /// Pins the initial state of a watch.
+    /// Pins the initial state of a watch that is being sent.
     pub(crate) fn pin(&self, feed: &Feed, state: &Snapshot, cut: &AbortSignal) -> StatePin {
         let pin = feed.pin(state, cut.clone());
         StatePin::new(pin, &self.0.timers, (self.0.unread.state_idle_max, "stalled"), cut)
     }
 
-    /// Fires timers when they are due; never completes.
+    /// Fires the timers of all watches when they are due; never completes.
     pub(crate) async fn keep(self, drain: DrainWatch) {
         tokio::join!(self.follow(drain), self.0.timers.clone().run());
     }
 
-    /// Makes watches leave in a drain.
+    /// Ends the watches of a drain, each at its own time.
     async fn follow(&self, mut drain: DrainWatch) {
         if let Some((from, until)) = drain.slots().await {
             let [from, until] = [from, until].map(|at| self.0.timers.at(at));
@@ -152,7 +152,8 @@ impl SlowReaderReaper {
 }
 
 impl Watchdog {
-    /// Creates the watchdog of a watch that `cut` ends. `is_late` marks a watch that was opened during a drain.
+    /// Creates the watchdog of a watch that the signal `cut` ends. `is_late` marks a watch that was opened during a
+    /// drain.
     pub(crate) fn new(
         slow_readers: SlowReaderReaper,
         cut: AbortSignal,
@@ -176,7 +177,7 @@ impl Watchdog {
         })
     }
 
-    /// Returns the cut, which ends the watch and records the reason.
+    /// Returns the signal that ends the watch and records the reason.
     pub(crate) fn cut(&self) -> &AbortSignal {
         &self.cut
     }
@@ -243,8 +244,8 @@ impl Watchdog {
         self.leaves.load(Ordering::Relaxed)
     }
 
-    /// Returns when the watch may be cut: a grace period after it was woken, unless it was polled since, and one after
-    /// its deadline.
+    /// Returns when the watch may be aborted: a grace period after it was woken, unless it was polled since, and one
+    /// after its deadline.
     fn limits(&self) -> (u64, u64) {
         let grace = self.slow_readers.grace();
         let unheeded = match self.fired.load(Ordering::Acquire) {
@@ -292,7 +293,8 @@ impl Timed for Watchdog {
     }
 }
 
-/// Returns why a watch is cut, if it is. It was not polled for the grace period after it was woken, or it has ended.
+/// Returns the reason that a watch is aborted, if it is. The watch was not polled for the grace period after it was
+/// woken, or it has ended.
 fn verdict(is_past_deadline: bool, [has_ended, is_revoked, is_draining]: [bool; 3]) -> Option<&'static str> {
     match () {
         () if has_ended && is_past_deadline => Some("client_closed"),

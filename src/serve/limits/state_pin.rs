@@ -5,15 +5,15 @@ use std::time::Duration;
 use crate::cache;
 use base::{AbortSignal, Timed, Timer, Timers};
 
-/// A state that is being sent to a client, with a deadline that progress moves. If the deadline passes, the response is
-/// cut.
+/// A state that is being sent to a client, with a deadline that progress extends. If the deadline passes, the response
+/// is aborted.
 #[derive(Debug)]
 pub(crate) struct StatePin {
     _pin: cache::Pin,
     deadline: Arc<StateDeadline>,
 }
 
-/// Times are in microseconds, as those of [`Timers`].
+/// The deadline of a pinned state. Times are in microseconds, as those of [`Timers`].
 #[derive(Debug)]
 struct StateDeadline {
     timer: Timer,
@@ -25,7 +25,7 @@ struct StateDeadline {
 }
 
 impl StatePin {
-    /// Starts the deadline. `cut` ends the response with the reason `why`.
+    /// Starts the deadline of the pinned state. The signal `cut` ends the response with the reason `why`.
     pub(crate) fn new(
         pin: cache::Pin,
         timers: &Timers,

@@ -27,7 +27,7 @@ pub(crate) struct CoalescingCache<K, V> {
 }
 
 impl<K, V> fmt::Debug for CoalescingCache<K, V> {
-    /// Omits requests and responses, because they may contain credentials.
+    /// Formats the type without requests and responses, because they may contain credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CoalescingCache").finish_non_exhaustive()
     }

@@ -35,8 +35,8 @@ use crate::serve::response::{AUDIT_ID, ReplyBody, new_audit_id, put_served};
 use crate::upstream::{Build, Catalog, Client, Error, HOPS, SharedDocument, is_impersonation};
 use kubeapi::{Query, SupportedTypes, discovery_accept, pretty};
 
-/// All properties of a request that determine the document. There are few keys for each document that upstream has, so
-/// no caller can fill the cache.
+/// All properties of a request that determine the discovery document. Upstream has few documents and each has few keys,
+/// so no caller can fill the cache.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct DocumentKey {
     path: String,
@@ -44,7 +44,7 @@ pub(crate) struct DocumentKey {
     gzip: bool,
 }
 
-/// Serves the documents.
+/// Serves discovery documents from copies of upstream's.
 #[derive(Debug)]
 pub(crate) struct DiscoveryCache {
     client: Client,
@@ -57,13 +57,13 @@ pub(crate) struct DiscoveryCache {
     lag_max: Duration,
 }
 
-/// How long a copy is used without comparing it with upstream.
+/// How long a copy of a document is used without comparing it with upstream.
 const CURRENT_MAX: Duration = Duration::from_secs(10);
 const COPIES_BYTES_MAX: u64 = 64 << 20;
 /// How long a request waits for a document. Then it is forwarded.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 const VERSION: &str = "/version";
-/// The headers that belong to a document. The others belong to one response.
+/// The headers that belong to a discovery document. All others belong to one response.
 const HEADERS: [HeaderName; 5] = [CONTENT_TYPE, CONTENT_ENCODING, CACHE_CONTROL, ETAG, VARY];
 
 impl DiscoveryCache {
@@ -101,7 +101,7 @@ impl DiscoveryCache {
         Some(DocumentKey { path: info.path.clone(), accept, gzip: context.gzip })
     }
 
-    /// Whether upstream itself writes this document.
+    /// Whether upstream itself writes the document at `path`, rather than an aggregated server.
     fn is_own(&self, path: &str) -> bool {
         match group_version(path) {
             Some((group, version)) => self.catalog.serves_itself(group, version),
@@ -126,7 +126,9 @@ impl DiscoveryCache {
         };
         let fetching = self.copies.get(key, request.received, |copy| self.is_current(key, copy), fetch);
         let answered = timeout(ANSWER_MAX, fetching).await.unwrap_or_else(|elapsed| Err(elapsed.to_string()));
-        let answered = answered.inspect_err(|why| tracing::debug!(path = key.path, why, "discovery not served"));
+        let answered = answered.inspect_err(|why| {
+            tracing::debug!(path = key.path, why, "cannot serve discovery from the cache; forwarding");
+        });
         let (document, source) = answered.ok()?;
         metrics::served_discovery(if key.path == VERSION { "version" } else { "discovery" }, source);
         self.response(request, &document)
@@ -138,7 +140,7 @@ impl DiscoveryCache {
         is_settled && copy.asked.elapsed() <= CURRENT_MAX && (key.path != VERSION || self.is_followed(&copy.value))
     }
 
-    /// Whether all feeds are written by the build in this version document.
+    /// Whether the build in a version document has encoded all feeds.
     fn is_followed(&self, version: &SharedDocument) -> bool {
         let build = Build::parse(&version.body);
         let by = |build: &Arc<Build>| Build::clone(build);
@@ -200,7 +202,7 @@ impl DiscoveryCache {
     }
 }
 
-/// Removes the headers that a 304 lacks.
+/// Removes the headers that a 304 response must not have.
 fn remove_body_headers(headers: &mut HeaderMap) {
     headers.remove(CONTENT_TYPE);
     headers.remove(CONTENT_ENCODING);

@@ -15,7 +15,8 @@ use crate::serve::read::request::ReadRequest;
 use crate::serve::response::{FeedStatus, LIST_RETRY_SECONDS, ReplyBody, gzipped, too_many};
 use crate::wire::{Encoding, Envelope};
 
-/// Responses up to this size take no permit. Most are far smaller, and few connections have that many streams.
+/// The size in bytes up to which a response takes no permit. Most responses are far smaller, and few connections have
+/// that many streams.
 pub(crate) const FREE_BYTES_MAX: usize = 64 << 10;
 
 /// Creates responses from cached objects.

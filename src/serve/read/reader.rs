@@ -63,7 +63,7 @@ impl ReadHandler {
         Box::pin(self.show(request, permit, resource, source, (read, cost))).await
     }
 
-    /// Lists what the feed shows now.
+    /// Lists the objects of the feed's current state.
     async fn show(
         &self,
         request: &ReadRequest,
@@ -121,7 +121,7 @@ impl ReadHandler {
         Ok(request.context.list(encoding, feed_status, body, |it| StreamedList::new(it, place, pin)))
     }
 
-    /// Waits until the state that a list requests can be shown.
+    /// Waits until the feed can show the state that a list requests.
     async fn fit_to_show(
         &self,
         source: &FeedSource,

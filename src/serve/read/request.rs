@@ -12,21 +12,22 @@ use crate::upstream::{CAUSE, Cause, Resource};
 use crate::wire::Representation;
 use kubeapi::{Query, RequestInfo, ResourceVersion, Status, Verb};
 
-/// A response, or why the cache cannot give one.
+/// A response, or the reason that the cache cannot give one.
 pub(crate) type ReadResult = Result<Response<ReplyBody>, NotServable>;
 
-/// A request whose caller is not known yet.
+/// A request whose caller is not authenticated yet.
 pub(crate) struct UnauthenticatedRequest {
     pub(crate) http: Request<RequestBody>,
     pub(crate) query: Arc<Query>,
     pub(crate) context: ResponseContext,
     pub(crate) received: Instant,
-    /// Whether the caller asks for what it may read, if it may not read all.
+    /// Whether the caller requests only the part that it may read, if it may not read all.
     readable: bool,
 }
 
 impl UnauthenticatedRequest {
-    /// Boxed, because it is moved from one future to the next: each of them would have room for it twice.
+    /// Creates the request. It is boxed, because it is moved from one future to the next, and each of them would
+    /// reserve its size twice.
     pub(crate) fn new(peer: &Peer, mut http: Request<RequestBody>) -> Box<Self> {
         let received = Instant::now();
         let readable = readable::take(&mut http);
@@ -44,7 +45,7 @@ impl UnauthenticatedRequest {
     }
 }
 
-/// A read request, with what was understood of it.
+/// A read request, with the attributes that were parsed from it.
 pub(crate) struct ReadRequest {
     pub(crate) http: Request<RequestBody>,
     pub(crate) caller: Caller,
@@ -52,7 +53,7 @@ pub(crate) struct ReadRequest {
     pub(crate) query: Arc<Query>,
     pub(crate) context: ResponseContext,
     pub(crate) received: Instant,
-    /// Whether the caller asks for the readable part of a collection if it may not read all of it.
+    /// Whether the caller requests only the readable part of a collection, if it may not read all of it.
     pub(crate) readable: bool,
     /// How many times the request was routed again because its feed had ended.
     pub(crate) rerouted: u32,
@@ -63,12 +64,12 @@ impl ReadRequest {
         turned_away(&self.context, self.caller.name(), &self.info, &self.query, refused)
     }
 
-    /// Returns the cause that another proxy states, if the request is the proxy's own.
+    /// Returns the cause that a downstream proxy states, if the request is the proxy's own.
     fn cause(&self) -> Option<&HeaderValue> {
         self.http.headers().get(CAUSE).filter(|_| self.context.by_proxy)
     }
 
-    /// Whether another proxy sends the request to fill its own feed.
+    /// Whether a downstream proxy sends the request to fill its own feed.
     pub(crate) fn fills_a_feed(&self) -> bool {
         self.cause()
             .is_some_and(|cause| [Cause::List, Cause::Watch, Cause::Proof].iter().any(|of| cause == of.as_str()))
@@ -85,13 +86,13 @@ impl ReadRequest {
         NotServable::Forward(reason)
     }
 
-    /// Whether the request asks for the readable part of a collection across namespaces.
+    /// Whether the request is for the readable part of a collection across namespaces.
     pub(crate) fn is_for_readable(&self, resource: &Resource) -> bool {
         let across = resource.namespaced && self.info.namespace.is_empty();
         self.readable && across && matches!(self.info.verb, Verb::List | Verb::Watch)
     }
 
-    /// Returns what this read requires of a feed.
+    /// Returns the requirements of this read for a feed.
     pub(crate) fn need<'a>(
         &'a self,
         permit: &'a Permit,

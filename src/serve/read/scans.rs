@@ -29,7 +29,7 @@ impl ScanScheduler {
         Self { queue: ScanQueue::at_a_time(half_of_the_cores()), slices: CpuSlices::new(half_of_the_cores()) }
     }
 
-    /// Prepares a scan with this cost. A scan above a minimum cost waits for its turn.
+    /// Prepares a scan with the cost `cost`. A scan above a minimum cost waits for its turn.
     pub(crate) async fn pace(&self, request: &ReadRequest, cost: usize) -> Result<ScanPace, OverLimit> {
         let whose = request.caller.payer();
         let turn = if cost > cost::SMALL { Some(self.queue.turn(whose.clone()).await?) } else { None };
@@ -41,7 +41,7 @@ impl ScanScheduler {
         ScanBudget::new(self.slices.clone(), request.caller.payer(), is_expensive)
     }
 
-    /// Returns the namespaces with something to show, after their permissions are decided.
+    /// Returns the namespaces that have matching objects and are permitted, after their permissions are decided.
     pub(crate) async fn permitted_namespaces(
         &self,
         request: &ReadRequest,
@@ -61,8 +61,8 @@ impl ScanScheduler {
     }
 }
 
-/// Handles a read that costs too much. It is forwarded, unless it is for the readable part of a collection. Upstream
-/// would deny that without giving a reason, so the proxy rejects it.
+/// Handles a read that costs too much. The read is forwarded, unless it is for the readable part of a collection.
+/// Upstream would deny that without giving a reason, so the proxy rejects it.
 pub(crate) fn too_expensive(request: &ReadRequest, permit: &Permit) -> ReadResult {
     if permit.part().is_none() {
         return Err(NotServable::Forward(ForwardReason::ExpensiveSelector));

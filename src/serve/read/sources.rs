@@ -21,12 +21,12 @@ use crate::wire::{Encoding, JsonLayout, Renderer, Representation, TranscodeError
 use base::{DrainWatch, Reloadable};
 use kubeapi::{ResourceVersion, Status, VersionMatch};
 
-/// What a request requires of a feed.
+/// The requirements of a request for a feed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FeedRequirements<'a> {
-    /// The permission, without which no feed is returned.
+    /// The permission of the caller, without which no feed is returned.
     pub(crate) permit: &'a Permit,
-    /// The namespace in the path.
+    /// The namespace in the request path; `None` for the whole cluster.
     pub(crate) namespace: Option<&'a str>,
     pub(crate) representation: Representation,
     pub(crate) received: Instant,
@@ -34,21 +34,21 @@ pub(crate) struct FeedRequirements<'a> {
     pub(crate) resume: Option<ResourceVersion>,
 }
 
-/// Why a feed cannot answer.
+/// The reason that a feed cannot answer a request.
 #[derive(Debug)]
 pub(crate) enum NotServable {
     /// The request must be forwarded to upstream.
     Forward(ForwardReason),
     /// The feed ended while the request was waiting. Another feed may replace it, so the request is routed again.
     FeedEnded,
-    /// The request must be rejected.
+    /// The request must be rejected with this Status.
     Refuse(Box<Status>),
 }
 
 impl NotServable {
     /// Rejects a watch that would have to wait during a drain; the client retries at another replica.
     pub(crate) fn going_away() -> Self {
-        Self::Refuse(Box::new(unavailable("the proxy is going away")))
+        Self::Refuse(Box::new(unavailable("the proxy is shutting down; try again")))
     }
 }
 
@@ -62,11 +62,11 @@ impl From<OverLimit> for NotServable {
 /// lists the versions of all objects.
 const UNTOLD_MAX: Duration = Duration::from_secs(1);
 
-/// Why waiting for a feed failed.
+/// The reason that waiting for a feed failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FeedWaitError {
     Timeout,
-    /// The feed has ended.
+    /// The feed has ended while the request waited.
     FeedEnded,
 }
 
@@ -78,14 +78,14 @@ pub(crate) struct FeedSource {
 }
 
 impl FeedSource {
-    /// Refuses the representation permanently, because an object of this source cannot be rendered in it. Later
-    /// requests use another source.
+    /// Refuses the representation permanently, because an object of this feed cannot be converted. Later requests use
+    /// another feed.
     pub(crate) fn refuse(&self, refused: &TranscodeError) {
         self.feed.refuse(self.renderer.representation(), Underived::Unrenderable, refused);
     }
 }
 
-/// Finds feeds for requests, and waits until they can answer.
+/// Finds feeds for requests, and waits until the feeds can answer.
 #[derive(Debug)]
 pub(crate) struct FeedSources {
     feeds: Feeds,
@@ -145,7 +145,7 @@ impl FeedSources {
         }
     }
 
-    /// Returns a feed in this encoding that covers the request and has a complete state.
+    /// Returns a feed in the given encoding that covers the request and has a complete state.
     async fn ready_feed(
         &self,
         resource: &Resource,
@@ -253,7 +253,7 @@ impl FeedSources {
     }
 
     /// Completes when the feed has reached a version. For a client, a state that is proven at that version is
-    /// sufficient. For a proxy, the stream must reach it.
+    /// sufficient. For a downstream proxy, the stream must reach it.
     async fn reached(&self, feed: &FeedHandle, rv: ResourceVersion, by_proxy: bool) {
         let is_there = feed.reader.progress().rv >= rv || !by_proxy && feed.reader.shown_at() >= rv;
         if is_there {
@@ -268,7 +268,7 @@ impl FeedSources {
         }
     }
 
-    /// Whether the feed's state is served without a proof that it is current.
+    /// Whether the feed's state may be served without a proof that it is current.
     pub(crate) fn needs_no_proof(&self, feed: &FeedHandle) -> bool {
         feed.reader.state() == FeedState::Live && self.config.get().consistency == Consistency::Bounded
     }
@@ -329,10 +329,9 @@ async fn while_it_runs<T>(
     }
 }
 
-/// Returns the encodings that a representation can be derived from, best first. Built-in resources are cached in
-/// protobuf, which most clients request and from which most representations can be derived. They are cached in JSON
-/// only for the others (R-DERIVE-3). Tables are always cached as upstream prints them, because only upstream knows the
-/// columns.
+/// Returns the encodings from which a representation can be converted, best first. Built-in resources are cached in
+/// protobuf, which most clients request and which converts to most representations. They are cached in JSON only for
+/// the others (R-DERIVE-3). Tables are always cached as upstream prints them, because only upstream has the columns.
 fn encodings(resource: &Resource, wanted: Representation) -> &'static [Encoding] {
     match (resource.encoding, wanted) {
         (_, Representation::Table(_)) => &[Encoding::Table],
@@ -350,7 +349,7 @@ fn scopes(widest: Scope, namespace: Option<&str>) -> impl Iterator<Item = Scope>
     std::iter::once(widest).chain(narrower)
 }
 
-/// Returns the spec of the feed for this resource.
+/// Returns the spec of the feed for a resource, scope and encoding.
 pub fn spec(resource: &Resource, scope: Scope, encoding: Encoding) -> FeedSpec {
     // Agents on nodes list their own node's objects. The apiserver has an index for this field (R-FIELD-5).
     let index_field = resource.fields.fields.iter().find(|field| field.key == "spec.nodeName");

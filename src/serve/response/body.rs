@@ -10,25 +10,25 @@ use crate::serve::limits::{BodyError, BoundedBody, CompleteBody, ConcurrencyPerm
 use crate::upstream::ResponseBody;
 use base::AbortSignal;
 
-/// The body of any response.
+/// The body of a response of any kind.
 #[derive(Debug)]
 pub struct ReplyBody(Kind);
 
 #[derive(Debug)]
 enum Kind {
-    /// A complete body in one piece.
+    /// The body is complete and in one piece.
     Full(Option<Bytes>),
-    /// A LIST that is encoded as the client reads it.
+    /// The body is a LIST that is encoded as the client reads it.
     List(Box<StreamedList>),
-    /// A complete body that shares its bytes and is sent in pieces.
+    /// The body is complete, shares its bytes and is sent in pieces.
     Pieces(Box<CompleteBody>),
-    /// A complete body that holds permits and has a deadline.
+    /// The body is complete, holds permits and has a deadline.
     Whole(Box<BoundedBody<CompleteBody>>),
-    /// A watch.
+    /// The body is a stream of watch events.
     Watch(Box<dyn WatchFrames>),
-    /// A body from upstream with a deadline of one minute.
+    /// The body is upstream's, with a deadline of one minute.
     Short(Box<BoundedBody<ForwardedBody>>),
-    /// A body from upstream without a deadline.
+    /// The body is upstream's, without a deadline.
     Stream(Box<ForwardedBody>),
 }
 
@@ -41,7 +41,7 @@ pub(crate) trait WatchFrames: std::fmt::Debug + Send {
     fn is_parked(&self) -> bool;
 }
 
-/// A body from upstream. Its permit is released when the body is dropped.
+/// A response body from upstream. Its permit is released when the body is dropped.
 #[derive(Debug)]
 struct ForwardedBody {
     body: ResponseBody,

@@ -22,7 +22,7 @@ use base::AbortSignal;
 use kubeapi::{MediaType, Query, Status, SupportedTypes, check_accept_length, negotiate, pretty};
 
 pub(crate) const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
-/// The header that states why a request was forwarded.
+/// The response header that states why a request was forwarded.
 pub(crate) const REASON: HeaderName = HeaderName::from_static("kube-fanout-reason");
 /// The header that names the origin of an error: `apiserver` if a review by the apiserver denied the request, otherwise
 /// `proxy`.
@@ -33,8 +33,8 @@ pub(crate) const STALE: HeaderName = HeaderName::from_static("kube-fanout-stale-
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ResponseContext {
     pub(crate) accept: Option<String>,
-    /// The refusal if the Accept header is too long. `accept` is `None` then, so that the header does not choose the
-    /// encoding of the refusal.
+    /// The refusal if the Accept header is too long; `None` otherwise. `accept` is `None` then, so that the header does
+    /// not choose the encoding of the refusal.
     pub(crate) accept_refused: Option<Box<Status>>,
     pub(crate) user_agent: Option<String>,
     pub(crate) audit_id: Option<HeaderValue>,
@@ -43,9 +43,9 @@ pub(crate) struct ResponseContext {
     /// Whether the client accepts compressed responses.
     pub(crate) gzip: bool,
     pub(crate) query: Option<Arc<Query>>,
-    /// How much of a collection is shown, if the readable part is requested.
+    /// Whether the response shows all or part of a collection, if the readable part is requested.
     pub(crate) extent: Option<Extent>,
-    /// Ends the request and its response from outside.
+    /// Ends the request and its response when it is signalled by another task.
     pub(crate) cut: AbortSignal,
     /// Whether the request arrived from another proxy.
     pub(crate) by_proxy: bool,
@@ -54,14 +54,14 @@ pub(crate) struct ResponseContext {
 /// The state of the feed as reported in a response from the cache.
 #[derive(Debug, Default)]
 pub(crate) struct FeedStatus {
-    /// For how many seconds the feed has been disconnected from upstream.
+    /// The number of seconds since the feed was disconnected from upstream.
     pub(crate) stale_seconds: Option<u64>,
-    /// The apiserver build that wrote the bodies, if known. Only proxies receive it.
+    /// The apiserver build that encoded the bodies, if known. Only downstream proxies receive it.
     pub(crate) written_by: Option<Arc<Build>>,
 }
 
 impl FeedStatus {
-    /// Returns the status of a response whose bodies are those that the feed has now.
+    /// Returns the status of a response whose bodies are the feed's current ones.
     pub(crate) fn of(feed: &FeedHandle) -> Self {
         Self { stale_seconds: Self::stale_seconds(feed), written_by: feed.body_release.written().by }
     }
@@ -120,7 +120,7 @@ impl ResponseContext {
         response
     }
 
-    /// Returns a 200 from the cache.
+    /// Returns a 200 response from the cache.
     pub(crate) fn served(
         &self,
         encoding: Encoding,
@@ -146,7 +146,7 @@ impl ResponseContext {
         response
     }
 
-    /// Whether a response of this length is compressed.
+    /// Whether a response of this many bytes is compressed.
     pub(crate) fn compresses(&self, bytes: usize) -> bool {
         self.gzip && bytes > PLAIN_BYTES_MAX
     }

@@ -15,7 +15,7 @@ pub(crate) fn forbid(context: &ResponseContext, why: &str) -> Response<ReplyBody
     context.status(&Status::from_code(403, why))
 }
 
-/// Whether an HTTP/1 request has an `Expect` that no server can meet: only `100-continue` is defined (RFC 9110
+/// Whether an HTTP/1 request has an `Expect` header that no server can meet: only `100-continue` is defined (RFC 9110
 /// §10.1.1). Go's server checks this before any handler, and for HTTP/1 only.
 pub(crate) fn expects_the_impossible(request: &Request<RequestBody>) -> bool {
     let expected = request.headers().get(EXPECT).map(|expected| expected.to_str().unwrap_or("?")).unwrap_or_default();

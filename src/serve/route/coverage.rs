@@ -7,30 +7,30 @@ use kubeapi::{FieldSelector, NAME_KEY, RequestInfo};
 /// The operator's choice of resources that feeds may cache.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Coverage {
-    /// If set, only this node's objects are cached, for resources that belong to nodes. The proxy serves the node's
-    /// agents.
+    /// The node whose objects are cached, for resources that belong to nodes; `None` caches all objects. The proxy then
+    /// serves the node's agents.
     pub node: Option<Arc<str>>,
-    /// If not empty, the only resources that are cached, as in `pods` or `deployments.apps`.
+    /// The only resources that are cached, as in `pods` or `deployments.apps`; all resources if empty.
     pub resources: Vec<String>,
-    /// Sensitive kinds that are cached anyway.
+    /// The sensitive kinds that are cached anyway.
     pub sensitive: Vec<Sensitive>,
-    /// Whether the proxy authorizes each caller. If so, its own account may read more than a caller may.
+    /// Whether the proxy authorizes each caller. If so, its own account may have more permissions than a caller.
     pub authorizes: bool,
 }
 
-/// Kinds whose objects should not be collected in one place (R-MODE-3).
+/// The kinds whose objects should not be collected in one place (R-MODE-3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sensitive {
     Secrets,
     ConfigMaps,
 }
 
-/// Why a resource is not cached.
+/// The reason that a resource is not cached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OutsideCoverage {
-    #[error("not in feeds.resources")]
+    #[error("the resource is not in feeds.resources")]
     NotConfigured,
-    #[error("a sensitive kind that is not in feeds.sensitive")]
+    #[error("the resource is a sensitive kind that is not in feeds.sensitive")]
     Sensitive,
 }
 
@@ -67,8 +67,8 @@ impl Coverage {
     }
 
     /// Whether a kind must not be cached. If every caller acts as the proxy itself, the cache reveals nothing that the
-    /// caller could not read upstream. But a node's proxy serves all clients on that node, and may have more rights
-    /// than each of them needs.
+    /// caller could not read upstream. But a node's proxy serves all clients on that node, and may have more
+    /// permissions than each of them needs.
     fn protects(&self, kind: Sensitive) -> bool {
         match kind {
             Sensitive::Secrets => self.authorizes || self.node.is_some(),

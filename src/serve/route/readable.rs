@@ -5,12 +5,12 @@ use http::{Request, Uri};
 
 use kubeapi::Query;
 
-/// The request header that asks for the readable part. In a response, it states whether the result is complete.
+/// The request header for the readable part of a collection. In a response, it states whether the result is complete.
 pub(crate) const READABLE: HeaderName = HeaderName::from_static("kube-fanout-readable");
-/// The query parameter with the same meaning, for callers that cannot set headers.
+/// The query parameter with the meaning of the header [`READABLE`], for callers that cannot set headers.
 const PARAMETER: &str = "kubeFanoutReadable";
 
-/// How much of a collection a response shows.
+/// The part of a collection that a response shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extent {
     All,
@@ -26,8 +26,8 @@ impl Extent {
     }
 }
 
-/// Removes the header and the parameter, which only this proxy knows, and returns whether the readable part is
-/// requested.
+/// Removes the header and the parameter for the readable part, which only this proxy interprets. Returns whether the
+/// readable part is requested.
 pub(crate) fn take<B>(request: &mut Request<B>) -> bool {
     let header = request.headers_mut().remove(READABLE);
     let said = header.and_then(|value| value.to_str().ok().map(is_true));
@@ -49,7 +49,7 @@ fn without(raw: &str) -> Option<(String, bool)> {
     Some((rest.join("&"), said))
 }
 
-/// Returns the value of a pair if it is the parameter. Most pairs can be excluded without decoding them.
+/// Returns the value of a query pair if it is the parameter. Most pairs can be excluded without decoding them.
 fn value(pair: &str) -> Option<bool> {
     let name = pair.split_once('=').map_or(pair, |(name, _)| name);
     if name != PARAMETER && !name.contains('%') {

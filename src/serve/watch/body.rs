@@ -17,11 +17,11 @@ use base::WakeFlag;
 /// HTTP/2, a piece contains several events if the client lags.
 #[derive(Debug)]
 pub(crate) struct WatchBody {
-    /// `None` once the last frame was put.
+    /// The watch session; `None` once the last frame was put.
     session: Option<WatchSession>,
-    /// Cuts the watch if the client does not read.
+    /// Aborts the watch if the client does not read.
     _watchdog: Arc<Watchdog>,
-    /// Set for HTTP/1.1 only.
+    /// The state of the chunked encoding; set for HTTP/1.1 only.
     chunked: Option<Box<ChunkedState>>,
     /// Records the end of the watch when it is dropped.
     _record: Option<Arc<AuditRecord>>,
@@ -30,8 +30,8 @@ pub(crate) struct WatchBody {
 /// The additional state of a watch over HTTP/1.1.
 #[derive(Debug)]
 struct ChunkedState {
-    /// Set when the session has something new. It is needed because this codec also polls a body whenever it has made
-    /// room. The HTTP/2 codec rarely polls a body unless its waker was woken.
+    /// Set when the session has something new to send. This is needed because this codec also polls a body when it has
+    /// made room. The HTTP/2 codec rarely polls a body unless its waker was woken.
     flag: WakeFlag,
     events: EventChunks,
 }
@@ -41,7 +41,7 @@ thread_local! {
     static BATCH: Cell<Vec<Bytes>> = const { Cell::new(Vec::new()) };
 }
 
-/// The number of bytes that are pulled at a time, which limits the memory that one client can occupy.
+/// The number of bytes that are pulled at a time. This limits the memory that one client can occupy.
 pub(crate) const BATCH_BYTES: usize = 32 << 10;
 
 impl WatchBody {

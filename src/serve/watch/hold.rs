@@ -16,7 +16,7 @@ use crate::serve::response::unavailable;
 use base::until;
 use kubeapi::WatchTimeout;
 
-/// How long a feed may be disconnected before requests that need a proof fail.
+/// The time for which a feed may be disconnected before requests that need a proof fail.
 const CUT_OFF_MAX: Duration = Duration::from_secs(3);
 
 impl FeedSources {
@@ -42,8 +42,8 @@ impl FeedSources {
         }
     }
 
-    /// Waits until the feed is proven to contain every write that was complete when the request arrived (L5). Returns
-    /// whether it is.
+    /// Waits until the feed is proven to contain every write that was complete when the request was received (L5).
+    /// Returns whether it is.
     pub(super) async fn proven(
         &self,
         feed: &FeedHandle,

@@ -12,14 +12,14 @@ use crate::upstream::{Cause, Client, Error, Resource};
 use crate::wire::{Encoding, ListPage, Object, ObjectReader, Representation, TABLE_ACCEPT};
 use kubeapi::{FlowDistinguisher, Gvr, Query, WatchStart};
 
-/// Parameters that a list does not have, or whose value the proxy chooses.
+/// The query parameters that a list does not have, or whose value the proxy chooses.
 const NOT_OF_LISTS: [&str; 6] =
     ["watch", "allowWatchBookmarks", "sendInitialEvents", "timeoutSeconds", "timeout", "includeObject"];
 
-/// Why the initial rows are not available.
+/// The reason that the initial rows are not available.
 #[derive(Debug, thiserror::Error)]
 enum InitialRowsError {
-    /// No permit is left for the request.
+    /// No permit is left for the request that lists the initial rows.
     #[error(transparent)]
     OverLimit(#[from] OverLimit),
     #[error(transparent)]
@@ -56,7 +56,7 @@ impl InitialRows {
             .ok_or(ForwardReason::Table)?;
         let ListPage { resource_version, continue_token, items, .. } =
             self.rows(request.caller.payer().as_ref(), &path, resource).await.map_err(|error| {
-                tracing::debug!(%error, "cannot list the initial rows of a Table watch");
+                tracing::debug!(%error, "cannot list the initial rows of a Table watch; forwarding");
                 ForwardReason::Table
             })?;
         // Upstream was asked with the proxy's identity, so the result is checked against the caller's view.

@@ -24,12 +24,12 @@ use crate::wire::{Encoding, Representation};
 use base::{AbortSignal, Tasks};
 use kubeapi::{Status, VersionMatch, WatchStart};
 
-/// The `Retry-After` for a watch whose feed is still syncing.
+/// The `Retry-After` in seconds for a watch whose feed is still syncing.
 const SYNC_RETRY_SECONDS: u32 = 1;
 
 const WATCH_RETRY_SECONDS: u32 = 5;
 
-/// Opens watches on feeds.
+/// Opens downstream watches on feeds.
 #[derive(Debug)]
 pub(crate) struct WatchOpener {
     sources: Arc<FeedSources>,

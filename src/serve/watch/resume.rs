@@ -11,7 +11,8 @@ use crate::serve::route::WatchRead;
 use crate::wire::Encoding;
 use kubeapi::WatchStart;
 
-/// How long such a watch is held. After that, the client receives the error that it would have received at once.
+/// The maximum time that a watch is held for a backfill. After that, the client receives the error that it would have
+/// received at once.
 const HELD_MAX: Duration = Duration::from_secs(8);
 
 impl FeedSources {

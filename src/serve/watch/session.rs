@@ -47,9 +47,10 @@ pub(crate) struct WatchSession {
     common: Common,
 }
 
-/// What the client receives next.
+/// The part of the watch that the client receives next.
 ///
-/// Any state but the last two becomes `Last` if the permission is revoked, and `Ended` if an object cannot be rendered.
+/// Any state but the last two becomes `Last` if the permission is revoked, and `Ended` if an object cannot be
+/// converted.
 enum State {
     /// The initial state is sent as ADDED events. After them, and the bookmark that marks their end, the watch is
     /// `Live`. If the timeout expires or the proxy drains before that, it is `Ended`.
@@ -57,21 +58,21 @@ enum State {
     /// The initial state is one object, which upstream has printed for this watch. It is older than all events. Once it
     /// is sent, the watch is `Live`.
     Row(Box<Object>),
-    /// Events are sent as they arrive, and bookmarks when they are due. A partial view also sends its initial state
-    /// here. If the watch must end, it is `Last` if the client receives an error or a last bookmark, and `Ended`
-    /// otherwise. It remains `Live` until all events of a version are sent.
+    /// Events are sent as they are received, and bookmarks when they are due. A partial view also sends its initial
+    /// state here. If the watch must end, it is `Last` if the client receives an error or a last bookmark, and `Ended`
+    /// otherwise. The watch remains `Live` until all events of a version are sent.
     Live,
     /// A last frame is sent. Then the watch is `Ended`.
     Last(Box<(Bytes, WatchEnd)>),
-    /// Nothing is sent.
+    /// The watch has ended; no more frames are sent.
     Ended,
 }
 
-/// What all states need: the position in the feed, and the client's terms.
+/// The parts that all states need: the position in the feed, and the client's terms.
 struct Common {
     feed: FeedHandle,
     cursor: Cursor,
-    /// Set for a watch that shows only some namespaces.
+    /// The visible namespaces; set for a watch that shows only some namespaces.
     partial: Option<Box<PartialView>>,
     bookmarks: bool,
     /// Whether a bookmark marks the end of the initial state.
@@ -79,17 +80,17 @@ struct Common {
     /// The last version that was sent to the client, or from which the watch started. Bookmarks are sent only for later
     /// versions.
     last_sent_rv: ResourceVersion,
-    /// The number of upstream bookmarks seen so far.
+    /// The number of upstream bookmarks that the session has observed.
     seen_bookmarks: u64,
     timers: WatchTimers,
     /// Whether no frames will come until the waker is woken.
     is_parked: bool,
-    /// The columns of a Table, which only the first event carries.
+    /// The columns of a Table, which only the first event has.
     columns: Option<Columns>,
     metrics: WatchMetrics,
     scan_budget: ScanBudget,
-    /// Set for a downstream proxy: how often the build that writes the feed's bodies had changed when the watch
-    /// started.
+    /// How often the encoding build of the feed's bodies had changed when the watch started; set for a downstream proxy
+    /// only.
     changes: Option<u32>,
     _place: ConcurrencyPermit,
 }
@@ -100,7 +101,7 @@ pub(crate) struct WatchOptions {
     pub(crate) bookmarks: bool,
     pub(crate) end_bookmark: bool,
     pub(crate) timeout_seconds: Option<i64>,
-    /// The minimum duration without a client timeout; the maximum is twice that.
+    /// The minimum duration of a watch without a client timeout; the maximum is twice that.
     pub(crate) lasts_min: Duration,
     /// Whether the client is a downstream proxy, which caches the events.
     pub(crate) by_proxy: bool,
@@ -151,7 +152,7 @@ impl WatchSession {
         Self { state, common }
     }
 
-    /// Sends a state before the events. A sink that can send several frames in one piece gives the state's shared
+    /// Sends a state before the events. A sink that can send several frames in one piece passes the state's shared
     /// `chunks`.
     pub(crate) fn send_state(&mut self, snapshot: Snapshot, permit: &Permit, chunks: Option<Arc<[Chunk]>>) {
         if self.is_ended() {
@@ -227,12 +228,12 @@ impl WatchSession {
         self.common.timers.watchdog()
     }
 
-    /// Whether all frames were put.
+    /// Whether all frames of the watch were put.
     pub(crate) fn is_ended(&self) -> bool {
         matches!(self.state, State::Ended)
     }
 
-    /// Whether no frames will come until the waker of the last poll is woken. This can be true right after frames were
+    /// Whether no frames follow until the waker of the last poll is woken. This can be true right after frames were
     /// put; then another poll would find nothing.
     pub(crate) fn is_parked(&self) -> bool {
         self.common.is_parked
@@ -248,7 +249,7 @@ impl WatchSession {
 }
 
 impl Common {
-    /// Puts the next frames, if there are any.
+    /// Puts the next frames of the watch, if there are any.
     fn step(&mut self, state: State, cx: &mut Context<'_>, room: usize, batch: &mut Vec<Bytes>) -> Step {
         match self.decide(state, cx)? {
             State::Initial(initial) => self.send_initial(initial, cx, room, batch),
@@ -430,8 +431,8 @@ impl Common {
         self.feed.reader.bookmark(rv, false, self.cursor.renderer())
     }
 
-    /// Whether the watch belongs to a downstream proxy and another build has begun to write the feed's bodies. The
-    /// proxy learns about it only when it opens a new watch.
+    /// Whether the watch belongs to a downstream proxy and another build has begun to encode the feed's bodies. The
+    /// proxy gets the new build only when it opens a new watch.
     fn has_another_writer(&self) -> bool {
         self.changes.is_some_and(|changes| changes != self.feed.body_release.changes())
     }

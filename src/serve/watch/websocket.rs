@@ -31,13 +31,13 @@ use crate::serve::watch::body::BATCH_BYTES;
 use crate::serve::watch::session::WatchSession;
 use crate::wire::{Encoding, websocket_payload};
 
-/// Whether the request asks for a WebSocket, as the apiserver detects it: on HTTP/1.1 only.
+/// Whether the request opens a WebSocket, as the apiserver detects it: on HTTP/1.1 only.
 pub fn is_upgrade(headers: &HeaderMap) -> bool {
     let upgrade = headers.get(UPGRADE).and_then(|value| value.to_str().ok());
     upgrade.is_some_and(|protocol| protocol.eq_ignore_ascii_case("websocket")) && asks_for_upgrade(headers)
 }
 
-/// Whether the request asks to upgrade the connection.
+/// Whether the request asks to upgrade the connection to another protocol.
 pub(crate) fn asks_for_upgrade(headers: &HeaderMap) -> bool {
     let mut connection = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
     connection.any(|value| value.to_ascii_lowercase().contains("upgrade"))
@@ -135,13 +135,15 @@ fn is_request_uri(text: &str) -> bool {
     port.is_some_and(|port| port.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// The longest message that a client of a watch may send. All messages are ignored (R-DOWNSTREAM-10).
+/// The maximum size in bytes of a message that a client of a watch may send. All messages are ignored
+/// (R-DOWNSTREAM-10).
 const MESSAGE_BYTES_MAX: usize = 4 << 10;
 /// How long a client may take to read the close frame.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
-/// How many further bytes from the client are read and discarded after that, so that the socket is not reset.
+/// The number of further bytes from the client that are read and discarded after the close frame, so that the socket is
+/// not reset.
 const DISCARDED_BYTES_MAX: usize = 4 << 20;
-/// The read size. The library reserves it for the lifetime of the connection.
+/// The read size in bytes. The library reserves it for the lifetime of the connection.
 const READ_BYTES: usize = 4 << 10;
 
 /// Returns the limits for reading clients' messages and writing the proxy's own.
@@ -154,8 +156,8 @@ pub fn limits() -> WebSocketConfig {
         .max_write_buffer_size(usize::MAX)
 }
 
-/// Runs a watch on an upgraded connection until either side ends it or it is cut. `scan_budget` limits the rate at which the
-/// client's messages are read.
+/// Runs a watch on an upgraded connection until either side ends it or it is aborted. `scan_budget` limits the rate at
+/// which the client's messages are read.
 pub(crate) async fn run(upgrade: OnUpgrade, encoding: Encoding, session: WatchSession, scan_budget: ScanBudget) {
     let watchdog = session.watchdog().clone();
     tokio::select! {

@@ -4,22 +4,22 @@ use super::definitions::{CustomResourceDefinition, Definition};
 use super::documents::{ApiService, ServedApi};
 use kubeapi::Gvr;
 
-/// The resources whose objects declare what upstream serves besides its own resources.
+/// The resources whose objects declare the APIs that upstream serves besides its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeclaringResource {
-    /// `CustomResourceDefinitions`.
+    /// The feed of `CustomResourceDefinitions`.
     Definitions,
-    /// `APIServices`, which list the APIs of the aggregation layer.
+    /// The feed of `APIServices`, which list the APIs of the aggregation layer.
     Services,
 }
 
-/// The contents of one object.
+/// The declarations of one CustomResourceDefinition or APIService.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Declaration(pub(super) Declared);
 
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Declared {
-    /// The served versions; none while the definition is not established.
+    /// The served versions of a custom resource; none while the definition is not established.
     Customs(Vec<(Gvr, Definition)>),
     /// The API that another server serves, if there is one.
     Remote(Option<ServedApi>),
@@ -35,7 +35,7 @@ impl DeclaringResource {
         }
     }
 
-    /// Parses an object in JSON; returns `None` if it is not such an object.
+    /// Parses a declaring object in JSON; returns `None` if it is not of this kind.
     pub fn read(self, json: &[u8]) -> Option<Declaration> {
         let said = match self {
             Self::Definitions => {

@@ -7,15 +7,16 @@ use serde::Deserialize;
 
 use kubeapi::Gvr;
 
-/// What upstream serves under one version of a custom resource.
+/// The properties of one served version of a custom resource.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Definition {
-    /// Changes whenever the decoding of objects may change: with the schema, its defaults or the conversion.
+    /// The edition, which changes whenever the decoding of objects may change: with the schema, its defaults or the
+    /// conversion.
     pub(super) edition: Arc<str>,
     pub(super) kind: Arc<str>,
     pub(super) list_kind: Arc<str>,
     pub(super) namespaced: bool,
-    /// JSON paths of the selectable fields (KEP-4358).
+    /// The JSON paths of the selectable fields (KEP-4358).
     pub(super) selectable: Vec<String>,
 }
 
@@ -73,7 +74,7 @@ struct Status {
     conditions: Option<Vec<Condition>>,
 }
 
-/// The names that upstream has accepted; the requested ones may be taken by another definition.
+/// The names that upstream has accepted; the requested names may be taken by another definition.
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase")]
 struct Names {
@@ -93,14 +94,14 @@ struct Condition {
 }
 
 impl CustomResourceDefinitions {
-    /// Every version that is served.
+    /// Returns every version that is served.
     pub(super) fn served(self) -> HashMap<Gvr, Definition> {
         self.items.into_iter().flat_map(CustomResourceDefinition::served).collect()
     }
 }
 
 impl CustomResourceDefinition {
-    /// The versions that are served: none before the definition is established.
+    /// Returns the versions that are served: none before the definition is established.
     pub(super) fn served(self) -> impl Iterator<Item = (Gvr, Definition)> {
         let is_established = self.status.is_established();
         let Self { metadata: Metadata { uid, generation }, spec, status } = self;

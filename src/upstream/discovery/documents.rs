@@ -19,7 +19,7 @@ pub(super) struct ResourceEntry {
     pub(super) plural: String,
     pub(super) kind: String,
     pub(super) namespaced: bool,
-    /// Whether it supports both `list` and `watch`.
+    /// Whether the resource supports both `list` and `watch`.
     pub(super) watchable: bool,
 }
 
@@ -27,7 +27,7 @@ fn is_watchable(verbs: &[String]) -> bool {
     ["list", "watch"].iter().all(|needed| verbs.iter().any(|verb| verb == needed))
 }
 
-/// `apidiscovery.k8s.io/v2 APIGroupDiscoveryList` (KEP-3352).
+/// An `APIGroupDiscoveryList` of `apidiscovery.k8s.io/v2` (KEP-3352).
 #[derive(Deserialize)]
 pub(super) struct DiscoveryList {
     pub(super) kind: String,
@@ -94,7 +94,7 @@ impl DiscoveryList {
     }
 }
 
-/// `APIVersions` (below `/api`) or `APIGroupList` (below `/apis`).
+/// An `APIVersions` (below `/api`) or `APIGroupList` document (below `/apis`).
 #[derive(Deserialize)]
 pub(super) struct Groups {
     #[serde(default)]
@@ -122,7 +122,7 @@ impl Groups {
     }
 }
 
-/// `APIResourceList`.
+/// An `APIResourceList`, as served without aggregated discovery.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct LegacyList {
@@ -184,14 +184,14 @@ struct ApiServiceSpec {
 }
 
 impl ApiServices {
-    /// All APIs that other servers serve.
+    /// Returns all APIs that other servers behind the aggregation layer serve.
     pub(super) fn remote(self) -> Vec<ServedApi> {
         self.items.into_iter().filter_map(ApiService::remote).collect()
     }
 }
 
 impl ApiService {
-    /// The API that another server serves, if there is one.
+    /// Returns the API that another server serves, if there is one.
     pub(super) fn remote(self) -> Option<ServedApi> {
         let ApiServiceSpec { group, version, service } = self.spec;
         service.map(|_| (group, version))

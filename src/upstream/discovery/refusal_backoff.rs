@@ -7,14 +7,14 @@ use base::BackoffBounds;
 /// The retry policy for a document that the proxy's identity may not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RefusalBackoff {
-    /// The waits from a refusal to the next request.
+    /// The delays from a refusal to the next request.
     pub waits: BackoffBounds,
-    /// After this many refusals in a row, the document is not requested again until the proxy's permissions may have
-    /// changed.
+    /// The number of refusals in a row after which the document is not requested again until the proxy's permissions
+    /// may have changed.
     pub times_max: u32,
 }
 
-/// The current row of refusals of a document.
+/// The current row of refusals of one document.
 #[derive(Debug, Default)]
 pub(super) struct RefusedDocument {
     /// The number of refusals in a row.
@@ -23,13 +23,13 @@ pub(super) struct RefusedDocument {
 }
 
 impl RefusalBackoff {
-    /// The policy for a proxy on every node. It tries twice, because an apiserver that has just started denies requests
-    /// until its caches are filled.
+    /// Returns the policy for a proxy on every node. It tries twice, because an apiserver that has just started denies
+    /// requests until its caches are filled.
     pub fn on_node(waits: BackoffBounds) -> Self {
         Self { waits, times_max: 2 }
     }
 
-    /// The policy for one of a few proxies.
+    /// Returns the policy for one of a few proxies.
     pub fn central(waits: BackoffBounds) -> Self {
         Self { waits, times_max: u32::MAX }
     }

@@ -5,23 +5,23 @@ use super::documents::{ApiServices, Groups, LegacyList};
 use super::served_resources::{DiscoveryRoot, DiscoveryState};
 use super::{Build, Resource, read, versions_in};
 
-/// Saved discovery documents of a server, for callers that have them already and send no requests.
+/// Saved discovery documents of a server, for tools that have them already and send no requests.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct DiscoveryDocuments<'a> {
-    /// The responses for `/api` and `/apis`.
+    /// The response bodies for `/api` and `/apis`.
     pub roots: [&'a [u8]; 2],
-    /// The responses for the group versions below these, from a server without aggregated discovery.
+    /// The responses for the group versions below `/api` and `/apis`, from a server without aggregated discovery.
     pub versions: &'a [&'a [u8]],
     /// The `CustomResourceDefinitions` and the `APIServices`, if they may be read.
     pub definitions: Option<&'a [u8]>,
     pub services: Option<&'a [u8]>,
-    /// The response for `/version`.
+    /// The response body for `/version`.
     pub build: &'a [u8],
     pub protobuf: bool,
 }
 
 impl DiscoveryDocuments<'_> {
-    /// The resources that this server serves. Unreadable documents are ignored.
+    /// Returns the resources that the server of these documents serves. Unreadable documents are ignored.
     pub fn resources(&self) -> Vec<Arc<Resource>> {
         let told = self.roots.into_iter().filter_map(versions_in).flatten();
         let listed = self.versions.iter().filter_map(|body| read::<LegacyList>(body)).map(LegacyList::into_version);
@@ -37,7 +37,7 @@ impl DiscoveryDocuments<'_> {
         state.served().resources.into_values().collect()
     }
 
-    /// The group versions in the roots of a server without aggregated discovery.
+    /// Returns the group versions in the roots of a server without aggregated discovery.
     pub fn named(&self) -> Vec<String> {
         self.roots.into_iter().filter_map(read::<Groups>).flat_map(Groups::group_versions).collect()
     }

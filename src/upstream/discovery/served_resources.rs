@@ -11,7 +11,7 @@ use super::{Documents, Resource, ResourceOrigin};
 use crate::wire::{Encoding, is_of_kubernetes};
 use kubeapi::{FieldTable, Gvr, PageStore};
 
-/// Groups that kube-apiserver serves itself, for identities that may not read APIServices.
+/// The API groups that kube-apiserver serves itself, for identities that may not read APIServices.
 const BUILT_IN_GROUPS: [&str; 21] = [
     "",
     "admissionregistration.k8s.io",
@@ -44,7 +44,7 @@ pub(super) struct DiscoveryState {
     pub(super) roots: [DiscoveryRoot; 2],
     /// Whether upstream supports protobuf for its own types.
     pub(super) protobuf: bool,
-    /// The minor version of its release, as last reported.
+    /// The minor version of upstream's release, as last reported.
     pub(super) minor: Option<u32>,
     /// The defined custom resources; `None` if the proxy's identity may not read them.
     pub(super) customs: Option<HashMap<Gvr, Definition>>,
@@ -62,23 +62,23 @@ pub(super) struct DiscoveryRoot {
     pub(super) versions: Vec<VersionList>,
 }
 
-/// The findings of one discovery. `None` in a discovery root means that it has not changed.
+/// The findings of one discovery. `None` in a discovery root means that the root has not changed.
 #[derive(Debug, Default)]
 pub(super) struct DiscoveryFindings {
     pub(super) roots: [Option<DiscoveryRoot>; 2],
     pub(super) protobuf: Option<bool>,
     pub(super) minor: Option<u32>,
-    /// The documents that were requested. If a requested one is `None`, it may not be read.
+    /// The documents that were requested. If the contents of a requested one are `None`, the proxy may not read it.
     pub(super) asked: Documents<bool>,
     pub(super) customs: Option<HashMap<Gvr, Definition>>,
     pub(super) remote: Option<Vec<ServedApi>>,
 }
 
-/// The resources that upstream serves.
+/// The resources that upstream serves, combined from all discovery documents.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct ServedResources {
     pub(super) resources: HashMap<Gvr, Arc<Resource>>,
-    /// The documents that were read. If the definitions were, they list all custom resources.
+    /// The documents that were read. If the definitions were read, they list all custom resources.
     pub(super) read: Documents<bool>,
     /// The minor version of upstream's release.
     pub(super) minor: Option<u32>,
@@ -115,7 +115,7 @@ impl DiscoveryState {
         ServedResources { resources, read, minor: self.minor }
     }
 
-    /// The kind of server behind a resource. In doubt it is another server, whose resources are not cached.
+    /// Returns the kind of server behind a resource. In doubt it is another server, whose resources are not cached.
     fn origin(&self, gvr: &Gvr) -> ResourceOrigin {
         let is_named = |(group, version): &ServedApi| *group == *gvr.group && *version == *gvr.version;
         let remote = self.remote.as_ref().map(|remote| remote.iter().any(is_named));
@@ -135,7 +135,7 @@ impl DiscoveryState {
         PageStore::of_release(self.minor, gvr.has_watch_cache())
     }
 
-    /// The resources that the definitions declare, whether discovery lists them already or not.
+    /// Returns the resources that the definitions declare, whether discovery lists them already or not.
     fn customs(&self) -> impl Iterator<Item = Resource> {
         let defined = self.customs.iter().flatten().filter(|(gvr, _)| self.origin(gvr) == ResourceOrigin::Custom);
         defined.map(|(gvr, definition)| Resource {
@@ -179,7 +179,7 @@ impl DiscoveryState {
     }
 }
 
-/// Whether kube-apiserver itself serves the group.
+/// Whether kube-apiserver itself serves an API group.
 fn is_built_in(group: &str) -> bool {
     BUILT_IN_GROUPS.contains(&group) || BUILT_IN_STORAGE_GROUPS.contains(&group)
 }

@@ -9,21 +9,21 @@ use base::BackoffBounds;
 /// The intervals of readiness checks, and the minimum durations between switches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndpointTimes {
-    /// A request without a response for this long is a sign that its server may have failed.
+    /// The time without a response after which a request is a sign that its server may have failed.
     pub slow: Duration,
-    /// A server that does not report readiness within this time is not ready.
+    /// The timeout of a readiness check. A server that does not report readiness within it is not ready.
     pub answer_max: Duration,
-    /// The waits between readiness checks of the server in use, if it was found ready despite a sign.
+    /// The delays between readiness checks of the server in use, if it was found ready despite a sign of failure.
     pub false_alarms: BackoffBounds,
-    /// The waits between two rounds while no server is ready.
+    /// The delays between two rounds of readiness checks while no server is ready.
     pub rounds: BackoffBounds,
-    /// The minimum time in use of a server that replaced a failed one, before a sign counts against it.
+    /// The minimum time in use of a server that replaced a failed one, before a sign of failure counts against it.
     pub stay: BackoffBounds,
-    /// The waits between readiness checks of a preferred server that was left.
+    /// The delays between readiness checks of a preferred server that is not in use.
     pub returns: BackoffBounds,
     /// How long a preferred server must have been ready before it is used again.
     pub good: Duration,
-    /// After this time without any, the rows of signs, switches and returns start over.
+    /// The time without signs, switches and returns after which their rows start over.
     pub calm: Duration,
 }
 
@@ -57,18 +57,19 @@ impl Default for EndpointTimes {
 pub(in crate::upstream) struct EndpointChoice {
     servers: usize,
     times: EndpointTimes,
-    /// From 0 to 1, different in each process, so that processes that started together do not stay in step.
+    /// A number from 0 to 1, different in each process, so that processes that started together do not act at the same
+    /// time.
     spread: f64,
     current: usize,
     came: CurrentSelection,
     doing: CheckState,
     /// The time of the next check of the server in use, and then of the others.
     look_due: Option<Instant>,
-    /// The earliest time of the next check.
+    /// The earliest time of the next readiness check.
     rest_until: Instant,
     /// The time of the next check of the preferred servers.
     return_due: Option<Instant>,
-    /// A preferred server that is ready, and since when.
+    /// A preferred server that is ready, and the time since which it is.
     good: Option<(usize, Instant)>,
     false_alarms: RepeatCount,
     switches: RepeatCount,
@@ -79,7 +80,7 @@ pub(in crate::upstream) struct EndpointChoice {
     vain_returns: u32,
 }
 
-/// When and why the server in use was selected.
+/// The time and the reason of the selection of the server in use.
 #[derive(Debug, Clone, Copy)]
 struct CurrentSelection {
     at: Instant,
@@ -88,47 +89,47 @@ struct CurrentSelection {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CheckState {
-    /// No check is in progress.
+    /// No readiness check is in progress.
     Nothing,
-    /// This server is being checked because the one in use may have failed; it may be that one.
+    /// A server is being checked because the one in use may have failed. It may be that one.
     Checking { asked: usize },
-    /// This server is being checked because it is preferred to the one in use.
+    /// A server is being checked because it is preferred to the one in use.
     Returning { asked: usize },
 }
 
-/// How many times something happened without a calm time in between.
+/// The number of occurrences of an event without a calm time in between.
 #[derive(Debug, Default)]
 struct RepeatCount {
     times: u32,
     last: Option<Instant>,
 }
 
-/// An input of the choice.
+/// An input of the choice between upstream servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::upstream) enum EndpointEvent {
-    /// A request to this server failed, or is slow.
+    /// A request to the server failed, or is slow.
     Alarm { at: usize },
     /// The requested readiness check has finished.
     Answer { is_ready: bool },
-    /// The requested wait is over.
+    /// The requested delay is over.
     Due,
 }
 
-/// The next action.
+/// The next action of the choice between servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::upstream) enum NextStep {
-    /// Send a readiness check to this server.
+    /// Send a readiness check to the server with this index.
     Ask(usize),
-    /// Wait for a sign, or until this time.
+    /// Wait for a sign of failure, or until the given time.
     Wait(Option<Instant>),
 }
 
-/// Why another server is used.
+/// The reason for a switch to another upstream server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::upstream) enum SwitchCause {
-    /// The previous one has failed.
+    /// The previous server has failed.
     Failed,
-    /// A preferred one has been ready for a while.
+    /// A preferred server has been ready for a while.
     Preferred,
 }
 
@@ -140,7 +141,7 @@ pub(in crate::upstream) struct EndpointSwitch {
     pub(in crate::upstream) cause: SwitchCause,
 }
 
-/// The result of an input.
+/// The result of an input: a switch, and the next action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::upstream) struct EndpointDecision {
     pub(in crate::upstream) switch: Option<EndpointSwitch>,
@@ -151,7 +152,7 @@ pub(in crate::upstream) struct EndpointDecision {
 const GOOD_LOOKS: u32 = 3;
 
 impl EndpointChoice {
-    /// The initial state with `servers` servers: the first one is used, and nothing is known about any.
+    /// Creates the initial state with `servers` servers: the first one is used, and nothing is known about any.
     pub(in crate::upstream) fn new(servers: usize, times: EndpointTimes, spread: f64, now: Instant) -> Self {
         Self {
             servers,
@@ -187,8 +188,8 @@ impl EndpointChoice {
         EndpointDecision { switch, next: self.ask_or_wait(now) }
     }
 
-    /// Handles a sign. It is ignored if the server is not in use or a check is in progress. It is also ignored if no
-    /// server is ready, because all are checked then anyway.
+    /// Handles a sign that a server has failed. It is ignored if the server is not in use or a check is in progress. It
+    /// is also ignored if no server is ready, because all are checked then anyway.
     fn alarm(&mut self, at: usize, now: Instant) {
         let is_looked_at = matches!(self.doing, CheckState::Checking { .. }) || self.rounds > 0;
         if at == self.current && !is_looked_at {
@@ -251,7 +252,7 @@ impl EndpointChoice {
         }
     }
 
-    /// The server to check after this one: first the one in use, then the others in order.
+    /// Returns the server to check after `asked`: first the one in use, then the others in order.
     fn behind(&self, asked: usize) -> Option<usize> {
         let next = if asked == self.current { 0 } else { asked + 1 };
         let next = if next == self.current { next + 1 } else { next };
@@ -284,8 +285,8 @@ impl EndpointChoice {
         EndpointSwitch { from, to, cause }
     }
 
-    /// The wait after `times` occurrences in a row: doubled each time, and up to half longer by the process's own
-    /// spread.
+    /// Returns the delay after `times` occurrences in a row: doubled each time, and up to half longer by the process's
+    /// own spread.
     pub(super) fn after(&self, waits: BackoffBounds, times: u32) -> Duration {
         let doublings = times.saturating_sub(1).min(31);
         waits.first.saturating_mul(1 << doublings).min(waits.longest).mul_f64(1.0 + self.spread / 2.0)
@@ -305,7 +306,7 @@ impl RepeatCount {
 }
 
 impl SwitchCause {
-    /// The label value in metrics.
+    /// Returns the cause as a metric label.
     pub(in crate::upstream) fn as_str(self) -> &'static str {
         match self {
             Self::Failed => "failed",

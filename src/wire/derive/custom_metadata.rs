@@ -57,7 +57,7 @@ struct ManagedFields<'a> {
     api_version: Text<'a>,
     time: Option<Text<'a>>,
     fields_type: Text<'a>,
-    /// Raw JSON: the server's text is compact and HTML-safe in JSON and in protobuf.
+    /// The managed fields as raw JSON: the server's text is compact and HTML-safe in JSON and in protobuf.
     #[serde(rename = "fieldsV1")]
     fields_v1: Option<&'a RawValue>,
     subresource: Text<'a>,
@@ -92,7 +92,8 @@ impl<'a> ObjectMeta<'a> {
         }
     }
 
-    /// Appends the message. Go's encoder writes every field that is not a pointer, list or map, even if it is empty.
+    /// Appends the metadata as a protobuf message. Go's encoder writes every field that is not a pointer, list or map,
+    /// even if it is empty.
     pub(super) fn put_protobuf(&self, out: &mut Vec<u8>) -> Result<(), RefusalReason> {
         let texts =
             [&self.name, &self.generate_name, &self.namespace, &self.self_link, &self.uid, &self.resource_version];
@@ -228,5 +229,5 @@ fn unix_seconds(text: &str) -> Result<i64, RefusalReason> {
     Ok(((days * 24 + hour) * 60 + minute) * 60 + second)
 }
 
-/// Days from 0000-03-01 to 1970-01-01.
+/// The number of days from 0000-03-01 to 1970-01-01.
 const EPOCH: i64 = 719_468;

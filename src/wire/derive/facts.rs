@@ -19,14 +19,14 @@ mod parse;
 use std::ops::RangeInclusive;
 use std::sync::OnceLock;
 
-/// The types of one minor.
+/// The types of one minor release.
 pub(super) struct TypeSchema {
     kinds: Vec<ObjectKind>,
     messages: Vec<Message>,
     object_meta: MessageId,
 }
 
-/// One `kind:` line.
+/// The fields of one kind, from one `kind:` line of the schema.
 struct ObjectKind {
     api_version: &'static str,
     kind: &'static str,
@@ -37,29 +37,29 @@ struct ObjectKind {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct MessageId(u16);
 
-/// One message, with its fields in JSON order.
+/// The schema of one message, with its fields in JSON order.
 #[derive(Default)]
 pub(super) struct Message {
     pub(super) fields: Vec<FieldSchema>,
-    /// Field number → index into `fields`, or [`NONE`].
+    /// The index in `fields` of each field number, or [`NONE`].
     by_number: Vec<u8>,
 }
 
-/// One field in both encodings.
+/// The schema of one field in both encodings.
 pub(super) struct FieldSchema {
-    /// `,"name":`
+    /// The field's key in JSON, with punctuation: `,"name":`.
     key: Box<[u8]>,
     pub(super) name: &'static str,
     pub(super) kind: ValueKind,
     pub(super) arity: Arity,
-    /// Whether the JSON omits it although it is on the wire.
+    /// Whether JSON omits the field although it is on the wire.
     pub(super) omit: Omit,
     pub(super) absent: Absent,
-    /// Text at the beginning of each element, which only hand-written conversions produce.
+    /// The text at the beginning of each element, which only hand-written conversions produce.
     pub(super) element_head: &'static [u8],
 }
 
-/// Type of one value.
+/// The type of one field value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ValueKind {
     Bool,
@@ -84,47 +84,49 @@ pub(super) enum ValueKind {
     Message(MessageId),
 }
 
-/// Number of values.
+/// The number of values that a field may have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Arity {
     One,
     Pointer,
     Many,
     Map,
-    /// One message whose fields are the parent's in JSON.
+    /// One message whose fields belong to its parent in JSON.
     Embedded,
 }
 
-/// Condition for omitting a singular field from the JSON although it is on the wire.
+/// The condition for omitting a singular field from the JSON although it is on the wire.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Omit {
     Never,
-    /// omitempty, which applies to scalars and not to structs.
+    /// The tag `omitempty`, which applies to scalars and not to structs.
     ZeroScalar,
-    /// omitzero, which `ObjectMeta.creationTimestamp` has since 1.34.
+    /// The tag `omitzero`, which `ObjectMeta.creationTimestamp` has since 1.34.
     ZeroTime,
 }
 
 /// The JSON of a field that is not on the wire.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Absent {
-    /// omitempty; or a singular field, which the server's encoder always writes, so the server does not have the field.
+    /// Nothing is written: the field is omitempty, or it is a singular field, which the server's encoder always writes,
+    /// so the server does not have the field.
     Nothing,
     Null,
-    /// The items of a list, which are made from an empty slice instead of nil.
+    /// An empty list is written, because the items are made from an empty slice instead of nil.
     EmptyList,
-    /// `null` or `[]`: see [`RefusalReason::NilOrEmpty`](super::RefusalReason::NilOrEmpty).
+    /// The value is `null` or `[]`, which protobuf cannot distinguish: see
+    /// [`RefusalReason::NilOrEmpty`](super::RefusalReason::NilOrEmpty).
     Ambiguous,
 }
 
-/// Returns whether Kubernetes itself defines types of this group and version, in any minor of the table.
+/// Returns whether Kubernetes itself defines types of a group and version, in any minor release of the table.
 pub fn is_of_kubernetes(api_version: &str) -> bool {
     let kinds = TEXT.lines().filter_map(|line| line.strip_prefix("kind: "));
     kinds.filter_map(|kind| kind.split_once(' ')).any(|(known, _)| known == api_version)
 }
 
 impl TypeSchema {
-    /// Returns the facts of release `1.minor`, if the table has it.
+    /// Returns the schema of release `1.minor`, if the table has it.
     pub(super) fn of(minor: u32) -> Option<&'static Self> {
         static TABLES: [OnceLock<TypeSchema>; MINORS_MAX] = [const { OnceLock::new() }; MINORS_MAX];
         let minors = Self::minors();
@@ -137,7 +139,7 @@ impl TypeSchema {
         Self::of(*Self::minors().end()).expect("the table has its own minors")
     }
 
-    /// Returns the releases in the table.
+    /// Returns the minor releases that the table covers.
     pub(super) fn minors() -> RangeInclusive<u32> {
         static MINORS: OnceLock<RangeInclusive<u32>> = OnceLock::new();
         MINORS.get_or_init(|| parse::minors(TEXT)).clone()
@@ -160,7 +162,7 @@ impl TypeSchema {
 }
 
 impl Message {
-    /// Returns the index in `fields` of the field with this number.
+    /// Returns the index in `fields` of the field with a number.
     #[inline]
     pub(super) fn index_of(&self, number: u32) -> Option<u8> {
         let index = *self.by_number.get(usize::try_from(number).ok()?)?;
@@ -177,7 +179,7 @@ impl FieldSchema {
 }
 
 const TEXT: &str = include_str!("facts/facts.txt");
-/// Maximum number of minors in the table; parsing fails if it has more.
+/// The maximum number of minor releases in the table; parsing fails if it has more.
 const MINORS_MAX: usize = 8;
-/// Marks numbers without a field in [`Message::by_number`].
+/// The mark of a number without a field in [`Message::by_number`].
 const NONE: u8 = u8::MAX;

@@ -55,7 +55,8 @@ fn put_special(out: &mut Vec<u8>, text: &[u8]) -> usize {
     len.max(1)
 }
 
-/// Go has short escapes for `\b` and `\f` since 1.22, which is older than every minor of the table.
+/// Writes a JSON escape as Go does. Go has short escapes for `\b` and `\f` since 1.22, which is older than every minor
+/// of the table.
 fn put_escaped(out: &mut Vec<u8>, byte: u8) {
     let short = match byte {
         b'"' | b'\\' => byte,
@@ -77,7 +78,7 @@ fn put_hex(out: &mut Vec<u8>, byte: u8) {
     out.extend_from_slice(&[b'\\', b'u', b'0', b'0', hex(byte >> 4), hex(byte & 15)]);
 }
 
-/// Writes U+2028 or U+2029.
+/// Writes the JSON escape of U+2028 or U+2029.
 fn put_line_end(out: &mut Vec<u8>, character: &[u8]) {
     out.extend_from_slice(if character[2] == 0xa8 { br"\u2028" } else { br"\u2029" });
 }
@@ -223,6 +224,6 @@ fn put_fraction(out: &mut Vec<u8>, value: u64, places: u32) {
     put_padded(out, value, places);
 }
 
-/// Bytes that are checked together.
+/// The number of bytes that are checked together.
 const CHUNK: usize = 32;
 const SECOND: u64 = 1_000_000_000;

@@ -13,7 +13,7 @@ use crate::wire::protobuf::{Fields, leading_message, map_entry, put_field};
 #[derive(Clone, Copy)]
 pub struct MetadataRenderer {
     facts: &'static TypeSchema,
-    /// The annotations that are in an object and not in its metadata.
+    /// The annotations that an object has and its metadata in upstream's responses does not.
     hidden: &'static [&'static str],
 }
 
@@ -27,7 +27,8 @@ impl MetadataRenderer {
         Self { facts, hidden: hidden_annotations(api_version, kind) }
     }
 
-    /// Returns protobuf from a protobuf body. It is a slice of the body, unless an annotation must be removed.
+    /// Returns the metadata as protobuf from a protobuf body. It is a slice of the body, unless an annotation must be
+    /// removed.
     pub fn protobuf(&self, body: &Bytes) -> Result<Bytes, TranscodeError> {
         let (at, len) = leading_message(body).ok_or_else(no_metadata)?;
         let metadata = &body[at..at + len];
@@ -37,7 +38,7 @@ impl MetadataRenderer {
         }
     }
 
-    /// Appends JSON from a protobuf body. If it is refused, `out` is unchanged.
+    /// Appends the metadata as JSON from a protobuf body. If the body is refused, `out` is unchanged.
     pub fn json(&self, body: &[u8], out: &mut Vec<u8>) -> Result<(), TranscodeError> {
         let (at, len) = leading_message(body).ok_or_else(no_metadata)?;
         let metadata = &body[at..at + len];
@@ -81,7 +82,7 @@ impl MetadataRenderer {
         Ok(())
     }
 
-    /// Returns the `ObjectMeta` message without the hidden annotations; `None` if it has none of them.
+    /// Returns the `ObjectMeta` message without the hidden annotations; `None` if it has none of those.
     fn without_hidden(&self, metadata: &[u8]) -> Result<Option<Vec<u8>>, RefusalReason> {
         if self.hidden.is_empty() {
             return Ok(None);
@@ -129,7 +130,7 @@ fn in_metadata(why: RefusalReason) -> TranscodeError {
 }
 
 const METADATA: &str = "metadata";
-/// Field number in `ObjectMeta`.
+/// The field number of `annotations` in `ObjectMeta`.
 const ANNOTATIONS: u32 = 12;
-/// Size of a tag and the longest length.
+/// The maximum size of a tag and a length.
 const LENGTH_MAX: usize = 11;

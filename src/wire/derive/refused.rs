@@ -4,32 +4,32 @@ use crate::wire::WireError;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}{}: {why}", if path.is_empty() { "the object" } else { "" }, path)]
 pub struct TranscodeError {
-    /// Path of JSON names from the object down, `spec.containers.ports`; empty for the object itself.
+    /// The path of JSON names from the object down, such as `spec.containers.ports`; empty for the object itself.
     pub path: String,
     pub why: RefusalReason,
 }
 
-/// Reason why a field cannot be written.
+/// The reason that a field cannot be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RefusalReason {
-    /// A field that the server's release does not have: the server is a newer one, or a fork.
-    #[error("unknown field number {0}")]
+    /// The field does not exist in the server's release: the server is a newer one, or a fork.
+    #[error("unknown protobuf field number {0}")]
     UnknownField(u32),
-    /// Not a message, or not one that the apiserver's encoder writes.
-    #[error("malformed: {0}")]
+    /// The data is not a message, or not one that the apiserver's encoder writes.
+    #[error("malformed protobuf: {0}")]
     Malformed(&'static str),
-    /// Well-formed, but not a value of the field's type.
-    #[error("{0}")]
+    /// The data is well-formed, but not a value of the field's type.
+    #[error("invalid value: {0}")]
     Value(&'static str),
-    /// The kinds that are stored as JSON keep `[]` apart from `null`, and protobuf does not.
-    #[error("an empty list is indistinguishable from a missing one")]
+    /// The list is empty. Kinds that are stored as JSON keep `[]` apart from `null`, and protobuf does not.
+    #[error("an empty list cannot be told apart from a missing one in protobuf")]
     NilOrEmpty,
-    /// Messages or JSON values nested deeper than any that an apiserver serves.
-    #[error("nested too deeply")]
+    /// Messages or JSON values are nested deeper than any that an apiserver serves.
+    #[error("values are nested too deeply")]
     TooDeep,
-    /// The JSON would be much larger than that of any valid body of this size.
-    #[error("its JSON is too large")]
+    /// The JSON would be much larger than that of any valid body of the same size.
+    #[error("the JSON form would be too large")]
     TooLarge,
 }
 

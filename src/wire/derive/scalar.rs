@@ -151,14 +151,14 @@ fn sole_bytes(message: &[u8]) -> Result<Option<&[u8]>, RefusalReason> {
     Ok(bytes)
 }
 
-/// `metav1.Timestamp`, the wire format of both time types.
+/// A `metav1.Timestamp`, which is the wire format of both time types.
 struct Timestamp {
     seconds: i64,
     nanoseconds: u64,
 }
 
 impl Timestamp {
-    /// Returns `None` for the empty message.
+    /// Parses a time; returns `None` for the empty message.
     fn read(message: &[u8]) -> Result<Option<Self>, RefusalReason> {
         let (mut seconds, mut nanoseconds) = (None, None);
         for_each(message, |field| match (field.number, field.value) {
@@ -216,11 +216,11 @@ fn civil(days: u64) -> (u64, u64, u64) {
 pub(super) const REPEATED: RefusalReason = RefusalReason::Malformed("a singular field twice");
 const INCOMPLETE: RefusalReason = RefusalReason::Malformed("without a field that the encoder always writes");
 const DAY: u64 = 86_400;
-/// Days in 400 years.
+/// The number of days in 400 years.
 const ERA: u64 = 146_097;
 /// Go's zero time, 0001-01-01, in Unix time.
 const ZERO_TIME: i64 = -62_135_596_800;
 /// The first year of Go's calendar: a year 1 of the cycle of 400 years.
 const FIRST_YEAR: i64 = -292_277_022_399;
-/// Seconds from the beginning of that year to 1970. Go also adds them modulo 2^64.
+/// The number of seconds from the beginning of that year to 1970. Go also adds them modulo 2^64.
 const UNIX_FROM_FIRST: u64 = 9_223_372_028_715_321_600;

@@ -29,7 +29,7 @@ impl Transcoder {
         Self::with(TypeSchema::of(minor)?, api_version, kind)
     }
 
-    /// Returns the releases in the table.
+    /// Returns the minor releases that the table covers.
     pub fn minors() -> RangeInclusive<u32> {
         TypeSchema::minors()
     }
@@ -38,7 +38,7 @@ impl Transcoder {
         facts.kind(api_version, kind).map(|message| Self { facts, message })
     }
 
-    /// Appends the JSON body of the object with this protobuf body. If it is refused, `out` is unchanged.
+    /// Appends the JSON body of an object to `out`, from its protobuf body. If the body is refused, `out` is unchanged.
     pub fn json(&self, body: &[u8], out: &mut Vec<u8>) -> Result<(), TranscodeError> {
         put_body(self.facts, self.message, body, false, out)
     }

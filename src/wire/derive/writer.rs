@@ -11,25 +11,25 @@ use super::go_json::{put_double, put_int, put_text};
 use super::scalar::{self, REPEATED};
 use crate::wire::protobuf::{Fields, Value};
 
-/// Writes one body.
+/// Writes one protobuf body as JSON.
 pub(super) struct BodyWriter<'f, 'b, 'o> {
     facts: &'f TypeSchema,
     pub(super) out: &'o mut Vec<u8>,
-    /// Start of this body in `out`, and the maximum length of `out`.
+    /// The position in `out` at which this body starts, and the maximum length of `out`.
     start: usize,
     limit: usize,
     depth: u32,
-    /// Fields of the messages that are being written, innermost last, in one shared buffer.
+    /// The fields of the messages that are being written, innermost last, in one shared buffer.
     found: Vec<WireField<'b>>,
-    /// Path of a refused field, ordered from the field outwards.
+    /// The path of a refused field, ordered from the field outwards.
     path: Vec<&'static str>,
     /// Whether the object is its type's zero value, so that absent fields were never set.
     pub(super) of_zero_value: bool,
 }
 
-/// One field on the wire.
+/// One protobuf field as it is on the wire.
 struct WireField<'b> {
-    /// Its index in the message's JSON order.
+    /// The index of the field in the message's JSON order.
     index: u8,
     item: Item<'b>,
 }
@@ -77,7 +77,7 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
         Ok(())
     }
 
-    /// Writes one message as an object.
+    /// Writes one protobuf message as a JSON object.
     pub(super) fn message(&mut self, id: MessageId, bytes: &'b [u8]) -> Result<(), RefusalReason> {
         self.element(id, bytes, b"")
     }
@@ -278,7 +278,7 @@ impl<'b> Item<'b> {
         }
     }
 
-    /// Checks that its wire type matches `kind`.
+    /// Checks that the field's wire type matches `kind`.
     fn check(self, kind: ValueKind) -> Result<(), RefusalReason> {
         match kind {
             ValueKind::Bool | ValueKind::Int32 | ValueKind::Int64 => self.varint().map(drop),
@@ -301,11 +301,11 @@ fn map_entry(entry: &[u8]) -> Result<(&[u8], Option<Item<'_>>), RefusalReason> {
 }
 
 const WIRE_TYPE: RefusalReason = RefusalReason::Malformed("wire type differs from the API's");
-/// Growth limit of R-DERIVE-12. Small bodies may grow by more: two bytes of an empty message expand to its name and
-/// many defaults.
+/// The growth limit of R-DERIVE-12, as a factor. Small bodies may grow by more: two bytes of an empty message expand to
+/// its name and many defaults.
 const GROWTH_MAX: usize = 8;
 const SLACK: usize = 8 << 10;
-/// Nesting limit of messages. Schemas recurse, and Go's only limit is that of JSON.
+/// The nesting limit of messages. Schemas recurse, and Go's only limit is that of JSON.
 const DEPTH_MAX: u32 = 200;
-/// Initial capacity, sufficient for the fields of all open messages of most objects.
+/// The initial capacity, sufficient for the fields of all open messages of most objects.
 const FOUND: usize = 128;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{Machine, UsageSample};
 
 pub(super) const NAME: &str = "Linux";
-/// The unit of CPU times in `/proc`. Linux fixed it at a hundred ticks a second.
+/// The unit of CPU times in `/proc`, which Linux has fixed at a hundred ticks a second.
 const TICKS_PER_SECOND: u64 = 100;
 
 /// Returns the process's resource usage so far, as far as it is readable.

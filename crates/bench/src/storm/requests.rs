@@ -16,7 +16,7 @@ use super::super::tally::histogram;
 use base::Tasks;
 use probe::{self, EstablishedConnection, LinkError, RequestSpec, Sender, Target, WatchProtocol, Windows};
 
-/// How many bytes are kept of responses that are only counted.
+/// The number of bytes that are kept of responses that are only counted.
 const KEPT_BYTES: usize = 0;
 
 /// The state that all senders share.

@@ -2,7 +2,7 @@
 
 use super::{Json, JsonMembers};
 
-/// Fields by which the strategic merge patch matches the elements of a list, in the order in which they are tried.
+/// The fields by which the strategic merge patch matches the elements of a list, in the order in which they are tried.
 const MERGE_KEYS: [&str; 4] = ["name", "type", "containerPort", "mountPath"];
 
 /// Applies a merge patch (RFC 7386).

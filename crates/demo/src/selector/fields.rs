@@ -1,6 +1,6 @@
 //! The grammar of field selectors: terms are separated by commas, and each is split at its first operator.
 
-/// A key, a value, and whether they must be equal or must differ.
+/// A condition on a field: a key, a value, and whether they must be equal or must differ.
 pub(super) type FieldCondition = (String, String, bool);
 
 pub(super) fn parse(text: &str) -> Result<Vec<FieldCondition>, String> {

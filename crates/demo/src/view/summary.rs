@@ -8,20 +8,20 @@ use std::time::Duration;
 pub struct Summary {
     pub elapsed: Duration,
     pub pods: u64,
-    /// Watches that the upstream had to serve.
+    /// The number of watches that the upstream had to serve.
     pub upstream_watches: u64,
-    /// Events that the upstream sent, once for each of its watches.
+    /// The number of events that the upstream sent, once for each of its watches.
     pub upstream_events: u64,
-    /// Watches that clients had open.
+    /// The number of watches that clients had open.
     pub downstream_watches: u64,
-    /// Events that arrived at clients.
+    /// The number of events that clients received.
     pub deliveries: u64,
-    /// Events that clients should have received and had not at the end. `None` if a client was not connected from the
-    /// first change on.
+    /// The number of events that clients should have received and had not at the end. `None` if a client was not
+    /// connected from the first change on.
     pub missed: Option<u64>,
-    /// Events that a client received more than once.
+    /// The number of events that a client received more than once.
     pub repeated: u64,
-    /// Watches that had to relist. Events that they missed are not in `missed`.
+    /// The number of watches that had to relist. Events that they missed are not in `missed`.
     pub relisted: u64,
     pub errors: u64,
     pub first_error: Option<String>,

@@ -26,11 +26,11 @@ pub struct Bench {
 pub enum BenchFailure {
     #[error(transparent)]
     Bench(#[from] BenchError),
-    #[error("{path}: {source}")]
+    #[error("cannot write {path}: {source}")]
     Write { path: PathBuf, source: io::Error },
-    #[error("standard output: {0}")]
+    #[error("cannot write to standard output: {0}")]
     Output(io::Error),
-    #[error("not every watch received every event exactly once; see the figures missed and repeated")]
+    #[error("some watches missed or repeated events; see the figures `missed` and `repeated`")]
     Incomplete,
 }
 

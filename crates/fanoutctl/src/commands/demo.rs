@@ -24,7 +24,7 @@ pub enum DemoError {
     Proxy(#[from] StartError),
     #[error("cannot start the watches: {0}")]
     Fleet(TargetError),
-    #[error("standard output: {0}")]
+    #[error("cannot write to standard output: {0}")]
     Output(std::io::Error),
     #[error("the proxy stopped: {0}")]
     Lost(TaskLost),
@@ -47,7 +47,7 @@ struct RunningDemo {
     started: Instant,
     /// Whether every watch had its initial objects at `started`.
     is_whole: bool,
-    /// The counts at `started`. They are subtracted, so that the initial objects are not shown as events.
+    /// The counts at the time `started`. They are subtracted, so that the initial objects are not shown as events.
     first_events: u64,
     joined: WatchCounts,
 }
@@ -97,7 +97,7 @@ async fn show(
         synced = fleet.synced(SYNC_MAX) => {
             if synced.is_none() {
                 let complaint = fleet.complaint();
-                tracing::warn!(?SYNC_MAX, complaint, "not every watch has its initial objects yet");
+                tracing::warn!(waited = ?SYNC_MAX, reason = complaint, "some watches have not synced yet");
             }
             synced.is_some()
         }

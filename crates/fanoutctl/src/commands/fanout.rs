@@ -16,10 +16,10 @@ pub struct CommandOutput {
     pub is_well: bool,
 }
 
-/// Runs a verb and returns its output. `top` and `tail` print while they run.
+/// Runs a `fanout` command and returns its output. `top` and `tail` print while they run.
 ///
 /// # Errors
-/// A message that says why there is no result.
+/// A message with the reason that there is no result.
 #[inline(never)]
 pub fn ask(verb: FanoutVerb) -> LocalBoxFuture<'static, Result<CommandOutput, String>> {
     Box::pin(async move { asked(verb).await })

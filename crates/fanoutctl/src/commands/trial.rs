@@ -85,14 +85,14 @@ impl Trial {
     }
 }
 
-/// A trial in progress.
+/// A `try` command while it runs.
 struct RunningTrial {
-    /// `None` while an action restarts one of them.
+    /// The servers of the trial; `None` while an action restarts one of them.
     servers: Option<Servers>,
     writers: Writers,
     crowd: InformerFleet,
     line: StatusLine,
-    /// How often the apiserver and the proxy were killed.
+    /// The number of times that the apiserver and the proxy were killed.
     actions: [u32; 2],
 }
 
@@ -252,7 +252,7 @@ fn times(count: u32) -> String {
     }
 }
 
-/// A status line, redrawn in place on a terminal and printed as a new line elsewhere.
+/// A status line that is redrawn in place on a terminal, and printed as a new line elsewhere.
 #[derive(Debug)]
 struct StatusLine {
     is_terminal: bool,
@@ -265,7 +265,7 @@ impl Default for StatusLine {
     }
 }
 
-/// Moves to the start of the line and erases it.
+/// The terminal sequence that moves to the start of the line and erases it.
 const AGAIN: &str = "\r\x1b[K";
 
 impl StatusLine {

@@ -33,13 +33,13 @@ enum Work {
 pub enum VerificationFailure {
     #[error(transparent)]
     Run(#[from] VerifyError),
-    #[error("{path}: {source}")]
+    #[error("cannot read or write {path}: {source}")]
     File { path: PathBuf, source: io::Error },
-    #[error("{path}: {source}")]
+    #[error("cannot parse the record {path}: {source}")]
     Record { path: PathBuf, source: ReadError },
-    #[error("standard output: {0}")]
+    #[error("cannot write to standard output: {0}")]
     Output(io::Error),
-    #[error("cannot check the record: {0}")]
+    #[error("the check of the record failed: {0}")]
     Judging(#[from] tokio::task::JoinError),
 }
 
@@ -100,7 +100,7 @@ impl Verification {
     }
 }
 
-/// A record to check.
+/// The record to check with `verify judge`, and what a conclusive run requires.
 #[derive(Debug)]
 struct JudgeOptions {
     record: PathBuf,

@@ -64,7 +64,7 @@ pub(super) enum AuditStage {
     Complete,
 }
 
-/// How a proxy would treat a request.
+/// The way in which a proxy would treat a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestClass {
     List,
@@ -74,7 +74,7 @@ pub(super) enum RequestClass {
     Rest,
 }
 
-/// The discovery documents that a proxy serves for sure. Those of a group may be an aggregated API server's.
+/// The discovery documents that a proxy certainly serves. Those of a group may belong to an aggregated API server.
 const DISCOVERY: [&str; 4] = ["/version", "/api", "/api/v1", "/apis"];
 
 impl AuditLine<'_> {

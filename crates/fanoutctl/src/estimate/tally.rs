@@ -5,17 +5,17 @@ use serde::Serialize;
 use super::audit_event::{AuditLine, AuditStage, RequestClass};
 use super::{Estimate, EstimateOptions};
 
-/// The requests of one program for one resource.
+/// The tally of the requests of one program for one resource.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EstimateRow {
     pub agent: String,
     pub resource: String,
-    /// LISTs, watches and GETs that would be served from memory.
+    /// The number of LISTs, watches and GETs that would be served from the cache.
     pub lists: u64,
     pub watches: u64,
     pub gets: u64,
-    /// Requests that would still go to upstream.
+    /// The number of requests that would still go to upstream.
     pub rest: u64,
 }
 
@@ -23,8 +23,8 @@ pub struct EstimateRow {
 #[derive(Debug, Default)]
 pub(super) struct LogTally {
     rows: HashMap<(String, String), Counts>,
-    /// Resources that clients list or watch. The value is the last second in which a request required a proof that the
-    /// cache is current.
+    /// The resources that clients list or watch. The value is the last second in which a request required a proof that
+    /// the cache is current.
     resources: HashMap<String, Option<i64>>,
     questions: u64,
     first: Option<f64>,
@@ -34,7 +34,7 @@ pub(super) struct LogTally {
     open: HashMap<String, f64>,
     /// The starts and ends of completed watches that `watch_seconds` does not include yet.
     closed: Vec<(f64, f64)>,
-    /// Requests of an apiserver to itself.
+    /// The number of requests of an apiserver to itself.
     of_apiserver: u64,
     other: u64,
     unreadable: u64,
@@ -45,12 +45,13 @@ struct Counts {
     lists: u64,
     gets: u64,
     rest: u64,
-    /// A watch has a record at its start, a record at its end, or both, depending on the audit policy.
+    /// The number of watches with a record at their start. A watch has a record at its start, at its end, or both,
+    /// depending on the audit policy.
     watches_begun: u64,
     watches_ended: u64,
 }
 
-/// Maximum number of rows. Further ones are added to a single row.
+/// The maximum number of rows of the estimate. Further ones are added to a single row.
 pub(super) const ROWS_MAX: usize = 2_000;
 const RESOURCES_MAX: usize = 10_000;
 const OPEN_WATCHES_MAX: usize = 200_000;
@@ -129,7 +130,7 @@ impl LogTally {
         time.floor() as i64
     }
 
-    /// Records a read, which requires a feed of the resource. If the read needs a proof, it counts as one question to
+    /// Records a read, which requires a feed of the resource. If the read needs a proof, it counts as one request to
     /// upstream, which all reads within the same second share.
     fn read(&mut self, resource: &str, event: &AuditLine<'_>) {
         if self.resources.len() >= RESOURCES_MAX && !self.resources.contains_key(resource) {
@@ -209,7 +210,7 @@ fn total(rows: &[EstimateRow]) -> EstimateRow {
 }
 
 impl EstimateRow {
-    /// Returns the number of requests that would be served from memory.
+    /// Returns the number of requests that would be served from the cache.
     pub fn answered_from_memory(&self) -> u64 {
         self.lists + self.watches + self.gets
     }

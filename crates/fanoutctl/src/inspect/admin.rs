@@ -10,7 +10,7 @@ use base::PageAddress;
 /// The admin address of a running proxy, and the token for its pages.
 #[derive(Clone)]
 pub struct ProxyTarget {
-    /// Its name in the output.
+    /// The name of the proxy in the output.
     pub name: String,
     pub place: PageAddress,
     /// The bearer token, for pages that show clients.
@@ -27,13 +27,13 @@ pub(super) struct PageRefusal {
     pub(super) why: String,
 }
 
-/// Maximum size of a page in bytes. Rows of ten thousand watches fit.
+/// The maximum size of a page in bytes. Rows of ten thousand watches fit.
 const PAGE_BYTES_MAX: usize = 64 << 20;
-/// Timeout for reading a page.
+/// The timeout for reading one page of a proxy.
 const PAGE_MAX: Duration = Duration::from_secs(15);
 
 impl ProxyTarget {
-    /// Reads the page at this path.
+    /// Reads the page at a path.
     pub(super) async fn page(&self, path: &str) -> Result<PageResult, InspectError> {
         let asking = self.place.read(path, self.token.as_deref(), PAGE_BYTES_MAX);
         match timeout(PAGE_MAX, asking).await {
@@ -49,7 +49,7 @@ impl ProxyTarget {
         }
     }
 
-    /// Reads the page at this path and parses it as JSON.
+    /// Reads the page at a path and parses it as JSON.
     pub(super) async fn json(&self, path: &str) -> Result<Result<Value, PageRefusal>, InspectError> {
         let text = match self.page(path).await? {
             Ok(text) => text,

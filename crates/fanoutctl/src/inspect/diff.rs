@@ -14,7 +14,7 @@ use super::server::{ServerConnection, ServerOptions};
 use super::table::{grouped, printable};
 use super::{InspectError, InspectReport, resource};
 
-/// What to compare, and where.
+/// The two servers and the resource to compare.
 #[derive(Debug, Clone)]
 pub struct DiffOptions {
     pub resource: String,
@@ -69,9 +69,9 @@ struct ObjectDigest {
     hash: u64,
 }
 
-/// Objects per page.
+/// The number of objects per page of a list.
 const PAGE_OBJECTS: usize = 500;
-/// Maximum number of lines about differences; JSON has all of them.
+/// The maximum number of lines about differences; JSON has all of them.
 const LINES_MAX: usize = 50;
 const JSON: &str = "application/json";
 

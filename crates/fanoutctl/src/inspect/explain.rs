@@ -7,13 +7,13 @@ use super::rows::place;
 use super::table::{bytes, grouped, printable, seconds};
 use super::{InspectError, InspectReport, ProxyTarget};
 
-/// Which watches and requests to explain; without a filter, all of them.
+/// The filter for watches and requests to explain; without a filter, all of them are explained.
 #[derive(Debug, Clone, Default)]
 pub struct ExplainOptions {
     pub user: Option<String>,
     pub agent: Option<String>,
     pub resource: Option<String>,
-    /// Maximum number of watches, and of entries of each kind.
+    /// The maximum number of watches, and of entries of each kind.
     pub limit: usize,
 }
 

@@ -39,11 +39,11 @@ type RunningKubectl = Arc<Mutex<Option<Child>>>;
 struct KubectlOutput(BufReader<ChildStdout>, ChildStderr);
 
 const KUBECTL: &str = "kubectl";
-/// Maximum number of pods. Each needs a local process and a stream at the apiserver.
+/// The maximum number of pods. Each needs a local process and a stream at the apiserver.
 const PODS_MAX: usize = 64;
-/// Timeout for opening one forward.
+/// The timeout for opening one port-forward.
 const FORWARD_MAX: Duration = Duration::from_secs(20);
-/// Number of forwards opened concurrently.
+/// The number of port-forwards that are opened concurrently.
 const AT_ONCE: usize = 8;
 
 /// Finds the running pods, and forwards a local port to each.

@@ -2,7 +2,7 @@
 pub(super) struct MetricsText(pub(super) String);
 
 impl MetricsText {
-    /// Returns the sum of all series with this name.
+    /// Returns the sum of all series with a given metric name.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -17,7 +17,7 @@ impl MetricsText {
         self.0.lines().filter_map(value).sum::<f64>().max(0.0) as u64
     }
 
-    /// Returns the value of this label and the value of each series with this name.
+    /// Returns the value of a label and the value of each series with a given metric name.
     pub(super) fn by_label<'a>(&'a self, name: &'a str, label: &'a str) -> impl Iterator<Item = (&'a str, f64)> {
         self.0.lines().filter_map(move |line| {
             let (series, value) = line.rsplit_once(' ')?;
@@ -27,7 +27,7 @@ impl MetricsText {
         })
     }
 
-    /// Returns the value of a label of the first series with this name.
+    /// Returns the value of a label of the first series with a given metric name.
     pub(super) fn label(&self, name: &str, label: &str) -> Option<&str> {
         let line = self.0.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')))?;
         let (_, rest) = line.split_once(&format!("{label}=\""))?;

@@ -13,7 +13,7 @@ use probe::{
 /// The address of an API server, and the credentials for it.
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
-    /// `https://HOST:PORT`; `None` selects the kubeconfig's server.
+    /// The server URL `https://HOST:PORT`; `None` selects the kubeconfig's server.
     pub url: Option<String>,
     pub kubeconfig: Option<PathBuf>,
     pub ca: Option<PathBuf>,
@@ -21,7 +21,7 @@ pub struct ServerOptions {
     pub insecure: bool,
 }
 
-/// One HTTP/1.1 connection to an API server.
+/// One HTTP/1.1 connection to an API server or a proxy.
 pub(super) struct ServerConnection {
     pub(super) name: String,
     target: Target,
@@ -36,7 +36,7 @@ pub(super) struct FetchedResponse {
     pub(super) body: Vec<u8>,
 }
 
-/// Maximum size of a body in bytes. A page of 500 objects at etcd's size limit is smaller.
+/// The maximum size of a response body in bytes. A page of 500 objects at etcd's size limit is smaller.
 const BODY_BYTES_MAX: usize = 1 << 30;
 const WINDOWS: Windows = Windows { stream: 1 << 20, connection: 4 << 20, socket: None, as_go: false };
 

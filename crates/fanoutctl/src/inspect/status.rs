@@ -12,7 +12,7 @@ use base::WallClock;
 /// The status of one proxy.
 pub(super) struct ProxyStatus {
     pub(super) name: String,
-    /// The failed readiness checks.
+    /// The names of the failed readiness checks.
     pub(super) pending: Vec<String>,
     pub(super) feeds: Vec<Value>,
     pub(super) version: String,
@@ -23,7 +23,7 @@ pub(super) struct ProxyStatus {
     pub(super) resident_bytes: u64,
     pub(super) restart: Vec<String>,
     pub(super) trouble: Option<String>,
-    /// Problems with other files, one sentence each.
+    /// The problems with other files, one sentence each.
     pub(super) files: Vec<String>,
     pub(super) metrics: MetricsText,
 }

@@ -11,7 +11,7 @@ use super::table::printable;
 use super::{InspectError, resource};
 use probe::{Frames, Framing};
 
-/// What to watch, and where.
+/// The resource to watch, and the proxy that serves it.
 #[derive(Debug, Clone)]
 pub struct TailOptions {
     pub resource: String,
@@ -20,10 +20,10 @@ pub struct TailOptions {
     pub fields: Option<String>,
     /// The resourceVersion to resume after; without it, the watch starts with the existing objects.
     pub from: Option<String>,
-    /// Stops after this many seconds.
+    /// The number of seconds after which the output stops.
     pub seconds: Option<u64>,
     pub proxy: ServerOptions,
-    /// Prints frames unchanged.
+    /// Whether frames are printed unchanged.
     pub json: bool,
 }
 

@@ -23,12 +23,12 @@ use super::{InspectError, ProxyTarget};
 #[derive(Debug, Clone)]
 pub struct TopOptions {
     pub every: Duration,
-    /// Number of refreshes; unlimited without it.
+    /// The number of refreshes; unlimited if `None`.
     pub times: Option<u64>,
     pub form: TopOutput,
 }
 
-/// The output form.
+/// The output form of `top`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TopOutput {
     /// The full screen of a terminal.

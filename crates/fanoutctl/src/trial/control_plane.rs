@@ -31,7 +31,7 @@ pub enum TestbedSource {
     Nowhere,
 }
 
-/// Timeouts for starting and for stopping a process.
+/// The timeouts for starting and for stopping a process.
 const START_MAX: Duration = Duration::from_secs(180);
 const END_MAX: Duration = Duration::from_secs(30);
 const BINARY: &str = "target/testbed/kube-testbed";
@@ -129,7 +129,7 @@ impl ControlPlane {
         is_ready.ok_or_else(|| TrialError::of("the apiserver", "not ready in time"))
     }
 
-    /// Stops the apiserver and etcd.
+    /// Stops the apiserver and etcd of the test bed.
     pub async fn stop(self) {
         process::end(self.up, END_MAX).await;
     }

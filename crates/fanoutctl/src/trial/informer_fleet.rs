@@ -34,7 +34,7 @@ struct InformerFleetState {
     complaint: Mutex<Option<String>>,
 }
 
-/// The counts of all informers.
+/// The counts of all informers of a trial.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct InformerFleetCounts {
     pub informers: u64,
@@ -43,13 +43,13 @@ pub struct InformerFleetCounts {
     pub delivered: u64,
     pub lost: u64,
     pub wrong: u64,
-    /// Initial states after the first one of each informer.
+    /// The number of initial states after the first one of each informer.
     pub relists: u64,
     /// The number of informers that have not reached the newest version.
     pub behind: u64,
 }
 
-/// Streams per connection: the number of concurrent streams that an apiserver allows.
+/// The number of streams per connection: the concurrent streams that an apiserver allows.
 const STREAMS_PER_CONNECTION: usize = 100;
 const WINDOWS: Windows = Windows { stream: 1 << 20, connection: 16 << 20, socket: None, as_go: false };
 /// The first and the longest pause before a retry. Each pause is multiplied by a random factor from 0.5 to 1.5.

@@ -7,21 +7,21 @@ use super::ledger::WriteLedger;
 pub(super) struct InformerStore {
     /// The version of each stored object; 0 if the object is absent.
     held: Vec<u64>,
-    /// The initial state, while it is incomplete.
+    /// The versions of the initial state while it is incomplete.
     staged: Option<Vec<u64>>,
-    /// The version to resume from; `None` if it must relist.
+    /// The version to resume from; `None` if the informer must relist.
     at: Option<u64>,
     told: VecDeque<u64>,
     judged_to: u64,
     pub(super) counts: InformerCounts,
 }
 
-/// The counts of one informer.
+/// The counts of one informer of a trial.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct InformerCounts {
     pub(super) delivered: u64,
     pub(super) lost: u64,
-    /// Changes that were never written, or that arrived twice.
+    /// The number of changes that were never written, or that were received twice.
     pub(super) wrong: u64,
     /// The number of initial states received.
     pub(super) states: u64,
@@ -65,7 +65,7 @@ impl InformerStore {
         self.at = Some(version);
     }
 
-    /// Records a bookmark: all events up to this version have arrived. `ends_state` means that the initial state is
+    /// Records a bookmark: all events up to its version were received. `ends_state` means that the initial state is
     /// complete.
     pub(super) fn reaches(&mut self, version: u64, ends_state: bool) {
         if let Some(staged) = self.staged.take_if(|_| ends_state) {

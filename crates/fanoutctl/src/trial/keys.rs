@@ -9,7 +9,7 @@ pub struct PressedKeys {
     before: Termios,
 }
 
-/// Maximum number of pending keys.
+/// The maximum number of pending key presses.
 const KEYS_MAX: usize = 16;
 
 impl PressedKeys {

@@ -21,7 +21,8 @@ struct LedgerState {
     written: u64,
 }
 
-/// The maximum number of changes kept. At this limit, writers pause until every informer was compared with them.
+/// The maximum number of changes that the ledger keeps. At this limit, writers pause until every informer was compared
+/// with the changes.
 const VERSIONS_MAX: usize = 1_000_000;
 
 impl WriteLedger {
@@ -67,7 +68,7 @@ impl WriteLedger {
         books.sent_at.iter().flatten().copied().min().unwrap_or(books.newest)
     }
 
-    /// Returns the newest known version.
+    /// Returns the newest resourceVersion that a write returned.
     pub fn newest(&self) -> u64 {
         self.0.lock().newest
     }

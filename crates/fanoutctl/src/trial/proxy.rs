@@ -11,7 +11,7 @@ use base::PageAddress;
 #[derive(Debug, Clone)]
 pub struct ProxyOptions {
     pub program: PathBuf,
-    /// The kubeconfig for upstream.
+    /// The kubeconfig with which the proxy connects to upstream.
     pub kubeconfig: PathBuf,
     /// The client and admin addresses, each `HOST:PORT`.
     pub listen: String,

@@ -2,17 +2,17 @@ use std::collections::VecDeque;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// An action of a trial.
+/// An action of a trial's script.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TrialAction {
-    /// Kills and restarts the apiserver.
+    /// Kills and restarts the apiserver during a trial.
     Apiserver,
-    /// Kills and restarts the proxy.
+    /// Kills and restarts the proxy during a trial.
     Proxy,
     Quit,
 }
 
-/// Scheduled actions. Their times count from when all informers are synced.
+/// The scheduled actions of a trial. Their times count from when all informers are synced.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Script(VecDeque<(Duration, TrialAction)>);
 

@@ -27,7 +27,7 @@ const JSON: &str = "application/json";
 const MERGE_PATCH: &str = "application/merge-patch+json";
 /// The pause between two attempts to find out whether a write took effect.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
-/// Timeouts for creating the objects, and for learning the outcome of the last writes.
+/// The timeouts for creating the objects, and for receiving the outcome of the last writes.
 const CREATE_MAX: Duration = Duration::from_secs(120);
 const SETTLE_MAX: Duration = Duration::from_secs(60);
 
@@ -58,10 +58,10 @@ fn version_of(reply: &UnaryResponse) -> Option<u64> {
 }
 
 impl Writers {
-    /// Creates this many objects.
+    /// Creates the pods that the writers change.
     ///
     /// # Errors
-    /// If an object cannot be created.
+    /// A pod cannot be created.
     pub async fn create(target: &Target, objects: usize) -> Result<Self, TrialError> {
         let writers = Self {
             ledger: Arc::new(WriteLedger::new(objects, WRITERS)),

@@ -4,12 +4,12 @@
 //! that it cannot parse, and sorts with a comparison that is not a strict order. All of this affects the bytes that a
 //! client gets.
 
-/// The longest Accept header that is parsed, in bytes. Clients, including browsers, send up to some 300.
+/// The maximum length in bytes of an Accept header that is parsed. Clients, including browsers, send up to about 300.
 pub(super) const ACCEPT_BYTES_MAX: usize = 4 << 10;
 /// The maximum number of clauses. The sort compares each with each in the worst case.
 pub(super) const CLAUSES_MAX: usize = 64;
 
-/// One media range with its parameters.
+/// One media range of an Accept header, with its parameters.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Clause<'a> {
     main: &'a str,
@@ -29,17 +29,17 @@ impl Clause<'_> {
         }
     }
 
-    /// Whether its media range is exactly `range`, rather than a wildcard that covers it.
+    /// Whether the clause's media range is exactly `range`, rather than a wildcard that covers it.
     pub(super) fn names(&self, range: &str) -> bool {
         range.split_once('/') == Some((self.main, self.sub))
     }
 
-    /// Whether it has parameters other than these. The quality is not a parameter.
+    /// Whether the media range has parameters other than `known`. The quality is not a parameter.
     pub(super) fn has_others(&self, known: &[&str]) -> bool {
         self.parameters.iter().any(|(name, _)| !known.contains(name))
     }
 
-    /// The last value given for `name`.
+    /// Returns the last value given for the parameter `name`.
     pub(super) fn parameter(&self, name: &str) -> Option<&str> {
         self.parameters.iter().rev().find(|(candidate, _)| *candidate == name).map(|(_, value)| *value)
     }
@@ -51,7 +51,7 @@ impl Clause<'_> {
     }
 }
 
-/// All well-formed clauses, best first. A header that is too long has none; callers refuse it before
+/// Returns all well-formed clauses, best first. A header that is too long has none; callers refuse it before
 /// ([`super::check_accept_length`]).
 pub(super) fn clauses(accept: &str) -> Vec<Clause<'_>> {
     if is_too_long(accept) {

@@ -17,7 +17,7 @@ pub(super) struct MergedFieldTerms {
 #[derive(Debug, Clone)]
 enum FieldConstraint {
     Is(Box<str>),
-    /// None of these, sorted.
+    /// The value is none of these, which are sorted.
     Not(Box<[Box<str>]>),
 }
 

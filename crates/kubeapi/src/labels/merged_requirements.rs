@@ -13,11 +13,11 @@ pub(super) struct MergedRequirements {
     all: Arc<[(Box<str>, LabelConstraint)]>,
     /// The number of requirements that need the label to be present.
     needed: usize,
-    /// Whether the requirements contradict each other.
+    /// Whether the requirements contradict each other, so that no object matches.
     impossible: bool,
     /// The number of values in the largest set.
     values: usize,
-    /// The length of the longest text, in bytes.
+    /// The length in bytes of the longest text in the requirements.
     text: usize,
 }
 
@@ -29,7 +29,7 @@ enum LabelConstraint {
     Other {
         present: bool,
         not: Values,
-        /// The lowest and the highest allowed number.
+        /// The lowest and the highest allowed number, inclusive.
         range: Option<(i64, i64)>,
     },
 }

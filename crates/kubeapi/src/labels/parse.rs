@@ -5,7 +5,7 @@ use super::super::go_text::{aggregate, quote};
 use super::validate::{key_problems, value_problems};
 use super::{Operator, Requirement};
 
-/// All requirements of `text` in the order written, or the apiserver's error text.
+/// Parses all requirements of a label selector in the order written, or returns the apiserver's error text.
 pub(super) fn requirements(text: &str) -> Result<Vec<Requirement>, String> {
     let mut parser = Parser { tokens: tokens(text), position: 0 };
     let mut requirements = Vec::new();
@@ -41,7 +41,8 @@ enum Token<'a> {
     NotEquals,
     Greater,
     Less,
-    /// A word: a key, a value, or one of the keywords `in` and `notin`, which are recognized only as operators.
+    /// A word of a selector: a key, a value, or one of the keywords `in` and `notin`, which are recognized only as
+    /// operators.
     Identifier(&'a str),
 }
 
@@ -171,7 +172,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// A missing value is the empty one: `k=` and `k=,…`.
+    /// Parses the value after an operator. A missing value is the empty one: `k=` and `k=,…`.
     fn exact_value(&mut self) -> Result<&'a str, String> {
         if matches!(self.peek(), Token::End | Token::Comma) {
             return Ok("");

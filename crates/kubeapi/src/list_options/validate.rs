@@ -70,7 +70,8 @@ fn forbidden(field: &str, why: &str) -> StatusCause {
     StatusCause { reason, message: format!("Forbidden: {why}"), field: field.to_owned() }
 }
 
-/// The value is formatted as JSON rather than with Go's quoting, because its Go type is not plain `string`.
+/// Returns the cause for an unsupported value. The value is formatted as JSON rather than with Go's quoting, because
+/// its Go type is not plain `string`.
 fn match_unsupported(value: &str, supported: &str) -> StatusCause {
     let message = format!("Unsupported value: {}: supported values: {supported}", json_string(value));
     StatusCause { reason: "FieldValueNotSupported".to_owned(), message, field: "resourceVersionMatch".to_owned() }

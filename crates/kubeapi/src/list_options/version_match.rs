@@ -4,16 +4,16 @@ use super::super::go_text::parse_uint;
 use super::super::{ContinueAt, ContinueToken, ResourceVersion, Status};
 use super::{EXACT, ListOptions};
 
-/// How fresh a response must be.
+/// The required freshness of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum VersionMatch {
-    /// Not specified: the most recent state, consistent with every earlier write.
+    /// No version is specified: the most recent state, consistent with every earlier write.
     Unset,
-    /// `0`: any state, however old.
+    /// `resourceVersion=0`: any state, however old.
     Any,
-    /// This version or a later one.
+    /// The response has a state at this version or a later one.
     NotOlderThan(ResourceVersion),
-    /// The state at exactly this version.
+    /// The response has the state at exactly this version.
     Exact(ResourceVersion),
 }
 
@@ -24,22 +24,22 @@ pub struct ListPlan {
     /// The maximum number of items in a page; `None` means all. A list at version `0` has no limit, because the
     /// apiserver's cache ignores it.
     pub limit: Option<u64>,
-    /// The first key of this page; `None` is the beginning.
+    /// The first key of the page; `None` is the beginning.
     pub start: Option<String>,
 }
 
 /// The start of a WATCH: one row of the matrix in R-WATCH-2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WatchStart {
-    /// With the first event after this version, without a state. A future version is not an error.
+    /// The watch starts with the first event after this version, without a state. A future version is not an error.
     After(ResourceVersion),
-    /// At the cache's current version, without its state.
+    /// The watch starts at the cache's current version, without its state.
     FromCached,
-    /// At the most recent version, without a state.
+    /// The watch starts at the most recent version, without a state.
     FromCurrent,
-    /// With the whole state as `ADDED` events, then the events after it.
+    /// The watch starts with the whole state as `ADDED` events, then sends the events after it.
     State {
-        /// How fresh the state must be; never [`VersionMatch::Exact`].
+        /// The required freshness of the state; never [`VersionMatch::Exact`].
         at: VersionMatch,
         /// Whether the annotated bookmark follows the state.
         end_bookmark: bool,
@@ -52,7 +52,7 @@ impl WatchStart {
         matches!(self, Self::State { .. })
     }
 
-    /// Whether the bookmark with the annotation `k8s.io/initial-events-end` follows them.
+    /// Whether the bookmark with the annotation `k8s.io/initial-events-end` follows the initial events.
     pub fn ends_with_bookmark(self) -> bool {
         matches!(self, Self::State { end_bookmark: true, .. })
     }

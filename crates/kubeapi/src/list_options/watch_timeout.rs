@@ -3,9 +3,9 @@ use std::time::Duration;
 /// The requested duration of a watch (R-TIMEOUT-1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WatchTimeout {
-    /// The server chooses.
+    /// The client set no timeout, so the server chooses one.
     Unset,
-    /// The watch ends at once.
+    /// The watch ends at once, because its timeout has elapsed.
     Elapsed,
     After(Duration),
 }
@@ -23,7 +23,7 @@ impl WatchTimeout {
         }
     }
 
-    /// The requested duration, at most `max`; `max` if none was requested.
+    /// Returns the requested duration, at most `max`; `max` if none was requested.
     pub fn within(self, max: Duration) -> Duration {
         match self {
             Self::After(length) => length.min(max),

@@ -3,11 +3,11 @@
 use super::path::Path;
 use super::{RequestInfo, Verb};
 
-/// Subresources that lead to a process, a port or a kubelet: of pods, services and nodes, and of aggregated APIs
-/// (virtual machines, other clusters). Roles usually allow them with the verb `get`, which says nothing about their
-/// effect. `console`, `usbredir`, `vnc` and `vsock` are the accesses of `KubeVirt` to a virtual machine.
+/// The subresources that lead to a process, a port or a kubelet: of pods, services and nodes, and of aggregated APIs
+/// (virtual machines, other clusters). Roles usually allow them with the verb `get`, which does not show their effect.
+/// `console`, `usbredir`, `vnc` and `vsock` are the accesses of `KubeVirt` to a virtual machine.
 const WAYS_IN: [&str; 8] = ["attach", "console", "exec", "portforward", "proxy", "usbredir", "vnc", "vsock"];
-/// The maximum number of times that servers on the way may unescape a path.
+/// The maximum number of times that servers on the request's path may unescape a URL path.
 const UNESCAPES_MAX: usize = 4;
 
 /// Whether a request reaches into pods, services or nodes, whatever its method. `info` is its parsed form, if
@@ -39,8 +39,8 @@ pub fn reaches_inside(path: &str, info: Option<&RequestInfo>) -> bool {
     true
 }
 
-/// Whether a server could interpret a segment as one of them. Some servers cut the segment off at certain characters,
-/// or treat the rest as a query after unescaping.
+/// Whether a server could interpret a path segment as one of these subresources. Some servers cut the segment off at
+/// certain characters, or treat the rest as a query after unescaping.
 fn is_way_in(segment: &[u8]) -> bool {
     let end = segment.iter().position(|byte| b";?#\0".contains(byte)).unwrap_or(segment.len());
     let is_edge = |byte: &u8| byte.is_ascii_control() || b" .+".contains(byte);
@@ -49,7 +49,7 @@ fn is_way_in(segment: &[u8]) -> bool {
     WAYS_IN.iter().any(|way| segment[start..=last].eq_ignore_ascii_case(way.as_bytes()))
 }
 
-/// Resolves all valid escapes. Invalid ones are kept, as some servers do.
+/// Resolves all valid escapes of a path. Invalid ones are kept, as some servers do.
 fn unescaped(text: &[u8]) -> Vec<u8> {
     let digit = |at: usize| text.get(at).and_then(|byte| char::from(*byte).to_digit(16));
     let mut undone = Vec::with_capacity(text.len());

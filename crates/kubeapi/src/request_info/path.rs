@@ -22,7 +22,7 @@ impl Path {
         &self.decoded
     }
 
-    /// The segments. Slashes at both ends are ignored, however many; empty segments inside are kept.
+    /// Returns the path segments. Slashes at both ends are ignored, however many; empty segments inside are kept.
     pub(super) fn segments(&self) -> Vec<&str> {
         match self.decoded.trim_matches('/') {
             "" => Vec::new(),
@@ -30,8 +30,8 @@ impl Path {
         }
     }
 
-    /// See [`RequestInfo::is_canonical`](super::RequestInfo::is_canonical). A colon is allowed, because names of RBAC
-    /// objects contain it.
+    /// Whether the path is canonical, as defined for [`RequestInfo::is_canonical`](super::RequestInfo::is_canonical). A
+    /// colon is allowed, because names of RBAC objects contain it.
     pub(super) fn is_canonical(&self) -> bool {
         let Some(path) = self.raw.strip_prefix('/') else { return false };
         let path = path.strip_suffix('/').unwrap_or(path);

@@ -170,7 +170,7 @@ fn read_cause(bytes: &[u8]) -> Decoded<StatusCause> {
     Ok(cause)
 }
 
-/// The unread rest of one message.
+/// The unread rest of one protobuf message.
 struct Message<'a>(&'a [u8]);
 
 enum Value<'a> {

@@ -18,10 +18,10 @@ pub(super) struct GoWindows<I> {
     /// Whether the frame that is being written is dropped.
     is_dropping: bool,
     has_opened: bool,
-    /// Bytes that were read and for which no update was sent yet: of the connection, and of each stream.
+    /// The numbers of bytes that were read and for which no update was sent yet: of the connection, and of each stream.
     connection: u32,
     streams: HashMap<u32, u32>,
-    /// Updates to send after the frame that the codec is writing.
+    /// The window updates to send after the frame that the codec is writing.
     updates: Vec<u8>,
     /// The bytes to write, and how many of them were written.
     out: Vec<u8>,
@@ -33,7 +33,7 @@ pub(super) struct GoWindows<I> {
 struct FrameHeads {
     head: [u8; HEAD_BYTES],
     has: usize,
-    /// Bytes until the next head begins.
+    /// The number of bytes until the next frame head begins.
     left: usize,
 }
 
@@ -43,7 +43,7 @@ enum Part<'a> {
     Payload(&'a [u8]),
 }
 
-/// Go's `inflowMinRefresh`.
+/// The value of Go's `inflowMinRefresh`, in bytes.
 const REFRESH_BYTES: u32 = 4 << 10;
 const HEAD_BYTES: usize = 9;
 /// The length of `PRI * HTTP/2.0 …`, the client connection preface (RFC 9113 §3.4).
@@ -51,7 +51,7 @@ const PREFACE_BYTES: usize = 24;
 const DATA: u8 = 0;
 const WINDOW_UPDATE: u8 = 8;
 const END_STREAM: u8 = 1;
-/// The most bytes that are buffered for a server that does not read.
+/// The maximum number of bytes that are buffered for a server that does not read.
 const OUT_BYTES_MAX: usize = 64 << 10;
 
 impl FrameHeads {

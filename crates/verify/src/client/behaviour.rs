@@ -11,27 +11,27 @@ pub(crate) struct Behaviour {
     pub(crate) server: RequestTarget,
     pub(crate) encoding: RecordedEncoding,
     pub(crate) transport: Transport,
-    /// The namespace that it reads; `None` means all.
+    /// The namespace that the client reads; `None` means all.
     pub(crate) namespace: Option<String>,
     pub(crate) labels: Option<String>,
     pub(crate) fields: Option<String>,
     pub(crate) bookmarks: bool,
 }
 
-/// The activity of a client.
+/// The kind of requests that a verifying client sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Lists, watches from there, resumes, and relists if necessary.
+    /// A client that lists, watches from there, resumes, and relists if necessary.
     Informer,
-    /// The same with the list in the watch (`sendInitialEvents`).
+    /// An informer whose list is in the watch (`sendInitialEvents`).
     Streamer,
-    /// Watches without a version or from 0, as clients older than both do.
+    /// A client that watches without a version or from 0, as very old clients do.
     Legacy,
-    /// Lists, in all supported ways.
+    /// A client that lists, in all supported ways.
     Lister,
-    /// Gets single objects.
+    /// A client that gets single objects.
     Reader,
-    /// Watches from versions that informers rarely use: expired, recent, future.
+    /// A client that watches from versions that informers rarely use: expired, recent, future.
     Prober,
 }
 
@@ -58,12 +58,12 @@ const ROLES: [Role; 16] = [
 /// The roles of clients that resume for as long as they can.
 const INFORMERS: [Role; 2] = [Role::Informer, Role::Streamer];
 
-/// How long one watch lasts.
+/// The duration of one watch, and who ends it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WatchLength {
-    /// `timeoutSeconds`.
+    /// The query parameter `timeoutSeconds`.
     pub(crate) timeout_seconds: Option<u32>,
-    /// When the client ends the watch.
+    /// The time at which the client ends the watch.
     pub(crate) cut: Option<Duration>,
 }
 

@@ -9,7 +9,7 @@ use probe::{
 
 const WINDOWS: Windows = Windows { stream: 1 << 20, connection: 4 << 20, socket: None, as_go: false };
 
-/// One client's connection to a server. It is opened when needed, and again after it is lost.
+/// One client's connection to a server. It is opened when needed, and reopened after it is lost.
 pub(crate) struct ClientConnection {
     target: Target,
     protocol: WatchProtocol,
@@ -29,7 +29,7 @@ impl ClientConnection {
         Self { target: target.clone(), protocol, tasks: tasks.clone(), sender: None, shared: None }
     }
 
-    /// Makes the client use a shared connection if it speaks HTTP/2.
+    /// Makes the client use a shared connection if it uses HTTP/2.
     pub(super) fn sharing(self, link: Option<Arc<SharedLink>>) -> Self {
         let shared = link.filter(|_| self.protocol == WatchProtocol::H2);
         Self { shared, ..self }

@@ -7,7 +7,7 @@ use crate::run_context::between;
 
 use std::time::Duration;
 
-/// The most pages of one list that are fetched.
+/// The maximum number of pages of one list that are fetched.
 const PAGES_MAX: usize = 1000;
 
 /// A client's position: a version, and the operation that returned it.
@@ -22,7 +22,7 @@ struct InformerLoop<'a> {
     rng: fastrand::Rng,
     place: Option<ClientPosition>,
     failures: u32,
-    /// Servers that refused to resume at this position.
+    /// The servers that refused to resume at the client's position.
     refused_by: Vec<RequestTarget>,
     /// Whether the server does not support watch-lists.
     lists_instead: bool,
@@ -114,8 +114,8 @@ impl InformerLoop<'_> {
         }
     }
 
-    /// Handles a server's refusal to resume at this position. Another server may accept it. The client relists once all
-    /// of them have refused.
+    /// Handles a server's refusal to resume at the client's position. Another server may accept the position. The
+    /// client relists once all servers have refused.
     fn expired(&mut self) {
         self.refused_by.push(self.reads.behaviour.server);
         let refused_by = std::mem::take(&mut self.refused_by);
@@ -126,7 +126,7 @@ impl InformerLoop<'_> {
         }
     }
 
-    /// Handles a failure of this server, which other servers may not have.
+    /// Handles a failure of the current server, which other servers may not have.
     fn failed_here(&mut self, retry_after: u64) -> Duration {
         let (here, refused_by) = (self.reads.behaviour.server, std::mem::take(&mut self.refused_by));
         self.reads.go_to_some(&mut self.rng, |server| server != here && !refused_by.contains(&server));

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-/// `name=value` pairs, in the order in which they were added.
+/// A query text of `name=value` pairs, in the order in which they were added.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct QueryText(String);
 
@@ -24,7 +24,7 @@ impl QueryText {
         self
     }
 
-    /// Adds a parameter if it has a value.
+    /// Adds a query parameter if it has a value.
     pub(crate) fn with_some(self, name: &str, value: Option<&str>) -> Self {
         match value {
             Some(value) if !value.is_empty() => self.with(name, value),

@@ -13,7 +13,7 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_m
 const FAR: u64 = 1_000_000;
 /// A number of versions that is soon reached.
 const NEAR: u64 = 30;
-/// The most pages of one list that are fetched.
+/// The maximum number of pages of one list that are fetched.
 const PAGES_MAX: usize = 20;
 
 struct ReadLoop<'a> {
@@ -59,7 +59,7 @@ fn refused<T>(answered: &ReadOutcome<T>) -> Option<u64> {
 }
 
 impl ReadLoop<'_> {
-    /// Adds a version as a reader may send it, and how it must be matched.
+    /// Adds a resourceVersion to a query as a reader may send it, and how the server must match it.
     fn version(&mut self, query: QueryText) -> QueryText {
         let world = &self.reads.scene.world;
         let not_older = |query: QueryText, version: u64| {

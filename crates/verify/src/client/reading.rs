@@ -16,11 +16,11 @@ use crate::run_context::RunContext;
 use base::now_ns;
 use probe::{Frames, Framing, LinkError, PendingResponse, ResponseStream};
 
-/// The maximum size of a body.
+/// The maximum size of a response body in bytes.
 const BODY_BYTES_MAX: usize = 64 << 20;
-/// How many bytes of a refusal are read.
+/// The number of bytes of an error response that are read.
 const REFUSAL_BYTES_MAX: usize = 64 << 10;
-/// A server closes the stream after an ERROR event. After this time, the client closes it.
+/// The time after an ERROR event at which the client closes the stream, if the server has not.
 const AFTER_ERROR: Duration = Duration::from_secs(2);
 /// The lifetime below which an empty stream counts as failed.
 const SHORT: Duration = Duration::from_secs(1);
@@ -37,7 +37,7 @@ pub(super) struct RecordingClient<'a> {
     watching: Option<ClientConnection>,
 }
 
-/// The result of a read.
+/// The result of a client's read.
 #[derive(Debug)]
 pub(super) enum ReadOutcome<T> {
     With(Op, T),
@@ -57,13 +57,13 @@ struct FullResponse {
     body: Vec<u8>,
 }
 
-/// Where a watch begins.
+/// The position at which a client's watch starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ClientWatchStart {
     Version(u64),
-    /// With initial events, of a state that is not older than a version.
+    /// The watch starts with initial events, of a state that is not older than a version.
     Initial(Option<u64>),
-    /// Without a version, or from 0: some initial events, whose end is not marked.
+    /// The watch starts without a version, or from 0: with some initial events, whose end is not marked.
     Anything {
         zero: bool,
     },
@@ -75,7 +75,7 @@ pub(super) struct EndedWatch {
     /// The version at which to resume, if there is one.
     pub(super) place: Option<u64>,
     pub(super) is_expired: bool,
-    /// Whether it ended at once and empty. Resuming it without a pause would overload the server.
+    /// Whether the watch ended at once and empty. Resuming it without a pause would overload the server.
     pub(super) is_short: bool,
 }
 
@@ -90,7 +90,7 @@ impl<'a> RecordingClient<'a> {
         Self { scene, client, connection: over(short), watching, behaviour }
     }
 
-    /// Switches to another server.
+    /// Switches the client to another server.
     pub(super) fn go_to(&mut self, server: RequestTarget) {
         if server != self.behaviour.server {
             *self = Self::new(self.scene, self.client, Behaviour { server, ..self.behaviour.clone() });
@@ -158,7 +158,7 @@ impl<'a> RecordingClient<'a> {
         })
     }
 
-    /// Reads one object.
+    /// Sends a GET of one object.
     pub(super) async fn get(&mut self, path: &str, query: &QueryText) -> ReadOutcome<crate::record::RecordedItem> {
         let op = self.call(ReadVerb::Get, path, query, None);
         let answer = self.whole(&query.behind(path), false).await;
@@ -296,9 +296,9 @@ enum StreamContent {
     Nothing,
     Events,
     Error,
-    /// A 410: the history has expired.
+    /// The stream has sent a 410: the history has expired.
     Expired,
-    /// A frame that is not an event.
+    /// The stream has sent a frame that is not an event.
     Malformed,
 }
 

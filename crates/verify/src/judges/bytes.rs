@@ -14,7 +14,7 @@ use super::super::violation::GuaranteeVerdict;
 /// For an event, it includes whether the object was deleted.
 type EncodedKey<'a> = (&'a str, RecordedEncoding, ReadVerb, super::super::interner::KeyId, u64, bool);
 
-/// Where the bytes were seen first.
+/// The record in which an object's bytes occurred first.
 struct FirstEncoding<'a> {
     bytes: Digest,
     line: u32,

@@ -126,7 +126,7 @@ fn waived(history: &History) -> Vec<u64> {
     began
 }
 
-/// Returns how many of them had begun by a moment.
+/// Returns how many of the faults had begun by a moment.
 fn period(began: &[u64], at_ns: u64) -> usize {
     began.partition_point(|began| *began <= at_ns)
 }

@@ -58,7 +58,7 @@ pub(super) fn list_snapshot(history: &History) -> GuaranteeVerdict {
     judged
 }
 
-/// Whether this is a one-page list that is ordered and equal to the state.
+/// Whether an operation is a one-page list that is ordered and equal to the state.
 fn is_whole(op: &Operation, answer: &ReceivedResponse, view: &SelectionView, version: u64) -> bool {
     let mut sum = StateFingerprint::default();
     answer.items.iter().for_each(|item| sum.add(item.key, item.version));

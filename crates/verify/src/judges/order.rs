@@ -56,7 +56,7 @@ fn find<'a>(events: &'a [ReceivedItem], wanted: &ReceivedItem) -> Option<&'a Rec
     events.iter().find(|told| told.is_object() && told.key == wanted.key && told.version == wanted.version)
 }
 
-/// Finds the same event in an earlier watch of the chain that this one resumes.
+/// Finds the same event in an earlier watch of the chain that a watch resumes.
 fn told_before<'a>(history: &'a History, op: &Operation, told: &ReceivedItem) -> Option<&'a ReceivedItem> {
     if op.start().is_none_or(|start| told.version > start) {
         return None;

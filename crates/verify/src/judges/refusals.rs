@@ -9,7 +9,7 @@ use super::super::record::{EventKind, ReadVerb, RequestTarget};
 use super::super::refused_requests::is_of_the_future;
 use super::super::violation::GuaranteeVerdict;
 
-/// How late the truth may be. Changes learnt this long after a 410 may have happened before it.
+/// The maximum delay of the recorded true history. Changes recorded this long after a 410 may have happened before it.
 const TRUTH_LAG_NS: u64 = 1_000_000_000;
 
 /// Judges that a 410 is returned only if history may have been forgotten. A watch gets it as its last event.

@@ -56,7 +56,7 @@ fn of_version(version: Option<u64>) -> String {
 pub(super) enum ResponseVersion {
     /// A state: of a list, or of the initial events of a watch.
     State { version: u64, line: u32 },
-    /// One object of a version, or its absence.
+    /// A response with one object of a version, or without it.
     Object { version: Option<u64>, line: u32 },
 }
 

@@ -28,7 +28,7 @@ impl Direct {
         Self { target: target.clone(), path: path.to_owned(), connection }
     }
 
-    /// Learns the state and then every change, until the task is ended.
+    /// Records the state and then every change, until the task is ended.
     pub(crate) async fn learn(mut self, learnt: Arc<TruthRecorder>) {
         if let Err(error) = self.learn_all(&learnt).await {
             learnt.failed(error);

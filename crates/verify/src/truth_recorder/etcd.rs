@@ -43,7 +43,7 @@ struct Range {
     header: Header,
     kvs: Vec<KeyValue>,
     more: bool,
-    /// The error message, if there is no result.
+    /// The error message of etcd, if there is no result.
     error: String,
 }
 
@@ -77,7 +77,7 @@ struct WatchResponse {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct WatchEvent {
-    /// Absent for `PUT`, the default.
+    /// The type of an etcd event; absent for `PUT`, the default.
     #[serde(rename = "type")]
     kind: String,
     kv: KeyValue,
@@ -101,7 +101,7 @@ impl Etcd {
         Self { target: target.clone(), prefix: prefix.to_owned(), tasks: tasks.clone() }
     }
 
-    /// Learns the state and then every change, until the task is ended.
+    /// Records the state and then every change, until the task is ended.
     pub(crate) async fn learn(self, learnt: Arc<TruthRecorder>) {
         if let Err(error) = self.learn_all(&learnt).await {
             learnt.failed(error);

@@ -8,7 +8,7 @@ use super::TruthRecorder;
 use crate::record::{Record, WindowRecord};
 use base::now_ns;
 
-/// The polling interval.
+/// The polling interval of the window.
 pub(super) const TICK: Duration = Duration::from_secs(1);
 
 /// Records which history the server may have forgotten: changes older than its window and, from the start, changes
@@ -30,7 +30,7 @@ pub(crate) fn forgets(learnt: &TruthRecorder, version: u64, at_ns: u64) {
     learnt.scene.recorder.put(&Record::Window(WindowRecord { resource, version, at_ns, server: None }));
 }
 
-/// The newest versions by time.
+/// The newest versions, by the time at which they were seen.
 #[derive(Debug, Default)]
 struct RecentVersions(VecDeque<(Instant, u64)>);
 

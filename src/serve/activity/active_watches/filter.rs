@@ -14,7 +14,7 @@ pub(super) struct Filter {
     text: Option<String>,
     pub(super) limit: usize,
     pub(super) sort: SortBy,
-    /// Sorts in ascending order.
+    /// Whether the rows are sorted in ascending order.
     pub(super) is_up: bool,
 }
 

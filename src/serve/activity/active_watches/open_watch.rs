@@ -22,13 +22,13 @@ pub(crate) struct WatchDescription {
 /// An open watch with the counters shown on the debug pages.
 pub(crate) struct WatchEntry {
     what: WatchDescription,
-    /// When the watch opened, in microseconds since the registry was created.
+    /// The time at which the watch opened, in microseconds since the registry was created.
     opened: u64,
     told: AtomicU64,
     next: AtomicU64,
     bytes: AtomicU64,
-    /// When the client last polled for frames, in microseconds since the registry was created, shifted left by one bit.
-    /// The lowest bit is set if the watch was idle then.
+    /// The time at which the client last polled for frames, in microseconds since the registry was created, shifted
+    /// left by one bit. The lowest bit is set if the watch was idle then.
     asked: AtomicU64,
 }
 
@@ -40,29 +40,29 @@ pub(super) struct WatchRow {
     user_agent: Option<String>,
     resource: String,
     namespace: Option<String>,
-    /// `none`, `labels`, `fields` or `labels and fields`.
+    /// The kinds of selector: `none`, `labels`, `fields` or `labels and fields`.
     selectors: &'static str,
     representation: &'static str,
     protocol: &'static str,
     open_seconds: u64,
     bytes_sent: u64,
-    /// The last version sent to the client.
+    /// The last resourceVersion sent to the client.
     resource_version: String,
-    /// The version that the feed has reached.
+    /// The resourceVersion that the feed has reached.
     feed_resource_version: String,
-    /// Events that match the watch and were not sent yet. If the cursor's position has expired, all events in the
-    /// history.
+    /// The number of events that match the watch and were not sent yet. If the cursor's position has expired, all
+    /// events in the history count.
     events_behind: usize,
     /// Whether `events_behind` is a lower bound, because an exact count would read the whole history.
     events_behind_at_least: bool,
-    /// `idle`: no event is waiting. `sending`: events are waiting, and the client has read within the last second.
-    /// `stalled`: events are waiting, and the client does not read.
+    /// The state of the watch. `idle`: no event is waiting. `sending`: events are waiting, and the client has read
+    /// within the last second. `stalled`: events are waiting, and the client does not read.
     state: &'static str,
-    /// How long the watch has been idle, or its client has not read.
+    /// The number of seconds that the watch has been idle, or its client has not read.
     state_seconds: u64,
 }
 
-/// A watch with pending events is reported as stalled if its client took no data for longer than this.
+/// The time without reading after which a watch with pending events is reported as stalled.
 const SENDING_MAX: Duration = Duration::from_secs(1);
 
 impl WatchDescription {
@@ -108,8 +108,8 @@ impl WatchEntry {
         self.asked.store((micros(at) << 1) | u64::from(is_parked), Ordering::Relaxed);
     }
 
-    /// Adds to the bytes sent. Only the watch's own [`ActiveWatch`](super::ActiveWatch) may call this, because
-    /// concurrent calls would lose updates.
+    /// Adds to the bytes sent on the watch. Only the watch's own [`ActiveWatch`](super::ActiveWatch) may call this,
+    /// because concurrent calls would lose updates.
     pub(super) fn sent(&self, bytes: u64) {
         self.bytes.store(self.bytes.load(Ordering::Relaxed) + bytes, Ordering::Relaxed);
     }
@@ -142,7 +142,7 @@ impl WatchEntry {
         self.what.follower.waiting(self.next.load(Ordering::Relaxed))
     }
 
-    /// Builds the row as of `now`. `began` is when the registry was created.
+    /// Builds the debug row of the watch as of `now`. `began` is when the registry was created.
     pub(super) fn row(&self, began: Instant, now: Instant) -> WatchRow {
         let (what, asked) = (&self.what, self.asked.load(Ordering::Relaxed));
         let (events_behind, events_behind_at_least) = match self.waiting() {
@@ -182,7 +182,7 @@ fn micros(at: Duration) -> u64 {
 }
 
 impl std::fmt::Debug for WatchEntry {
-    /// Omits the user, because only authorized operators may see it.
+    /// Formats the entry without the user, because only authorized operators may read it.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("WatchEntry").field("opened", &self.opened).finish_non_exhaustive()
     }

@@ -22,18 +22,18 @@ struct RecentEntry {
     times: u64,
 }
 
-/// One row of `/debug/recent`.
+/// A recent refusal or forwarded request: one row of `/debug/recent`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct RecentRow {
-    /// Seconds since the last occurrence.
+    /// The number of seconds since the last occurrence.
     seconds_ago: u64,
-    /// The number of occurrences.
+    /// The number of occurrences of the same event.
     times: u64,
     pub(super) user: Option<String>,
     pub(super) user_agent: Option<String>,
     method: &'static str,
-    /// The path without its query, or the resource of a watch.
+    /// The path of the request without its query, or the resource of a watch.
     pub(super) asked: String,
     reason: String,
 }

@@ -58,12 +58,20 @@ fn unusable_upstream_response_returns_502() {
     let representation = Error::OtherRepresentation { asked: "json".to_owned(), answered: None };
     assert_told(vec![
         (version, 502, "upstream returned an unexpected document for /version"),
-        (representation, 502, "upstream returned an unknown content type, not json"),
-        (Error::NotInitial(EventType::Deleted), 502, "upstream sent DELETED among the initial events"),
-        (Error::EndlessPages, 502, "upstream's paginated list does not end"),
-        (Error::HiddenDefinitions, 502, "the proxy may no longer list customresourcedefinitions (RBAC)"),
+        (representation, 502, "upstream returned an unknown content type, but json was requested"),
+        (
+            Error::NotInitial(EventType::Deleted),
+            502,
+            "upstream sent DELETED among the initial events of a watch (expected ADDED)",
+        ),
+        (
+            Error::EndlessPages,
+            502,
+            "upstream's paginated list does not end: it repeats a continue token or sends empty pages",
+        ),
+        (Error::HiddenDefinitions, 502, "the proxy's account may no longer list customresourcedefinitions (RBAC)"),
         (Error::TooLarge(7), 502, "upstream's response is larger than 7 bytes"),
-        (Error::OverBudget, 502, "the memory budget is used up (feeds.memoryMebibytes)"),
+        (Error::OverBudget, 502, "the memory budget for feeds is used up; raise feeds.memoryMebibytes"),
         (Error::Wire(WireError::NoMetadata), 502, "cannot decode upstream's response: the object has no metadata"),
     ]);
 }

@@ -12,7 +12,7 @@ use crate::upstream::Resource;
 use kubeapi::Status;
 
 impl ReadHandler {
-    /// Returns one object.
+    /// Returns one object from the cache.
     pub(crate) async fn get(
         &self,
         request: &ReadRequest,

@@ -7,16 +7,17 @@ use crate::serve::activity::WatchEnd;
 use crate::wire::TranscodeError;
 use kubeapi::{ResourceVersion, Status};
 
-/// Why a watch ends, and what its client receives last.
+/// The reason that a watch ends, and the last frame that its client receives.
 pub(super) enum Exit {
-    /// Nothing: the client resumes after the last event.
+    /// The client receives no further frame, and resumes after the last event.
     Silent(WatchEnd),
-    /// A bookmark at this version, from which the client resumes.
+    /// The client receives a bookmark at this version, from which it resumes.
     Bookmark(ResourceVersion, WatchEnd),
-    /// An ERROR event.
+    /// The watch ends with an ERROR event that has this Status.
     Error(Box<Status>, WatchEnd),
-    /// Nothing, because an object cannot be rendered for this client. The watch ends between two events, as watches
-    /// may. The client resumes after the last version it has seen, from a feed that has the whole object.
+    /// The client receives no further frame, because an object cannot be converted for it. The watch ends between two
+    /// events, as watches may. The client resumes after the last version it has received, from a feed that has the
+    /// whole object.
     Unrenderable(TranscodeError),
 }
 
@@ -104,8 +105,8 @@ impl Common {
         }
     }
 
-    /// Returns the exit of a downstream proxy's watch that has sent everything up to this version, if another build has
-    /// taken over. All bodies after that version are written by that build.
+    /// Returns the exit of a downstream proxy's watch that has sent everything up to the version `reached`, if another
+    /// build has taken over. That build encodes all bodies after the version.
     pub(super) fn exit_for_another_writer(&self, reached: ResourceVersion) -> Option<Exit> {
         if !self.has_another_writer() || !self.is_settled() {
             return None;

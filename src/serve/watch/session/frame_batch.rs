@@ -10,9 +10,9 @@ use kubeapi::EventType;
 /// The progress of a state that is sent in portions, each limited by the client's room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SendProgress<T = ()> {
-    /// More portions follow.
+    /// More portions of the initial events follow.
     More,
-    /// This was the last portion.
+    /// This portion of the initial events was the last one.
     Last(T),
 }
 
@@ -21,7 +21,7 @@ pub(super) struct FrameBatch<'a> {
     pub(super) cursor: &'a Cursor,
     pub(super) reader: &'a CacheReader,
     pub(super) room: usize,
-    /// The budget for scanning objects, which is reduced by what was used.
+    /// The remaining budget for scanning objects.
     pub(super) scan_budget: &'a mut usize,
     pub(super) batch: &'a mut Vec<Bytes>,
 }

@@ -20,9 +20,9 @@ pub(super) struct InitialEvents {
 
 #[derive(Debug)]
 enum InitialEncoding {
-    /// Frame by frame, from the first key not yet sent.
+    /// The events are sent frame by frame, from the first key not yet sent.
     Frames { next: String },
-    /// In chunks of frames that all watches share, from the first piece not yet sent.
+    /// The remaining frames are in chunks that all watches share, from the first piece not yet sent.
     Chunks(Box<SharedFrames>),
 }
 
@@ -37,7 +37,7 @@ struct SharedFrames {
     rest: YieldPause,
 }
 
-/// How many frames were put into a batch, and whether they are the last.
+/// The number of frames that were put into a batch, and whether they are the last.
 type FrameProgress = (usize, SendProgress);
 
 impl InitialEvents {

@@ -37,12 +37,13 @@ enum NamespaceVisibility {
     Leaving(NamespaceRemoval),
 }
 
-/// A namespace that is no longer shown, and of which the client still knows objects.
+/// A namespace that is no longer visible, and of which the client still has objects.
 #[derive(Debug, Default)]
 struct NamespaceRemoval {
-    /// Objects that have changed since. The client has received their deletion, or never knew them.
+    /// The objects that have changed since the namespace was removed. The client has received their deletion, or never
+    /// had them.
     touched: HashSet<ObjectKey>,
-    /// Set if the namespace was still being added: the client knows only keys before this one.
+    /// The first key that the client does not have; set if the namespace was still being added.
     before: Option<String>,
 }
 
@@ -54,7 +55,7 @@ struct ViewChange {
     going: Option<VecDeque<Arc<str>>>,
     /// The key of the next object to send, in the first namespace that is being added or removed.
     next: String,
-    /// Set if the mark is the initial state.
+    /// The terms of the initial state; set if the mark is the initial state.
     begins: Option<InitialStateTerms>,
     /// Whether frames were put that are older than the mark, or that only this watch receives.
     told_older: bool,
@@ -66,32 +67,32 @@ struct InitialStateTerms {
     end_bookmark: bool,
 }
 
-/// The handling of an event.
+/// The decision about an event of a watch with visible namespaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum EventDisposition {
     Send,
-    /// The namespace is shown from here on.
+    /// The event is sent as ADDED, because the namespace is visible from here on.
     SendAdded,
     Hidden,
     /// The namespace is hidden from here on, and the client must receive deletions for its objects.
     SendDeleted,
     /// The client must receive a deletion for the object.
     Retract,
-    /// The permission is not decided yet and is being requested.
+    /// The permission for the namespace is not decided yet, and is being requested.
     Undecided,
 }
 
-/// The result of a completed turn.
+/// The result of a completed view change.
 pub(super) struct ViewChangeEnd {
-    /// The version of the mark.
+    /// The resourceVersion of the mark.
     pub(super) at: ResourceVersion,
-    /// Whether the turn's frames were older than the mark, so that the client needs the watch's current version.
+    /// Whether the view change's frames were older than the mark, so that the client needs the watch's current version.
     pub(super) told_older: bool,
 }
 
 impl PartialView {
-    /// Creates the view of a watch. If there is a `state`, its first turn sends it. `namespaces` are those with matching
-    /// objects.
+    /// Creates the view of a watch. If there is a `state`, the first view change sends it. `namespaces` are those with
+    /// matching objects.
     pub(super) fn new(
         readable: Readable,
         namespaces: Vec<Arc<str>>,
@@ -126,7 +127,7 @@ impl PartialView {
         Self { readable, places, turn, stale: true, changed }
     }
 
-    /// Records changed decisions. Later changes wake the task that polls.
+    /// Records changed verdicts on namespaces. Later changes wake the task that polls.
     pub(super) fn notice(&mut self, cx: &mut Context<'_>) {
         while let Poll::Ready(verdicts) = self.changed.as_mut().poll(cx) {
             self.changed = Box::pin(verdicts.changed());
@@ -170,7 +171,7 @@ impl PartialView {
         self.turn.is_some()
     }
 
-    /// Records that the watch waits for a decision, so that its client does not count as a slow reader.
+    /// Records that the watch waits for a verdict, so that its client does not count as a slow reader.
     pub(super) fn wait(&self) {
         self.turn.iter().for_each(|turn| turn.pin.pause());
     }
@@ -180,7 +181,7 @@ impl PartialView {
         self.turn.is_none() && !self.stale
     }
 
-    /// Reads events, up to the mark of the current turn if there is one.
+    /// Reads events, up to the mark of the current view change if there is one.
     pub(super) fn pull(
         &mut self,
         cursor: &mut Cursor,
@@ -220,7 +221,7 @@ impl PartialView {
 }
 
 impl ViewChange {
-    /// Sends the objects of added namespaces.
+    /// Sends the objects of added namespaces as ADDED events.
     fn come(
         &mut self,
         readable: &Readable,
@@ -254,7 +255,7 @@ impl ViewChange {
         Ok(SendProgress::Last(()))
     }
 
-    /// Sends the deletions for removed namespaces.
+    /// Sends the objects of removed namespaces as DELETED events.
     fn go(
         &mut self,
         places: &mut BTreeMap<Arc<str>, NamespaceVisibility>,
@@ -295,7 +296,7 @@ fn in_namespace(out: &FrameBatch<'_>, namespace: &str) -> View {
 }
 
 impl NamespaceRemoval {
-    /// Whether the client knows the object as it is at the mark.
+    /// Whether the client has the object as it is at the mark.
     fn knows(&self, key: &ObjectKey) -> bool {
         !self.touched.contains(key) && self.before.as_deref().is_none_or(|before| key.as_str() < before)
     }

@@ -25,7 +25,7 @@ pub(crate) struct WatchTimers {
     _revocation: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     /// Keeps the drain waiting until the watch has ended, even after its request has ended (WebSocket).
     _held: DrainGuard,
-    /// The task that the watchdog wakes.
+    /// The waker of the task that polls the watch.
     task: Waker,
     /// The timer that has fired, until the watch has reacted to it.
     fired: Option<FiredTimer>,
@@ -33,21 +33,21 @@ pub(crate) struct WatchTimers {
     is_bookmark_due: bool,
 }
 
-/// When the bookmarks and the end of a watch are due.
+/// The times at which the bookmarks and the end of a watch are due.
 struct Clock {
     deadline: Instant,
     next_bookmark: Instant,
 }
 
-/// A bookmark per minute (KEP-956), and one two seconds before the end (KEP-1904; R-BOOKMARK-1).
+/// The interval between bookmarks (KEP-956). One more is sent two seconds before the end (KEP-1904; R-BOOKMARK-1).
 const BOOKMARK_PERIOD: Duration = Duration::from_secs(60);
 const BOOKMARK_BEFORE_END: Duration = Duration::from_secs(2);
-/// The maximum timeout, one year, so that no arithmetic overflows.
+/// The maximum timeout of a watch, one year, so that no arithmetic overflows.
 const LASTS_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
 impl WatchTimers {
     /// Starts the timers of a watch that was requested at `received`. The timeout counts from there, regardless of what
-    /// the request has waited for (R-TIMEOUT-1). `cut` ends a watch that is not polled.
+    /// the request has waited for (R-TIMEOUT-1). The signal `cut` ends a watch that is not polled.
     pub(crate) fn start(
         received: Instant,
         terms: &WatchOptions,
@@ -75,7 +75,7 @@ impl WatchTimers {
         &self.watchdog
     }
 
-    /// Pins a state that the watch sends. The pin is released if the watch is cut.
+    /// Pins a state that the watch sends. The pin is released if the watch is aborted.
     pub(super) fn pin(&self, feed: &FeedHandle, state: &Snapshot) -> StatePin {
         self.watchdog.slow_readers().pin(feed, state, self.watchdog.cut())
     }
@@ -86,7 +86,7 @@ impl WatchTimers {
         Some(Exit::error(status, WatchEnd::Revoked))
     }
 
-    /// Returns the exit for a timer that ends the watch. Otherwise, the timer is set again.
+    /// Returns how the watch ends, if a timer that ends it has fired. Otherwise, the timer is set again.
     pub(super) fn exit(&mut self, cx: &Context<'_>) -> Option<Exit> {
         match self.fired(cx)? {
             FiredTimer::Time if self.clock.is_over(Instant::now()) => Some(Exit::Silent(WatchEnd::Timeout)),
@@ -125,8 +125,8 @@ impl WatchTimers {
         is_due
     }
 
-    /// Sets the timer. If it fires at once, the watch is woken, and it reacts when it is polled next, which may be
-    /// never.
+    /// Sets the timer of the watch. If it fires at once, the watch is woken, and reacts when it is polled next, which
+    /// may be never.
     fn set(&mut self, at: Instant) {
         self.watchdog.set_alarm(at);
         self.fired = self.watchdog.due();
@@ -162,12 +162,12 @@ impl Clock {
         self.deadline <= now
     }
 
-    /// Returns the next timer.
+    /// Returns the time at which the session's next timer fires.
     fn next(&self) -> Instant {
         self.next_bookmark.min(self.deadline)
     }
 
-    /// Returns when the bookmark before the end is due. Watches shorter than that have none.
+    /// Returns the time at which the bookmark before the end is due. Very short watches have none.
     fn last_bookmark(now: Instant, deadline: Instant) -> Instant {
         deadline.checked_sub(BOOKMARK_BEFORE_END).filter(|at| *at > now).unwrap_or(deadline)
     }

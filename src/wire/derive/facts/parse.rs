@@ -7,7 +7,7 @@ use super::{
     Absent, Arity, FieldSchema, MINORS_MAX, Message, MessageId, NONE, ObjectKind, Omit, TypeSchema, ValueKind,
 };
 
-/// Returns the minors that the text covers.
+/// Returns the minor releases that the schema text covers.
 pub(super) fn minors(text: &str) -> RangeInclusive<u32> {
     let line = text.lines().find_map(|line| line.strip_prefix("minors: ")).expect(GENERATED);
     let minors = range(line, ' ');
@@ -15,7 +15,7 @@ pub(super) fn minors(text: &str) -> RangeInclusive<u32> {
     minors
 }
 
-/// Parses the facts of one minor.
+/// Parses the schema of one minor release.
 pub(super) fn facts(text: &'static str, minor: u32) -> TypeSchema {
     let ids = message_ids(text);
     let mut kinds = Vec::new();
@@ -43,7 +43,7 @@ pub(super) fn facts(text: &'static str, minor: u32) -> TypeSchema {
     TypeSchema { kinds, messages, object_meta: ids["meta/v1.ObjectMeta"] }
 }
 
-/// Numbers messages in their order of appearance.
+/// Numbers the messages of the schema in their order of appearance.
 fn message_ids(text: &'static str) -> HashMap<&'static str, MessageId> {
     let names = lines(text).filter_map(|line| line.strip_prefix("message: "));
     names.zip(0..).map(|(name, id)| (name, MessageId(id))).collect()
@@ -87,7 +87,7 @@ fn field(message: &str, name: &'static str, kind: ValueKind, flags: &str) -> Fie
     }
 }
 
-/// R-DERIVE-6: no omitempty + nil; absent on the wire; empty LIST.
+/// Returns the JSON of an absent field (R-DERIVE-6): no omitempty and nil; absent on the wire; empty LIST.
 fn absent(message: &str, name: &str, kind: ValueKind, arity: Arity, omitempty: bool) -> Absent {
     let nil_or_empty =
         matches!(arity, Arity::Many | Arity::Map) || matches!(kind, ValueKind::Bytes | ValueKind::Strings);
@@ -157,5 +157,5 @@ fn range(text: &str, between: char) -> RangeInclusive<u32> {
 }
 
 const GENERATED: &str = "facts.txt is as tests/facts writes it";
-/// Packages of the two kinds that etcd stores as JSON: CustomResourceDefinition and APIService.
+/// The packages of the two kinds that etcd stores as JSON: CustomResourceDefinition and APIService.
 const STORED_AS_JSON: [&str; 2] = ["apiextensions/", "apiregistration/"];

@@ -34,7 +34,7 @@ pub(super) struct TrialDir {
     is_kept: bool,
 }
 
-/// Ports below the ephemeral range, so that a killed proxy can bind its own port again.
+/// The range of ports below the ephemeral range, so that a killed proxy can bind its own port again.
 const PORTS: std::ops::Range<u16> = 10_000..20_000;
 const ATTEMPTS_MAX: usize = 100;
 const AGENT: &str = "kube-fanout-try/informer";

@@ -12,14 +12,14 @@ pub(super) struct Column {
     /// The name of the sort order of this column.
     pub(super) sort: &'static str,
     pub(super) is_number: bool,
-    /// If not all columns fit, those with a higher number are dropped first.
+    /// The order in which columns are dropped if not all fit: those with a higher number first.
     leaves: u8,
     pub(super) cell: fn(&Value) -> String,
-    /// How important a cell is.
+    /// A function that returns how a cell is highlighted.
     pub(super) tone: fn(&Value) -> Tone,
 }
 
-/// How to highlight a text; the text itself carries the same information.
+/// The way in which a text is highlighted; the text itself has the same information.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tone {
     Plain,
@@ -28,11 +28,11 @@ pub(super) enum Tone {
     Bad,
 }
 
-/// Number of spaces between two columns.
+/// The number of spaces between two columns.
 pub(super) const GAP: usize = 2;
-/// Minimum width to which texts are shortened.
+/// The minimum width to which texts are shortened.
 const TEXT_MIN: usize = 12;
-/// Minimum width of a number, so that columns do not move when a number grows.
+/// The minimum width of a number, so that columns do not move when a number grows.
 const NUMBER_MIN: usize = 6;
 
 impl Column {

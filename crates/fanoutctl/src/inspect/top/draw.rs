@@ -94,7 +94,7 @@ fn draw_foot(frame: &mut Frame<'_>, area: Rect, screen: &Screen, palette: Palett
     frame.render_widget(Line::from(spans.collect::<Vec<_>>()), area);
 }
 
-/// The refresh interval, for the title.
+/// Returns the refresh interval, for the title.
 fn pace(screen: &Screen) -> String {
     match screen.every.as_secs() {
         _ if screen.is_paused => "PAUSED".to_owned(),
@@ -103,7 +103,7 @@ fn pace(screen: &Screen) -> String {
     }
 }
 
-/// The total number of watches, if more are open than shown.
+/// Returns a note with the total number of watches, if more are open than shown.
 fn left_out(total: u64) -> String {
     let limit = WATCHES_MAX as u64;
     if total > limit { format!(" of {}; filter to see others", grouped(total)) } else { String::new() }

@@ -8,7 +8,7 @@ use super::screen::{Mode, Screen, Tab};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum KeyEffect {
     Nothing,
-    /// Poll the selected proxy now, with another query.
+    /// The selected proxy is polled now, with another query.
     Look,
     Quit,
 }
@@ -42,7 +42,7 @@ pub(super) fn press(screen: &mut Screen, key: KeyEvent) -> KeyEffect {
     }
 }
 
-/// Maximum length of a filter.
+/// The maximum length of a filter, in characters.
 const FILTER_CHARS_MAX: usize = 100;
 
 fn write(screen: &mut Screen, key: KeyEvent) -> KeyEffect {
@@ -111,7 +111,7 @@ fn choose(screen: &mut Screen, key: KeyCode) -> KeyEffect {
     KeyEffect::Nothing
 }
 
-/// Selects another proxy, cyclically.
+/// Selects the next or previous proxy, cyclically.
 fn select(screen: &mut Screen, by: usize) -> KeyEffect {
     let selected = (screen.selected + by) % screen.proxies.len();
     if selected == screen.selected {

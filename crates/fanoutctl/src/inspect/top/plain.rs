@@ -13,9 +13,9 @@ use crate::inspect::status::{HEAD, row};
 use crate::inspect::table::{bytes, grouped, lines, printable, seconds};
 use crate::inspect::{InspectError, ProxyTarget};
 
-/// Maximum number of feeds, and of watches, per proxy.
+/// The maximum number of feeds, and of watches, per proxy.
 const ROWS_MAX: usize = 12;
-/// Maximum length of a user or an agent.
+/// The maximum length of a user name or user agent.
 const NAME_CHARS_MAX: usize = 28;
 
 /// Prints the status of all proxies at each refresh.

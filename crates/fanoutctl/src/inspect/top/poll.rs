@@ -16,7 +16,7 @@ pub(super) struct PollResult {
 /// The watches of a proxy, if they were requested and the proxy shows them.
 pub(super) enum WatchesResult {
     NotAsked,
-    /// The proxy refused the page, because it shows clients only to authorized callers. The status says why.
+    /// The proxy refused the page with this status, because it shows clients only to authorized callers.
     Hidden(http::StatusCode),
     Shown {
         /// The number of open watches that match the query; `rows` may have fewer.
@@ -30,7 +30,7 @@ pub(super) enum WatchesResult {
 pub(super) struct WatchesQuery {
     pub(super) sort: &'static str,
     pub(super) is_up: bool,
-    /// Text that the user, user agent or resource must contain.
+    /// The text that the user, user agent or resource must contain.
     pub(super) text: String,
     pub(super) limit: usize,
 }

@@ -10,10 +10,10 @@ use crate::inspect::InspectError;
 /// The state of a proxy according to its polls so far.
 pub(super) struct PolledProxy {
     pub(super) name: String,
-    /// The last successful poll.
+    /// The result of the last successful poll.
     pub(super) look: Option<PollResult>,
     pub(super) rates: Option<Rates>,
-    /// Events delivered per second, oldest first; `None` where the proxy did not respond.
+    /// The number of events delivered per second, oldest first; `None` where the proxy did not respond.
     pub(super) delivered: VecDeque<Option<u64>>,
     pub(super) silence: Option<ProxyOutage>,
     /// The sample from which the next rates are measured.
@@ -28,11 +28,11 @@ pub(super) struct ProxyOutage {
     pub(super) since: Instant,
 }
 
-/// Number of rates kept for the chart of deliveries.
+/// The number of rates kept for the chart of deliveries.
 const RATES_MAX: usize = 300;
 
 impl PolledProxy {
-    /// A proxy that was not polled yet. It is polled at intervals of `every`.
+    /// Creates the state of a proxy that was not polled yet. It is polled at intervals of `every`.
     pub(super) fn new(name: String, every: Duration) -> Self {
         let (delivered, between) = (VecDeque::new(), every / 2);
         Self { name, look: None, rates: None, delivered, silence: None, base: None, between }

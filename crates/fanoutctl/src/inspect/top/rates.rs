@@ -10,7 +10,7 @@ pub(super) struct Counters {
     pub(super) values: [u64; METRICS.len()],
 }
 
-/// Rates per second.
+/// The rates of a proxy's counters, per second.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Rates {
     pub(super) upstream: u64,

@@ -11,7 +11,7 @@ use crate::inspect::InspectError;
 /// The state of the screen: the data of the proxies, and the selected view of it.
 pub(super) struct Screen {
     pub(super) proxies: Vec<PolledProxy>,
-    /// The proxy whose feeds and watches are shown.
+    /// The index of the proxy whose feeds and watches are shown.
     pub(super) selected: usize,
     pub(super) tab: Tab,
     pub(super) feeds: TableView,
@@ -23,7 +23,7 @@ pub(super) struct Screen {
     pub(super) has_colours: bool,
 }
 
-/// The selected table.
+/// The table that is selected for display.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tab {
     Feeds,
@@ -34,12 +34,12 @@ pub(super) enum Tab {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
     Tables,
-    /// Characters are added to the filter.
+    /// Typed characters are added to the filter.
     Filter,
     Help,
 }
 
-/// Maximum number of watches to request. A filter finds the others.
+/// The maximum number of watches to request. A filter finds the others.
 pub(super) const WATCHES_MAX: usize = 500;
 
 impl Screen {

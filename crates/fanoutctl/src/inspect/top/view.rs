@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::inspect::rows::{feed_name, number, place, text};
 
-/// A sort order of rows.
+/// A sort order of table rows.
 pub(super) struct RowOrder {
     pub(super) name: &'static str,
     /// Whether the default direction is ascending, as for names; numbers begin with the largest.
@@ -18,10 +18,10 @@ type RowKey = (u64, u64, String);
 /// The sort order, filter and scroll position of a table.
 pub(super) struct TableView {
     orders: &'static [RowOrder],
-    /// The index of the selected order.
+    /// The index of the selected sort order.
     nth: usize,
     pub(super) is_turned: bool,
-    /// Text that a row must contain, in any case of letters.
+    /// The text that a row must contain, in upper or lower case.
     pub(super) filter: String,
     /// The index of the first visible row.
     pub(super) first: usize,
@@ -66,7 +66,7 @@ impl TableView {
         self.order().is_up != self.is_turned
     }
 
-    /// Selects the next sort order.
+    /// Selects the next sort order of the table.
     pub(super) fn sort_by_next(&mut self) {
         (self.nth, self.is_turned, self.first) = ((self.nth + 1) % self.orders.len(), false, 0);
     }
@@ -83,7 +83,7 @@ impl TableView {
         rows
     }
 
-    /// Scrolls down by this many rows; up if the number is negative.
+    /// Scrolls down by `by` rows; up if the number is negative.
     pub(super) fn scroll(&mut self, by: isize) {
         self.first = self.first.saturating_add_signed(by);
     }

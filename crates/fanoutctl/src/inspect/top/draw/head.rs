@@ -11,12 +11,12 @@ use crate::inspect::table::{bytes, grouped, seconds};
 use crate::inspect::top::proxy::PolledProxy;
 use crate::inspect::top::screen::Screen;
 
-/// From this width the chart is beside the numbers, otherwise below them.
+/// The terminal width in columns from which the chart is beside the numbers, otherwise below them.
 pub(super) const WIDE: u16 = 100;
-/// Maximum number of listed proxies.
+/// The maximum number of listed proxies.
 const LISTED_MAX: usize = 6;
 const LABEL: usize = 9;
-/// Width of the numbers if the chart is beside them.
+/// The width in columns of the numbers if the chart is beside them.
 const NUMBERS: u16 = 66;
 
 /// Draws the selected proxy and its status.

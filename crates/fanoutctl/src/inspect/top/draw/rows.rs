@@ -77,7 +77,7 @@ fn lines(frame: &mut Frame<'_>, area: Rect, of: (&Screen, &[Column]), rows: &[&V
     }
 }
 
-/// Returns lines that say why there are no rows.
+/// Returns the lines that say why a table has no rows.
 fn nothing(screen: &Screen) -> Vec<String> {
     let Some(look) = &screen.proxy().look else { return vec![" No response yet.".to_owned()] };
     match (screen.tab, &look.watches) {
