@@ -70,7 +70,7 @@ impl NotGranted {
     }
 
     /// How long open watches continue while this is the only result. If the proxy's account may not create reviews,
-    /// that does not count as an outage (R-CLOSED-1).
+    /// that does not count as an outage (docs/SECURITY.md, "When the apiserver is unreachable").
     pub(super) fn grace(&self, outage: Duration) -> Duration {
         if matches!(self, Self::ReviewsForbidden(_)) { outage.min(FORBIDDEN_GRACE) } else { outage }
     }

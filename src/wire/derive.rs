@@ -11,7 +11,7 @@
 //! implemented. Their table is generated from the API's Go types ([`facts`]).
 //!
 //! This module cannot detect a server whose release differs from its reported one. Callers compare samples with the
-//! server's own output (R-DERIVE-11).
+//! server's own output (W15).
 
 mod custom_metadata;
 mod facts;
