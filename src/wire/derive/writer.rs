@@ -301,8 +301,8 @@ fn map_entry(entry: &[u8]) -> Result<(&[u8], Option<Item<'_>>), RefusalReason> {
 }
 
 const WIRE_TYPE: RefusalReason = RefusalReason::Malformed("wire type differs from the API's");
-/// Growth limit of R-DERIVE-12. Small bodies may grow by more: two bytes of an empty message expand to its name and
-/// many defaults.
+/// Maximum ratio of derived JSON to its source. Small bodies may grow by more: two bytes of an empty message expand to
+/// its name and many defaults.
 const GROWTH_MAX: usize = 8;
 const SLACK: usize = 8 << 10;
 /// Nesting limit of messages. Schemas recurse, and Go's only limit is that of JSON.
