@@ -77,7 +77,7 @@ pub enum AuthMode {
     Delegated,
 }
 
-/// The settings of delegated authentication and authorization (R-AUTHN-1, R-LEASE-1).
+/// The settings of delegated authentication and authorization (R-AUTHN-1, R-THREAT-7).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuthConfig {
     /// The accepted audiences of tokens; if empty, those that upstream accepts.

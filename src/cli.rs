@@ -217,7 +217,7 @@ fn after_signals(count: usize) -> std::io::Result<impl Future<Output = ()>> {
 }
 
 /// Hides lines of libraries below INFO, whatever `RUST_LOG` says, because HTTP and TLS libraries print headers with
-/// tokens and frames with Secrets there (R-SECRET-1, R-THREAT-15).
+/// tokens and frames with Secrets there (R-THREAT-15).
 fn shows_no_wire(line: &Metadata<'_>) -> bool {
     let is_own = OWN_TARGETS.contains(&line.target().split("::").next().unwrap_or_default());
     is_own || *line.level() <= Level::INFO

@@ -13,8 +13,9 @@ use kube_fanout::app::check::CheckVerdict;
 use kube_fanout::cli::{EX_CANNOT_RUN, EX_CONFIG, EX_NOT_FOUND, FAILED, INCONCLUSIVE, Program};
 use kube_fanout::config::{self, Arguments, CheckArguments, Command, ConfigCommand, HealthArguments};
 
-/// The memory allocator. After a stall, a thousand watches that catch up hold 150 MB for some seconds. This allocator
-/// then returns the memory to the system; glibc's keeps it, between long-lived events.
+/// After a stall a thousand watches that catch up hold 150 MB for some seconds. This allocator returns the memory to
+/// the system then; glibc's keeps it, between long-lived events. MB at the peak of a stall of 8 s, and afterwards:
+/// glibc 201 and 167, jemalloc 308 and 46, mimalloc 205 and 52.
 #[cfg(target_os = "linux")]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

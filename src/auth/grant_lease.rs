@@ -1,7 +1,7 @@
 //! The leases of open watches: the decisions that each watch depends on.
 //!
 //! A watch registers its lease first, then its right is checked, and only then it streams. So a change between the
-//! first two steps finds the lease (R-LEASE-1). Watches of one credential with the same access share one lease.
+//! first two steps finds the lease (R-THREAT-7). Watches of one credential with the same access share one lease.
 //!
 //! Leases that depend on the same decision share it: the first one due sends the review for all of them in a period.
 //!

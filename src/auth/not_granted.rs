@@ -69,8 +69,8 @@ impl NotGranted {
         matches!(self, Self::Unavailable(_) | Self::ReviewsForbidden(_) | Self::TooMany { .. })
     }
 
-    /// Returns how long open watches continue while this is the only result of reviews. If the proxy's account may not
-    /// create reviews, that does not count as an outage (R-CLOSED-1).
+    /// Returns how long open watches continue while this is the only result. If the proxy's account may not create reviews,
+    /// that does not count as an outage (docs/SECURITY.md, "When the apiserver is unreachable").
     pub(super) fn grace(&self, outage: Duration) -> Duration {
         if matches!(self, Self::ReviewsForbidden(_)) { outage.min(FORBIDDEN_GRACE) } else { outage }
     }

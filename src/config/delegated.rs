@@ -24,7 +24,8 @@ impl DelegatedKeys {
         Self { client_ca, impersonator, ..self }
     }
 
-    /// Reports unreadable files, and a CA that is trusted for both clients and front proxies (R-MODE-2).
+    /// Reports unreadable files, and a CA that is trusted for both clients and front proxies
+    /// (docs/SECURITY.md, "Deployment modes").
     pub(super) fn check(&self, problems: &mut Problems) {
         let mut read = |what: &str, path: &Option<PathBuf>| {
             let path = path.as_ref()?;

@@ -301,7 +301,7 @@ fn audit(path: String) -> AuditDestination {
 }
 
 impl ServeSettings {
-    /// Rejects combinations that are not allowed (R-MODE-2).
+    /// Rejects combinations that are not allowed (docs/SECURITY.md, "Deployment modes").
     fn check(&self, problems: &mut Problems) {
         for address in self.listen.iter().filter(|address| !address.is_local()) {
             match (self.auth, &self.tls) {

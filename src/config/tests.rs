@@ -243,7 +243,8 @@ fn invalid_upstream_servers_are_all_reported() {
     std::fs::remove_file(&file).expect("removed");
 }
 
-/// Only front proxies may assert another identity, so ordinary client CAs must not be trusted for it (R-MODE-2).
+/// Only front proxies may assert another identity, so ordinary client CAs must not be trusted for it
+/// (docs/SECURITY.md, "Deployment modes").
 #[test]
 fn client_ca_and_front_proxy_ca_must_differ() {
     let folder = std::env::temp_dir().join(format!("kube-fanout-authorities-{}", fastrand::u64(..)));

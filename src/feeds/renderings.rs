@@ -10,7 +10,7 @@ use tokio::sync::watch;
 /// The representations that a feed's objects are derived in, and whether each is proven to be exact. Clones share them.
 ///
 /// Readers request a representation. The qualifier, which has an upstream connection, compares it with upstream's own
-/// (R-DERIVE-11). If an object cannot be derived, the representation is refused permanently for the whole resource, so
+/// (W15). If an object cannot be derived, the representation is refused permanently for the whole resource, so
 /// that no reader gets only some of the objects.
 #[derive(Debug, Clone)]
 pub struct Renderings {

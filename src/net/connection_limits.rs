@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-/// The limits of one connection (R-LIMIT-1).
+/// The limits of one connection (I2).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectionLimits {
     pub connections_max: usize,

@@ -1,4 +1,4 @@
-//! Proves that the objects of a feed are derived in exactly the bytes that upstream would send (R-DERIVE-11).
+//! Proves that the objects of a feed are derived in exactly the bytes that upstream would send (W15).
 //!
 //! At the first need, every object is derived once, and some are compared with upstream's own bytes at the same
 //! version. For JSON this happens when the feed gets its first state, because upstream cannot be asked during an

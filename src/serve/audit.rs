@@ -1,6 +1,6 @@
 //! Audit records of the requests that the proxy answers. The apiserver does not see these reads, so the proxy writes
 //! the records in the apiserver's format: `audit.k8s.io/v1` events at level Metadata, one JSON object per line
-//! (R-SECRET-1).
+//! (R-THREAT-15).
 //!
 //! ```text
 //! request ─► AuditRecord ─► answer ─► AuditRecord::answered ─► queue, bounded ─► AuditWriter ─► file

@@ -57,7 +57,7 @@ impl Forwarder {
 }
 
 /// Sets the headers that the request has upstream. Headers that its sender lists as hop-by-hop are removed first,
-/// because they could name the identity headers (R-IDENTITY-1).
+/// because they could name the identity headers (R-THREAT-1).
 fn leaving(
     acting_as: &ActingAs,
     lane: ForwardPool,

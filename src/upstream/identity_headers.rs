@@ -1,5 +1,5 @@
 //! The identity headers of a request: which ones are refused, removed and set, in this order. The known privilege
-//! escalations of similar proxies came from mistakes here (R-IDENTITY-1, R-THREAT-1, R-THREAT-2).
+//! escalations of similar proxies came from mistakes here (R-THREAT-1, R-THREAT-2).
 
 #[cfg(test)]
 mod tests;

@@ -7,11 +7,12 @@
 //!
 //! **Exact or refused.** The output is byte for byte that of the server, or there is none. An unknown field number, a
 //! wire type other than the table's, or a raw value that JSON cannot express is [`TranscodeError`]. The caller then fetches
-//! that representation from upstream (R-DERIVE-10). The rules are R-DERIVE-5 to R-DERIVE-9, cited where they are
-//! implemented. Their table is generated from the API's Go types ([`facts`]).
+//! that representation from upstream, because a client that writes back an incomplete object deletes fields. The rules
+//! are R-DERIVE-5 to R-DERIVE-9, cited where they are implemented. Their table is generated from the API's Go types
+//! ([`facts`]).
 //!
 //! This module cannot detect a server whose release differs from its reported one. Callers compare samples with the
-//! server's own output (R-DERIVE-11).
+//! server's own output (W15).
 
 mod custom_metadata;
 mod facts;

@@ -1,5 +1,5 @@
 //! Decoder of one protobuf object: a field walk that skips everything that a [`PathTrie`] does not select. So its cost
-//! does not depend on the object's size (R-DERIVE-2).
+//! does not depend on the object's size.
 
 use std::borrow::Cow;
 

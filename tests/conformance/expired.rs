@@ -1,4 +1,4 @@
-//! Requests for versions that are too old (R-GONE-1, R-GONE-3, R-CONTINUE-4): the apiserver's history begins later, and
+//! Requests for versions that are too old (R-GONE-1, R-LIST-5, R-CONTINUE-4): the apiserver's history begins later, and
 //! etcd has been compacted.
 
 use serde_json::{Value, json};

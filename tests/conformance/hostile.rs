@@ -1,5 +1,5 @@
 //! Requests that no honest client sends, drawn with a seed. No sender gains another identity by them, no request is
-//! smuggled past the proxy, and the proxy survives (R-IDENTITY-1, R-THREAT-1 to R-THREAT-4, R-THREAT-10, R-THREAT-12).
+//! smuggled past the proxy, and the proxy survives (R-THREAT-1 to R-THREAT-4, R-THREAT-10, R-THREAT-12).
 //!
 //! The apiserver's own audit log decides. Every request has a marker in its query, and a request that is hidden inside
 //! another one has its own marker. The log shows which of them arrived, and as which user. `make hostile

@@ -1,4 +1,4 @@
-//! After a permission is revoked, the watches that needed it end in bounded time, with the reason (R-LEASE-1).
+//! After a permission is revoked, the watches that needed it end in bounded time, with the reason (R-THREAT-7).
 //!
 //! The test shows that a watch is live, revokes the permission, and writes matching objects until the watch ends. `make
 //! revocation TRIALS=500` measures the time in many trials, `make test` in a few.

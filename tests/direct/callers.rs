@@ -215,7 +215,7 @@ async fn review_outage_fails_new_requests_with_503() {
     assert!(watch.is_open());
 }
 
-/// R-CLOSED-1: an outage has a limit, and so does the loss of the proxy's own permission to create reviews.
+/// An outage has a limit, and so does the loss of the proxy's own permission to create reviews.
 #[tokio::test]
 async fn watch_ends_with_503_after_review_outage_grace() {
     let up = demo::upstream().pods(3).run().await;

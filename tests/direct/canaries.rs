@@ -1,4 +1,4 @@
-//! Credentials and object contents appear in no log, at any level (R-SECRET-1, R-THREAT-15).
+//! Credentials and object contents appear in no log, at any level (R-THREAT-15).
 
 use std::fs;
 use std::path::Path;

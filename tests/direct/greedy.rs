@@ -1,4 +1,4 @@
-//! One account that uses as much as it can: its limits, and that other accounts still get in (R-LIMIT-1).
+//! One account that uses as much as it can: its limits, and that other accounts still get in (I2, I3).
 
 use demo::{self, RunningUpstream};
 use futures_util::future::join_all;

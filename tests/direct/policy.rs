@@ -107,7 +107,7 @@ async fn asks_about_no_right(up: &RunningUpstream) {
     eventually("no right is asked about", is_quiet).await;
 }
 
-/// R-LEASE-1: permissions from RBAC are revoked by an observed change, so they are not rechecked every minute. While
+/// R-THREAT-7: permissions from RBAC are revoked by an observed change, so they are not rechecked every minute. While
 /// RBAC is not watched, they are.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rbac_permission_is_rechecked_only_if_unwatched_or_changed() {

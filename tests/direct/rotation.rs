@@ -1,4 +1,4 @@
-//! Certificates, keys and credentials are replaced in their files while the process runs (R-ROTATE-1).
+//! Certificates, keys and credentials are replaced in their files while the process runs (O6).
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Idle connections do not keep other clients out, and are closed (R-DOWNSTREAM-5, R-LIMIT-1).
+//! Idle connections do not keep other clients out, and are closed (R-DOWNSTREAM-5, I3).
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;

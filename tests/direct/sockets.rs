@@ -144,7 +144,8 @@ async fn tunnels() -> (Stub, App) {
     (upstream, app)
 }
 
-/// R-MODE-1: a caller identified only by a local port cannot run commands in a pod.
+/// A caller identified only by a local port cannot run commands in a pod (docs/SECURITY.md, "Ports without
+/// authentication").
 #[tokio::test]
 async fn exec_and_attach_on_loopback_port_return_403() {
     let upstream = stub(|_| async { Ok(Stub::reply(200, "ran")) }).await;

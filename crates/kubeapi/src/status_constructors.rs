@@ -1,4 +1,4 @@
-//! One constructor per refusal of R-STATUS-1 to R-STATUS-3, R-LIST-5, R-VERSION-4, R-GONE-1 to R-GONE-3, R-AUTHZ-3.
+//! One constructor per refusal of R-STATUS-1 to R-STATUS-3, R-LIST-5, R-VERSION-4, R-GONE-1, R-GONE-2, R-AUTHZ-3.
 
 use super::go_text::{aggregate, escape_html, parse_uint, quote};
 use super::status::{Status, StatusCause, StatusDetails};
@@ -100,7 +100,7 @@ impl Status {
         Self::expired("The resourceVersion for the provided watch is too old.")
     }
 
-    /// Creates the 410 for a list at an exact version that is no longer available (R-GONE-3).
+    /// Creates the 410 for a list at an exact version that is no longer available (R-LIST-5).
     pub fn too_old_list() -> Self {
         Self::expired("The resourceVersion for the provided list is too old.")
     }

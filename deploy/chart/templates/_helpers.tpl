@@ -27,7 +27,7 @@ metadata:
   {{- end }}
 spec:
   serviceAccountName: {{ $name }}
-  # It has no use for the names of Services in its environment.
+  # The proxy does not use environment variables with the names of Services.
   enableServiceLinks: false
   {{- with .Values.imagePullSecrets }}
   imagePullSecrets: {{ toJson . }}
@@ -44,14 +44,14 @@ spec:
   {{- if .Values.tolerations }}
   tolerations: {{ toJson .Values.tolerations }}
   {{- else if $onNode }}
-  # Wherever agents are.
+  # Agents can run on every node.
   tolerations: [{operator: Exists}]
   {{- end }}
   securityContext:
     runAsNonRoot: true
     runAsUser: 65532
     runAsGroup: 65532
-    # The keys are mounted for this group.
+    # The mounted keys are readable for this group.
     fsGroup: 65532
     seccompProfile: {type: RuntimeDefault}
   {{- if not $onNode }}
@@ -65,7 +65,7 @@ spec:
     - topologyKey: topology.kubernetes.io/zone
       maxSkew: 1
       {{- if eq .Values.form "zone" }}
-      # A zone without one would be served by another.
+      # Every zone needs a proxy of its own.
       whenUnsatisfiable: DoNotSchedule
       {{- else }}
       whenUnsatisfiable: ScheduleAnyway
@@ -74,7 +74,7 @@ spec:
       labelSelector:
         matchLabels: {{ include "kube-fanout.labels" . }}
   {{- end }}
-  # Longer than what preStop takes (5 s), the drain (20 s) and the last audit records (5 s) together.
+  # Longer than preStop (5 s), the drain (20 s) and the last audit records (5 s) together.
   terminationGracePeriodSeconds: 35
   containers:
     - name: kube-fanout
@@ -112,7 +112,7 @@ spec:
       livenessProbe:
         httpGet: {path: /livez, port: health}
         timeoutSeconds: 5
-      # Until it is no endpoint any more: what comes meanwhile is served.
+      # Services remove the endpoint in this time; the proxy still serves requests.
       lifecycle: {preStop: {sleep: {seconds: 5}}}
       securityContext:
         readOnlyRootFilesystem: true
@@ -121,13 +121,13 @@ spec:
       {{- if .Values.resources }}
       resources: {{ toJson .Values.resources }}
       {{- else if $onNode }}
-      # Of pods only the node's own are held; Services and EndpointSlices are the cluster's.
+      # The cache has the pods of the node, but Services and EndpointSlices of the whole cluster.
       resources:
         requests: {cpu: 50m, memory: 64Mi}
         limits: {memory: 512Mi}
       {{- else }}
-      # Of the limit, half is for objects and events unless feeds.memoryMebibytes says otherwise; what does not fit
-      # passes through. Without a limit for the processor, a burst is over sooner.
+      # By default half of the limit is for objects and events (feeds.memoryMebibytes). Resources that do not fit
+      # pass through. There is no CPU limit, so that bursts are handled faster.
       resources:
         requests: {cpu: 500m, memory: 1Gi}
         limits: {memory: 4Gi}
@@ -144,7 +144,7 @@ spec:
     - name: config
       configMap: {name: {{ $name }}}
     - name: tls
-      # 288 is 0440: for the group above.
+      # 288 is 0440: readable for the group above.
       secret: {secretName: {{ .Values.tls.secretName | default (printf "%s-tls" $name) }}, defaultMode: 288}
     {{- if .Values.certificateHolders.enabled }}
     - name: client-ca

@@ -48,7 +48,7 @@ async fn review_repeats_when_authorizer_lags_after_policy_change() {
     }
 }
 
-/// A lease exists before its right is reviewed (R-LEASE-1). Otherwise, a change between the two would not find it.
+/// A lease exists before its right is reviewed (R-THREAT-7). Otherwise, a change between the two would not find it.
 #[tokio::test(start_paused = true)]
 async fn revocation_during_watch_authorization_ends_the_watch() {
     let scene = scene();

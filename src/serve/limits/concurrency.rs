@@ -281,7 +281,7 @@ mod tests {
         assert!(room.take(None).is_ok() && room.take(Some(&ada)).is_err(), "one is left, and not for her");
     }
 
-    /// R-LIMIT-1: one user leaves room for the others.
+    /// I2: one user leaves room for the others.
     #[test]
     fn user_is_limited_to_its_share_of_permits() {
         let (ada, bob) = (payer("ada"), payer("bob"));

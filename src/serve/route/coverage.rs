@@ -18,7 +18,7 @@ pub struct Coverage {
     pub authorizes: bool,
 }
 
-/// The kinds whose objects should not be collected in one place (R-MODE-3).
+/// Kinds whose objects should not be collected in one place (docs/SECURITY.md, "Deployment modes").
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sensitive {
     Secrets,

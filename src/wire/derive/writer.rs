@@ -301,7 +301,7 @@ fn map_entry(entry: &[u8]) -> Result<(&[u8], Option<Item<'_>>), RefusalReason> {
 }
 
 const WIRE_TYPE: RefusalReason = RefusalReason::Malformed("wire type differs from the API's");
-/// The growth limit of R-DERIVE-12, as a factor. Small bodies may grow by more: two bytes of an empty message expand to
+/// Maximum ratio of derived JSON to its source. Small bodies may grow by more: two bytes of an empty message expand to
 /// its name and many defaults.
 const GROWTH_MAX: usize = 8;
 const SLACK: usize = 8 << 10;

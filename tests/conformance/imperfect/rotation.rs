@@ -1,4 +1,4 @@
-//! Certificates, authorities and tokens are replaced on a real apiserver while watches are open (R-ROTATE-1).
+//! Certificates, authorities and tokens are replaced on a real apiserver while watches are open (O6).
 
 use std::fs;
 use std::path::{Path, PathBuf};
