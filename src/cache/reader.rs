@@ -33,8 +33,8 @@ pub enum StartPosition {
     After(ResourceVersion),
     /// The watch starts with the current state, which is returned as a snapshot.
     Current,
-    /// The end of the history, at the version that upstream's watch has reached. Downstream proxies use it, because
-    /// they follow that stream.
+    /// The watch starts with the current state, at the version that upstream's watch has reached, even if a later one
+    /// is confirmed. Downstream proxies use it, because they follow that stream.
     UpstreamProgress,
 }
 
