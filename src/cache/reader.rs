@@ -154,7 +154,7 @@ impl CacheReader {
         self.shared.timeline.read().snapshot()
     }
 
-    /// Returns the state to serve, at the latest version that upstream confirmed for it; `None` if the feed has ended.
+    /// Returns the state to serve, at the latest version that it is known to have; `None` if the feed has ended.
     pub fn current(&self) -> Option<Snapshot> {
         let timeline = self.shared.timeline.read();
         (!timeline.is_over).then(|| timeline.shown())
