@@ -94,8 +94,8 @@ pub struct AuthConfig {
     /// The interval between two reviews of a permission from RBAC, while changes of RBAC are watched. It is limited,
     /// because an authorizer before RBAC may begin to deny.
     pub recheck_rbac: Duration,
-    /// The interval between two reviews of a node's permission. It is short, because the apiserver does not end a
-    /// node's watches.
+    /// The interval between two reviews of a node's permission, if longer than `recheck`. It may be longer, because the
+    /// apiserver does not end a node's watches.
     pub recheck_nodes: Duration,
     /// The interval between two reviews of a token, if longer than that of its permissions. The apiserver never reviews
     /// a token again for an open watch.

@@ -17,7 +17,7 @@ pub use upstream_facts::{UpstreamIdentity, identity};
 
 use kubeapi::Gvr;
 
-/// A resource that the configuration requires to be cached.
+/// A resource that the proxy must or can cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CachedResource {
     pub gvr: Gvr,

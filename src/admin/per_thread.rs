@@ -28,7 +28,7 @@ pub(super) struct PerThreadMetrics(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
-    /// The samples of each histogram, with the counter of `inner` that receives their sum.
+    /// The values of each counter, with the counter of `inner` that receives their sum.
     counters: Mutex<HashMap<Key, (Arc<Counts>, Counter)>>,
     histograms: Mutex<HashMap<Key, Arc<Delays>>>,
     help: Mutex<HashMap<String, SharedString>>,

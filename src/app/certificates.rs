@@ -11,7 +11,7 @@ use base::Tasks;
 /// The TLS configuration of the listeners.
 pub(super) struct Certificates {
     pub(super) listeners: Option<Tls>,
-    /// The TLS settings of the metrics port; `None` if it shares those of the proxy's listeners.
+    /// The TLS settings of the metrics port; `None` if metrics have no certificate of their own.
     metrics: Option<Tls>,
 }
 

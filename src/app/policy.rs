@@ -32,7 +32,7 @@ struct Listener {
     again: Duration,
 }
 
-/// The pauses between the attempts of RBAC listeners to start their feeds.
+/// The delays of RBAC listeners: before a retry, and before they stop.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ListenerPauses {
     /// The pause before a retry when there is no feed or it has ended. A retry does not reach upstream more often than

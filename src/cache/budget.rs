@@ -80,7 +80,7 @@ pub enum MemoryKind {
     Events,
     /// Bytes that were derived from objects and events.
     Derived,
-    /// The memory of older states that clients still page through, without their objects.
+    /// The memory of older states that are still in use, without their objects.
     States,
     /// Pages of lists that are still being received from upstream.
     Staged,

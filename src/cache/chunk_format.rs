@@ -12,12 +12,12 @@ pub struct ChunkFormat {
     pub part: ChunkPart,
 }
 
-/// The list encoding for which a chunk's objects are rendered.
+/// The form in which a chunk's objects are encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ChunkPart {
-    /// The objects are rendered as items of a list.
+    /// The objects are encoded as items of a list.
     Items,
-    /// The objects are rendered as ADDED events.
+    /// The objects are encoded as ADDED events.
     Added,
     /// A compressed piece of a list's items. It may refer to the preceding chunk, whose name is `behind`; `None` at the
     /// beginning of the list.

@@ -28,7 +28,7 @@ pub struct Chunk {
 pub(super) struct ChunkIndex {
     content: u64,
     chunks: OnceCell<Arc<[Chunk]>>,
-    /// The later changes of a state that is no longer the current one; empty for the current state.
+    /// The registration as a past state, set once the state is no longer the current one.
     past: OnceLock<PastState>,
 }
 

@@ -157,8 +157,8 @@ impl Event {
         self.alternates().map(|alternate| alternate.frame.len()).sum()
     }
 
-    /// The memory of an event in bytes besides its object and its frame: its reference counts, and its slots in the
-    /// ring and in lanes.
+    /// The memory of an event in bytes besides its object and its frame: the struct itself, its reference counts, and
+    /// its slots in the ring and in lanes.
     pub(crate) const OVERHEAD_BYTES: usize = size_of::<Self>() + 16 + 16 + 3 * size_of::<usize>() * 2;
 
     /// Returns the bytes charged to the ring for this event: its frame, the fields read from its object, and its

@@ -22,7 +22,7 @@ pub struct HistoryStart {
     first: u64,
     /// The time at which the first event was received.
     since: Instant,
-    /// The state at the start of the history.
+    /// The state of the feed when this value was created.
     state: Snapshot,
     /// The objects that have changed since the beginning, with their state at the beginning.
     changed: HashMap<ObjectKey, ObjectAtStart>,

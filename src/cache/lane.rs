@@ -28,7 +28,7 @@ struct Log {
     events: VecDeque<Arc<Event>>,
     /// The `seq` from which on the lane has all of its events.
     from: u64,
-    /// The `seq` before which the preceding event of this lane has left the ring.
+    /// The `seq` after that of the lane's last event that left the ring. A reader before it has lost events.
     lost: u64,
     /// Whether the lane is closed: its feed has started a new history or has ended, so no events follow.
     closed: bool,

@@ -9,7 +9,7 @@ pub(super) struct AtomicProgress {
     pub(super) bookmarks: AtomicU64,
 }
 
-/// The progress of a feed: its version and what it has received.
+/// The progress of a feed: the version that it has reached, and its count of bookmarks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Progress {
     /// The version up to which everything has been applied.

@@ -33,8 +33,8 @@ pub enum StartPosition {
     After(ResourceVersion),
     /// The watch starts with the current state, which is returned as a snapshot.
     Current,
-    /// The end of the history, at the version that upstream's watch has reached. Downstream proxies use it, because
-    /// they follow that stream.
+    /// The watch starts with the current state, at the version that upstream's watch has reached, even if a later one
+    /// is confirmed. Downstream proxies use it, because they follow that stream.
     UpstreamProgress,
 }
 
@@ -154,7 +154,7 @@ impl CacheReader {
         self.shared.timeline.read().snapshot()
     }
 
-    /// Returns the state to serve, at the latest version that upstream confirmed for it; `None` if the feed has ended.
+    /// Returns the state to serve, at the latest version that it is known to have; `None` if the feed has ended.
     pub fn current(&self) -> Option<Snapshot> {
         let timeline = self.shared.timeline.read();
         (!timeline.is_over).then(|| timeline.shown())

@@ -9,7 +9,7 @@ pub struct ResumeMarker {
     /// The known changes at the marker's version: the object, and whether it was deleted. Several changes may share a
     /// version.
     known: Vec<(ObjectKey, bool)>,
-    /// Whether `known` would contain deletions at the resume version.
+    /// Whether `known` would contain deletions at the marker's version.
     knows_deletions: bool,
 }
 

@@ -21,7 +21,7 @@ pub(super) struct Ring {
     /// The version after which the previous state of every event's object is known.
     known: ResourceVersion,
     events: usize,
-    /// The number of bytes of the frames in the ring.
+    /// The number of bytes that are charged to the ring for its events.
     bytes: usize,
     /// The memory charge for events, without their objects and frames.
     charge: Charge,

@@ -22,7 +22,7 @@ pub struct FeedCounts {
     pub watches: AtomicU64,
     /// The counts of rare events by metric, in output order.
     told: Mutex<BTreeMap<CountedMetric, u64>>,
-    /// The reason that the last attempt to list or watch failed; `None` after a success.
+    /// The reason of the last failure to list or watch; `None` if there was none. A later success does not clear it.
     trouble: Mutex<Option<String>>,
 }
 

@@ -135,7 +135,7 @@ impl Feeds {
         (!is_over && feed.spec.edition.as_ref() == edition).then(|| FeedHandle::new(feed))
     }
 
-    /// Returns the reason that a representation of the feed's objects is not converted, whether or not the feed runs.
+    /// Returns the reason that a representation of the feed's objects is not derived, whether or not the feed runs.
     pub fn underivable(&self, key: &FeedKey, representation: Representation) -> Option<RenderingRefusal> {
         match self.shared.renderings.lock().get(key)?.mode(representation)? {
             RenderingMode::Refused(reason) => Some(reason),

@@ -25,7 +25,7 @@ struct Shared {
     expected: Option<Representation>,
     /// Whether a reader has requested the expected representation.
     is_asked_for: AtomicBool,
-    /// The minor release for which the modes were determined; 0 if there is none.
+    /// The minor version of the release for which the modes were determined; 0 if there is none.
     release: AtomicU32,
     changes: watch::Sender<u64>,
 }
@@ -35,20 +35,20 @@ struct Shared {
 pub enum RenderingMode {
     /// A reader has requested the representation, and it has not been compared with upstream's yet.
     Wanted,
-    /// The proxy converts the representation from the cached objects.
+    /// The proxy derives the representation from the cached objects.
     Derived(Renderer),
-    /// The proxy does not convert the representation, for the given reason.
+    /// The proxy does not derive the representation, for the given reason.
     Refused(RenderingRefusal),
 }
 
-/// The reason that a representation is not converted. Every variant is a metric label.
+/// The reason that a representation is not derived. Every variant is a metric label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RenderingRefusal {
-    /// The conversion table does not contain the kind or the server's release.
+    /// The table of API types does not contain the kind or the server's release.
     NotInTable,
-    /// An object contains a field that the conversion table does not have, or that the encoding cannot express.
+    /// An object contains a field that the table of API types does not have, or that the encoding cannot express.
     Unrenderable,
-    /// Upstream encodes an object differently than the proxy's conversion.
+    /// Upstream encodes an object differently than the proxy derives it.
     Mismatch,
     /// Upstream does not serve the representation either, or not at the requested version.
     NotComparable,
@@ -79,7 +79,7 @@ impl Renderings {
         self.shared.modes.read().get(&representation).cloned()
     }
 
-    /// Requests that the feed offers a representation.
+    /// Requests a representation from the feed.
     pub fn want(&self, representation: Representation) {
         if self.shared.expected == Some(representation) && !self.shared.is_asked_for.swap(true, Ordering::Relaxed) {
             self.shared.changes.send_modify(|changes| *changes += 1);
@@ -124,7 +124,7 @@ impl Renderings {
         all
     }
 
-    /// Returns the renderers of representations that readers have requested and that are converted.
+    /// Returns the renderers of representations that readers have requested and that are derived.
     pub fn in_use(&self) -> Vec<Renderer> {
         let unused = self.shared.expected.filter(|_| !self.shared.is_asked_for.load(Ordering::Relaxed));
         self.derived().into_iter().filter(|renderer| Some(renderer.representation()) != unused).collect()
@@ -136,7 +136,7 @@ impl Renderings {
         self.shared.modes.read().keys().any(|of| Some(*of) != expected)
     }
 
-    /// Returns the renderers of the representations that are converted.
+    /// Returns the renderers of the representations that are derived.
     pub fn derived(&self) -> Vec<Renderer> {
         let derived = |mode: &RenderingMode| {
             if let RenderingMode::Derived(renderer) = mode { Some(renderer.clone()) } else { None }

@@ -55,7 +55,7 @@ pub enum BackfillOutcome {
     PreviousUnknown { upto: ResourceVersion },
     /// The response broke off, so it does not show whether upstream has the history.
     Interrupted,
-    /// Upstream did not respond to the backfill request in time.
+    /// The backfill request failed or timed out.
     Failed,
 }
 
@@ -96,7 +96,7 @@ type ClientsByVersion = BTreeMap<ResourceVersion, usize>;
 /// The facts about upstream's history that its responses have shown so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct BackfillProgress {
-    /// The version below which upstream no longer has the following events.
+    /// The lower bound of versions to resume from: the events after any lower version are not available.
     gone_before: ResourceVersion,
     /// The version up to which the states of objects before their events cannot be determined.
     inexplicable_upto: ResourceVersion,
@@ -125,7 +125,7 @@ struct ResumingClient {
     inquires: bool,
 }
 
-/// The first and the last version of a feed's history.
+/// The versions from which watches can start in a feed's history.
 #[derive(Debug, Clone, Copy)]
 struct HistoryBounds {
     /// The version that the first event of the history follows.

@@ -10,6 +10,6 @@ pub(crate) struct ListRead {
     pub(crate) plan: ListPlan,
     /// Whether the path names a namespace. If so, keys in continue tokens are relative to that namespace.
     pub(crate) in_namespace: bool,
-    /// The encoder and decoder of continue tokens.
+    /// The store whose spelling of continue tokens is used.
     pub(crate) pages: PageStore,
 }

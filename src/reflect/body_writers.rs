@@ -34,9 +34,9 @@ pub(super) struct BodyEncoders {
 pub(super) enum EncoderMatch {
     /// All bodies have the encoding of the followed server.
     Present,
-    /// The comparison of the servers' encodings is not finished.
+    /// Not known yet, because the release of a server is unknown.
     Open,
-    /// Some bodies have the encoding of another server.
+    /// Some bodies have another encoding than that of the followed server.
     Other,
 }
 

@@ -19,13 +19,13 @@ pub(super) struct RelistPlanner {
     in_a_row: bool,
 }
 
-/// The list to request after a 410.
+/// The next step after a 410.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RelistPlan {
     /// List at once. The value is the start of upstream's window, from which the gap can be closed; `None` requests the
     /// current state.
     AtOnce(Option<ResourceVersion>),
-    /// The last list is too recent. A list may be sent at this time, when upstream's window may be different.
+    /// The last list is too recent. Retry the watch at this time, when upstream's window may be different.
     NotBefore(Instant),
     /// List the current state after a growing backoff, because the last list did not help.
     CurrentAfterBackoff,
@@ -35,7 +35,7 @@ impl RelistPlanner {
     /// The minimum time between two lists.
     const REST: Duration = Duration::from_secs(10);
 
-    /// Returns the list to request after a 410 that names `window` as the start of upstream's window.
+    /// Returns the next step after a 410 that names `window` as the start of upstream's window.
     pub(super) fn next(&mut self, window: Option<ResourceVersion>, now: Instant) -> RelistPlan {
         if self.in_a_row {
             return RelistPlan::CurrentAfterBackoff;

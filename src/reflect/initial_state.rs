@@ -187,8 +187,8 @@ impl Lister<'_> {
     /// that the storage went back, or that a server lags.
     ///
     /// A proxy reports the position of its feed, and may prove that nothing newer exists without moving it. A feed that
-    /// followed another proxy may therefore be further ahead with the same state. In that case the proxy is requested
-    /// to reach `ours`; if it does, nothing contradicts the feed's history.
+    /// followed another proxy may therefore be further ahead with the same state. In that case the proxy is asked to
+    /// reach `ours`; if it does, nothing contradicts the feed's history.
     pub(super) async fn position_beside(&self, ours: ResourceVersion) -> Result<ResourceVersion, StreamEnd> {
         let told = self.position(None).await?;
         if told.at >= ours || !told.is_from_memory {
@@ -201,8 +201,8 @@ impl Lister<'_> {
         }
     }
 
-    /// Requests the position of upstream, or requests that upstream reaches the version `least`. Upstream responds to a
-    /// streamed list of a nonexistent object with one bookmark, which costs it no objects.
+    /// Requests the position of upstream, or asks it to reach the version `least`. Upstream responds to a streamed list
+    /// of a nonexistent object with one bookmark, which costs it no objects.
     pub(super) async fn position(&self, least: Option<ResourceVersion>) -> Result<ReportedPosition, StreamEnd> {
         const NOTHING: &str = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan\
                                &allowWatchBookmarks=true&timeoutSeconds=5";

@@ -58,7 +58,7 @@ struct QualifierState {
 enum Verdict {
     Equal,
     Different,
-    /// An object cannot be converted.
+    /// An object cannot be derived.
     Refused,
     /// Upstream did not respond to the comparison.
     Unanswered,
@@ -121,7 +121,7 @@ impl Qualifier {
         }
     }
 
-    /// Completes when the feed has a state to convert, all encoded by servers of one release.
+    /// Completes when the feed has a state to derive from, all encoded by servers of one release.
     async fn complete(&self) {
         self.present().await;
         let mut state = self.upstream.feed.reader.watch_state();
@@ -145,7 +145,7 @@ impl Qualifier {
         }
     }
 
-    /// Decides whether one representation may be converted. Returns false if upstream did not respond and the decision
+    /// Decides whether one representation may be derived. Returns false if upstream did not respond and the decision
     /// must be retried.
     async fn qualify(&self, wanted: Representation, known: &mut QualifierState) -> bool {
         let minor = match self.release(known).await {
@@ -278,7 +278,7 @@ impl Qualifier {
         known.other.is_some() || !self.written.is_certain()
     }
 
-    /// Returns the minor version of upstream's release; `None` while it may differ from the one for which conversions
+    /// Returns the minor version of upstream's release; `None` while it may differ from the one for which derivations
     /// were qualified.
     ///
     /// The server of the stream is asked over its own connection, and its response takes effect at once
@@ -351,7 +351,7 @@ impl Qualifier {
         verdict
     }
 
-    /// Checks a difference again. It counts against the conversion only if upstream still has the same objects. If
+    /// Checks a difference again. It counts against the derivation only if upstream still has the same objects. If
     /// upstream's storage has gone back, the feed must start a new history instead (F3).
     async fn confirmed(&self, verdict: Verdict, objects: &[&Arc<Object>], at: ResourceVersion) -> Verdict {
         if verdict != Verdict::Different {
@@ -431,7 +431,7 @@ impl Verdict {
     }
 }
 
-/// Whether upstream does not report its release and a retry would not help. Then nothing can be converted.
+/// Whether upstream does not report its release and a retry would not help. Then nothing can be derived.
 fn says_no_release(error: &Error) -> bool {
     matches!(error, Error::OtherDocument(_)) || matches!(error.code(), Some(403 | 404))
 }

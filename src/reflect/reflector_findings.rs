@@ -68,7 +68,7 @@ pub(super) struct BackfillFinding {
 pub(super) struct PreviousObjects {
     pub(super) known: ResourceVersion,
     pub(super) before: Vec<(MissingPrevious, Arc<Object>)>,
-    /// Completes when the reflector has recorded the renewed objects.
+    /// Notified when the reflector has recorded the previous objects.
     pub(super) done: oneshot::Sender<()>,
 }
 
@@ -78,7 +78,7 @@ pub(super) struct Renewal {
     pub(super) objects: Vec<Arc<Object>>,
     /// The state of the servers for which the objects were listed: [`By::count`](super::body_writers::By::count).
     pub(super) count: u64,
-    /// Completes when the reflector has replaced the objects.
+    /// Notified when the reflector has replaced the objects.
     pub(super) done: oneshot::Sender<()>,
 }
 

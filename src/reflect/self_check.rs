@@ -52,7 +52,8 @@ pub(super) struct SelfChecker {
     pub(super) upstream: FeedClient,
     pub(super) words: mpsc::Sender<ReflectorFinding>,
     pub(super) written: Arc<BodyWriters>,
-    /// The configuration, with the mean interval between rounds, which varies by half, or none to disable them.
+    /// The configuration, with the mean interval between rounds, which varies by half. Without an interval, there are
+    /// no rounds.
     pub(super) config: Reloadable<ReflectConfig>,
 }
 

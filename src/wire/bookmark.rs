@@ -267,7 +267,7 @@ const MINIMAL_METADATA: &str = r#""metadata":{"resourceVersion":"1"}}"#;
 const MINIMAL_PROTOBUF: [u8; 19] =
     [0x0a, 17, 0x0a, 0, 0x12, 0, 0x1a, 0, 0x22, 0, 0x2a, 0, 0x32, 1, b'1', 0x38, 0, 0x42, 0];
 
-/// The field numbers in the type that the writers encode.
+/// The field numbers as `u8`, the type that the writers take.
 const METADATA: u8 = 1;
 const RESOURCE_VERSION: u8 = 6;
 const ANNOTATIONS: u8 = 12;

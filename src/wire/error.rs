@@ -9,7 +9,7 @@ pub enum WireError {
     Truncated,
     /// A watch frame exceeds the limit given to [`FrameSplitter::new`](super::FrameSplitter::new), or an object is 4
     /// GiB or more.
-    #[error("a watch frame or list item is larger than {max} bytes")]
+    #[error("a watch frame or object is larger than {max} bytes")]
     FrameTooLarge { max: usize },
     /// The data is not JSON, has more than one JSON value, a field of the wrong type, or a duplicate of a key that is
     /// read.
@@ -36,7 +36,7 @@ pub enum WireError {
     BadName,
     /// A resourceVersion is missing, empty, `0`, not a canonical decimal `u64`, or at a place where it cannot be
     /// replaced.
-    #[error("the object has no valid resourceVersion")]
+    #[error("missing or invalid resourceVersion")]
     BadResourceVersion,
     /// The type of a watch event is not one of the API's five.
     #[error("upstream sent an unknown watch event type")]
@@ -48,6 +48,6 @@ pub enum WireError {
     #[error("the object is of another kind than the feed")]
     WrongKind,
     /// The Table has other columns than those before it.
-    #[error("the columns of the Table changed during the watch")]
+    #[error("the columns of the Table changed")]
     OtherColumns,
 }

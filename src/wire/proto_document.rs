@@ -91,7 +91,7 @@ fn is_plain_document(unknown: &[u8]) -> bool {
     plain().unwrap_or(false)
 }
 
-/// Whether a `WatchEvent` has only the known fields, in their order.
+/// Returns whether a `WatchEvent` is encoded in that way: each field once, in order, with lengths of minimal size.
 fn is_plain_event(message: &[u8]) -> bool {
     let plain = || {
         let (_, rest) = plain_field(message, EVENT_TYPE)?;

@@ -48,7 +48,7 @@ pub enum WatchItem {
     Change {
         /// The event type: Added, Modified or Deleted.
         event_type: EventType,
-        /// The object after the change. Its body is a slice of `frame`, so the event's bytes are held once.
+        /// The object as the event has it. Its body is a slice of `frame`, so the event's bytes are held once.
         object: Object,
         /// The frame as received, without a Table's columns; equal to [`Envelope::frame`](super::Envelope::frame) of
         /// `event_type` and the body.

@@ -61,7 +61,7 @@ pub struct Plan {
     pub storm: Option<Storm>,
     /// The total number of requests in a storm of LISTs or GETs. 0 means as many as the duration allows.
     pub requests: usize,
-    /// The total number of requests in a storm of LISTs or GETs.
+    /// The number of concurrent requests on each connection.
     pub in_flight: usize,
 }
 

@@ -81,7 +81,7 @@ impl Session<'_> {
         let (watches, connections) = (self.plan.watch_count(), self.plan.connection_count());
         self.progress.phase(format!("{connections} connections to {}", self.target.url()));
         if !self.or_stopped(fleet.connected(self.patience())).await.unwrap_or(true) {
-            return Err(BenchError::Open(self.why(fleet, "cannot open all connections")));
+            return Err(BenchError::Open(self.why(fleet, "some connections are not open")));
         }
         self.progress.phase(format!("{watches} watches on {connections} connections"));
         let (cpu, began) = (self.costs.cpu().await, Instant::now());

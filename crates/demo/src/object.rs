@@ -51,7 +51,7 @@ const STRUCT_ORDER: [&str; 13] = [
     "ownerReferences",
     "finalizers",
 ];
-/// The members of an object in sorted order, as custom resources have them.
+/// The metadata members in sorted order, as custom resources have them.
 const SORTED_ORDER: [&str; 13] = [
     "annotations",
     "creationTimestamp",

@@ -291,7 +291,7 @@ impl RunningUpstream {
         churn::delete_pod(&self.shared.store, &Pod::new(namespace, name).key())
     }
 
-    /// Deletes the named pods of a namespace, all at one revision, as etcd does when a lease expires.
+    /// Deletes the named pods of a namespace that exist, all at one revision, as etcd does when a lease expires.
     pub fn delete_pods_at_once(&self, namespace: &str, names: &[&str]) -> u64 {
         let keys: Vec<_> = names.iter().map(|name| Pod::new(namespace, name).key()).collect();
         self.shared.store.remove_all(PODS, keys.iter().map(String::as_str))

@@ -80,7 +80,7 @@ pub(crate) struct Watch {
     /// The revision of the last event that was sent.
     last_sent: Option<u64>,
     stall: watch::Receiver<Stall>,
-    /// The last stall order that this watch has carried out, with the number of events that it may still send.
+    /// The last stall order that this watch has received, with the number of events that it may still send.
     stalled: Stall,
     /// The bytes that were ready when the watch was silenced. They are sent first when the watch may send again.
     kept_back: Option<Bytes>,

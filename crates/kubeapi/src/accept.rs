@@ -192,8 +192,8 @@ pub fn asks_for(accept: Option<&str>, kind: &str, group: &str, version: &str) ->
 /// The prefixes of interactive user agents.
 const PEOPLES_AGENTS: [&str; 3] = ["curl", "Wget", "Mozilla/5.0"];
 
-/// Whether JSON is indented (R-JSON-2): if the chosen clause has `pretty=1`. Otherwise the `pretty` parameter decides,
-/// and without it the user agent, if it looks interactive. Applies only to JSON, never to a watch.
+/// Whether JSON is indented (R-JSON-2). It is if the chosen clause has `pretty=1`. Otherwise the `pretty` parameter
+/// decides, and without it the user agent, if it looks interactive. Applies only to JSON, never to a watch.
 pub fn pretty(query: &Query, user_agent: Option<&str>, accept: Option<&str>, offers: SupportedTypes) -> bool {
     if offers.watch {
         return false;

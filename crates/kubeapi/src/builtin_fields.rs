@@ -47,8 +47,8 @@ const CORE_EVENT: &[FieldRow] = &[
     ("source", Text, &[("source.component", &[5, 1]), ("reportingComponent", &[14])]),
     ("type", Text, &[("type", &[9])]),
 ];
-/// The selectable fields of events. The server maps these keys to the core ones; the values are the same, under this
-/// version's own names.
+/// The selectable fields of `events.k8s.io/v1`. The server maps these keys to the core ones; the values are the same,
+/// under this version's own names.
 const EVENT: &[FieldRow] = &[
     ("regarding.kind", Text, &[("regarding.kind", &[8, 1])]),
     ("regarding.namespace", Text, &[("regarding.namespace", &[8, 2])]),

@@ -16,7 +16,7 @@ pub struct Query {
     lossless: bool,
 }
 
-/// A name or a value of a query. A long one without escapes is not copied.
+/// A name or a value of a query. One without escapes is not copied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Text {
     /// The range of the text in the query, which has no escapes.

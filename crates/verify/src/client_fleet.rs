@@ -35,7 +35,7 @@ pub struct ClientFleetOptions {
     pub transports: Vec<Transport>,
     /// The factor by which everything that a client does lasts longer than with `fanoutctl verify`.
     pub pace: u32,
-    /// The `patience` of the [`RunRecord`].
+    /// The `patience_ns` of the [`RunRecord`].
     pub patience: Duration,
     pub window_changes: Option<u64>,
     /// Opens connections to the judged server.

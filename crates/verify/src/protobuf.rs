@@ -1,7 +1,7 @@
 //! A minimal protobuf reader that finds an object's identity and version. It is independent, because the server under
 //! test reads protobuf with other code.
 
-/// The prefix of objects that etcd stores in protobuf.
+/// The prefix of every object document in protobuf.
 const MAGIC: &[u8] = b"k8s\0";
 
 /// One field of a protobuf message.

@@ -380,7 +380,7 @@ pub struct CompactedRecord {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WindowRecord {
-    /// The resource that a fault affects; empty for all resources.
+    /// The resource whose changes the server may not have; empty for all resources.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub resource: String,
     pub version: u64,

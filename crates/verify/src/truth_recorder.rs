@@ -44,7 +44,7 @@ pub enum TruthError {
     Malformed(String),
 }
 
-/// A task that records the true history of a run.
+/// Records the true history of a run.
 pub(super) struct TruthRecorder {
     scene: Arc<RunContext>,
     source: TruthSource,

@@ -41,7 +41,7 @@ pub(super) enum ChangeCoverage {
 /// serves late.
 const LATER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
 /// The minimum time between a discovery response and the next request, however many changes there are. It is also at
-/// least `SPACING_TIMES` the duration of the response, so that a slow upstream receives fewer requests.
+/// least `SPACING_TIMES` as long as the response took, so that a slow upstream receives fewer requests.
 const SPACING: Duration = Duration::from_millis(200);
 const SPACING_TIMES: u32 = 4;
 /// The polling period if changes may be missed.

@@ -94,7 +94,7 @@ impl Prover {
         self.behind_a_proxy.load(Ordering::Relaxed)
     }
 
-    /// Requests that upstream reaches a version, unless the feed's stream delivers it at once.
+    /// Asks upstream to reach a version, unless the feed's stream delivers it at once.
     async fn come_to(&self, rv: ResourceVersion) -> ReachOutcome {
         let reader = &self.upstream.feed.reader;
         if timeout(STREAM_HEAD_START, reader.reached(rv)).await.is_ok() {

@@ -2,13 +2,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Limits how often a feed is discarded because it differs from upstream.
+/// Limits how often a feed's state is discarded because it differs from upstream.
 ///
 /// If the bug was in the cached history, discarding it once suffices. If the feed differs again soon, upstream's
 /// watches and lists or the comparison itself are wrong. Clients must not relist repeatedly because of that.
 #[derive(Debug, Default)]
 pub(super) struct DivergenceRateLimit {
-    /// The time at which the feed was last discarded, and the number of times in a row before that.
+    /// The time at which the state was last discarded, and the number of times in a row before that.
     last: Option<(Instant, u32)>,
 }
 
@@ -20,7 +20,7 @@ impl DivergenceRateLimit {
         Self::REST.saturating_mul(1 << times.min(10)).min(Self::REST_MAX)
     }
 
-    /// Whether the feed must not be discarded yet.
+    /// Whether the state must not be discarded yet.
     pub(super) fn is_resting(&self, now: Instant) -> bool {
         self.last.is_some_and(|(at, times)| now.duration_since(at) < Self::rest(times))
     }

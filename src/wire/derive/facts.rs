@@ -26,7 +26,7 @@ pub(super) struct TypeSchema {
     object_meta: MessageId,
 }
 
-/// The fields of one kind, from one `kind:` line of the schema.
+/// One kind and its message, from one `kind:` line of the table.
 struct ObjectKind {
     api_version: &'static str,
     kind: &'static str,
@@ -162,7 +162,7 @@ impl TypeSchema {
 }
 
 impl Message {
-    /// Returns the index in `fields` of the field with a number.
+    /// Returns the index in `fields` of the field with this number.
     #[inline]
     pub(super) fn index_of(&self, number: u32) -> Option<u8> {
         let index = *self.by_number.get(usize::try_from(number).ok()?)?;

@@ -17,12 +17,13 @@ pub enum RefusalReason {
     #[error("unknown protobuf field number {0}")]
     UnknownField(u32),
     /// The data is not a message, or not one that the apiserver's encoder writes.
-    #[error("malformed protobuf: {0}")]
+    #[error("malformed: {0}")]
     Malformed(&'static str),
     /// The data is well-formed, but not a value of the field's type.
     #[error("invalid value: {0}")]
     Value(&'static str),
-    /// The list is empty. Kinds that are stored as JSON keep `[]` apart from `null`, and protobuf does not.
+    /// The field is absent on the wire. Kinds that are stored as JSON keep `[]` apart from `null`, and protobuf does
+    /// not.
     #[error("an empty list cannot be told apart from a missing one in protobuf")]
     NilOrEmpty,
     /// Messages or JSON values are nested deeper than any that an apiserver serves.

@@ -58,7 +58,7 @@ fn version_of(reply: &UnaryResponse) -> Option<u64> {
 }
 
 impl Writers {
-    /// Creates the pods that the writers change.
+    /// Creates the pods that the writers change, as many as `objects`.
     ///
     /// # Errors
     /// A pod cannot be created.

@@ -3,7 +3,7 @@ use std::time::Duration;
 /// The requested duration of a watch (R-TIMEOUT-1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WatchTimeout {
-    /// The client set no timeout, so the server chooses one.
+    /// The client set no timeout, or 0, so the server chooses one.
     Unset,
     /// The watch ends at once, because its timeout has elapsed.
     Elapsed,

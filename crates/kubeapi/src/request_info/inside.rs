@@ -39,8 +39,8 @@ pub fn reaches_inside(path: &str, info: Option<&RequestInfo>) -> bool {
     true
 }
 
-/// Whether a server could interpret a path segment as one of these subresources. Some servers cut the segment off at
-/// certain characters, or treat the rest as a query after unescaping.
+/// Whether a server could interpret a path segment as one of `WAYS_IN`. Some servers cut the segment off at certain
+/// characters, or treat the rest as a query after unescaping.
 fn is_way_in(segment: &[u8]) -> bool {
     let end = segment.iter().position(|byte| b";?#\0".contains(byte)).unwrap_or(segment.len());
     let is_edge = |byte: &u8| byte.is_ascii_control() || b" .+".contains(byte);

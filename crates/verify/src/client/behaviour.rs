@@ -63,7 +63,7 @@ const INFORMERS: [Role; 2] = [Role::Informer, Role::Streamer];
 pub(crate) struct WatchLength {
     /// The query parameter `timeoutSeconds`.
     pub(crate) timeout_seconds: Option<u32>,
-    /// The time at which the client ends the watch.
+    /// The time after which the client ends the watch.
     pub(crate) cut: Option<Duration>,
 }
 

@@ -67,7 +67,7 @@ fn invalid_object_meta_is_rejected() {
         assert_eq!(refused.path, "metadata");
     }
     let refused = gadget().protobuf(&Bytes::from_static(b"\x12\x00")).unwrap_err();
-    assert_eq!(refused.to_string(), "the object: malformed protobuf: it does not begin with its metadata");
+    assert_eq!(refused.to_string(), "the object: malformed: it does not begin with its metadata");
 }
 
 #[test]
