@@ -55,7 +55,7 @@ pub(super) struct Leases {
     policy_watch: Arc<PolicyWatchState>,
 }
 
-/// Counts a lease as uncertain until it is dropped.
+/// Counts a lease as uncertain while `is` is set. Dropping it ends that.
 struct UncertaintyCount<'a> {
     leases: &'a Leases,
     is: Mutex<bool>,
@@ -212,7 +212,7 @@ impl Leases {
 }
 
 impl GrantLease {
-    /// Returns the reason that the watch must end, if its permission was revoked. It costs one atomic load.
+    /// Returns the reason that the watch must end, if it must. It costs one atomic load.
     pub(super) fn revoked(&self) -> Option<&Revoked> {
         self.revoked.get().map(AsRef::as_ref)
     }
@@ -374,8 +374,8 @@ impl LeaseKeeper {
         Ok(allowed.asked)
     }
 
-    /// Returns the time of the next check without an event: the time at which the decision is due, or soon after a
-    /// policy change.
+    /// Returns the time of the next check without an event: when a decision is due, and once more soon after a policy
+    /// change has settled.
     fn next(&self, ttls: DecisionTtls) -> Instant {
         let due = self.good.due(ttls);
         let is_settled = self.standing.verdicts.is_some() || self.good.right >= self.settles;
