@@ -151,8 +151,8 @@ async fn question(ask: &SendRequest, askers: usize) -> SharedResult {
     }
 }
 
-/// Returns the callers that wait for the key. If there are none, the key is removed, so that the next request starts
-/// over.
+/// Removes and returns the callers that wait for the key. If there are none, the key is removed, so that the next
+/// request starts over.
 fn take(waiting: &WaiterMap, key: &Key) -> Option<ResultSenders> {
     let mut taken = ResultSenders::new();
     waiting.remove_if_mut(key, |_, askers| {
