@@ -101,8 +101,8 @@ pub struct Limits {
 
 /// The stages of a graceful shutdown (RFC 9113 §6.8).
 ///
-/// A first GOAWAY requests that the client sends no more requests. Once the client must have received it, a second one
-/// names the last stream that was processed.
+/// A first GOAWAY asks the client to send no more requests. Once the client must have received it, a second one names
+/// the last stream that was processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum GoAwayState {
     NotSent,
@@ -208,8 +208,8 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         ended
     }
 
-    /// Requests that the client sends no more requests. Running requests continue, and so do those that the client sent
-    /// before it received this.
+    /// Asks the client to send no more requests. Running requests continue, and so do those that the client sent before
+    /// it received this.
     pub fn begin_goaway(&mut self) {
         if self.goaway == GoAwayState::NotSent {
             self.goaway = GoAwayState::Announced;
