@@ -78,7 +78,7 @@ pub(crate) struct Watchdog {
     grant: GrantStatus,
     /// The waker of the watch's task.
     task: Mutex<Waker>,
-    /// The time at which the watch requested its timer to fire.
+    /// The time for which the watch has set its timer.
     alarm: AtomicU64,
     /// The time at which the watch ends in a drain, once it is drawn at random.
     leaves: AtomicU64,
@@ -95,7 +95,7 @@ pub(crate) struct Watchdog {
 /// The kind of timer that fired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FiredTimer {
-    /// The timer that the watch has requested.
+    /// The watch's own timer.
     Time,
     /// The watch's time to leave in a drain.
     Drained,
