@@ -327,7 +327,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         Poll::Pending
     }
 
-    /// Wakes the streams that wait for room in the output, if there is some.
+    /// Wakes the waiting streams. While the connection's window is closed, wakes only those that wait to send a head.
     pub(super) fn wake_waiting(&mut self) {
         let is_open = self.send.window > 0;
         if self.waiting.is_empty() || !(is_open || self.waiting_heads > 0) {
