@@ -36,7 +36,7 @@ struct Sha256Hasher(digest::Context);
 
 #[derive(Debug, Clone)]
 pub(super) struct AccessDecision {
-    /// A time shortly before the access review was sent.
+    /// A time before the access review was sent.
     pub(super) asked: Instant,
     is_allowed: bool,
     /// The authorizer's reason for a decision.

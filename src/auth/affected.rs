@@ -42,7 +42,7 @@ impl AffectedUsers {
         if subjects.pairs() > PAIRS_MAX { Self::Everyone } else { Self::Only(Arc::new(subjects)) }
     }
 
-    /// Returns the union of both scopes.
+    /// Returns the union of both.
     #[must_use]
     pub fn and(self, other: &Self) -> Self {
         let (Self::Only(subjects), Self::Only(others)) = (self, other) else { return Self::Everyone };

@@ -277,7 +277,7 @@ impl Authorizer {
         }
     }
 
-    /// Returns the time since which no policy change was received; `None` if changes would be missed.
+    /// Returns the time since which no policy change was received; `None` if changes would not be received at once.
     pub fn policy_unchanged_since(&self) -> Option<Instant> {
         self.delegated.as_ref()?.policy_watch.unchanged_since()
     }

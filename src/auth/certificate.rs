@@ -40,8 +40,9 @@ pub(super) struct AuthoritySetId([u8; 32]);
 #[derive(Debug)]
 struct RootProperties {
     validity: Validity,
-    /// Whether the certificate may sign other certificates, including those of clients.
+    /// Whether the authority may sign certificates.
     is_authority: bool,
+    /// Whether the authority may sign client certificates; true if it has no extended key usage.
     for_clients: bool,
     /// The maximum number of intermediate authorities between the authority and the client.
     between_max: Option<u32>,

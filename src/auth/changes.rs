@@ -30,7 +30,7 @@ pub(super) struct PendingPolicyChanges {
 struct WatchStartTimes {
     first: Instant,
     last: Instant,
-    /// How long after the last policy watch has begun all permissions are reviewed.
+    /// The delay from the start of the last policy watch to the review of all permissions.
     settles: Duration,
 }
 

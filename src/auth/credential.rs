@@ -44,7 +44,7 @@ pub(super) enum Credential {
 /// The user of a credential, and the time until which the result is valid.
 #[derive(Debug, Clone)]
 pub(super) struct Identity {
-    /// The time at which the review for this result was sent.
+    /// The time at which the identity was determined: for a token, a time before its review was sent.
     pub(super) asked: Instant,
     pub(super) user: Arc<User>,
     pub(super) until: Option<SystemTime>,

@@ -19,7 +19,7 @@ impl Grant {
         Self { access, lease, reason: Arc::default() }
     }
 
-    /// Returns the same grant with another reason of the authorizer.
+    /// Returns the same grant with the authorizer's reason.
     pub(super) fn because(self, reason: Arc<str>) -> Self {
         Self { reason, ..self }
     }

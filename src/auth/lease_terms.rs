@@ -111,7 +111,7 @@ impl ReviewTimes {
         Self { identity: now, right: now }
     }
 
-    /// Returns the time at which the first of a watch's decisions is due for a review.
+    /// Returns the time at which the first of the two decisions is due for a review.
     pub(super) fn due(self, ttls: DecisionTtls) -> Instant {
         (self.identity + ttls.identity).min(self.right + ttls.right)
     }

@@ -12,7 +12,7 @@ pub enum NotGranted {
     #[error("no valid credential: the caller is not authenticated")]
     Unauthenticated,
     /// Upstream denied the access, with the authorizer's reason, which may be empty.
-    #[error("access denied by the apiserver: {0}")]
+    #[error("access denied: {0}")]
     Denied(Arc<str>),
     /// No decision can be obtained now, so the request fails with 503 (fail closed).
     #[error("{0}")]
@@ -20,17 +20,17 @@ pub enum NotGranted {
     /// The proxy's account may not create reviews of the topic, so everything that depends on them ends soon.
     #[error("the proxy's account may not create {0} (RBAC)")]
     ReviewsForbidden(&'static str),
-    /// Too many reviews of one user, or of unknown callers, are pending.
+    /// A limit on reviews is exceeded: of one user, of unknown callers, or of all callers together.
     #[error("too many authentication or authorization requests; try again")]
     TooMany { retry_after_seconds: u32 },
 }
 
-/// A permission that was revoked.
+/// A permission that has ended: it was revoked, its credential expired, or it could not be checked for too long.
 #[derive(Debug, Clone)]
 pub struct Revoked {
-    /// The last known user of the revoked permission.
+    /// The last known user of the permission.
     pub user: Arc<User>,
-    /// The access that the revoked permission allowed.
+    /// The access that the permission allowed.
     pub access: Arc<Access>,
     pub why: NotGranted,
 }

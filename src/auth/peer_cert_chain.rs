@@ -60,7 +60,7 @@ impl PeerCertChain {
         let until = match &holder {
             Ok(holder) => holder.until,
             Err(why) => {
-                tracing::debug!(error = %why, role = role.as_str(), "client certificate rejected: not trusted");
+                tracing::debug!(error = %why, role = role.as_str(), "client certificate not accepted in this role");
                 let soon = now + NO_KEPT_MAX;
                 authorities.next_start(&self.chain, now).map_or(soon, |start| start.min(soon))
             }

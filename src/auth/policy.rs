@@ -15,7 +15,7 @@ pub enum PolicyKind {
     ClusterRoleBinding,
 }
 
-/// The known role bindings of the cluster.
+/// The known RoleBindings and ClusterRoleBindings.
 #[derive(Debug, Default)]
 pub struct Policy {
     bindings: HashMap<(PolicyKind, String), Binding>,

@@ -49,7 +49,7 @@ impl PolicyWatchState {
         self.0.lock().moved
     }
 
-    /// Returns the time since which no change was received; `None` if changes would be missed.
+    /// Returns the time since which no change was received; `None` if changes would not be received at once.
     pub(super) fn unchanged_since(&self) -> Option<Instant> {
         let heard = *self.0.lock();
         heard.is_open.then_some(heard.moved)

@@ -110,8 +110,8 @@ impl RecheckSchedule {
         self.due.first().map(|(due, _)| *due)
     }
 
-    /// Returns the due namespaces, up to `count_max`, each with the time before which no decision is accepted. They
-    /// leave the schedule.
+    /// Takes the due namespaces, up to `count_max`, each with the time before which no decision is accepted. They stay
+    /// in the schedule without a due time.
     pub(super) fn take(&mut self, now: Instant, slack: Duration, count_max: usize) -> Vec<(Arc<str>, Instant)> {
         let mut taken = Vec::new();
         while taken.len() < count_max && self.due.first().is_some_and(|(due, _)| *due <= now) {

@@ -37,7 +37,7 @@ pub(super) struct ReviewCache<K, V>(Cache<(ReviewPurpose, K), V>);
 
 /// A review result that can be cached.
 pub(super) trait ReviewResult {
-    /// Returns a time shortly before the review was sent.
+    /// Returns a time before the review was sent.
     fn asked(&self) -> Instant;
 }
 

@@ -36,7 +36,7 @@ pub(super) struct ReviewQueue {
     lanes: [Lane; 5],
 }
 
-/// The concurrency limits of one class of reviews.
+/// The rate and concurrency limits of one class of reviews.
 struct Lane {
     rate: Arc<ReviewRateLimit>,
     slots: Semaphore,

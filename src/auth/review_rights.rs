@@ -94,7 +94,7 @@ impl ReviewRight {
                     tracing::warn!(
                         resource = topic.resource(),
                         code,
-                        "proxy not ready: its account may not create reviews (grant create in RBAC)"
+                        "proxy not ready: reviews are refused (401: check its credentials; 403: grant create in RBAC)"
                     );
                 }
                 let pause = backoff.failed(Instant::now());

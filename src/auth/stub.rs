@@ -71,7 +71,7 @@ impl Stub {
         self.rules.lock().denied.remove(&(user.to_owned(), namespace.to_owned()));
     }
 
-    /// Sets how long reviews take for a user, and for tokens whose names begin with the user's.
+    /// Sets how long reviews take for users and tokens whose name is `user`, up to the first dash.
     pub(super) fn slow(&self, user: &str, answer: Duration) {
         self.rules.lock().slow.insert(user.to_owned(), answer);
     }

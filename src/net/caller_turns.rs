@@ -87,7 +87,7 @@ fn owner(connection: &Connection, source: ConnectionSource) -> Owner {
 }
 
 impl ConnectionTurns {
-    /// Completes when the connection may be polled. If not, the task is woken when it may.
+    /// Ready when the connection may be polled. If not, the task is woken when it may.
     pub(super) fn poll_turn(&mut self, cx: &Context<'_>) -> Poll<CallerTurn<'_>> {
         let owner = owner(&self.connection, self.source);
         // A waiting connection keeps its owner, because its place belongs to that owner's line.

@@ -41,7 +41,7 @@ struct Shared {
     kept: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
-/// The slot that a connection occupies in its listener's limit. Dropping it frees the slot.
+/// A connection's handle to the slot that it occupies in its listener's limit.
 pub(super) trait SlotGuard: Send + Sync {
     /// Counts the connection for a caller; `None` if all callers count as one. Returns whether the connection may stay.
     fn settle(&self, connection: &Connection, caller: Option<u64>) -> bool;
@@ -263,7 +263,7 @@ impl Default for Shared {
 }
 
 impl fmt::Debug for Shared {
-    /// Formats the value without its content, which may contain credentials.
+    /// Formats the connection without the stored value, which may contain credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection").field("state", &self.state).finish_non_exhaustive()
     }

@@ -13,8 +13,8 @@ pub(super) trait ConnectionDriver {
     /// Polls the parts that were woken, without losing a wakeup. Ready when the connection is over.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>>;
 
-    /// Requests that the client sends no more requests (GOAWAY). Running requests continue, and so do those that the
-    /// client sent before it received this.
+    /// Asks the client to send no more requests, in HTTP/2 with GOAWAY. Running requests continue, and so do those that
+    /// the client sent before it received this.
     fn begin_goaway(&mut self);
 
     fn wake_set(&self) -> &Arc<WakeSet>;

@@ -89,9 +89,9 @@ type IdleSlots = IdleConnections<(usize, Connection)>;
 /// The share of the process's descriptors, in quarters, for the connections of one listener. The rest is for upstream,
 /// files and health checks.
 const DESCRIPTORS_OF_4: usize = 3;
-/// The number of connections closed at a time when the process has no descriptors left. They are closed for this
-/// listener and for other users of descriptors, which request more if needed.
+/// The number of connections closed at a time for this listener when the process has no descriptors left.
 const ROOM: usize = 16;
+/// The number of connections closed at a time for other users of descriptors, which request more if needed.
 const ROOM_FOR_OTHERS: usize = 4;
 const NEWCOMER_ASKS_WITHIN: Duration = Duration::from_millis(500);
 /// How long new connections do not use the descriptors that were freed for other users. A user that needs more requests
@@ -101,7 +101,8 @@ const LEFT_FOR: Duration = Duration::from_secs(2);
 /// `DESCRIPTORS_PER_LEAVING` descriptors is reserved for them.
 const LEAVING_MAX: usize = 256;
 const DESCRIPTORS_PER_LEAVING: usize = 16;
-/// The number of slots per connection that may be accepted beyond the limit so that it can authenticate.
+/// The number of slots for each connection that may be accepted beyond the limit so that it can authenticate. At least
+/// one may be, and no more than may be closing at a time.
 const PLACES_PER_UNKNOWN: usize = 4;
 /// The number of an owner's connections that are checked for idleness, the oldest first.
 const LOOKED_AT_MAX: usize = 64;

@@ -32,7 +32,7 @@ use super::running_body::RunningBody;
 use super::{Connection, ConnectionLimits, Peer};
 use base::AbortSignal;
 
-/// The number of bytes of request bodies that a client may send before they are read: on a stream, and on the connection.
+/// The number of request body bytes that a client may send before they are read: on a stream, and on the connection.
 const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
 /// The number of bytes that a header field counts besides its name and value (RFC 9113 §6.5.2).

@@ -66,8 +66,8 @@ async fn leave(this: &Connection, mut drain: DrainWatch, is_late: bool) {
     }
 }
 
-/// Completes when a closing connection must end at once: it was aborted, or no request has run on it for long and its
-/// client does not read the rest.
+/// Completes when a closing connection must end at once. Either it was aborted, or no request has run on it for long
+/// and its client does not read the rest.
 pub(super) async fn is_cut(this: &Connection, cut: &AbortSignal, limits: &ConnectionLimits) {
     let silence = async {
         // The time counts from the start of closing. An earlier idle period may be the reason for closing.

@@ -25,7 +25,7 @@ pub(super) fn certificate_expires(what: &'static str, expiry: Duration) {
 /// The reason that a connection failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConnectionFailure {
-    /// The TLS handshake failed, because client and server share no version, certificate or signature scheme.
+    /// The TLS handshake failed, for example because client and server share no version or signature scheme.
     Handshake,
     /// The TLS handshake took too long.
     HandshakeTimeout,

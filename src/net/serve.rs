@@ -36,8 +36,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Accepts connections and serves the requests on them.
 ///
-/// When a drain starts, open connections are requested to close one by one, and new ones are still served. The listener
-/// ends last. Open connections then finish their running requests.
+/// When a drain starts, the clients of open connections are asked one by one to leave, and new connections are still
+/// served. The listener ends last. Open connections then finish their running requests.
 ///
 /// `handle` must call [`Connection::found_known`] once it has authenticated the caller, before it waits for a body.
 /// Until then, the requests of an HTTP/2 connection are passed to it one at a time, and nothing after a waiting request
@@ -71,7 +71,7 @@ pub async fn serve<S, F, B>(
             let turns = turns.of(&this, ConnectionSource::of(address));
             let peer = Peer { address, certificates: None, connection: this, cut: AbortSignal::default() };
             if let Err(error) = connection(stream, peer, (tls, turns, heads), &limits, drain, handle).await {
-                tracing::debug!(%error, "client connection failed");
+                tracing::debug!(%error, "client connection ended with an error");
             }
             drop(place);
         });

@@ -73,8 +73,8 @@ const NO_WAY_IN: &str = "exec, attach, portforward and proxy are not forwarded f
                          can reach; use a unix socket, or set execOnLoopback";
 const NO_SHARE: &str =
     "connection limit reached (limits.connections), and no other caller has more connections than you";
-/// The `Retry-After` of a client whose connection got no slot, in seconds. Other connections rarely end without a
-/// request.
+/// The `Retry-After` of a client whose connection got no slot, in seconds. It is long, because other connections rarely
+/// end.
 const NO_SHARE_RETRY_SECONDS: u32 = 10;
 /// The minimum interval between discovery refreshes caused by unknown resources.
 const REDISCOVER_EVERY: Duration = Duration::from_secs(2);
@@ -249,7 +249,7 @@ impl Frontend {
         self.concurrency.while_unknown(identified).await.map_err(too_many_wait)?
     }
 
-    /// Answers a downstream proxy that checks the health of this proxy's upstream.
+    /// Answers a downstream proxy that checks the health of its upstream, which is this proxy.
     fn health(&self, request: &UnauthenticatedRequest, info: Option<&RequestInfo>) -> Option<Response<ReplyBody>> {
         let info = info.filter(|_| request.context.by_proxy)?;
         health(&request.http, info, &self.ready)

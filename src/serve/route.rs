@@ -59,7 +59,7 @@ pub(crate) enum ForwardReason {
     Table,
     /// The request is a Table watch that starts before the cached history.
     TooOld,
-    /// The representation cannot be converted from the cached objects.
+    /// The cached objects cannot be converted to the representation.
     NotDerivable,
     /// No encoding is acceptable to the client, and upstream must write the error.
     NotAcceptable,

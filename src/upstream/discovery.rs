@@ -27,7 +27,7 @@ use crate::wire::Encoding;
 use kubeapi::{FieldTable, Gvr, PageStore};
 use tokio::sync::watch;
 
-/// One resource that upstream serves, as listed by discovery.
+/// One resource that upstream serves.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Resource {
     pub gvr: Gvr,
@@ -89,7 +89,7 @@ struct Shared {
     stirred: Mutex<Instant>,
     /// Whether upstream has responded at least once.
     is_known: watch::Sender<bool>,
-    /// The reason that the last discovery failed; `None` if it succeeded.
+    /// The reason of the last failed discovery; a later success does not clear it.
     failure: Mutex<Option<DiscoveryFailure>>,
 }
 

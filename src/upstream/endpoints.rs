@@ -47,7 +47,7 @@ struct Shared {
     alarm: watch::Sender<Option<usize>>,
 }
 
-/// The part of the proxy that sends a request.
+/// The origin of a request: the proxy or one of its callers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestOrigin {
     /// The proxy itself: the request is a read, or a request that changes nothing.

@@ -35,7 +35,7 @@ pub(super) struct UpstreamPeer {
     told: Mutex<BuildKnowledge>,
     /// A lock that allows one request for the build at a time.
     asking: Arc<tokio::sync::Mutex<()>>,
-    /// A reference that is dropped with the connection.
+    /// A reference to a value that is dropped with the connection.
     connection: Weak<()>,
     is_behind_a_proxy: bool,
 }

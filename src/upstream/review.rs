@@ -137,7 +137,7 @@ impl AccessReviewResult {
     }
 }
 
-/// Parses a review response and drops serde's error, because it could quote credentials.
+/// Parses a review and drops serde's error, because it could quote credentials.
 fn read<A: DeserializeOwned>(answer: &[u8]) -> Option<A> {
     serde_json::from_slice(answer).ok()
 }

@@ -18,7 +18,7 @@ pub(super) enum ConnectionRuntime {
 }
 
 impl ConnectionRuntime {
-    /// Runs `making` on the pool's own runtime.
+    /// Runs `making` on the selected runtime.
     pub(super) async fn run<F>(self, making: F) -> F::Output
     where
         F: Future<Output: Send + 'static> + Send + 'static,

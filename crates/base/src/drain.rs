@@ -68,7 +68,7 @@ const CLOSING_SHARE: u32 = 5;
 /// The fraction of the leaving phase in which connections are notified, spread over time. It precedes the end of their
 /// streams, so that a reconnecting client uses another connection, and perhaps another replica.
 const NOTICE: f64 = 0.1;
-/// The fraction of the leaving phase after which all long-lived work has been requested to end. The rest of that phase
+/// The fraction of the leaving phase after which all long-lived work has been asked to end. The rest of that phase
 /// and the closing phase remain for final output, such as the rest of a version on a watch.
 const LEAVING: f64 = 0.8;
 

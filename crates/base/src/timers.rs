@@ -43,7 +43,7 @@ pub trait Timed: Send + Sync {
     /// The map is locked during the call.
     fn next(&self, now: u64) -> u64;
 
-    /// Acts on all timers from `at` to `now`. `at` is the time that [`next`](Self::next) has returned; it is later than
+    /// Acts on all times from `at` to `now`. `at` is the time that [`next`](Self::next) has returned; it is later than
     /// `now` if [`Timers::fire_all`] fires the timer early.
     fn fire(&self, at: u64, now: u64);
 }

@@ -101,8 +101,8 @@ pub struct Limits {
 
 /// The stages of a graceful shutdown (RFC 9113 §6.8).
 ///
-/// A first GOAWAY requests that the client sends no more requests. Once the client must have received it, a second one
-/// names the last stream that was processed.
+/// A first GOAWAY asks the client to send no more requests. Once the client must have received it, a second one names
+/// the last stream that was processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum GoAwayState {
     NotSent,
@@ -208,8 +208,8 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         ended
     }
 
-    /// Requests that the client sends no more requests. Running requests continue, and so do those that the client sent
-    /// before it received this.
+    /// Asks the client to send no more requests. Running requests continue, and so do those that the client sent before
+    /// it received this.
     pub fn begin_goaway(&mut self) {
         if self.goaway == GoAwayState::NotSent {
             self.goaway = GoAwayState::Announced;
@@ -327,7 +327,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         Poll::Pending
     }
 
-    /// Wakes the streams that wait for room in the output, if there is some.
+    /// Wakes the waiting streams. While the connection's window is closed, wakes only those that wait to send a head.
     pub(super) fn wake_waiting(&mut self) {
         let is_open = self.send.window > 0;
         if self.waiting.is_empty() || !(is_open || self.waiting_heads > 0) {

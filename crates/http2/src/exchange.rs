@@ -30,7 +30,7 @@ pub(super) struct Exchange<F, B> {
     pub(super) cut: AbortSignal,
     /// The deadline of the stream, if its time is limited.
     pub(super) until: Option<Instant>,
-    /// The number of times that the response was polled, up to [`LASTING_POLLS`].
+    /// The number of times that the stream was polled, up to [`LASTING_POLLS`].
     pub(super) polls: u8,
     /// Whether the stream waits for room in the output, or for the connection's window.
     pub(super) is_waiting: bool,

@@ -49,7 +49,7 @@ impl HeadBudget {
 }
 
 impl ConnectionHeads {
-    /// Charges a head of a size; `None` if it does not fit.
+    /// Charges a head of `bytes` bytes; `None` if it does not fit.
     pub fn charge(self: &Arc<Self>, bytes: usize) -> Option<HeadCharge> {
         let charged = self.charged.load(Ordering::Relaxed);
         let free = HEADS_BYTES_MAX.saturating_sub(self.all.charged.load(Ordering::Relaxed));

@@ -189,7 +189,7 @@ impl Output {
         Poll::Ready(Ok(()))
     }
 
-    /// Returns the thread's shared buffer, and keeps unsent frames in the connection's own buffer.
+    /// Gives the thread's shared buffer back, and keeps unsent frames in a buffer of the connection's own.
     pub(super) fn give_spare(&mut self) {
         if self.held.capacity() < WAITING_BYTES_MAX {
             // This buffer held the rest that a client did not accept at once.

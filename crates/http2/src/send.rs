@@ -103,7 +103,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         block
     }
 
-    /// Sends available body data as far as there is room in the output. No data is taken from the body before.
+    /// Sends available body data as far as there is room. No data is taken from the body before there is room for it.
     fn send_body(&mut self, key: usize, mut is_alone: bool) {
         let mut left = TURN_BYTES;
         let mut is_parked = false;
@@ -209,7 +209,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         }
     }
 
-    /// Returns the window of request body data that was read to the client.
+    /// Returns to the client the window of request body data that was read.
     fn tell_what_was_taken(&mut self, key: usize) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         let Some(upload) = &mut stream.upload else { return };

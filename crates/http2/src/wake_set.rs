@@ -204,7 +204,7 @@ impl Wake for PartWaker {
     }
 }
 
-/// A waker trait that differs from `std`'s: the connection can create a borrowed waker and needs no second reference.
+/// Not `std`'s trait: with this one, the connection can create a borrowed waker and needs no second reference.
 impl ArcWake for StreamWaker {
     fn wake_by_ref(this: &Arc<Self>) {
         if !this.is_marked.swap(true, Ordering::SeqCst) {

@@ -8,7 +8,7 @@ use super::output::{GATHERED_BYTES_MAX, Output};
 const FIRST: u32 = 65_535;
 /// The maximum number of bytes of a request body that a client may send before they are read.
 pub(super) const UPLOAD_BYTES_MAX: usize = 256 << 10;
-/// The limit on received bytes, for all streams of a connection together.
+/// The same limit for all streams of a connection together.
 const CONNECTION_BYTES_MAX: usize = 1 << 20;
 
 /// The client's limits on what the server sends.

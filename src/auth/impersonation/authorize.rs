@@ -16,7 +16,7 @@ pub struct ImpersonationDenied {
 }
 
 impl ImpersonationDenied {
-    /// Creates a result for an unknown caller.
+    /// Creates the denial of an unknown caller.
     pub(in super::super) fn unknown() -> Self {
         let access = Access { verb: String::new(), target: AccessTarget::Path(String::new()) };
         Self { access, refused: NotGranted::Unauthenticated }

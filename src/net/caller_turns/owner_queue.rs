@@ -22,7 +22,7 @@ pub(super) struct OwnerQueues {
     sweep_at: usize,
 }
 
-/// The connections of one owner that are open or wait for a turn.
+/// The recent CPU use of one owner, and its connections that wait for a turn.
 #[derive(Debug)]
 struct OwnerQueue {
     /// The CPU time that the owner had used and not regained at `at`.

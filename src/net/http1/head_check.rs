@@ -32,9 +32,9 @@ struct Shared {
     unfinished: AtomicUsize,
 }
 
-/// The error of a connection whose listener has too many bytes of unfinished heads.
+/// The error of a connection whose unfinished request head does not fit into its listener's budget.
 #[derive(Debug, thiserror::Error)]
-#[error("too many connections have incomplete request headers")]
+#[error("the incomplete request headers of all connections are too large")]
 struct HeadBudgetExceeded;
 
 /// The bytes that a client may send after a request and before its response.

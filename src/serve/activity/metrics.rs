@@ -50,7 +50,7 @@ pub(crate) struct WatchMetrics {
 }
 
 impl Watches {
-    /// Counts a watch as open until the returned handle is dropped.
+    /// Counts a watch as open until [`WatchMetrics::ended`].
     pub(crate) fn open(&self, key: &FeedKey, representation: Representation, protocol: WatchTransport) -> WatchMetrics {
         let kind = Kind { gvr: key.gvr.clone(), representation, protocol };
         let of = self.0.lock().entry(kind).or_insert_with_key(|kind| Arc::new(MetricHandles::of(kind))).clone();

@@ -9,7 +9,7 @@ pub(crate) enum WatchEnd {
     TooLarge,
     /// The feed of the watch has ended.
     FeedEnded,
-    /// The watch's representation can no longer be converted: the client resumes from another feed.
+    /// The feed can no longer be converted to the watch's representation: the client resumes from another feed.
     NotDerivable,
     /// The client may not read any more: 403 or 401.
     Revoked,

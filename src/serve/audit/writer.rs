@@ -116,7 +116,7 @@ fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).mode(0o600).open(path)
 }
 
-/// Whether the open file is still the one at `path`, so that it was not renamed or removed.
+/// Whether the open file is still the one at `path`; false if it was renamed or removed.
 fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     let identity = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
     match std::fs::metadata(path) {

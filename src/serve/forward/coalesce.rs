@@ -71,9 +71,9 @@ impl RequestCoalescer {
     /// Returns the response for `key`. `ask` sends the request to upstream, for this caller or for all that wait with
     /// it.
     ///
-    /// A request that no other caller waits for is sent on its caller's task. Most requests are of this kind, and a
-    /// separate task costs more than the request. If that caller is cancelled, a new request is sent for the waiting
-    /// callers. `None` means that the proxy is shutting down.
+    /// The first request for a key is sent on its caller's task. Most requests are joined by no other, and a separate
+    /// task costs more than the request. When it ends or its caller is cancelled, a new request is sent for the callers
+    /// that wait. `None` means that the proxy is shutting down.
     pub(crate) async fn ask(&self, key: Key, tasks: &Tasks, ask: SendRequest) -> Option<SharedResult> {
         let turn = match self.waiting.entry(key.clone()) {
             Entry::Vacant(vacant) => {
@@ -94,7 +94,8 @@ impl RequestCoalescer {
     }
 }
 
-/// A coalesced request that is in flight. When it is dropped, a new request is sent for the callers that arrived later.
+/// The first request for a key, while it is in flight. When it is dropped, a new request is sent for the callers that
+/// arrived later.
 struct InFlightRequest {
     waiting: Arc<WaiterMap>,
     key: Key,
@@ -151,8 +152,8 @@ async fn question(ask: &SendRequest, askers: usize) -> SharedResult {
     }
 }
 
-/// Returns the callers that wait for the key. If there are none, the key is removed, so that the next request starts
-/// over.
+/// Removes and returns the callers that wait for the key. If there are none, the key is removed, so that the next
+/// request starts over.
 fn take(waiting: &WaiterMap, key: &Key) -> Option<ResultSenders> {
     let mut taken = ResultSenders::new();
     waiting.remove_if_mut(key, |_, askers| {

@@ -291,7 +291,7 @@ impl Forwarding {
             if let (Ok(down), Ok(up)) = tokio::join!(downstream, upstream) {
                 let (mut down, mut up) = (TokioIo::new(down), TokioIo::new(up));
                 if let Err(error) = copy_bidirectional(&mut down, &mut up).await {
-                    tracing::debug!(%error, "upgraded connection (exec, attach or port-forward) failed");
+                    tracing::debug!(%error, "upgraded connection closed with an error");
                 }
             }
             drop((place, held));

@@ -26,7 +26,7 @@ impl ScrapeAuthorizer {
     /// Checks whether the sender of a request may read the metrics.
     ///
     /// # Errors
-    /// The sender is not authorized, or upstream cannot decide.
+    /// The sender is not authorized, or that cannot be determined.
     pub async fn admit(self, sender: RequestSender, headers: HeaderMap) -> Result<(), Status> {
         let info = RequestInfo::parse("GET", PATH, &Query::default());
         let info = info.map_err(|error| Status::bad_request(error.to_string()))?;

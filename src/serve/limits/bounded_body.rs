@@ -47,7 +47,7 @@ pub(crate) const TOO_SLOW: &str = "too_slow";
 
 /// The error of a body that was not read, or not sent, before its deadline.
 #[derive(Debug, thiserror::Error)]
-#[error("the client did not send or read the body in time")]
+#[error("the body was not sent or read before its deadline")]
 pub(crate) struct TooSlow;
 
 impl<B: Body + Send + 'static> BoundedBody<B> {
@@ -87,7 +87,7 @@ impl<B: Send> Timed for BodyState<B> {
             (taken.body.take(), taken.waker.take())
         };
         if body.is_some() {
-            tracing::debug!("body aborted: the client did not send or read it in time");
+            tracing::debug!("request or response body aborted: not sent or read before its deadline");
         }
         drop(body);
         if let Some(waker) = waker {

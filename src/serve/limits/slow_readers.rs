@@ -57,7 +57,7 @@ struct Shared {
     leaving: Mutex<DrainProgress>,
 }
 
-/// The progress of a drain for one watch.
+/// The progress of a drain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DrainProgress {
     NotStarted,
@@ -78,7 +78,7 @@ pub(crate) struct Watchdog {
     grant: GrantStatus,
     /// The waker of the watch's task.
     task: Mutex<Waker>,
-    /// The time at which the watch requested its timer to fire.
+    /// The time for which the watch has set its timer.
     alarm: AtomicU64,
     /// The time at which the watch ends in a drain, once it is drawn at random.
     leaves: AtomicU64,
@@ -95,11 +95,11 @@ pub(crate) struct Watchdog {
 /// The kind of timer that fired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FiredTimer {
-    /// The timer that the watch has requested.
+    /// The watch's own timer.
     Time,
     /// The watch's time to leave in a drain.
     Drained,
-    /// The deadline belongs to a revoked permission.
+    /// The permission of the watch was revoked.
     Revoked,
 }
 
@@ -130,7 +130,7 @@ impl SlowReaderReaper {
         tokio::join!(self.follow(drain), self.0.timers.clone().run());
     }
 
-    /// Ends the watches of a drain, each at its own time.
+    /// Ends the watches in a drain: each at a random time, and those that are left when everything closes.
     async fn follow(&self, mut drain: DrainWatch) {
         if let Some((from, until)) = drain.slots().await {
             let [from, until] = [from, until].map(|at| self.0.timers.at(at));

@@ -202,7 +202,7 @@ impl PeerReviews {
 }
 
 impl LastChange {
-    /// Whether responses to reviews of a kind certainly reflect the last policy change at `now`.
+    /// Whether responses to reviews of a kind must certainly reflect the change.
     fn is_settled(self, kind: Kind, now: Instant) -> bool {
         kind == Kind::Lease && now >= self.settled
     }

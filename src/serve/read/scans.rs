@@ -41,7 +41,7 @@ impl ScanScheduler {
         ScanBudget::new(self.slices.clone(), request.caller.payer(), is_expensive)
     }
 
-    /// Returns the namespaces that have matching objects and are permitted, after their permissions are decided.
+    /// Returns the namespaces that have matching objects, once the permission for each of them is decided.
     pub(crate) async fn permitted_namespaces(
         &self,
         request: &ReadRequest,

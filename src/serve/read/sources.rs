@@ -329,9 +329,10 @@ async fn while_it_runs<T>(
     }
 }
 
-/// Returns the encodings from which a representation can be converted, best first. Built-in resources are cached in
-/// protobuf, which most clients request and which converts to most representations. They are cached in JSON only for
-/// the others (R-DERIVE-3). Tables are always cached as upstream prints them, because only upstream has the columns.
+/// Returns the encodings that can be converted to a representation, best first. Built-in resources are cached in
+/// protobuf, which most clients request and which can be converted to most representations. They are cached in JSON
+/// only for the others (R-DERIVE-3). Tables are always cached as upstream prints them, because only upstream has the
+/// columns.
 fn encodings(resource: &Resource, wanted: Representation) -> &'static [Encoding] {
     match (resource.encoding, wanted) {
         (_, Representation::Table(_)) => &[Encoding::Table],

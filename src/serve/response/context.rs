@@ -33,8 +33,8 @@ pub(crate) const STALE: HeaderName = HeaderName::from_static("kube-fanout-stale-
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ResponseContext {
     pub(crate) accept: Option<String>,
-    /// The refusal if the Accept header is too long; `None` otherwise. `accept` is `None` then, so that the header does
-    /// not choose the encoding of the refusal.
+    /// The refusal if the Accept header is too long. `accept` is `None` in that case, so that the header does not
+    /// choose the encoding of the refusal.
     pub(crate) accept_refused: Option<Box<Status>>,
     pub(crate) user_agent: Option<String>,
     pub(crate) audit_id: Option<HeaderValue>,

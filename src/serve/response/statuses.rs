@@ -25,7 +25,7 @@ pub(crate) fn revoked(revoked: &Revoked) -> Status {
     not_granted(&revoked.why, &revoked.user.name, &revoked.access)
 }
 
-/// Creates a 503 Status that requests that the client retries.
+/// Returns a 503 Status with a `Retry-After`, so that the client retries.
 pub(crate) fn unavailable(message: &str) -> Status {
     let mut status = Status::service_unavailable(message);
     status.set_retry_after(RETRY_AFTER_SECONDS);

@@ -7,8 +7,8 @@ use kubeapi::{FieldSelector, NAME_KEY, RequestInfo};
 /// The operator's choice of resources that feeds may cache.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Coverage {
-    /// The node whose objects are cached, for resources that belong to nodes; `None` caches all objects. The proxy then
-    /// serves the node's agents.
+    /// The node whose agents the proxy serves. Of resources that belong to nodes, only this node's objects are cached;
+    /// all objects if `None`.
     pub node: Option<Arc<str>>,
     /// The only resources that are cached, as in `pods` or `deployments.apps`; all resources if empty.
     pub resources: Vec<String>,

@@ -89,8 +89,8 @@ struct Common {
     columns: Option<Columns>,
     metrics: WatchMetrics,
     scan_budget: ScanBudget,
-    /// How often the encoding build of the feed's bodies had changed when the watch started; set for a downstream proxy
-    /// only.
+    /// How often the build that encodes the feed's bodies had changed when the watch started; set only for a downstream
+    /// proxy.
     changes: Option<u32>,
     _place: ConcurrencyPermit,
 }

@@ -7,9 +7,9 @@ use kubeapi::Gvr;
 /// The resources whose objects declare the APIs that upstream serves besides its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeclaringResource {
-    /// The feed of `CustomResourceDefinitions`.
+    /// The `CustomResourceDefinitions`.
     Definitions,
-    /// The feed of `APIServices`, which list the APIs of the aggregation layer.
+    /// The `APIServices`, which list the APIs of the aggregation layer.
     Services,
 }
 

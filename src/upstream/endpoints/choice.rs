@@ -65,7 +65,7 @@ pub(in crate::upstream) struct EndpointChoice {
     doing: CheckState,
     /// The time of the next check of the server in use, and then of the others.
     look_due: Option<Instant>,
-    /// The earliest time of the next readiness check.
+    /// The earliest time of the next check because of a sign of failure.
     rest_until: Instant,
     /// The time of the next check of the preferred servers.
     return_due: Option<Instant>,

@@ -22,7 +22,7 @@ struct RecentEntry {
     times: u64,
 }
 
-/// A recent refusal or forwarded request: one row of `/debug/recent`.
+/// A recent event, such as a refusal: one row of `/debug/recent`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct RecentRow {

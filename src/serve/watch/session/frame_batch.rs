@@ -10,9 +10,9 @@ use kubeapi::EventType;
 /// The progress of a state that is sent in portions, each limited by the client's room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SendProgress<T = ()> {
-    /// More portions of the initial events follow.
+    /// More portions of the state follow.
     More,
-    /// This portion of the initial events was the last one.
+    /// This was the last portion of the state.
     Last(T),
 }
 

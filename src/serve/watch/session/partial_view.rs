@@ -67,11 +67,11 @@ struct InitialStateTerms {
     end_bookmark: bool,
 }
 
-/// The decision about an event of a watch with visible namespaces.
+/// The decision about an event of a partial view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum EventDisposition {
     Send,
-    /// The event is sent as ADDED, because the namespace is visible from here on.
+    /// The event is sent, and the namespace is visible from here on.
     SendAdded,
     Hidden,
     /// The namespace is hidden from here on, and the client must receive deletions for its objects.

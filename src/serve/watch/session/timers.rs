@@ -167,7 +167,8 @@ impl Clock {
         self.next_bookmark.min(self.deadline)
     }
 
-    /// Returns the time at which the bookmark before the end is due. Very short watches have none.
+    /// Returns the time at which the bookmark before the end is due. Watches shorter than [`BOOKMARK_BEFORE_END`] have
+    /// none.
     fn last_bookmark(now: Instant, deadline: Instant) -> Instant {
         deadline.checked_sub(BOOKMARK_BEFORE_END).filter(|at| *at > now).unwrap_or(deadline)
     }
