@@ -7,7 +7,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio::time::Instant;
 
 use super::budget::Budget;
-use super::change::{ApplyResult, Change, OutOfOrder};
+use super::change::{Change, OutOfOrder};
 use super::derived_json::DerivedJson;
 use super::event::DerivedFrameAccounts;
 use super::lifecycle::{FeedEnd, FeedState};
@@ -94,51 +94,40 @@ impl CacheWriter {
         wakes.wake();
     }
 
-    /// Applies a change.
-    pub fn apply(&mut self, change: Change) -> Result<ApplyResult, OutOfOrder> {
-        let fresh = self.apply_at_once([change])?;
-        Ok(if fresh > 0 { ApplyResult::Fresh } else { ApplyResult::Duplicate })
-    }
-
-    /// Applies changes in order. Changes of one version are applied together, so that no reader sees only a part of
-    /// them. Returns the number of changes that are new.
-    pub fn apply_all(&mut self, changes: Vec<Change>) -> Result<usize, OutOfOrder> {
-        let (mut fresh, mut changes) = (0, changes.into_iter().peekable());
-        while let Some(first) = changes.next() {
-            let rv = first.object.rv;
-            let rest = std::iter::from_fn(|| changes.next_if(|next| next.object.rv == rv));
-            fresh += self.apply_at_once(std::iter::once(first).chain(rest))?;
+    /// Applies changes in order: it updates store, ring and lanes in one critical section, then wakes the readers.
+    /// Changes of one version share the critical section, so that no reader sees only a part of them. Returns the
+    /// number of changes that are new; the ring already has the others, because two streams of one history overlap.
+    ///
+    /// # Errors
+    /// A change contradicts the history. Those before it have been applied.
+    pub fn apply(&mut self, changes: impl IntoIterator<Item = Change>) -> Result<usize, OutOfOrder> {
+        let (mut all_fresh, mut changes) = (0, changes.into_iter().peekable());
+        while let Some(rv) = changes.peek().map(|change| change.object.rv) {
+            let now = Instant::now();
+            let (mut fresh, mut wakes) = (0, PendingWakeups::default());
+            let (applied, progress) = {
+                let mut timeline = self.shared.timeline.write();
+                let mut of_version = std::iter::from_fn(|| changes.next_if(|change| change.object.rv == rv));
+                let applied = of_version.try_for_each(|change| {
+                    if let Some(event) = timeline.apply(change, &self.shared.envelope, now)? {
+                        timeline.ring.evict(&self.shared.config.get(), now, self.shared.alternate_bytes());
+                        timeline.ring.lanes.push(&event, &mut wakes);
+                        fresh += 1;
+                    }
+                    Ok(())
+                });
+                (applied, timeline.progress)
+            };
+            if fresh > 0 {
+                self.shared.chunks.expire(now);
+                self.shared.publish(|shown| shown.rv = progress);
+                wakes.wake();
+                self.enforce_budget();
+            }
+            applied?;
+            all_fresh += fresh;
         }
-        Ok(fresh)
-    }
-
-    /// Applies changes of one version: it updates store, ring and lanes in one critical section, then wakes the
-    /// readers. Returns the number of changes that are new.
-    fn apply_at_once(&self, changes: impl IntoIterator<Item = Change>) -> Result<usize, OutOfOrder> {
-        let now = Instant::now();
-        let (mut fresh, mut wakes) = (0, PendingWakeups::default());
-        let (applied, rv) = {
-            let mut timeline = self.shared.timeline.write();
-            let applied = changes.into_iter().try_for_each(|change| {
-                if timeline.is_known(&change)? {
-                    return Ok(());
-                }
-                let event = Arc::new(timeline.event(change, &self.shared.envelope, now));
-                timeline.record(&event);
-                timeline.ring.evict(&self.shared.config.get(), now, self.shared.alternate_bytes());
-                timeline.ring.lanes.push(&event, &mut wakes);
-                fresh += 1;
-                Ok(())
-            });
-            (applied, timeline.progress)
-        };
-        if fresh > 0 {
-            self.shared.chunks.expire(now);
-            self.shared.publish(|progress| progress.rv = rv);
-            wakes.wake();
-            self.enforce_budget();
-        }
-        applied.map(|()| fresh)
+        Ok(all_fresh)
     }
 
     /// Records that everything up to `rv` has been applied. If `announce` is set, readers are woken, so that bookmarks

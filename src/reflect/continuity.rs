@@ -18,8 +18,9 @@
 
 use std::cmp::Ordering;
 
-use crate::cache::{CacheReader, Change, ResumeMarker, Snapshot};
-use crate::wire::{Object, WatchItem};
+use super::stream::{StreamEnd, StreamItem};
+use crate::cache::{CacheReader, ResumeMarker, Snapshot};
+use crate::wire::Object;
 use kubeapi::{ObjectKey, ResourceVersion};
 
 /// The result of comparing a listed state with the history that a feed holds.
@@ -131,27 +132,23 @@ pub(super) enum ResumeEvidence {
     Contradicts,
     /// Upstream no longer has the change.
     Expired,
-    /// Upstream refuses for another reason, which says nothing about its history.
-    Refuses,
+    /// The stream has ended for another reason, which says nothing about upstream's history.
+    Unknown,
 }
 
-pub(super) fn testimony(resume_marker: &ResumeMarker, item: &WatchItem) -> ResumeEvidence {
+pub(super) fn testimony(resume_marker: &ResumeMarker, item: &Result<StreamItem, StreamEnd>) -> ResumeEvidence {
     match item {
-        WatchItem::Change { event_type, object, .. }
-            if resume_marker.is_told_by(*event_type, &object.key, object.rv) =>
+        Ok(StreamItem::Change { change, more })
+            if std::iter::once(change)
+                .chain(more)
+                .any(|change| resume_marker.is_told_by(change.event_type, &change.object.key, change.object.rv)) =>
         {
             ResumeEvidence::Continues
         }
-        WatchItem::Error { event } if event.code == 410 => ResumeEvidence::Expired,
-        WatchItem::Error { .. } => ResumeEvidence::Refuses,
-        WatchItem::Change { .. } | WatchItem::Bookmark { .. } => ResumeEvidence::Contradicts,
+        Ok(_) => ResumeEvidence::Contradicts,
+        Err(StreamEnd::Failed(error)) if error.code() == Some(410) => ResumeEvidence::Expired,
+        Err(_) => ResumeEvidence::Unknown,
     }
-}
-
-/// The evidence in a transaction at the beginning of such a stream.
-pub(super) fn testimony_of_changes(resume_marker: &ResumeMarker, changes: &[Change]) -> ResumeEvidence {
-    let is_it = |change: &Change| resume_marker.is_told_by(change.event_type, &change.object.key, change.object.rv);
-    if changes.iter().any(is_it) { ResumeEvidence::Continues } else { ResumeEvidence::Contradicts }
 }
 
 #[cfg(test)]

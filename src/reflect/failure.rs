@@ -3,11 +3,10 @@
 #[cfg(test)]
 mod tests;
 
-use crate::cache::FeedEnd;
+use crate::cache::{FeedEnd, OutOfOrder};
 use crate::upstream::Error;
 use crate::wire::WireError;
 
-use super::session::BrokenStream;
 use super::stream::StreamEnd;
 
 /// Why a step of the reflector failed.
@@ -21,7 +20,7 @@ pub(super) enum StepFailure {
     #[error(transparent)]
     Upstream(#[from] Error),
     #[error(transparent)]
-    Broken(#[from] BrokenStream),
+    OutOfOrder(#[from] OutOfOrder),
 }
 
 /// The class of a failure, for metrics and retry decisions.
@@ -88,10 +87,8 @@ impl StepFailure {
             Self::Over(_) => FailureKind::Over,
             Self::Stream(StreamEnd::Clean) => FailureKind::Ended,
             Self::Stream(StreamEnd::Silent) => FailureKind::Silent,
-            Self::Broken(BrokenStream::OutOfOrder(_)) => FailureKind::OutOfOrder,
-            Self::Stream(StreamEnd::Failed(error))
-            | Self::Upstream(error)
-            | Self::Broken(BrokenStream::Upstream(error)) => FailureKind::of(error),
+            Self::OutOfOrder(_) => FailureKind::OutOfOrder,
+            Self::Stream(StreamEnd::Failed(error)) | Self::Upstream(error) => FailureKind::of(error),
         }
     }
 
@@ -106,9 +103,7 @@ impl StepFailure {
     /// The failure as text without confidential details.
     pub(super) fn in_brief(&self) -> String {
         match self {
-            Self::Stream(StreamEnd::Failed(error))
-            | Self::Upstream(error)
-            | Self::Broken(BrokenStream::Upstream(error)) => error.in_brief(),
+            Self::Stream(StreamEnd::Failed(error)) | Self::Upstream(error) => error.in_brief(),
             other => other.to_string(),
         }
     }

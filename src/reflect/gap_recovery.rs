@@ -25,11 +25,12 @@ use std::time::Duration;
 
 use crate::cache::{Change, Snapshot};
 use crate::upstream::Error;
-use crate::wire::{Object, WatchItem};
+use crate::wire::Object;
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
 use super::continuity::is_same;
 use super::initial_state::Lister;
+use super::stream::{StreamItem, decoded};
 
 /// The maximum age of a gap that is mended. In a longer one, too many objects may have been created and deleted.
 pub(super) const OUTAGE_MAX: Duration = Duration::from_secs(5 * 60);
@@ -197,9 +198,9 @@ impl PastObjectReader<'_> {
     /// Builds a DELETED event: the last content, at the version of the deletion.
     fn deleted(&self, last: &Object, at: ResourceVersion) -> Result<Change, RecoveryError> {
         let frame = self.lister.spec.envelope().frame(EventType::Deleted, &last.restamped(at));
-        match self.lister.reader.watch_event(frame).map_err(Error::Wire)? {
-            WatchItem::Change { event_type, object, frame } => Ok(Change { event_type, object, frame: Some(frame) }),
-            WatchItem::Bookmark { .. } | WatchItem::Error { .. } => Err(RecoveryError::Unknown),
+        match decoded(&self.lister.upstream.reader, frame)? {
+            StreamItem::Change { change, .. } => Ok(change),
+            StreamItem::Bookmark { .. } => Err(RecoveryError::Unknown),
         }
     }
 

@@ -18,7 +18,8 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::continuity::{HistoryComparison, compare, places};
-use super::initial_state::{FeedClient, InitialState, ListVersion};
+use super::feed_client::FeedClient;
+use super::initial_state::{InitialState, ListVersion};
 use super::metrics::SideRequest;
 use super::stream::StreamEnd;
 use base::random;
@@ -154,42 +155,38 @@ impl HistoryChecks {
             let Some((when, why)) = self.due else { return pending().await };
             sleep_until(when).await;
             self.due = None;
-            let inquirer = HistoryProbe { upstream: upstream.clone() };
-            *self.running.get_mut() = Some(async move { inquirer.ask(why).await }.boxed());
+            let upstream = upstream.clone();
+            *self.running.get_mut() = Some(async move { upstream.check_history(why).await }.boxed());
         }
     }
 }
 
-/// Sends the requests of one history check to upstream.
-struct HistoryProbe {
-    upstream: FeedClient,
-}
-
-impl HistoryProbe {
-    async fn ask(&self, why: HistoryCheckReason) -> HistoryCheckOutcome {
+impl FeedClient {
+    /// Sends the requests of one history check to upstream.
+    async fn check_history(&self, why: HistoryCheckReason) -> HistoryCheckOutcome {
         if why == HistoryCheckReason::Reopened {
-            let reached = self.upstream.feed.reader.progress().rv;
-            self.upstream.metrics.asked(SideRequest::Position);
-            match timeout(QUESTION_MAX, self.upstream.lister(SideRequest::Position).position_beside(reached)).await {
+            let reached = self.feed.reader.progress().rv;
+            self.asked(SideRequest::Position);
+            match timeout(QUESTION_MAX, self.lister(SideRequest::Position).position_beside(reached)).await {
                 Ok(Ok(at)) if at >= reached => return HistoryCheckOutcome::Reached,
                 Ok(Ok(at)) => {
-                    let feed = &self.upstream.feed.spec.key;
+                    let feed = &self.feed.spec.key;
                     tracing::info!(%feed, upstream_rv = %at, rv = %reached, "upstream is behind the cache");
                 }
                 Ok(Err(_)) | Err(_) => return HistoryCheckOutcome::Failed(why),
             }
         }
-        self.list(why).await
+        self.compare_histories(why).await
     }
 
-    async fn list(&self, why: HistoryCheckReason) -> HistoryCheckOutcome {
-        self.upstream.metrics.asked(SideRequest::Doubt);
-        let known = self.upstream.feed.reader.snapshot();
+    async fn compare_histories(&self, why: HistoryCheckReason) -> HistoryCheckOutcome {
+        self.asked(SideRequest::Doubt);
+        let known = self.feed.reader.snapshot();
         let asked = Instant::now();
-        let initial = match self.current(known.rv).await {
+        let initial = match self.current_beside(known.rv).await {
             Ok(initial) => initial,
             Err(error) => {
-                let feed = &self.upstream.feed.spec.key;
+                let feed = &self.feed.spec.key;
                 tracing::info!(%feed, %error, "cannot compare upstream's history with the cache");
                 return HistoryCheckOutcome::Failed(why);
             }
@@ -198,14 +195,14 @@ impl HistoryProbe {
         let finding = match compare(places(&known), known.rv, places(listed), listed.rv) {
             // Later changes hide earlier ones, but upstream may still have the state at our version.
             HistoryComparison::Later => {
-                match self.upstream.lister(SideRequest::Doubt).list(ListVersion::Exact(known.rv)).await {
+                match self.lister(SideRequest::Doubt).list(ListVersion::Exact(known.rv)).await {
                     Ok(then) => compare(places(&known), known.rv, places(&then.snapshot), then.snapshot.rv),
                     Err(_) => HistoryComparison::Later,
                 }
             }
             finding => finding,
         };
-        let (feed, at, reached) = (&self.upstream.feed.spec.key, listed.rv, known.rv);
+        let (feed, at, reached) = (&self.feed.spec.key, listed.rv, known.rv);
         let (reason, result) = (why.as_str(), finding.as_str());
         tracing::info!(%feed, reason, result, upstream_rv = %at, rv = %reached, "compared the cache with upstream");
         let listed = Box::new(DatedState { asked, initial });
@@ -218,9 +215,9 @@ impl HistoryProbe {
 
     /// Lists the current state. A proxy may return a version below ours although its history is the same; in that case
     /// a list at our version or later is requested (`Lister::position_beside`).
-    async fn current(&self, ours: ResourceVersion) -> Result<InitialState, StreamEnd> {
-        let lister = self.upstream.lister(SideRequest::Doubt);
-        let current = lister.current(&self.upstream.lists_only).await?;
+    async fn current_beside(&self, ours: ResourceVersion) -> Result<InitialState, StreamEnd> {
+        let lister = self.lister(SideRequest::Doubt);
+        let current = lister.current().await?;
         if current.snapshot.rv >= ours || !current.is_from_memory {
             return Ok(current);
         }

@@ -32,7 +32,6 @@ use std::time::Duration;
 
 use futures_util::future::{FutureExt, OptionFuture};
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
 use crate::cache::{FeedState, Snapshot, StateMark};
@@ -40,20 +39,19 @@ use crate::upstream::{BODY_BYTES_MAX, Cause, Error};
 use base::random;
 use kubeapi::{ObjectKey, ResourceVersion};
 
-use super::catch_up::catch_up;
 use super::continuity::{HistoryComparison, compare, places};
+use super::feed_client::FeedClient;
 use super::gap::Position;
-use super::initial_state::{FeedClient, not_older_than};
+use super::initial_state::not_older_than;
 use super::metrics::SideRequest;
 use super::positions::Positions;
-use super::reflector_findings::{Proof, ReflectorFinding};
+use super::reflector_findings::ReflectorFinding;
 use super::stream::StreamEnd;
 use super::versions::VersionPage;
 
 /// Proves one feed current, for readers that require it.
 pub(super) struct Prover {
     upstream: FeedClient,
-    words: mpsc::Sender<ReflectorFinding>,
     last_equality: Mutex<Option<Instant>>,
     /// The objects at which our own stream failed to reach the last position in time. While they are unchanged, it is
     /// quiet.
@@ -127,10 +125,9 @@ struct ListedVersions {
 type OptionalRequest<'a, T> = OptionFuture<Pin<Box<dyn Future<Output = T> + Send + 'a>>>;
 
 impl Prover {
-    pub(super) fn new(upstream: FeedClient, words: mpsc::Sender<ReflectorFinding>) -> Self {
+    pub(super) fn new(upstream: FeedClient) -> Self {
         Self {
             upstream,
-            words,
             last_equality: Mutex::new(None),
             quiet_at: Mutex::new(None),
             behind_a_proxy: AtomicBool::new(false),
@@ -203,7 +200,7 @@ impl Prover {
                 }
                 () = progress.changed(), if positions.last().is_some() => {}
                 _ = wanted.changed() => {}
-                () = self.became_live(), if !self.live() => {}
+                () = self.upstream.live(), if !self.live() => {}
             }
         }
     }
@@ -219,13 +216,6 @@ impl Prover {
 
     fn live(&self) -> bool {
         self.upstream.feed.reader.state() == FeedState::Live
-    }
-
-    async fn became_live(&self) {
-        let mut state = self.upstream.feed.reader.watch_state();
-        if state.wait_for(|state| *state == FeedState::Live).await.is_err() {
-            std::future::pending::<()>().await;
-        }
     }
 
     async fn question(&self) -> Option<ProofResult> {
@@ -255,7 +245,7 @@ impl Prover {
     /// Requests the version that upstream's storage has reached.
     async fn position(&self) -> Option<Position> {
         let (asked, shown) = (Instant::now(), self.upstream.feed.reader.shown_at());
-        self.upstream.metrics.asked(SideRequest::Position);
+        self.upstream.asked(SideRequest::Position);
         let lister = self.upstream.lister(SideRequest::Position);
         let at = self.answer(shown, lister.position_beside(shown), |at| *at).await?;
         Some(Position { asked, at })
@@ -290,7 +280,7 @@ impl Prover {
 
     /// Lists upstream's versions and compares them with the state that the cache had right before.
     async fn listed(&self, query: &str) -> Result<ListedVersions, Error> {
-        self.upstream.metrics.asked(SideRequest::Equality);
+        self.upstream.asked(SideRequest::Equality);
         let before = self.upstream.feed.reader.snapshot();
         let page = self.upstream.versions(Cause::Proof, query, BODY_BYTES_MAX).await?;
         let VersionPage { at, versions, is_from_memory, .. } = page;
@@ -412,14 +402,13 @@ impl Prover {
     /// Reports to the reflector that an upstream response contradicts what the feed holds. The reflector decides; the
     /// prover backs off.
     fn doubt(&self) {
-        // If the channel is full, a message is pending already; one suffices.
-        let _ = self.words.try_send(ReflectorFinding::HistoryMismatch { history: self.upstream.feed.reader.history() });
+        self.upstream.doubt(self.upstream.feed.reader.history());
     }
 
     /// Watches from our own version until upstream shows how far the changes are complete. The reflector applies the
     /// changes and, if `announced`, sends its readers the new version.
     async fn by_catching_up(&self, announced: bool) -> Result<(), StreamEnd> {
-        self.upstream.metrics.asked(SideRequest::CatchUp);
+        self.upstream.asked(SideRequest::CatchUp);
         let reader = &self.upstream.feed.reader;
         let (history, at) = (reader.history(), reader.progress().rv);
         let path = self.upstream.feed.spec.key.url(&format!(
@@ -427,9 +416,10 @@ impl Prover {
         ));
         let mut stream = self.upstream.watch(Cause::Proof, &path).await?;
         self.behind_a_proxy.store(stream.is_from_memory(), Ordering::Relaxed);
-        let (changes, until) = catch_up(&mut stream, &self.upstream.reader).await?;
+        let (changes, until) = stream.until_bookmark(&self.upstream.reader).await?;
         // If the channel is full, the reflector is not watching and cannot use the proof.
-        if self.words.try_send(ReflectorFinding::Proof(Proof { history, changes, until, announced })).is_ok() {
+        let proof = ReflectorFinding::Proof { history, changes, until, announced };
+        if self.upstream.findings.try_send(proof).is_ok() {
             // Gives the reflector time to apply the proof; otherwise the same would be requested again.
             let _ = timeout(STREAM_HEAD_START, self.upstream.feed.reader.reached(until)).await;
         }

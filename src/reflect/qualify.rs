@@ -15,7 +15,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
 use crate::cache::{FeedState, Snapshot, StateMark};
@@ -27,18 +26,14 @@ use crate::wire::{
 use base::{Backoff, BackoffBounds, random};
 use kubeapi::ResourceVersion;
 
-use super::body_writers::BodyWriters;
 use super::continuity::is_same;
-use super::initial_state::FeedClient;
+use super::feed_client::FeedClient;
 use super::metrics::{self, SideRequest};
-use super::reflector_findings::ReflectorFinding;
 
 /// Qualifies the representations of one feed, and keeps comparing them.
 pub(super) struct Qualifier {
     pub(super) upstream: FeedClient,
     pub(super) feeds: Feeds,
-    pub(super) words: mpsc::Sender<ReflectorFinding>,
-    pub(super) written: Arc<BodyWriters>,
 }
 
 /// The state of the qualifier.
@@ -124,9 +119,7 @@ impl Qualifier {
     async fn complete(&self) {
         self.present().await;
         let mut state = self.upstream.feed.reader.watch_state();
-        if state.wait_for(|state| matches!(state, FeedState::Live | FeedState::Stale { .. })).await.is_err() {
-            std::future::pending::<()>().await;
-        }
+        let _ = state.wait_for(|state| matches!(state, FeedState::Live | FeedState::Stale { .. })).await;
     }
 
     /// Completes when servers of one release encoded the whole state, which the readers that wait for a verdict need.
@@ -270,25 +263,25 @@ impl Qualifier {
     /// Whether upstream may have another release although our stream stays open. It cannot if the server of the stream
     /// reported its release on that connection, because an upgrade would have ended the stream.
     fn may_be_upgraded(&self, known: &QualifierState) -> bool {
-        known.other.is_some() || !self.written.is_certain()
+        known.other.is_some() || !self.upstream.written.is_certain()
     }
 
     /// The minor version of upstream's release; `None` while it may differ from the one that derivations were qualified
     /// for.
     ///
     /// The server of the stream is asked over its own connection, and its response takes effect at once
-    /// ([`BodyWriters`]). If that is not possible, other servers may respond at its address, during an upgrade or with
+    /// ([`BodyWriters`](super::body_writers)). If that is not possible, other servers may respond at its address, during an upgrade or with
     /// load balancers. Then two responses in a row must name the other release.
     async fn release(&self, known: &mut QualifierState) -> Result<Option<u32>, Error> {
-        let build = match self.written.told_by_a_proxy() {
+        let build = match self.upstream.written.told_by_a_proxy() {
             Some(build) => Build::clone(&build),
             None => self.upstream.client.build().await?,
         };
         let was = self.upstream.feed.renderings.release();
         if was.is_some_and(|was| was != build.minor) {
             let said = known.other.replace(build.clone());
-            if said.as_ref() == Some(&build) && !self.written.is_certain() {
-                self.written.presume(&build);
+            if said.as_ref() == Some(&build) && !self.upstream.written.is_certain() {
+                self.upstream.written.presume(&build);
             }
             return Ok(None);
         }
@@ -353,7 +346,7 @@ impl Qualifier {
             match lister.object_at(&object.key, at).await {
                 Ok(Some(theirs)) if is_same(object, &theirs) => {}
                 Ok(_) => {
-                    let _ = self.words.try_send(ReflectorFinding::HistoryMismatch { history });
+                    self.upstream.doubt(history);
                     return Verdict::Unanswered;
                 }
                 // Upstream no longer has the state, so the objects cannot be checked again.
@@ -375,7 +368,7 @@ impl Qualifier {
             .client
             .open(Cause::Comparison, UpstreamRequestKind::Short, &path, &representation.accept(true))
             .await?;
-        if self.written.writes_otherwise(response.body().server()) {
+        if self.upstream.written.writes_otherwise(response.body().server()) {
             return Err(Error::OtherDocument(path));
         }
         let answered = encoding_of(&response);

@@ -14,16 +14,16 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::sync::{Mutex, oneshot};
 use tokio::time::{Instant, sleep};
 
 use crate::upstream::Server;
 use base::{Backoff, random};
 
 use super::body_writers::{BodyEncoders, BodyWriters, EncoderMatch};
-use super::initial_state::FeedClient;
+use super::feed_client::FeedClient;
 use super::metrics::SideRequest;
-use super::reflector_findings::{ReflectorFinding, Renewal};
+use super::reflector_findings::ReflectorFinding;
 use super::stream::StreamEnd;
 
 /// Serializes the lists of the feeds of one proxy.
@@ -32,9 +32,7 @@ pub(super) type ListTurns = Arc<Mutex<()>>;
 /// Keeps the bodies of one feed in the encoding of the followed server.
 pub(super) struct Renewer {
     pub(super) upstream: FeedClient,
-    pub(super) written: Arc<BodyWriters>,
     pub(super) turns: ListTurns,
-    pub(super) words: mpsc::Sender<ReflectorFinding>,
 }
 
 /// Limits how soon bodies are renewed.
@@ -79,7 +77,7 @@ impl Renewer {
         if !BodyWriters::concerns(&self.upstream.feed) {
             std::future::pending::<()>().await;
         }
-        let mut changes = self.written.follow();
+        let mut changes = self.upstream.written.follow();
         let mut pace = RenewalRateLimit::default();
         loop {
             let by = changes.borrow_and_update().clone();
@@ -108,12 +106,12 @@ impl Renewer {
                 break;
             }
             // A server that does not respond now may never do so.
-            self.written.weigh(true);
+            self.upstream.written.weigh(true);
             if !by.unknown().is_empty() {
                 sleep(retries.failed(Instant::now())).await;
             }
         }
-        self.written.weigh(true);
+        self.upstream.written.weigh(true);
         while by.authorship() == EncoderMatch::Other {
             self.pause(pace.next(Instant::now())).await;
             let renewed = self.renew(by.count).await;
@@ -147,8 +145,8 @@ impl Renewer {
     async fn renew(&self, count: u64) -> Result<(), StreamEnd> {
         let turn = self.turns.lock().await;
         let (key, began) = (&self.upstream.feed.spec.key, Instant::now());
-        self.upstream.metrics.asked(SideRequest::Renewal);
-        let listed = self.upstream.lister(SideRequest::Renewal).current(&self.upstream.lists_only).await?;
+        self.upstream.asked(SideRequest::Renewal);
+        let listed = self.upstream.lister(SideRequest::Renewal).current().await?;
         drop(turn);
         for server in &listed.servers {
             self.meet(server).await;
@@ -158,13 +156,13 @@ impl Renewer {
         drop(held);
         let (changed, of) = (objects.len(), listed.snapshot.len());
         let (done, is_done) = oneshot::channel();
-        let _ = self.words.send(ReflectorFinding::Renewal(Renewal { objects, count, done })).await;
+        let _ = self.upstream.findings.send(ReflectorFinding::Renewal { objects, count, done }).await;
         if is_done.await.is_err() {
             return Ok(());
         }
         let took = began.elapsed();
         tracing::info!(feed = %key, changed, of, ?took, "objects refreshed for another upstream version");
-        self.written.renewed(listed.servers);
+        self.upstream.written.renewed(listed.servers);
         Ok(())
     }
 }

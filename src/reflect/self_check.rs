@@ -25,10 +25,8 @@ mod pace;
 
 use std::convert::Infallible;
 use std::future::pending;
-use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::cache::{FeedState, Snapshot, StateMark};
@@ -38,10 +36,10 @@ use crate::wire::{Encoding, Object};
 use base::{Reloadable, random};
 use kubeapi::{ContinueAt, ContinueToken, ObjectKey, PageStore, ResourceVersion};
 
-use super::body_writers::BodyWriters;
-use super::initial_state::{FeedClient, PastObject};
-use super::metrics::{SelfCheckOutcome, SideRequest};
-use super::reflect_config::ReflectConfig;
+use super::ReflectConfig;
+use super::feed_client::FeedClient;
+use super::initial_state::PastObject;
+use super::metrics::SideRequest;
 use super::reflector_findings::{Divergence, ReflectorFinding};
 use super::versions::VersionPage;
 use compare::{Discrepancy, KeyRange, contradictions};
@@ -50,8 +48,6 @@ use pace::DivergenceRateLimit;
 /// Compares one feed with upstream.
 pub(super) struct SelfChecker {
     pub(super) upstream: FeedClient,
-    pub(super) words: mpsc::Sender<ReflectorFinding>,
-    pub(super) written: Arc<BodyWriters>,
     /// Provides the mean interval between rounds, which varies by half, or disables them.
     pub(super) config: Reloadable<ReflectConfig>,
 }
@@ -114,10 +110,7 @@ impl SelfChecker {
             return pending().await;
         }
         let feed = &self.upstream.feed;
-        let mut state = feed.reader.watch_state();
-        if state.wait_for(|state| *state == FeedState::Live).await.is_err() {
-            pending::<()>().await;
-        }
+        self.upstream.live().await;
         let mut known = SelfCheckState::since(feed.reader.state_mark());
         // The first round of a fleet that starts together is spread over the whole interval.
         let first = |config: &ReflectConfig| config.self_check.map(|every| every.mul_f64(random::f64()));
@@ -167,21 +160,21 @@ impl SelfChecker {
             Ok(Some(divergence)) => {
                 known.unanswered = 0;
                 self.report(divergence, known).await;
-                SelfCheckOutcome::Different
+                "different"
             }
-            Ok(None) if self.upstream.feed.reader.history() != mark.history => SelfCheckOutcome::Skipped,
+            Ok(None) if self.upstream.feed.reader.history() != mark.history => "skipped",
             Ok(None) => {
                 known.unanswered = 0;
-                SelfCheckOutcome::Same
+                "same"
             }
             Err(error) => {
                 tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "self-check skipped");
                 known.compared = before;
                 known.note(&error, (mark.history, state.rv));
-                SelfCheckOutcome::Skipped
+                "skipped"
             }
         };
-        self.upstream.metrics.self_checked(outcome);
+        self.upstream.count("kube_fanout_self_checks_total", "outcome", outcome);
     }
 
     /// Compares a part of the state. Returns an object that is certain to differ.
@@ -316,7 +309,7 @@ impl SelfChecker {
 
     fn is_written_alike(&self, then: &PastObject) -> bool {
         let is_present = self.upstream.feed.body_release.is_present();
-        self.has_comparable_bodies() && is_present && self.written.writes_as_held(&then.server)
+        self.has_comparable_bodies() && is_present && self.upstream.written.writes_as_held(&then.server)
     }
 
     /// Checks a differing object again. Returns the difference if it persists.
@@ -370,7 +363,7 @@ impl SelfChecker {
             return;
         }
         known.pace.given_up(Instant::now());
-        let _ = self.words.send(ReflectorFinding::Divergence(divergence)).await;
+        let _ = self.upstream.findings.send(ReflectorFinding::Divergence(divergence)).await;
     }
 
     /// Requests a page of the keys after `behind` at `rv`.
@@ -390,12 +383,12 @@ impl SelfChecker {
     }
 
     async fn versions(&self, query: &str) -> Result<VersionPage, Error> {
-        self.upstream.metrics.asked(SideRequest::SelfCheck);
+        self.upstream.asked(SideRequest::SelfCheck);
         self.upstream.versions(Cause::SelfCheck, query, KEYS_BYTES_MAX).await
     }
 
     async fn object(&self, key: &ObjectKey, rv: ResourceVersion) -> Result<PastObject, Error> {
-        self.upstream.metrics.asked(SideRequest::SelfCheck);
+        self.upstream.asked(SideRequest::SelfCheck);
         let then = self.upstream.lister(SideRequest::SelfCheck).object_then(key, rv).await?;
         if then.at == rv { Ok(then) } else { Err(other_version(rv)) }
     }

@@ -7,7 +7,7 @@ use crate::upstream::{Cause, Error, UpstreamRequestKind, encoding_of};
 use crate::wire::{Encoding, JsonLayout, ObjectReader};
 use kubeapi::{ObjectKey, ResourceVersion};
 
-use super::initial_state::FeedClient;
+use super::feed_client::FeedClient;
 
 /// Keys and versions of a part of a collection.
 #[derive(Debug, Clone, Default)]

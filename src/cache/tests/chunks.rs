@@ -97,7 +97,7 @@ fn chunks_are_computed_once_per_state() {
     let cut = |snapshot: &Snapshot| snapshot.chunks().now_or_never().expect("few enough for one go");
     let empty = reader.snapshot();
     assert_eq!(cut(&empty).len(), 0);
-    writer.apply(super::fixture::added(&super::fixture::POD, 11)).expect("in order");
+    writer.apply([super::fixture::added(&super::fixture::POD, 11)]).expect("in order");
     assert_eq!((cut(&empty).len(), cut(&reader.snapshot()).len()), (0, 1));
     assert!(Arc::ptr_eq(&cut(&reader.snapshot()), &cut(&reader.snapshot())));
     // A later version of the same state.

@@ -63,14 +63,14 @@ fn renewal_changes_bodies_and_chunk_names_without_events() {
 #[test]
 fn renewal_replaces_only_bodies_of_the_same_version() {
     let (mut writer, reader) = listed(ring(10), 10, &[(POD, 5), (Q, 6)]);
-    writer.apply(added(&R, 11)).expect("in order");
+    writer.apply([added(&R, 11)]).expect("in order");
     // One is listed at a later version, one at the same version with another body, and one at an older version.
     let list = Snapshot::from_objects(rv(12), [otherwise(&POD, 12), otherwise(&Q, 6), otherwise(&R, 9)]);
     assert_eq!(renew(&mut writer, &reader, &list), 1);
     let new: Vec<_> = reader.snapshot().iter().map(|object| is_new(object)).collect();
     assert_eq!(new, [false, true, false]);
     // Later events build on the current objects.
-    writer.apply(added(&Pod { note: 1, ..Q }, 13)).expect("in order");
+    writer.apply([added(&Pod { note: 1, ..Q }, 13)]).expect("in order");
     let mut watch = reader.open(StartPosition::After(rv(12)), View::everything()).expect("in the ring").cursor;
     let mut frames = Vec::new();
     watch.pull(usize::MAX, None, &mut frames);

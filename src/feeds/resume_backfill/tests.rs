@@ -234,7 +234,7 @@ async fn resume_does_not_wait_if_history_cannot_be_extended() {
     let (resume_backfills, everything) = (ResumeBackfills::default(), View::everything());
     assert!(resume_backfills.wait(rv(50), &everything, &reader).now_or_never().is_none());
     for (version, note) in [(101, 1), (102, 2)] {
-        writer.apply(added(&crate::cache::tests::fixture::Pod { note, ..POD }, version)).expect("in order");
+        writer.apply([added(&crate::cache::tests::fixture::Pod { note, ..POD }, version)]).expect("in order");
     }
     assert_eq!(reader.floor(), rv(101), "the ring is full");
     assert!(resume_backfills.wait(rv(50), &everything, &reader).now_or_never().is_some());

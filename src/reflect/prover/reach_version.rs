@@ -100,7 +100,7 @@ impl Prover {
         if timeout(STREAM_HEAD_START, reader.reached(rv)).await.is_ok() {
             return ReachOutcome::Reached(rv);
         }
-        self.upstream.metrics.asked(SideRequest::Position);
+        self.upstream.asked(SideRequest::Position);
         let lister = self.upstream.lister(SideRequest::Position);
         let answer = match timeout(PROOF_MAX, lister.position(Some(rv))).await {
             Ok(Ok(told)) if told.at >= rv => {

@@ -112,11 +112,11 @@ impl Stage {
     }
 
     pub(super) fn put(&mut self, name: &str, app: &str, rv: u64) {
-        self.writer.apply(added(name, app, rv)).expect("in order");
+        self.writer.apply([added(name, app, rv)]).expect("in order");
     }
 
     pub(super) fn delete(&mut self, name: &str, app: &str, rv: u64) {
-        self.writer.apply(deleted(name, app, rv)).expect("in order");
+        self.writer.apply([deleted(name, app, rv)]).expect("in order");
     }
 
     /// Applies a bookmark from upstream.
