@@ -24,6 +24,7 @@ mod metrics;
 mod positions;
 mod prover;
 mod qualify;
+mod recurrence;
 mod reflector;
 mod reflector_findings;
 mod renew;

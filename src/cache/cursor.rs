@@ -5,8 +5,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::lane::{Lane, LaneRead};
-use super::progress::Progress;
-use super::shared::Shared;
+use super::shared::{Progress, Shared};
 use super::{Event, Follower, Snapshot, View};
 use crate::wire::{Renderer, TranscodeError};
 use kubeapi::{EventType, ResourceVersion};

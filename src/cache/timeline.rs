@@ -8,9 +8,8 @@ use super::budget::Accounts;
 use super::change::{Change, OutOfOrder};
 use super::pending_wakeups::PendingWakeups;
 use super::ring::Ring;
-use super::stats::CacheStats;
 use super::store::Store;
-use super::{BackfilledEvents, CacheConfig, Event, Snapshot};
+use super::{BackfilledEvents, CacheConfig, Event, MemoryKind, Snapshot};
 use crate::wire::{Envelope, Object};
 use base::Account;
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
@@ -50,6 +49,27 @@ struct ConfirmedVersion {
     kept: Option<Snapshot>,
 }
 
+/// Sizes of one feed, for metrics and admin pages.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CacheStats {
+    pub objects: usize,
+    /// Bytes of the objects' bodies.
+    pub object_bytes: usize,
+    pub events: usize,
+    pub event_bytes: usize,
+    /// Bytes derived from objects and events and kept.
+    pub derived_bytes: usize,
+    /// Bytes of everything of the feed that is alive, regardless of its holder.
+    pub memory_bytes: usize,
+    /// The oldest version that a watch may start from.
+    pub floor: ResourceVersion,
+    pub progress: ResourceVersion,
+    /// Number of lanes, without the lane of all events.
+    pub lanes: usize,
+    /// Seconds between the oldest and the newest event.
+    pub span_seconds: f64,
+}
+
 /// A mark of a feed's objects: if two marks are equal, the objects did not change in between.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StateMark {
@@ -69,7 +89,7 @@ impl Timeline {
             progress: ResourceVersion::default(),
             last_event: ResourceVersion::default(),
             confirmed: None,
-            frames: accounts.objects.clone(),
+            frames: accounts.of(MemoryKind::Objects).clone(),
             number: 0,
             is_over: false,
         }
@@ -93,8 +113,7 @@ impl Timeline {
         (self.ring.end(wakes), self.store.end())
     }
 
-    /// Applies a change. Returns its event, which the caller adds to the lanes after evicting others, or `None` if the
-    /// change is known already. A further change at the version of the newest event is new.
+    /// Applies a change. Returns its event, which the caller adds to the ring, or `None` if the change is known already. A further change at the version of the newest event is new.
     ///
     /// # Errors
     /// The change contradicts the history.
@@ -113,7 +132,7 @@ impl Timeline {
             return if is_known { Ok(None) } else { Err(out_of_order()) };
         }
         let Change { event_type, object, frame } = change;
-        let previous = self.store.get(&object.key).cloned();
+        let previous = self.store.objects.get(&object.key).cloned();
         // The type follows from the store's content, as for a selector.
         let known_as = match (event_type, &previous) {
             (EventType::Added, Some(_)) => EventType::Modified,
@@ -135,7 +154,6 @@ impl Timeline {
         self.store.apply(&event);
         self.last_event = rv;
         self.progress = self.progress.max(rv);
-        self.ring.admit(&event);
         Ok(Some(event))
     }
 
@@ -168,7 +186,7 @@ impl Timeline {
     /// Returns whether the store has the result of the change. This recognises a change whose event was evicted before
     /// others of its version.
     fn shows(&self, change: &Change) -> bool {
-        match self.store.get(&change.object.key) {
+        match self.store.objects.get(&change.object.key) {
             Some(object) => object.rv == change.object.rv,
             None => change.event_type == EventType::Deleted && change.object.rv <= self.told_from(),
         }
@@ -213,7 +231,7 @@ impl Timeline {
     pub(super) fn shown(&self) -> Snapshot {
         match &self.confirmed {
             Some(ConfirmedVersion { rv, kept }) => kept.clone().unwrap_or_else(|| self.store.state(*rv)),
-            None => self.snapshot(),
+            None => self.store.state(self.progress),
         }
     }
 
@@ -236,7 +254,8 @@ impl Timeline {
             return None;
         }
         let since = self.ring.behind(rv, events_max)?;
-        Some(self.store.state(rv).cut_by(self.store.chunks_of_past_state()).without(&since))
+        let state = Snapshot { cut: self.store.chunks_of_past_state(), ..self.store.state(rv) };
+        Some(state.without(&since))
     }
 
     pub(super) fn mark(&self) -> StateMark {
@@ -245,10 +264,10 @@ impl Timeline {
 
     pub(super) fn stats(&self) -> CacheStats {
         CacheStats {
-            objects: self.store.len(),
-            object_bytes: self.store.bytes(),
-            events: self.ring.len(),
-            event_bytes: self.ring.bytes(),
+            objects: self.store.objects.len(),
+            object_bytes: self.store.bytes,
+            events: self.ring.events,
+            event_bytes: self.ring.bytes,
             derived_bytes: 0,
             memory_bytes: 0,
             floor: self.ring.floor,

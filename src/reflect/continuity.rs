@@ -59,17 +59,9 @@ pub(super) fn compare<'a, 'b>(
     if at < reached {
         return HistoryComparison::Other;
     }
-    let (mut known, mut listed) = (known.peekable(), listed.peekable());
     let mut finding = HistoryComparison::Same;
-    loop {
-        let order = match (known.peek(), listed.peek()) {
-            (Some((known, _)), Some((listed, _))) => (*known).cmp(*listed),
-            (Some(_), None) => Ordering::Less,
-            (None, Some(_)) => Ordering::Greater,
-            (None, None) => return finding,
-        };
-        let before = known.next_if(|_| order != Ordering::Greater).map(|(_, rv)| rv);
-        let after = listed.next_if(|_| order != Ordering::Less).map(|(_, rv)| rv);
+    for (before, after) in side_by_side(known, listed, |known, listed| known.0.cmp(listed.0)) {
+        let (before, after) = (before.map(|(_, rv)| rv), after.map(|(_, rv)| rv));
         if before == after {
             continue;
         }
@@ -79,6 +71,25 @@ pub(super) fn compare<'a, 'b>(
         }
         finding = HistoryComparison::Later;
     }
+    finding
+}
+
+/// Walks two sequences in key order side by side. Returns what each has of each key.
+pub(super) fn side_by_side<A, B>(
+    one: impl Iterator<Item = A>,
+    other: impl Iterator<Item = B>,
+    compare: impl Fn(&A, &B) -> Ordering,
+) -> impl Iterator<Item = (Option<A>, Option<B>)> {
+    let (mut one, mut other) = (one.peekable(), other.peekable());
+    std::iter::from_fn(move || {
+        let order = match (one.peek(), other.peek()) {
+            (Some(one), Some(other)) => compare(one, other),
+            (Some(_), None) => Ordering::Less,
+            (None, Some(_)) => Ordering::Greater,
+            (None, None) => return None,
+        };
+        Some((one.next_if(|_| order != Ordering::Greater), other.next_if(|_| order != Ordering::Less)))
+    })
 }
 
 /// The keys and versions of a state's objects, in key order.

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::body_writers::BodyWriters;
 use super::reflector_findings::ReflectorFinding;
@@ -29,6 +29,13 @@ impl FeedClient {
     pub(super) async fn live(&self) {
         // The sender lives as long as the feed.
         let _ = self.feed.reader.watch_state().wait_for(|state| *state == FeedState::Live).await;
+    }
+
+    /// Sends a finding to the reflector, and returns its answer; `None` if it does not act on the finding.
+    pub(super) async fn hand_over<T>(&self, finding: impl FnOnce(oneshot::Sender<T>) -> ReflectorFinding) -> Option<T> {
+        let (done, is_done) = oneshot::channel();
+        self.findings.send(finding(done)).await.ok()?;
+        is_done.await.ok()
     }
 
     /// Reports to the reflector that an upstream response contradicts what the feed held in this history.

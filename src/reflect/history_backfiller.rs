@@ -3,7 +3,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::feed_client::FeedClient;
@@ -11,7 +10,7 @@ use super::gap_recovery;
 use super::metrics::SideRequest;
 use super::reflector_findings::ReflectorFinding;
 use super::stream::{StreamEnd, StreamItem};
-use crate::cache::{BackfilledEvents, Change, HistoryStart, MissingPrevious};
+use crate::cache::{Change, HistoryStart, MissingPrevious};
 use crate::feeds::{BackfillOutcome, BackfillRequest};
 use crate::upstream::{Cause, Error};
 use base::Backoff;
@@ -130,7 +129,11 @@ impl HistoryBackfiller {
             }
         };
         match beginning.joined_by(from, changes) {
-            Ok(past) => self.hand_over(from, past).await,
+            Ok(past) => match self.upstream.hand_over(|done| ReflectorFinding::Backfill { past, done }).await {
+                Some(true) => BackfillOutcome::Prepended,
+                Some(false) => BackfillOutcome::TooEarly { from },
+                None => BackfillOutcome::Failed,
+            },
             Err(misfit) => {
                 let feed = &self.upstream.feed.spec.key;
                 tracing::warn!(
@@ -195,24 +198,10 @@ impl HistoryBackfiller {
                 }
             }
         }
-        let (done, is_done) = oneshot::channel();
-        let explanation = ReflectorFinding::PreviousObjects { known, before, done };
-        if self.upstream.findings.send(explanation).await.is_err() || is_done.await.is_err() {
+        let explanation = |done| ReflectorFinding::PreviousObjects { known, before, done };
+        if self.upstream.hand_over(explanation).await.is_none() {
             return BackfillOutcome::Failed;
         }
         if known > from { BackfillOutcome::PreviousUnknown { upto: known } } else { BackfillOutcome::PreviousFound }
-    }
-
-    /// Sends the events to the reflector, which prepends them to the history.
-    async fn hand_over(&self, from: ResourceVersion, past: BackfilledEvents) -> BackfillOutcome {
-        let (done, is_done) = oneshot::channel();
-        if self.upstream.findings.send(ReflectorFinding::Backfill { past, done }).await.is_err() {
-            return BackfillOutcome::Failed;
-        }
-        match is_done.await {
-            Ok(true) => BackfillOutcome::Prepended,
-            Ok(false) => BackfillOutcome::TooEarly { from },
-            Err(_) => BackfillOutcome::Failed,
-        }
     }
 }

@@ -21,6 +21,7 @@ use super::continuity::{HistoryComparison, compare, places};
 use super::feed_client::FeedClient;
 use super::initial_state::{InitialState, ListVersion};
 use super::metrics::SideRequest;
+use super::recurrence::Recurrence;
 use super::stream::StreamEnd;
 use base::random;
 use kubeapi::ResourceVersion;
@@ -80,34 +81,9 @@ pub(super) struct HistoryChecks {
     due: Option<(Instant, HistoryCheckReason)>,
     /// The running check. The lock is never contended; it only makes the type `Sync`.
     running: Mutex<Option<BoxFuture<'static, HistoryCheckOutcome>>>,
-    pace: HistoryCheckRateLimit,
-}
-
-/// Limits the rate of history checks, so that an upstream that keeps triggering unfounded ones is not listed
-/// repeatedly.
-#[derive(Debug, Default)]
-struct HistoryCheckRateLimit {
-    /// The time of the last unfounded check, and the number of earlier ones in a row.
-    unfounded: Option<(Instant, u32)>,
-}
-
-impl HistoryCheckRateLimit {
-    const REST: Duration = Duration::from_secs(10);
-    const REST_MAX: Duration = Duration::from_secs(5 * 60);
-
-    fn rest(times: u32) -> Duration {
-        Self::REST.saturating_mul(1 << times.min(10)).min(Self::REST_MAX)
-    }
-
-    /// The earliest time of the next check.
-    fn earliest(&self) -> Option<Instant> {
-        self.unfounded.map(|(at, times)| at + Self::rest(times))
-    }
-
-    fn was_unfounded(&mut self, now: Instant) {
-        let again = self.unfounded.filter(|(at, times)| now.duration_since(*at) < 2 * Self::rest(*times));
-        self.unfounded = Some((now, again.map_or(0, |(_, times)| times + 1)));
-    }
+    /// Limits the rate of history checks, so that an upstream that keeps triggering unfounded ones is not listed
+    /// repeatedly.
+    unfounded: Recurrence<10, 300>,
 }
 
 /// The timeout of the position request.
@@ -119,7 +95,7 @@ impl HistoryChecks {
     pub(super) fn ask(&mut self, why: HistoryCheckReason, from: Duration, spread: Duration) {
         let mut when = Instant::now() + from + spread.mul_f64(random::f64());
         if why == HistoryCheckReason::Suspected {
-            when = self.pace.earliest().map_or(when, |earliest| earliest.max(when));
+            when = self.unfounded.earliest().map_or(when, |earliest| earliest.max(when));
         }
         // A scheduled check is never delayed, and the more urgent reason covers the other.
         self.due = Some(self.due.map_or((when, why), |(at, due)| (at.min(when), due.max(why))));
@@ -148,7 +124,7 @@ impl HistoryChecks {
                         | HistoryCheckOutcome::Failed(_)
                         | HistoryCheckOutcome::Unproven(HistoryCheckReason::Suspected, _)
                 ) {
-                    self.pace.was_unfounded(Instant::now());
+                    self.unfounded.happened(Instant::now());
                 }
                 return outcome;
             }
@@ -233,21 +209,6 @@ impl FeedClient {
 mod tests {
     use super::*;
 
-    #[test]
-    fn unfounded_history_checks_back_off_until_a_quiet_period() {
-        let (mut pace, start) = (HistoryCheckRateLimit::default(), Instant::now());
-        assert_eq!(pace.earliest(), None);
-        let mut now = start;
-        for rest in [10, 20, 40, 80, 160, 300, 300] {
-            pace.was_unfounded(now);
-            assert_eq!(pace.earliest(), Some(now + Duration::from_secs(rest)));
-            now += Duration::from_secs(rest);
-        }
-        let later = now + 2 * HistoryCheckRateLimit::REST_MAX;
-        pace.was_unfounded(later);
-        assert_eq!(pace.earliest(), Some(later + HistoryCheckRateLimit::REST));
-    }
-
     #[tokio::test(start_paused = true)]
     async fn history_check_keeps_earliest_due_time_and_strongest_reason() {
         let mut history_checks = HistoryChecks::default();
@@ -264,13 +225,9 @@ mod tests {
             history_checks.withdraw();
             assert_eq!(history_checks.due, None);
         }
-        history_checks.pace.was_unfounded(now);
+        history_checks.unfounded.happened(now);
         history_checks.ask(HistoryCheckReason::Suspected, Duration::ZERO, Duration::ZERO);
-        assert_eq!(
-            history_checks.due,
-            Some((now + HistoryCheckRateLimit::REST, HistoryCheckReason::Suspected)),
-            "paced"
-        );
+        assert_eq!(history_checks.due, Some((now + Duration::from_secs(10), HistoryCheckReason::Suspected)), "paced");
         history_checks.forget();
         history_checks.ask(HistoryCheckReason::Suspected, Duration::ZERO, Duration::ZERO);
         assert_eq!(history_checks.due, Some((now, HistoryCheckReason::Suspected)), "another history, another doubt");

@@ -60,7 +60,7 @@ impl FeedClient {
     }
 
     pub(super) fn asked(&self, what: SideRequest) {
-        self.count("kube_fanout_feed_requests_total", "purpose", what.as_str());
+        self.count("kube_fanout_feed_requests_total", "purpose", what.facts().0);
     }
 
     /// Counts a break of the history: `mended`, `new_history`, `rewound` if upstream's storage went back and so did the
@@ -88,26 +88,22 @@ pub(super) fn compared(key: &FeedKey, representation: Representation, outcome: &
 impl SideRequest {
     /// The cause to which the cost of the request is accounted.
     pub(super) fn cause(self) -> Cause {
-        match self {
-            Self::Initial | Self::Relist | Self::Renewal | Self::Doubt => Cause::List,
-            Self::Position | Self::Equality | Self::CatchUp => Cause::Proof,
-            Self::Past | Self::Prehistory => Cause::Past,
-            Self::SelfCheck => Cause::SelfCheck,
-        }
+        self.facts().1
     }
 
-    fn as_str(self) -> &'static str {
+    /// The label value in metrics, and the cause.
+    fn facts(self) -> (&'static str, Cause) {
         match self {
-            Self::Initial => "initial",
-            Self::Relist => "relist",
-            Self::Renewal => "release_change",
-            Self::Past => "past_object",
-            Self::Position => "position",
-            Self::Equality => "equality",
-            Self::CatchUp => "catch_up",
-            Self::Doubt => "mismatch",
-            Self::Prehistory => "backfill",
-            Self::SelfCheck => "self_check",
+            Self::Initial => ("initial", Cause::List),
+            Self::Relist => ("relist", Cause::List),
+            Self::Renewal => ("release_change", Cause::List),
+            Self::Doubt => ("mismatch", Cause::List),
+            Self::Position => ("position", Cause::Proof),
+            Self::Equality => ("equality", Cause::Proof),
+            Self::CatchUp => ("catch_up", Cause::Proof),
+            Self::Past => ("past_object", Cause::Past),
+            Self::Prehistory => ("backfill", Cause::Past),
+            Self::SelfCheck => ("self_check", Cause::SelfCheck),
         }
     }
 }

@@ -26,11 +26,10 @@ mod reach_version;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use futures_util::future::{FutureExt, OptionFuture};
+use futures_util::future::{BoxFuture, FutureExt};
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
@@ -122,7 +121,13 @@ struct ListedVersions {
     is_from_memory: bool,
 }
 
-type OptionalRequest<'a, T> = OptionFuture<Pin<Box<dyn Future<Output = T> + Send + 'a>>>;
+/// Completes when a request has finished, which is then dropped. Without a request it never completes.
+async fn finished<T>(request: &mut Option<BoxFuture<'_, T>>) -> T {
+    let Some(running) = request else { return std::future::pending().await };
+    let answer = running.await;
+    *request = None;
+    answer
+}
 
 impl Prover {
     pub(super) fn new(upstream: FeedClient) -> Self {
@@ -148,16 +153,13 @@ impl Prover {
         let mut wanted = self.upstream.feed.freshness.wanted();
         let mut progress = self.upstream.feed.reader.follow_progress();
         let mut positions = Positions::default();
-        let mut question: OptionalRequest<'_, Option<ProofResult>> = None.into();
-        let mut proof: OptionalRequest<'_, Option<Instant>> = None.into();
-        let (mut asks, mut proves) = (false, false);
+        let mut question: Option<BoxFuture<'_, Option<ProofResult>>> = None;
+        let mut proof: Option<BoxFuture<'_, Option<Instant>>> = None;
         let mut history = self.upstream.feed.reader.history();
         loop {
             // A response to a request about another history says nothing about this one.
             if std::mem::replace(&mut history, self.upstream.feed.reader.history()) != history {
-                positions = Positions::default();
-                (question, proof) = (None.into(), None.into());
-                (asks, proves) = (false, false);
+                (positions, question, proof) = (Positions::default(), None, None);
             }
             if let Some(asked) = positions.settle(
                 self.upstream.feed.reader.progress().rv,
@@ -168,39 +170,27 @@ impl Prover {
                 self.upstream.feed.freshness.prove(asked);
             }
             let last = positions.last();
-            if !asks && self.unasked(*wanted.borrow_and_update(), last) && !positions.is_full() {
-                question = Some(self.question().boxed()).into();
-                asks = true;
+            if question.is_none() && self.unasked(*wanted.borrow_and_update(), last) && !positions.is_full() {
+                question = Some(self.question().boxed());
             }
-            if let (Some(position), false) = (positions.last(), proves) {
-                proof = Some(self.prove(position).boxed()).into();
-                proves = true;
+            if let (Some(position), None) = (last, &proof) {
+                proof = Some(self.prove(position).boxed());
             }
-            tokio::select! {
+            let result = tokio::select! {
                 biased;
-                Some(answer) = &mut question, if asks => {
-                    asks = false;
-                    match answer.filter(|_| self.upstream.feed.reader.history() == history) {
-                        Some(ProofResult::Position(position)) => positions.extend(Some(position)),
-                        Some(ProofResult::Proven(asked)) => {
-                            self.upstream.feed.freshness.prove(asked);
-                            positions.proven(asked);
-                        }
-                        None => {}
-                    }
+                answer = finished(&mut question) => answer,
+                proven = finished(&mut proof) => proven.map(ProofResult::Proven),
+                () = progress.changed(), if last.is_some() => None,
+                _ = wanted.changed() => None,
+                () = self.upstream.live(), if !self.live() => None,
+            };
+            match result.filter(|_| self.upstream.feed.reader.history() == history) {
+                Some(ProofResult::Position(position)) => positions.extend(position),
+                Some(ProofResult::Proven(asked)) => {
+                    self.upstream.feed.freshness.prove(asked);
+                    positions.proven(asked);
                 }
-                Some(proven) = &mut proof, if proves => {
-                    proves = false;
-                    if let Some(asked) = proven
-                        && self.upstream.feed.reader.history() == history
-                    {
-                        self.upstream.feed.freshness.prove(asked);
-                        positions.proven(asked);
-                    }
-                }
-                () = progress.changed(), if positions.last().is_some() => {}
-                _ = wanted.changed() => {}
-                () = self.upstream.live(), if !self.live() => {}
+                None => {}
             }
         }
     }
@@ -224,7 +214,12 @@ impl Prover {
         if is_tiny && *self.quiet_at.lock() == Some(reader.state_mark()) && self.live() {
             return self.at_once().await;
         }
-        self.position().await.map(ProofResult::Position)
+        // Requests the version that upstream's storage has reached.
+        let (asked, shown) = (Instant::now(), reader.shown_at());
+        self.upstream.asked(SideRequest::Position);
+        let lister = self.upstream.lister(SideRequest::Position);
+        let at = self.answer(shown, lister.position_beside(shown), |at| *at).await?;
+        Some(ProofResult::Position(Position { asked, at }))
     }
 
     /// Lists the current versions of a tiny collection. If the cache has the same, that is the proof.
@@ -240,15 +235,6 @@ impl Prover {
         // Otherwise the changes are still on their way.
         let position = Position { asked, at: listed.at };
         Some(if self.is_held(&listed) { ProofResult::Proven(asked) } else { ProofResult::Position(position) })
-    }
-
-    /// Requests the version that upstream's storage has reached.
-    async fn position(&self) -> Option<Position> {
-        let (asked, shown) = (Instant::now(), self.upstream.feed.reader.shown_at());
-        self.upstream.asked(SideRequest::Position);
-        let lister = self.upstream.lister(SideRequest::Position);
-        let at = self.answer(shown, lister.position_beside(shown), |at| *at).await?;
-        Some(Position { asked, at })
     }
 
     /// Runs a request and returns its result if the version is not below `shown`, the version served before. A lower

@@ -18,11 +18,9 @@ use bytes::Bytes;
 use tokio::time::{Instant, sleep};
 
 use crate::cache::{FeedState, Snapshot, StateMark};
-use crate::feeds::{Feeds, RenderingRefusal};
+use crate::feeds::RenderingRefusal;
 use crate::upstream::{Build, Cause, Error, UpstreamRequestKind, encoding_of};
-use crate::wire::{
-    Encoding, Include, ListMeta, Object, Renderer, Representation, TranscodeError, same_items, same_rows,
-};
+use crate::wire::{Include, ListMeta, Object, Renderer, Representation, TranscodeError, same_items, same_rows};
 use base::{Backoff, BackoffBounds, random};
 use kubeapi::ResourceVersion;
 
@@ -33,7 +31,6 @@ use super::metrics::{self, SideRequest};
 /// Qualifies the representations of one feed, and keeps comparing them.
 pub(super) struct Qualifier {
     pub(super) upstream: FeedClient,
-    pub(super) feeds: Feeds,
 }
 
 /// The state of the qualifier.
@@ -74,8 +71,6 @@ const SAMPLE_SOON: Duration = Duration::from_secs(5);
 const RETRY: BackoffBounds = BackoffBounds { first: Duration::from_millis(500), longest: SAMPLE_EVERY };
 /// The number of objects that are derived before the task yields.
 const DERIVED_AT_A_TIME: usize = 64;
-/// The maximum number of objects of a second feed that are compared in one pass.
-const SHADOWED_MAX: usize = 1_000;
 
 impl Qualifier {
     /// Qualifies requested representations and samples derived ones, for as long as the feed lives.
@@ -190,8 +185,7 @@ impl Qualifier {
                 tracing::info!(%feed, "serving {wanted} from the {held} cache (verified on {objects} objects)");
                 self.upstream.feed.renderings.qualify(renderer);
             }
-            Verdict::Different => self.upstream.feed.refuse(wanted, RenderingRefusal::Mismatch, &DIFFERENT),
-            Verdict::Refused => self.upstream.feed.refuse(wanted, RenderingRefusal::Unrenderable, &UNCONVERTIBLE),
+            verdict @ (Verdict::Different | Verdict::Refused) => self.refuse(wanted, verdict),
             Verdict::NotOffered => {
                 self.upstream.feed.refuse(
                     wanted,
@@ -232,7 +226,6 @@ impl Qualifier {
             return;
         }
         known.sampled = Some(mark);
-        self.shadow();
         let includes_objects = |renderer: &Renderer| renderer.representation() != Representation::Table(Include::None);
         for renderer in self.upstream.feed.renderings.in_use().into_iter().filter(includes_objects) {
             let snapshot = self.upstream.feed.reader.snapshot();
@@ -245,17 +238,7 @@ impl Qualifier {
             let verdict = self.compare(&renderer, &path, &[object]).await;
             match self.confirmed(verdict, &[object], snapshot.rv).await {
                 Verdict::Equal => known.compared += 1,
-                Verdict::Different => {
-                    self.upstream.feed.refuse(renderer.representation(), RenderingRefusal::Mismatch, &DIFFERENT);
-                }
-                Verdict::Refused => {
-                    self.upstream.feed.refuse(
-                        renderer.representation(),
-                        RenderingRefusal::Unrenderable,
-                        &UNCONVERTIBLE,
-                    );
-                }
-                Verdict::Unanswered | Verdict::Expired | Verdict::NotOffered => {}
+                verdict => self.refuse(renderer.representation(), verdict),
             }
         }
     }
@@ -290,31 +273,15 @@ impl Qualifier {
         Ok(self.upstream.feed.body_release.is_present().then_some(build.minor))
     }
 
-    /// Compares each object with a second feed that holds the other encoding, if there is one. This sends nothing to
-    /// upstream.
-    fn shadow(&self) {
-        let json = Representation::Object(Encoding::Json);
-        let (ours, wanted) = (&self.upstream.feed.spec.key, (Encoding::Protobuf, Encoding::Json));
-        let twin = self.feeds.all().into_iter().find(|feed| {
-            let key = &feed.spec.key;
-            (ours.encoding, key.encoding) == wanted && key.gvr == ours.gvr && key.scope == ours.scope
-        });
-        let derived =
-            self.upstream.feed.renderings.derived().into_iter().find(|renderer| renderer.representation() == json);
-        let (Some(twin), Some(renderer)) = (twin, derived) else { return };
-        let (ours, theirs) = (self.upstream.feed.reader.snapshot(), twin.reader.snapshot());
-        for object in ours.iter().take(SHADOWED_MAX) {
-            let Some(other) = theirs.get(&object.key).filter(|other| other.rv == object.rv) else { continue };
-            let verdict = match self.upstream.feed.reader.body(object, &renderer) {
-                Ok(body) if body == *other.body() => Verdict::Equal,
-                Ok(_) => Verdict::Different,
-                Err(_) => Verdict::Refused,
-            };
-            self.count(json, verdict);
-            if verdict != Verdict::Equal {
-                return self.upstream.feed.refuse(json, RenderingRefusal::Mismatch, &DIFFERENT);
-            }
-        }
+    /// Ends a derivation whose objects differ from upstream's or cannot be derived.
+    fn refuse(&self, representation: Representation, verdict: Verdict) {
+        // The reasons are logged. They never have the content, which may be a Secret's.
+        let (reason, why) = match verdict {
+            Verdict::Different => (RenderingRefusal::Mismatch, "upstream encodes an object differently"),
+            Verdict::Refused => (RenderingRefusal::Unrenderable, "an object cannot be converted"),
+            Verdict::Equal | Verdict::Unanswered | Verdict::Expired | Verdict::NotOffered => return,
+        };
+        self.upstream.feed.refuse(representation, reason, &why);
     }
 
     /// Compares `objects` with upstream's list at `path`.
@@ -432,10 +399,6 @@ fn list_of(renderer: &Renderer, bodies: &[Bytes]) -> Vec<u8> {
     list
 }
 
-/// The reasons that are logged. They never have the content, which may be a Secret's.
-const UNCONVERTIBLE: &str = "an object cannot be converted";
-const DIFFERENT: &str = "upstream encodes an object differently";
-
 fn exact(rv: ResourceVersion) -> String {
     format!("resourceVersion={rv}&resourceVersionMatch=Exact")
 }
@@ -443,6 +406,7 @@ fn exact(rv: ResourceVersion) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::Encoding;
     use kubeapi::Status;
 
     fn refused(code: i32) -> Error {

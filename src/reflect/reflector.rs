@@ -20,7 +20,7 @@ use super::failure::{FailureKind, StepFailure, over};
 use super::feed_client::FeedClient;
 use super::gap::{Completeness, Position, RelistPlanner};
 use super::history_check::HistoryChecks;
-use super::initial_state::{ContinuingWatch, InitialState, ListVersion, Lister};
+use super::initial_state::{ContinuingWatch, InitialState, ListVersion};
 use super::metrics::SideRequest;
 use super::reflector_findings::{HistoryOrigin, ReflectorFinding, RewindNotices};
 use super::stream::{StreamEnd, WatchStream};
@@ -229,7 +229,7 @@ impl Reflector {
         }
         sleep(RESUME_GATHER).await;
         let at = self.upstream.feed.oldest_resume()?;
-        let (asked, lister) = (Instant::now(), self.lister(SideRequest::Initial));
+        let (asked, lister) = (Instant::now(), self.upstream.lister(SideRequest::Initial));
         let (told, listed) = tokio::join!(self.position(), lister.list_whole(ListVersion::Exact(at)));
         let InitialState { snapshot, servers, .. } = listed.ok()?;
         let stream = lister.not_forgotten(at).await?;
@@ -256,7 +256,7 @@ impl Reflector {
     async fn position(&self) -> Option<(Position, Option<BookmarkTemplate>)> {
         let asked = Instant::now();
         self.upstream.asked(SideRequest::Position);
-        let told = timeout(POSITION_MAX, self.lister(SideRequest::Position).position(None)).await.ok()?;
+        let told = timeout(POSITION_MAX, self.upstream.lister(SideRequest::Position).position(None)).await.ok()?;
         let feed = &self.upstream.feed.spec.key;
         let failed =
             |error: &StreamEnd| tracing::debug!(%feed, %error, "cannot read upstream's current resourceVersion");
@@ -270,7 +270,7 @@ impl Reflector {
         }
         let asked = Instant::now();
         self.upstream.asked(SideRequest::Initial);
-        let initial = self.lister(SideRequest::Initial).current().await.map_err(ended)?;
+        let initial = self.upstream.lister(SideRequest::Initial).current().await.map_err(ended)?;
         let (served, at) = (self.upstream.feed.reader.progress().rv, initial.snapshot.rv);
         if at < served {
             self.give_up(served, "a list is older than served data");
@@ -315,10 +315,6 @@ impl Reflector {
             self.writer.set_bookmark(template);
         }
         State::Watching { at, stream, resume_marker: None }
-    }
-
-    fn lister(&self, why: SideRequest) -> Lister<'_> {
-        self.upstream.lister(why)
     }
 
     fn signed_of_life(&mut self) {

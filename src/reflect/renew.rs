@@ -14,7 +14,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Mutex, oneshot};
+use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep};
 
 use crate::upstream::Server;
@@ -45,25 +45,19 @@ struct RenewalRateLimit {
     doublings: u32,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct RenewalDelay {
-    longest: Duration,
-    /// Whether the pause ends as soon as a reader needs a state.
-    may_be_cut: bool,
-}
-
 impl RenewalRateLimit {
     const SPREAD: Duration = Duration::from_secs(60);
     const SPREAD_MAX: Duration = Duration::from_secs(20 * 60);
     /// Renewals that are further apart than this are treated as unrelated.
     const REST: Duration = Duration::from_secs(10 * 60);
 
-    fn next(&mut self, now: Instant) -> RenewalDelay {
+    /// Returns the longest pause, and whether it ends as soon as a reader needs a state.
+    fn next(&mut self, now: Instant) -> (Duration, bool) {
         let rested = self.last.is_none_or(|last| now.duration_since(last) >= Self::REST);
         self.doublings = if rested { 0 } else { (self.doublings + 1).min(16) };
         let longest = Self::SPREAD.saturating_mul(1 << self.doublings).min(Self::SPREAD_MAX);
         // A second immediate renewal is allowed, because an upgrade may be rolled back.
-        RenewalDelay { longest, may_be_cut: self.doublings <= 1 }
+        (longest, self.doublings <= 1)
     }
 
     fn renewed(&mut self, now: Instant) {
@@ -132,7 +126,7 @@ impl Renewer {
         }
     }
 
-    async fn pause(&self, RenewalDelay { longest, may_be_cut }: RenewalDelay) {
+    async fn pause(&self, (longest, may_be_cut): (Duration, bool)) {
         tokio::select! {
             biased;
             () = sleep(longest.mul_f64(random::f64())) => {}
@@ -155,9 +149,8 @@ impl Renewer {
         let objects = held.written_otherwise(&listed.snapshot).await;
         drop(held);
         let (changed, of) = (objects.len(), listed.snapshot.len());
-        let (done, is_done) = oneshot::channel();
-        let _ = self.upstream.findings.send(ReflectorFinding::Renewal { objects, count, done }).await;
-        if is_done.await.is_err() {
+        let renewal = |done| ReflectorFinding::Renewal { objects, count, done };
+        if self.upstream.hand_over(renewal).await.is_none() {
             return Ok(());
         }
         let took = began.elapsed();
@@ -176,9 +169,9 @@ mod tests {
         let (mut pace, start) = (RenewalRateLimit::default(), Instant::now());
         let minute = Duration::from_secs(60);
         let mut next = |at: Instant| {
-            let pause = pace.next(at);
+            let (longest, may_be_cut) = pace.next(at);
             pace.renewed(at);
-            (pause.longest.as_secs() / 60, pause.may_be_cut)
+            (longest.as_secs() / 60, may_be_cut)
         };
         assert_eq!(next(start), (1, true));
         assert_eq!(next(start + minute), (2, true));

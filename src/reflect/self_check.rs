@@ -21,7 +21,6 @@
 //! intervals only: upstream's watches and lists then disagree with its reads at one version.
 
 mod compare;
-mod pace;
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -40,10 +39,10 @@ use super::ReflectConfig;
 use super::feed_client::FeedClient;
 use super::initial_state::PastObject;
 use super::metrics::SideRequest;
+use super::recurrence::Recurrence;
 use super::reflector_findings::{Divergence, ReflectorFinding};
 use super::versions::VersionPage;
 use compare::{Discrepancy, KeyRange, contradictions};
-use pace::DivergenceRateLimit;
 
 /// Compares one feed with upstream.
 pub(super) struct SelfChecker {
@@ -55,7 +54,9 @@ pub(super) struct SelfChecker {
 /// The results of earlier rounds.
 #[derive(Debug)]
 struct SelfCheckState {
-    compared: CompareProgress,
+    /// The state that was compared completely last.
+    proven: StateMark,
+    sweep: Option<Sweep>,
     /// The number of keys in one request.
     keys: usize,
     /// The number of consecutive rounds that upstream did not answer.
@@ -64,15 +65,9 @@ struct SelfCheckState {
     forgotten: Option<(u64, ResourceVersion)>,
     /// Whether upstream's object count was found to be wrong.
     misleads: bool,
-    pace: DivergenceRateLimit,
-}
-
-/// How far a feed has been compared.
-#[derive(Debug, Clone)]
-struct CompareProgress {
-    /// The state that was compared completely last.
-    proven: StateMark,
-    sweep: Option<Sweep>,
+    /// Limits how often the feed is given up because it differs from upstream. If it differs again soon, upstream's
+    /// watches and lists or the comparison itself are wrong. Clients must not relist repeatedly because of that.
+    given_up: Recurrence<3_600, 86_400>,
 }
 
 /// A walk over all keys, continued round by round.
@@ -133,7 +128,7 @@ impl SelfChecker {
             }
             let Some(every) = config.self_check else { continue };
             let mark = feed.reader.state_mark();
-            let is_due = known.compared.proven != mark || known.compared.sweep.is_some();
+            let is_due = known.proven != mark || known.sweep.is_some();
             if is_due && feed.was_read_within(every.mul_f64(1.5)) && feed.reader.state() == FeedState::Live {
                 self.round(mark, &mut known).await;
             }
@@ -155,7 +150,7 @@ impl SelfChecker {
         if known.forgotten == Some((mark.history, state.rv)) {
             return;
         }
-        let before = known.compared.clone();
+        let before = (known.proven, known.sweep.clone());
         let outcome = match self.compare(mark, &state, known).await {
             Ok(Some(divergence)) => {
                 known.unanswered = 0;
@@ -169,7 +164,7 @@ impl SelfChecker {
             }
             Err(error) => {
                 tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "self-check skipped");
-                known.compared = before;
+                (known.proven, known.sweep) = before;
                 known.note(&error, (mark.history, state.rv));
                 "skipped"
             }
@@ -205,7 +200,7 @@ impl SelfChecker {
         state: &Snapshot,
         known: &mut SelfCheckState,
     ) -> Result<Vec<ObjectKey>, Error> {
-        let goes_on = known.compared.sweep.clone().filter(|sweep| sweep.began.history == mark.history);
+        let goes_on = known.sweep.clone().filter(|sweep| sweep.began.history == mark.history);
         let sweep = goes_on.unwrap_or(Sweep { began: mark, behind: None });
         let page = self.page(state.rv, sweep.behind.as_ref(), known.keys).await?;
         let suspects = contradictions(state, state, &page, &KeyRange::of(sweep.behind.clone(), &page));
@@ -215,13 +210,12 @@ impl SelfChecker {
         let is_all = sweep.behind.is_none() && page.is_last;
         // The response to the first page includes the number of objects after it.
         let counted = if sweep.behind.is_none() { page.count() } else { None };
-        known.compared = match page.versions.last_key_value() {
+        match page.versions.last_key_value() {
             Some((last, _)) if !page.is_last => {
-                let sweep = Some(Sweep { began: sweep.began, behind: Some(last.clone()) });
-                CompareProgress { sweep, ..known.compared.clone() }
+                known.sweep = Some(Sweep { began: sweep.began, behind: Some(last.clone()) });
             }
-            _ => CompareProgress { proven: sweep.began, sweep: None },
-        };
+            _ => (known.proven, known.sweep) = (sweep.began, None),
+        }
         if is_all || known.misleads { Ok(Vec::new()) } else { self.against_count(state, counted, known).await }
     }
 
@@ -275,7 +269,7 @@ impl SelfChecker {
         }
         let suspects = contradictions(before, &after, &listed, &KeyRange::default());
         if suspects.is_empty() {
-            known.compared.proven = mark;
+            known.proven = mark;
         }
         Ok(suspects)
     }
@@ -353,7 +347,7 @@ impl SelfChecker {
 
     /// Makes the reflector give up the cached state, unless it did so recently and the difference returned.
     async fn report(&self, divergence: Divergence, known: &mut SelfCheckState) {
-        if known.pace.is_resting(Instant::now()) {
+        if known.given_up.earliest() > Some(Instant::now()) {
             let Divergence { key, difference, .. } = &divergence;
             tracing::warn!(
                 feed = %self.upstream.feed.spec.key, object = %key, difference,
@@ -362,7 +356,7 @@ impl SelfChecker {
             );
             return;
         }
-        known.pace.given_up(Instant::now());
+        known.given_up.happened(Instant::now());
         let _ = self.upstream.findings.send(ReflectorFinding::Divergence(divergence)).await;
     }
 
@@ -403,12 +397,13 @@ impl SelfCheckState {
     /// The initial results, for a state that was just listed.
     fn since(proven: StateMark) -> Self {
         Self {
-            compared: CompareProgress { proven, sweep: None },
+            proven,
+            sweep: None,
             keys: KEYS_MAX,
             unanswered: 0,
             forgotten: None,
             misleads: false,
-            pace: DivergenceRateLimit::default(),
+            given_up: Recurrence::default(),
         }
     }
 

@@ -70,7 +70,7 @@ impl Supervisor {
             written: Arc::new(BodyWriters::new(feed.clone())),
             findings,
         };
-        let qualifier = Qualifier { upstream: upstream.clone(), feeds: self.feeds.clone() };
+        let qualifier = Qualifier { upstream: upstream.clone() };
         let renewer = Renewer { upstream: upstream.clone(), turns: self.turns.clone() };
         let checker = SelfChecker { upstream: upstream.clone(), config: self.config.clone() };
         let backfiller = HistoryBackfiller { upstream: upstream.clone() };

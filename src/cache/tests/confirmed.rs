@@ -76,8 +76,8 @@ fn stream_reaching_the_confirmed_version_replaces_confirmation() {
 #[test]
 fn confirmation_wakes_readers_waiting_for_that_version() {
     let (_writer, reader) = listed(ring(10), 10, &[]);
-    let (mut states, mut streams) = (reader.follow_progress(), reader.follow_progress());
-    let (mut state, mut stream) = (pin!(states.show(rv(15))), pin!(streams.reach(rv(15))));
+    let mut states = reader.follow_progress();
+    let (mut state, mut stream) = (pin!(states.show(rv(15))), pin!(reader.reached(rv(15))));
     assert!(state.as_mut().now_or_never().is_none());
     assert!(reader.confirm(reader.state_mark(), rv(15)));
     assert!(state.as_mut().now_or_never().is_some());

@@ -44,22 +44,6 @@ fn namespace_view_excludes_namespaces_with_the_same_prefix() {
 }
 
 #[test]
-fn namespaces_are_listed_once_in_object_order() {
-    for (labels, fields, start, expected) in [
-        ("", "", None, vec!["a", "b", "t1-a", "t1.a", "t1"]),
-        ("", "metadata.name=a", None, vec!["t1"]),
-        ("", "metadata.namespace=t1", None, vec!["t1"]),
-        ("app=y", "", None, vec![]),
-        ("", "", Some("t1-a/p"), vec!["t1-a", "t1.a", "t1"]),
-        ("", "", Some("t1-a/p\0"), vec!["t1.a", "t1"]),
-    ] {
-        let (crowd, view) = (crowd(), view("", labels, fields));
-        let found: Vec<_> = crowd.namespaces(&view, start).collect();
-        assert_eq!(found, expected, "{labels:?} {fields:?} {start:?}");
-    }
-}
-
-#[test]
 fn page_starts_at_the_first_key_at_or_after_its_start() {
     for (namespace, fields, start, expected) in [
         ("", "", "", 7),

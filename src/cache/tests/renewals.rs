@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::fixture::{POD, Pod, added, listed, read_frame, ring, rv, snapshot};
 use crate::cache::pinned::PinnableFeed;
-use crate::cache::{CacheReader, CacheWriter, Chunk, Snapshot, StartPosition, View};
+use crate::cache::{CacheReader, CacheWriter, Snapshot, StartPosition, View};
 use crate::wire::Object;
 use kubeapi::EventType;
 
@@ -30,7 +30,7 @@ fn renew(writer: &mut CacheWriter, reader: &CacheReader, list: &Snapshot) -> usi
 }
 
 fn names(state: &Snapshot) -> Vec<u128> {
-    state.chunks().now_or_never().expect("few").iter().map(Chunk::name).collect()
+    state.chunks().now_or_never().expect("few").iter().map(|chunk| chunk.name).collect()
 }
 
 const Q: Pod = Pod { name: "q", ..POD };
@@ -102,7 +102,7 @@ proptest! {
         prop_assert_eq!(reader.snapshot().iter().filter(|object| is_new(object)).count(), expected);
         let kept: usize = taken.iter().filter(|old| !Arc::ptr_eq(old, reader.snapshot().get(&old.key).expect("held")))
             .map(|old| old.body().len()).sum();
-        prop_assert_eq!(reader.shared.kept_by(taken.taken()), kept, "what the state keeps beyond the store");
+        prop_assert_eq!(reader.shared.kept_by(taken.taken), kept, "what the state keeps beyond the store");
         // A new history counts only its own objects.
         writer.replace(snapshot(20, &held));
         prop_assert_eq!(reader.stats().object_bytes, before);

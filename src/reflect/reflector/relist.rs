@@ -53,9 +53,11 @@ impl Reflector {
         let asked = Instant::now();
         let is_small = self.upstream.feed.reader.stats().object_bytes <= WHOLE_LIST_BYTES_MAX;
         let initial = match window.map(ListVersion::Exact) {
-            Some(exact) if is_small => self.lister(SideRequest::Relist).list_whole(exact).await.map_err(over)?,
-            Some(exact) => self.lister(SideRequest::Relist).list(exact).await.map_err(over)?,
-            None => self.lister(SideRequest::Relist).current_and_watch().await.map_err(ended)?,
+            Some(exact) if is_small => {
+                self.upstream.lister(SideRequest::Relist).list_whole(exact).await.map_err(over)?
+            }
+            Some(exact) => self.upstream.lister(SideRequest::Relist).list(exact).await.map_err(over)?,
+            None => self.upstream.lister(SideRequest::Relist).current_and_watch().await.map_err(ended)?,
         };
         let recovered = self.recover(at, &initial.snapshot, window.is_some()).await?;
         if matches!(recovered, GapRecovery::OtherHistory) {
@@ -104,7 +106,7 @@ impl Reflector {
             return Ok(GapRecovery::Unknown);
         }
         differences.iter().for_each(|_| self.upstream.asked(SideRequest::Past));
-        let historian = PastObjectReader { lister: self.lister(SideRequest::Past), from: known.rv };
+        let historian = PastObjectReader { lister: self.upstream.lister(SideRequest::Past), from: known.rv };
         match historian.recover(&differences, list.rv).await {
             Ok(recovered) => Ok(recovered),
             // Upstream is unreachable or overloaded. The recovery is retried as long as the gap is young enough.

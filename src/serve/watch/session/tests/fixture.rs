@@ -201,7 +201,9 @@ impl Stage {
         let timers = WatchTimers::start(received, terms, grant, slow_readers, cut.clone(), &self.watch);
         let scan_budget = ScanBudget::new(self.slices.clone(), None, cursor.view().is_expensive());
         let state = snapshot.clone().unwrap_or_else(|| cursor.mark().snapshot);
-        let namespaces = state.namespaces(cursor.view(), None).map(Arc::from).collect();
+        let mut namespaces: Vec<Arc<str>> =
+            state.select(cursor.view(), true, None).map(|object| object.key.namespace().into()).collect();
+        namespaces.dedup();
         let source = FeedSource { feed: self.feed.clone(), renderer };
         let mut session = WatchSession::new(source, cursor, terms, timers, self.place(), scan_budget, metrics);
         match (permit.part(), snapshot) {
