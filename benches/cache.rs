@@ -46,7 +46,7 @@ impl Bench {
     fn change(&mut self, changes: u64) {
         for _ in 0..changes {
             let change = self.changes.next();
-            self.writer.apply(change).expect("in order");
+            self.writer.apply([change]).expect("in order");
         }
     }
 
@@ -98,7 +98,7 @@ fn append(c: &mut Criterion) {
                 bench.change(2 * EVENTS);
                 (bench, idle)
             });
-            b.iter_batched(|| changes.next(), |change| writer.apply(change).expect("in order"), BATCH);
+            b.iter_batched(|| changes.next(), |change| writer.apply([change]).expect("in order"), BATCH);
         });
     };
     measure("no watch", "namespace", 0, 1);
@@ -123,7 +123,7 @@ fn fan_out(c: &mut Criterion) {
                 (bench, cursors)
             });
             let deliver = |change| {
-                writer.apply(change).expect("in order");
+                writer.apply([change]).expect("in order");
                 for cursor in &mut *cursors {
                     batch.clear();
                     black_box(cursor.pull(usize::MAX, None, &mut batch));

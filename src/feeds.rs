@@ -16,7 +16,6 @@ mod feed_key;
 mod feed_spec;
 mod freshness;
 mod refusals;
-mod refused_for;
 mod registry;
 mod renderings;
 mod resume_backfill;

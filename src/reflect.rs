@@ -12,9 +12,9 @@
 //! clients happens elsewhere, where they stop reading.
 
 mod body_writers;
-mod catch_up;
 mod continuity;
 mod failure;
+mod feed_client;
 mod gap;
 mod gap_recovery;
 mod history_backfiller;
@@ -24,12 +24,11 @@ mod metrics;
 mod positions;
 mod prover;
 mod qualify;
-mod reflect_config;
+mod recurrence;
 mod reflector;
 mod reflector_findings;
 mod renew;
 mod self_check;
-mod session;
 mod stream;
 mod supervisor;
 #[cfg(test)]
@@ -38,5 +37,26 @@ mod transactions;
 mod versions;
 
 pub use metrics::describe;
-pub use reflect_config::ReflectConfig;
 pub use supervisor::Supervisor;
+
+use std::time::Duration;
+
+use base::BackoffBounds;
+
+/// Limits and intervals of the reflectors.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReflectConfig {
+    /// The time without readers after which a feed is stopped.
+    pub idle_max: Duration,
+    /// The waits between attempts to reach upstream.
+    pub retry: BackoffBounds,
+    /// The interval at which a changing feed with readers is compared with upstream; `None` disables the comparison.
+    pub self_check: Option<Duration>,
+}
+
+impl Default for ReflectConfig {
+    fn default() -> Self {
+        let minute = Duration::from_secs(60);
+        Self { idle_max: 10 * minute, retry: BackoffBounds::default(), self_check: Some(30 * minute) }
+    }
+}

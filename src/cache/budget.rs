@@ -2,13 +2,8 @@
 //!
 //! Everything that a feed holds is charged to an [`Account`] for as long as it is alive, regardless of its holder. An
 //! object that left the store stays charged while the ring, a snapshot or a slow client still references it. A
-//! component that adds memory checks whether the total still fits. If it does not, memory is freed in this order:
-//!
-//! 1. derived bytes, least recently used first;
-//! 2. snapshots of paging clients, oldest first;
-//! 3. states being sent to watches, oldest first;
-//! 4. history, from the largest ring first;
-//! 5. the feed that has outgrown the others ([`outgrown`](super::outgrown)).
+//! component that adds memory checks whether the total still fits. If it does not, memory is freed in the order of
+//! [`ReclaimKind`].
 //!
 //! **Invariants.** No thread frees memory while it holds a lock of a feed. One thread at a time frees memory.
 
@@ -24,7 +19,6 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Pins;
-use super::memory_weight::{Weight, outgrown};
 use base::Account;
 
 /// The memory limit of all feeds.
@@ -61,15 +55,9 @@ pub(super) struct FeedShare {
     pub(super) outgrown: CancellationToken,
 }
 
-/// The accounts of a feed, one for each kind of memory.
+/// One account for each [`MemoryKind`].
 #[derive(Debug)]
-pub(super) struct Accounts {
-    pub(super) objects: Arc<Account>,
-    pub(super) events: Arc<Account>,
-    pub(super) derived: Arc<Account>,
-    pub(super) states: Arc<Account>,
-    pub(super) staged: Arc<Account>,
-}
+pub(super) struct Accounts([Arc<Account>; MemoryKind::ALL.len()]);
 
 /// A kind of memory in the budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,10 +77,15 @@ pub enum MemoryKind {
 /// The kinds of memory that can be freed, in the order in which they are freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReclaimKind {
+    /// Derived bytes, least recently used first.
     Derived,
+    /// Snapshots of paging clients, oldest first.
     Paging,
+    /// States being sent to watches, oldest first.
     Watches,
+    /// History, from the largest ring first.
     History,
+    /// The feed that has outgrown the others.
     Feed,
 }
 
@@ -159,17 +152,10 @@ impl Budget {
 
     /// Creates the share of a new feed.
     pub(super) fn share(self: &Arc<Self>) -> FeedShare {
-        let account = || Account::of(&self.total);
-        let accounts = Accounts {
-            objects: account(),
-            events: account(),
-            derived: account(),
-            states: account(),
-            staged: account(),
-        };
+        let accounts = Accounts(MemoryKind::ALL.map(|_| Account::of(&self.total)));
         let mut all = self.accounts.lock();
         all.retain(|(_, account)| account.strong_count() > 0);
-        all.extend(accounts.each().map(|(kind, account)| (kind, Arc::downgrade(account))));
+        all.extend(MemoryKind::ALL.into_iter().zip(accounts.0.iter().map(Arc::downgrade)));
         let (admitted, weighed, outgrown) = (AtomicUsize::new(0), AtomicUsize::new(0), CancellationToken::new());
         FeedShare { budget: self.clone(), accounts, admitted, weighed, outgrown }
     }
@@ -362,7 +348,7 @@ impl Budget {
 impl FeedShare {
     /// Returns the number of bytes of everything of the feed that is alive.
     pub(super) fn held(&self) -> usize {
-        self.accounts.each().map(|(_, account)| account.bytes()).into_iter().sum()
+        self.accounts.0.iter().map(|account| account.bytes()).sum()
     }
 
     /// Records that the feed's state is complete. Growth counts from here.
@@ -387,15 +373,8 @@ impl FeedShare {
 }
 
 impl Accounts {
-    fn each(&self) -> [(MemoryKind, &Arc<Account>); MemoryKind::ALL.len()] {
-        let Self { objects, events, derived, states, staged } = self;
-        [
-            (MemoryKind::Objects, objects),
-            (MemoryKind::Events, events),
-            (MemoryKind::Derived, derived),
-            (MemoryKind::States, states),
-            (MemoryKind::Staged, staged),
-        ]
+    pub(super) fn of(&self, kind: MemoryKind) -> &Arc<Account> {
+        &self.0[kind as usize]
     }
 }
 
@@ -425,6 +404,55 @@ impl ReclaimKind {
             Self::Watches => "watches",
             Self::History => "history",
             Self::Feed => "feed",
+        }
+    }
+}
+
+/// Memory use of one feed, for the decision which feed to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Weight {
+    /// Bytes that the feed holds.
+    held: usize,
+    /// Bytes held when its state was complete; 0 while its first list is incomplete.
+    admitted: usize,
+    /// Whether its growth exceeded the limit.
+    crossed: bool,
+}
+
+/// Returns the index of the feed to end: the one that has grown the most since its state was complete. Among equals it
+/// is the one whose growth exceeded the limit, then the larger one. A feed that has not grown never makes room for
+/// feeds that have. If none has grown, the largest ends.
+fn outgrown(feeds: &[Weight]) -> Option<usize> {
+    let grown = |feed: &Weight| (feed.held.saturating_sub(feed.admitted), feed.crossed, feed.held);
+    let has_grown = feeds.iter().any(|feed| grown(feed).0 > 0);
+    let key = |feed: &Weight| if has_grown { grown(feed) } else { (feed.held, feed.crossed, 0) };
+    let holding = feeds.iter().enumerate().filter(|(_, feed)| feed.held > 0);
+    holding.max_by_key(|(_, feed)| key(feed)).map(|(index, _)| index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn weight(held: usize, admitted: usize, crossed: bool) -> Weight {
+        Weight { held, admitted, crossed }
+    }
+
+    #[test]
+    fn memory_pressure_ends_the_feed_with_the_most_growth() {
+        for (why, feeds, ends) in [
+            ("none there", vec![], None),
+            ("the one that grew", vec![weight(10, 10, false), weight(90, 20, true)], Some(1)),
+            ("not a small one that happened to cross", vec![weight(90, 20, false), weight(11, 10, true)], Some(0)),
+            ("not a large one that was always so", vec![weight(70, 70, false), weight(30, 10, true)], Some(1)),
+            ("the one that is being listed", vec![weight(50, 40, true), weight(50, 0, false)], Some(1)),
+            ("of equals the one that crossed", vec![weight(50, 30, true), weight(50, 30, false)], Some(0)),
+            ("and else the larger", vec![weight(50, 30, false), weight(40, 20, false)], Some(0)),
+            ("none has grown: the largest", vec![weight(50, 50, false), weight(60, 60, false)], Some(1)),
+            ("one that shrank has not grown", vec![weight(50, 60, false), weight(20, 19, false)], Some(1)),
+            ("one that holds nothing frees nothing", vec![weight(0, 0, true)], None),
+        ] {
+            assert_eq!(outgrown(&feeds), ends, "{why}");
         }
     }
 }

@@ -13,15 +13,6 @@ pub struct Change {
     pub frame: Option<Bytes>,
 }
 
-/// The result of applying a change to the cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ApplyResult {
-    /// The change is now in the store and in the ring.
-    Fresh,
-    /// The ring already had the change, which happens when two streams of one history overlap.
-    Duplicate,
-}
-
 /// A change that contradicts the known state: it is older than a version that upstream has confirmed, and is not a
 /// duplicate. The stream that delivered it cannot be trusted (R-UPSTREAM-8, R-UPSTREAM-10).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -1,13 +1,14 @@
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::budget::{Budget, LruEviction};
-use super::chunk_format::ChunkFormat;
-use super::single_flight::SingleFlight;
+use crate::wire::Representation;
 use base::Account;
 
 /// The cache of the encoded bytes of one feed's chunks. They are encoded once for all clients, and bounded.
@@ -71,7 +72,10 @@ impl ChunkCache {
         make: impl FnOnce() -> Result<(PlainChunk, usize), E>,
     ) -> Poll<Result<PlainChunk, E>> {
         let flight = if verbatim { &self.copies } else { &self.derived };
-        self.trimmed(flight.poll_get_or_make(format, cx, make))
+        let made = flight.poll_get_or_make(format, cx, make);
+        // Frees memory if the new entry does not fit beside the rest.
+        self.budget.trim_derived();
+        made
     }
 
     /// Returns a compressed piece of a list, if it is cached.
@@ -91,11 +95,7 @@ impl ChunkCache {
             let bytes = made.bytes.as_ref().map_or(0, Bytes::len) + DEFLATED_BYTES;
             Ok((made, bytes))
         };
-        self.trimmed(self.deflated.poll_get_or_make(format, cx, make))
-    }
-
-    /// Frees memory if a new entry does not fit beside the rest.
-    fn trimmed<T>(&self, made: T) -> T {
+        let made = self.deflated.poll_get_or_make(format, cx, make);
         self.budget.trim_derived();
         made
     }
@@ -123,5 +123,214 @@ impl ChunkCache {
 
     pub(super) fn bytes(&self) -> usize {
         self.copies.bytes() + self.derived.bytes() + self.deflated.bytes()
+    }
+}
+
+/// A cache whose values are made once for concurrent callers, bounded by bytes and age. It evicts the least recently
+/// used value first.
+#[derive(Debug)]
+pub(super) struct SingleFlight<T> {
+    bytes_max: usize,
+    age_max: Option<Duration>,
+    kept: Mutex<FlightTable<T>>,
+}
+
+#[derive(Debug)]
+struct FlightTable<T> {
+    places: HashMap<ChunkFormat, FlightSlot<T>>,
+    /// Each key with the time of its last known use. It is checked again before eviction.
+    order: VecDeque<(ChunkFormat, Instant)>,
+    bytes: usize,
+    /// Numbers the makers, so that a value that was dropped while being made is not stored.
+    tickets: u64,
+}
+
+#[derive(Debug)]
+enum FlightSlot<T> {
+    /// One task makes it in a single poll. Others wait.
+    Making {
+        ticket: u64,
+        waiting: Vec<Waker>,
+    },
+    Made {
+        thing: T,
+        bytes: usize,
+        wanted: Instant,
+    },
+}
+
+/// Cache key of an encoded chunk: everything that determines its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ChunkFormat {
+    /// The name of a [`Chunk`](super::Chunk), or [`joined_name`](super::Chunk::joined_name) of several.
+    pub chunk: u128,
+    pub representation: Representation,
+    /// Server release whose output format is written.
+    pub release: u32,
+    pub part: ChunkPart,
+}
+
+/// Encoding of each object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ChunkPart {
+    /// Items of a list.
+    Items,
+    /// ADDED events.
+    Added,
+    /// A compressed piece of a list's items. It may refer to the preceding chunk, whose name is `behind`; `None` at the
+    /// beginning of the list.
+    Deflated { behind: Option<u128>, piece: usize },
+}
+
+/// The task that makes a value. Dropping it wakes all waiting tasks, even if making failed.
+struct Maker<'a, T> {
+    flight: &'a SingleFlight<T>,
+    format: ChunkFormat,
+    ticket: u64,
+}
+
+impl<T: Clone> SingleFlight<T> {
+    pub(super) fn new(bytes_max: usize, age_max: Option<Duration>) -> Self {
+        Self { bytes_max, age_max, kept: Mutex::default() }
+    }
+
+    /// Returns the value of `format`, if it is cached.
+    pub(super) fn get(&self, format: ChunkFormat) -> Option<T> {
+        match self.kept.lock().places.get_mut(&format) {
+            Some(FlightSlot::Made { thing, wanted, .. }) => {
+                *wanted = Instant::now();
+                Some(thing.clone())
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the value of `format`. If there is none, `make` returns it with its size. While another task makes it,
+    /// the result is pending and the task is woken later.
+    pub(super) fn poll_get_or_make<E>(
+        &self,
+        format: ChunkFormat,
+        cx: &Context<'_>,
+        make: impl FnOnce() -> Result<(T, usize), E>,
+    ) -> Poll<Result<T, E>> {
+        let now = Instant::now();
+        let maker = {
+            let mut kept = self.kept.lock();
+            match kept.places.get_mut(&format) {
+                Some(FlightSlot::Made { thing, wanted, .. }) => {
+                    *wanted = now;
+                    return Poll::Ready(Ok(thing.clone()));
+                }
+                Some(FlightSlot::Making { waiting, .. }) => {
+                    waiting.push(cx.waker().clone());
+                    return Poll::Pending;
+                }
+                None => {}
+            }
+            kept.tickets += 1;
+            let ticket = kept.tickets;
+            kept.places.insert(format, FlightSlot::Making { ticket, waiting: Vec::new() });
+            Maker { flight: self, format, ticket }
+        };
+        Poll::Ready(make().map(|(thing, bytes)| {
+            maker.put(thing.clone(), bytes, now);
+            thing
+        }))
+    }
+
+    /// Drops everything, including values that are being made.
+    pub(super) fn clear(&self) {
+        let gone = {
+            let mut kept = self.kept.lock();
+            let tickets = kept.tickets;
+            std::mem::replace(&mut *kept, FlightTable { tickets, ..FlightTable::default() })
+        };
+        gone.places.into_values().for_each(FlightSlot::wake);
+    }
+
+    /// Drops values that have not been used for too long.
+    pub(super) fn expire(&self, now: Instant) {
+        let Some(oldest) = self.age_max.and_then(|age| now.checked_sub(age)) else { return };
+        let mut kept = self.kept.lock();
+        while kept.order.front().is_some_and(|(_, wanted)| *wanted < oldest) {
+            kept.drop_oldest(Some(oldest));
+        }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.kept.lock().bytes
+    }
+}
+
+impl<T: Clone> LruEviction for SingleFlight<T> {
+    fn oldest(&self) -> Option<Instant> {
+        self.kept.lock().order.front().map(|(_, since)| *since)
+    }
+
+    fn drop_oldest(&self) {
+        self.kept.lock().drop_oldest(None);
+    }
+}
+
+impl<T> Default for FlightTable<T> {
+    fn default() -> Self {
+        Self { places: HashMap::new(), order: VecDeque::new(), bytes: 0, tickets: 0 }
+    }
+}
+
+impl<T> FlightTable<T> {
+    /// Drops the first entry of the queue. If it was used since, and not before `oldest`, it moves to the end instead.
+    fn drop_oldest(&mut self, oldest: Option<Instant>) {
+        let Some((format, since)) = self.order.pop_front() else { return };
+        match self.places.get(&format) {
+            Some(FlightSlot::Made { wanted, .. })
+                if *wanted > since && oldest.is_none_or(|oldest| *wanted >= oldest) =>
+            {
+                self.order.push_back((format, *wanted));
+            }
+            Some(FlightSlot::Made { bytes, .. }) => {
+                self.bytes -= bytes;
+                self.places.remove(&format);
+            }
+            _ => {}
+        }
+    }
+}
+
+impl<T> FlightSlot<T> {
+    fn wake(self) {
+        if let Self::Making { waiting, .. } = self {
+            waiting.into_iter().for_each(Waker::wake);
+        }
+    }
+}
+
+impl<T> Maker<'_, T> {
+    fn put(&self, thing: T, bytes: usize, now: Instant) {
+        let mut kept = self.flight.kept.lock();
+        if !self.has_place(&kept) || bytes > self.flight.bytes_max {
+            return;
+        }
+        let place = kept.places.insert(self.format, FlightSlot::Made { thing, bytes, wanted: now });
+        kept.order.push_back((self.format, now));
+        kept.bytes += bytes;
+        while kept.bytes > self.flight.bytes_max {
+            kept.drop_oldest(None);
+        }
+        drop(kept);
+        place.into_iter().for_each(FlightSlot::wake);
+    }
+
+    fn has_place(&self, kept: &FlightTable<T>) -> bool {
+        matches!(kept.places.get(&self.format), Some(FlightSlot::Making { ticket, .. }) if *ticket == self.ticket)
+    }
+}
+
+impl<T> Drop for Maker<'_, T> {
+    fn drop(&mut self) {
+        let mut kept = self.flight.kept.lock();
+        let place = if self.has_place(&kept) { kept.places.remove(&self.format) } else { None };
+        drop(kept);
+        place.into_iter().for_each(FlightSlot::wake);
     }
 }

@@ -14,12 +14,14 @@ use kubeapi::ObjectKey;
 /// that contains all of its objects has the same chunk, and a change affects one or two chunks.
 #[derive(Debug)]
 pub struct Chunk {
-    first: ObjectKey,
-    lengths: Lengths,
-    name: u128,
-    /// Whether the chunk ended because of its length, rather than at the end of its namespace.
-    is_full: bool,
-    /// A bit for each representation in which all objects of the chunk have been written.
+    pub(crate) first: ObjectKey,
+    /// The number of its objects and their length in upstream's encoding.
+    pub(crate) lengths: Lengths,
+    /// A number that identifies the content: no other content has it.
+    pub(crate) name: u128,
+    /// Whether it ended because of its length, rather than at the end of its namespace or of the list.
+    pub(crate) is_full: bool,
+    /// A bit for each representation that all of its objects have been written in.
     written: AtomicU8,
 }
 
@@ -60,32 +62,12 @@ impl Chunk {
         Self { first, lengths: Lengths::default(), name, is_full: false, written }
     }
 
-    /// Returns the key of the chunk's first object.
-    pub fn first(&self) -> &ObjectKey {
-        &self.first
-    }
-
-    /// Returns the number of the chunk's objects and their length in upstream's encoding.
-    pub fn lengths(&self) -> Lengths {
-        self.lengths
-    }
-
-    /// Returns a number that identifies the chunk's content: no other content has it.
-    pub fn name(&self) -> u128 {
-        self.name
-    }
-
     /// Returns the name of two consecutive chunks together.
     pub fn joined_name(first: u128, second: u128) -> u128 {
         (first.rotate_left(61) ^ second).wrapping_mul(MIX)
     }
 
-    /// Returns whether the chunk ended because of its length, rather than at the end of its namespace or of the list.
-    pub fn is_full(&self) -> bool {
-        self.is_full
-    }
-
-    /// Returns whether the whole chunk has been written in a representation, so that writing it again cannot fail.
+    /// Returns whether all of it has been written in a representation, so that writing it again cannot fail.
     pub fn was_written(&self, representation: Representation) -> bool {
         self.written.load(Ordering::Relaxed) & (1 << representation.place()) != 0
     }

@@ -5,8 +5,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::lane::{Lane, LaneRead};
-use super::progress::Progress;
-use super::shared::Shared;
+use super::shared::{Progress, Shared};
 use super::{Event, Follower, Snapshot, View};
 use crate::wire::{Renderer, TranscodeError};
 use kubeapi::{EventType, ResourceVersion};
@@ -120,40 +119,19 @@ impl Cursor {
     pub fn pull(&mut self, room: usize, waker: Option<&Waker>, batch: &mut Vec<Bytes>) -> Pull {
         let mut looks = usize::MAX;
         loop {
-            match self.step(None, (room, &mut looks), waker, batch, |_, _| FilteredEvent::Send) {
+            match self.pull_sifted(None, (room, &mut looks), waker, batch, |_, _| FilteredEvent::Send) {
                 Pull::Stopped(StopReason::ScanBudgetSpent) => looks = usize::MAX,
                 pull => return pull,
             }
         }
     }
 
-    /// Pulls events like [`pull`](Self::pull), with a bounded scan budget. `looks` is the budget for events that are
-    /// not sent; the call subtracts its cost. If the view is [expensive](View::is_dear), events that are sent count as
-    /// well.
-    pub fn pull_some(
-        &mut self,
-        (room, looks): (usize, &mut usize),
-        waker: Option<&Waker>,
-        batch: &mut Vec<Bytes>,
-    ) -> Pull {
-        self.step(None, (room, looks), waker, batch, |_, _| FilteredEvent::Send)
-    }
-
-    /// Pulls like [`pull_some`](Self::pull_some), up to a mark. `sift` decides about each event that the view sees.
+    /// Pulls like [`pull`](Self::pull), up to a mark, with a bounded scan budget. `looks` is the budget for events that
+    /// are not sent; the call subtracts its cost. If the view is [expensive](View::is_expensive), events that are sent
+    /// count as well. `sift` decides about each event that the view sees.
     pub fn pull_sifted(
         &mut self,
         until: Option<&SnapshotMark>,
-        (room, looks): (usize, &mut usize),
-        waker: Option<&Waker>,
-        batch: &mut Vec<Bytes>,
-        sift: impl FnMut(&Event, EventType) -> FilteredEvent,
-    ) -> Pull {
-        self.step(until.map(|mark| mark.seq), (room, looks), waker, batch, sift)
-    }
-
-    fn step(
-        &mut self,
-        until: Option<u64>,
         (room, looks): (usize, &mut usize),
         waker: Option<&Waker>,
         batch: &mut Vec<Bytes>,
@@ -178,7 +156,7 @@ impl Cursor {
             let mut applied = None;
             let mut stop = None;
             for event in &events {
-                if until.is_some_and(|until| event.seq >= until) {
+                if until.is_some_and(|until| event.seq >= until.seq) {
                     stop = Some(StopReason::MarkReached);
                     break;
                 }

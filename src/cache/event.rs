@@ -125,7 +125,10 @@ impl Event {
         // Frames of one release only are kept, so that their number is bounded.
         if known.is_none() {
             let frame = made.account.keep(frame);
-            self.keep(Alternate::new(representation, event_type, renderer.release(), frame.clone(), &made.bytes));
+            made.bytes.fetch_add(frame.len(), Ordering::Relaxed);
+            let (release, held, next) = (renderer.release(), made.bytes.clone(), OnceLock::new());
+            let kept = Alternate { representation, event_type, release, frame: frame.clone(), held, next };
+            self.keep(kept);
             return Ok(frame);
         }
         Ok(frame)
@@ -170,17 +173,6 @@ impl Event {
 }
 
 impl Alternate {
-    fn new(
-        representation: Representation,
-        event_type: EventType,
-        release: u32,
-        frame: Bytes,
-        held: &Arc<AtomicUsize>,
-    ) -> Self {
-        held.fetch_add(frame.len(), Ordering::Relaxed);
-        Self { representation, event_type, release, frame, held: held.clone(), next: OnceLock::new() }
-    }
-
     fn is(&self, representation: Representation, event_type: EventType) -> bool {
         self.representation == representation && self.event_type == event_type
     }

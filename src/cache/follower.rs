@@ -1,10 +1,10 @@
 use std::sync::Arc;
 
-use super::events_waiting::EventsWaiting;
-use super::lane::Lane;
-use super::progress::Progress;
-use super::shared::Shared;
+use super::lane::{EventsWaiting, Lane};
+use super::shared::{Progress, Shared};
 use super::view::View;
+use kubeapi::ResourceVersion;
+use tokio::sync::watch;
 
 /// A read-only observer of a reader's lane. It keeps no event alive and never delays the reader.
 #[derive(Debug, Clone)]
@@ -37,5 +37,36 @@ impl Follower {
     /// Returns the resource as metrics name it.
     pub fn resource(&self) -> String {
         self.shared.gvr.to_string()
+    }
+}
+
+/// Follows the progress of a feed.
+#[derive(Debug)]
+pub struct ProgressFollower {
+    shared: Arc<Shared>,
+    progress: watch::Receiver<Progress>,
+}
+
+impl ProgressFollower {
+    pub(super) fn new(shared: &Arc<Shared>) -> Self {
+        Self { shared: shared.clone(), progress: shared.progress.subscribe() }
+    }
+
+    /// Returns the current progress. [`changed`](Self::changed) waits for a different value from here on.
+    pub fn look(&mut self) -> Progress {
+        *self.progress.borrow_and_update()
+    }
+
+    /// Completes when the progress differs from that of the last [`look`](Self::look). It may never complete.
+    pub async fn changed(&mut self) {
+        // The sender lives as long as `shared`.
+        let _ = self.progress.changed().await;
+    }
+
+    /// Completes when readers get a state at `rv` or later. It may never complete.
+    pub async fn show(&mut self, rv: ResourceVersion) {
+        while self.look().rv < rv && self.shared.timeline.read().shown_at() < rv {
+            self.changed().await;
+        }
     }
 }

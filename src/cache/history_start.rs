@@ -8,7 +8,9 @@ use tokio::time::Instant;
 
 use super::lane::{Lane, LaneRead};
 use super::shared::Shared;
-use super::{BackfillMismatch, BackfilledEvents, CacheReader, Change, Event, MissingPrevious, RingHeadroom, Snapshot};
+use super::{
+    BackfillMismatch, BackfilledEvents, CacheReader, Change, Event, MemoryKind, MissingPrevious, RingHeadroom, Snapshot,
+};
 use crate::wire::Object;
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
@@ -126,9 +128,8 @@ impl HistoryStart {
                 }
                 _ => return Err(BackfillMismatch { key, rv }),
             };
-            let write =
-                || self.shared.share.accounts.objects.keep(self.shared.envelope.frame(event_type, object.body()));
-            let frame = frame.unwrap_or_else(write);
+            let account = self.shared.share.accounts.of(MemoryKind::Objects);
+            let frame = frame.unwrap_or_else(|| account.keep(self.shared.envelope.frame(event_type, object.body())));
             let left = (event_type != EventType::Deleted).then(|| object.clone());
             last.insert(key, (rv, left));
             events.push(Arc::new(Event::new(seq, event_type, object, previous, frame, self.since)));

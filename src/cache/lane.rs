@@ -5,7 +5,6 @@ use std::task::Waker;
 use parking_lot::Mutex;
 use slab::Slab;
 
-use super::events_waiting::EventsWaiting;
 use super::lane_key::LaneKey;
 use super::pending_wakeups::PendingWakeups;
 use super::{Event, View};
@@ -69,6 +68,16 @@ pub(super) enum LaneRead {
     Behind,
     /// Events at the reader's position have left the ring, or the history has ended.
     Expired,
+}
+
+/// Number of events that a reader has not processed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EventsWaiting {
+    Exactly(usize),
+    /// The lane holds this many, and the ring has others before them.
+    AtLeast(usize),
+    /// The reader's position has left the history, of which the lane still holds this many events.
+    Lost(usize),
 }
 
 impl Lane {

@@ -50,7 +50,7 @@ impl PagingSnapshots {
 
     /// Returns the point at which the oldest paging snapshot was taken. That snapshot keeps the most memory alive.
     pub(super) fn first_taken(&self) -> Option<CapturePoint> {
-        self.snapshots.iter().map(|(snapshot, _)| snapshot.taken()).min_by_key(|taken| taken.left)
+        self.snapshots.iter().map(|(snapshot, _)| snapshot.taken).min_by_key(|taken| taken.left)
     }
 
     pub(super) fn clear(&mut self) {

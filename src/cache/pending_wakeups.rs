@@ -20,22 +20,21 @@ struct Readers {
 
 impl PendingWakeups {
     pub(super) fn add(&mut self, waker: Waker, is_proxy: bool, core: Option<&Arc<CoreWaker>>) {
-        let readers = self.of(core);
-        let readers = if is_proxy { &mut readers.proxies } else { &mut readers.others };
-        readers.push(waker);
-    }
-
-    fn of(&mut self, core: Option<&Arc<CoreWaker>>) -> &mut Readers {
-        let Some(bell) = core else { return &mut self.elsewhere };
-        let number = bell.number();
-        if number >= self.cores.len() {
-            self.cores.resize_with(number + 1, || None);
-        }
-        match self.cores[number].get_or_insert_with(|| (bell.clone(), Readers::default())) {
-            (known, readers) if Arc::ptr_eq(known, bell) => readers,
-            // The core belongs to another application in the same process.
-            _ => &mut self.elsewhere,
-        }
+        let readers = match core {
+            None => &mut self.elsewhere,
+            Some(bell) => {
+                let number = bell.number();
+                if number >= self.cores.len() {
+                    self.cores.resize_with(number + 1, || None);
+                }
+                match self.cores[number].get_or_insert_with(|| (bell.clone(), Readers::default())) {
+                    (known, readers) if Arc::ptr_eq(known, bell) => readers,
+                    // The core belongs to another application in the same process.
+                    _ => &mut self.elsewhere,
+                }
+            }
+        };
+        if is_proxy { readers.proxies.push(waker) } else { readers.others.push(waker) }
     }
 
     pub(super) fn wake(self) {

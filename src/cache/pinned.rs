@@ -54,7 +54,7 @@ const MEMORY: &str = "memory_pressure";
 impl Pins {
     /// Registers a state of `feed` that is being sent. The signal `cut` ends its sender.
     pub(super) fn pin(&self, feed: Arc<dyn PinnableFeed>, snapshot: &Snapshot, cut: AbortSignal) -> Pin {
-        let entry = Arc::new(Entry { feed, taken: snapshot.taken(), cut });
+        let entry = Arc::new(Entry { feed, taken: snapshot.taken, cut });
         let mut pinned = self.0.lock();
         let id = pinned.next;
         pinned.next += 1;

@@ -5,16 +5,13 @@ use tokio::time::{Instant, timeout_at};
 
 #[cfg(test)]
 use super::Event;
+use super::follower::ProgressFollower;
 use super::lane_key::LaneKey;
 use super::lifecycle::FeedState;
 use super::pending_wakeups::PendingWakeups;
-use super::progress::Progress;
-use super::progress_follower::ProgressFollower;
-use super::shared::Shared;
-use super::state_mark::StateMark;
-use super::stats::CacheStats;
-use super::timeline::Timeline;
-use super::{CacheConfig, ChunkCache, Cursor, Pin, Pins, Snapshot, Staging, View};
+use super::shared::{Progress, Shared};
+use super::timeline::{CacheStats, StateMark, Timeline};
+use super::{CacheConfig, ChunkCache, Cursor, MemoryKind, Pin, Pins, Snapshot, Staging, View};
 use crate::wire::{Encoding, Envelope, Object, Renderer, Representation, TranscodeError};
 use base::{AbortSignal, Account};
 use kubeapi::{Gvr, ResourceVersion};
@@ -127,12 +124,13 @@ impl CacheReader {
 
     /// Completes when everything up to `rv` has been applied. It may never complete.
     pub async fn reached(&self, rv: ResourceVersion) {
-        self.follow_progress().reach(rv).await;
+        // The sender lives as long as this reader.
+        let _ = self.shared.progress.subscribe().wait_for(|progress| progress.rv >= rv).await;
     }
 
     /// Returns the feed's state once the first list is complete, or at the deadline.
     pub async fn synced(&self, deadline: Instant) -> FeedState {
-        let mut state = self.shared.state.subscribe();
+        let mut state = self.watch_state();
         let settled = timeout_at(deadline, state.wait_for(|state| *state != FeedState::Syncing)).await;
         match settled {
             Ok(Ok(settled)) => *settled,
@@ -142,11 +140,8 @@ impl CacheReader {
 
     /// Completes when the feed has ended.
     pub async fn over(&self) {
-        let mut state = self.shared.state.subscribe();
-        if state.wait_for(|state| matches!(state, FeedState::Ended(_))).await.is_err() {
-            // The sender lives as long as this reader, so this is not reached.
-            std::future::pending::<()>().await;
-        }
+        // The sender lives as long as this reader.
+        let _ = self.watch_state().wait_for(|state| matches!(state, FeedState::Ended(_))).await;
     }
 
     /// Returns the current state. The caller must know that the feed has not ended: an ended feed is empty.
@@ -194,7 +189,7 @@ impl CacheReader {
 
     /// Returns the memory account for objects that are read for this feed.
     pub fn account(&self) -> &Arc<Account> {
-        &self.shared.share.accounts.objects
+        self.shared.share.accounts.of(MemoryKind::Objects)
     }
 
     /// Completes when the feed must end because it has outgrown the memory budget.

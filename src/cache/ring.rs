@@ -7,7 +7,7 @@ use super::backfilled_events::RingHeadroom;
 use super::budget::Accounts;
 use super::lanes::Lanes;
 use super::pending_wakeups::PendingWakeups;
-use super::{BackfilledEvents, CacheConfig, Event, View};
+use super::{BackfilledEvents, CacheConfig, Event, MemoryKind, View};
 use base::Charge;
 use kubeapi::{ObjectKey, ResourceVersion};
 
@@ -20,10 +20,10 @@ pub(super) struct Ring {
     pub(super) floor: ResourceVersion,
     /// The version after which the previous state of every event's object is known.
     known: ResourceVersion,
-    events: usize,
-    /// The number of bytes that are charged to the ring for its events.
-    bytes: usize,
-    /// The memory charge for events, without their objects and frames.
+    pub(super) events: usize,
+    /// Bytes of their frames.
+    pub(super) bytes: usize,
+    /// Charge for events, without their objects and frames.
     charge: Charge,
 }
 
@@ -39,7 +39,7 @@ impl Ring {
             known: ResourceVersion::default(),
             events: 0,
             bytes: 0,
-            charge: accounts.events.charge(0),
+            charge: accounts.of(MemoryKind::Events).charge(0),
         }
     }
 
@@ -62,12 +62,22 @@ impl Ring {
         self.charge.set(0);
     }
 
-    /// Counts one more event of the ring. The caller adds it to the lanes after evicting others.
-    pub(super) fn admit(&mut self, event: &Event) {
+    /// Adds an event after all others, and evicts events beyond the bounds before. `alternates` is the size of the
+    /// frames derived from events. Adds parked readers to `wakes`.
+    pub(super) fn push(
+        &mut self,
+        event: &Arc<Event>,
+        config: &CacheConfig,
+        now: Instant,
+        alternates: usize,
+        wakes: &mut PendingWakeups,
+    ) {
         self.next_seq = event.seq + 1;
         self.events += 1;
         self.bytes += event.charge();
         self.charge.set(self.events * Event::OVERHEAD_BYTES);
+        self.evict(config, now, alternates);
+        self.lanes.push(event, wakes);
     }
 
     /// Returns the oldest version that a watch with the view may start from.
@@ -181,15 +191,6 @@ impl Ring {
         self.events -= 1;
         self.bytes -= oldest.charge();
         self.charge.set(self.events * Event::OVERHEAD_BYTES);
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.events
-    }
-
-    /// Returns the bytes of the events' frames.
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
     }
 
     /// Returns the seconds between the oldest and the newest event.

@@ -1,4 +1,4 @@
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 use tokio::time::Instant;
@@ -9,10 +9,9 @@ use super::event::DerivedFrameAccounts;
 use super::lifecycle::FeedState;
 use super::paging_snapshots::PagingSnapshots;
 use super::pinned::PinnableFeed;
-use super::progress::{AtomicProgress, Progress};
 use super::snapshot::CapturePoint;
 use super::timeline::Timeline;
-use super::{CacheConfig, ChunkCache};
+use super::{CacheConfig, ChunkCache, MemoryKind};
 use crate::wire::{BookmarkTemplate, Envelope, Renderer};
 use base::Reloadable;
 use kubeapi::{Gvr, ResourceVersion};
@@ -41,6 +40,22 @@ pub(super) struct Shared {
     pub(super) state: watch::Sender<FeedState>,
     pub(super) bookmark: RwLock<BookmarkTemplate>,
     pub(super) share: FeedShare,
+}
+
+/// A copy of [`Progress`] that is read without a lock.
+#[derive(Debug, Default)]
+pub(super) struct AtomicProgress {
+    pub(super) rv: AtomicU64,
+    pub(super) bookmarks: AtomicU64,
+}
+
+/// Progress of a feed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Progress {
+    /// Version up to which everything has been applied.
+    pub rv: ResourceVersion,
+    /// Number of bookmarks received.
+    pub bookmarks: u64,
 }
 
 impl Shared {
@@ -82,18 +97,18 @@ impl BudgetedFeed for Shared {
     }
 
     fn ring_bytes(&self) -> usize {
-        self.timeline.read().ring.bytes()
+        self.timeline.read().ring.bytes
     }
 
     fn may_go(&self, pinned: usize) -> usize {
         let first = self.paging.lock().first_taken();
         let (ring, paging) = {
             let timeline = self.timeline.read();
-            (timeline.ring.bytes(), first.map_or(0, |taken| timeline.store.kept_by(taken)))
+            (timeline.ring.bytes, first.map_or(0, |taken| timeline.store.kept_by(taken)))
         };
         // Ring, paging clients and pins may all keep the same objects that have left the store.
         let left = ring.max(paging).max(pinned);
-        left + self.share.accounts.states.bytes() + self.kept.bytes() + self.chunks.bytes()
+        left + self.share.accounts.of(MemoryKind::States).bytes() + self.kept.bytes() + self.chunks.bytes()
     }
 
     fn shrink_ring(&self, bytes: usize, events_at_once: usize) {

@@ -13,10 +13,10 @@ use kubeapi::{ObjectKey, ResourceVersion};
 pub struct Snapshot {
     /// The resourceVersion of this state.
     pub rv: ResourceVersion,
-    objects: OrdMap<ObjectKey, Arc<Object>>,
-    /// The chunks of this state, shared by its clones.
-    cut: Arc<ChunkIndex>,
-    taken: CapturePoint,
+    pub(super) objects: OrdMap<ObjectKey, Arc<Object>>,
+    /// Chunks of this state, shared by its clones.
+    pub(super) cut: Arc<ChunkIndex>,
+    pub(super) taken: CapturePoint,
 }
 
 /// The point at which a state was taken, from which the memory that only it keeps alive is computed.
@@ -46,20 +46,6 @@ impl Snapshot {
             }
         }
         self
-    }
-
-    /// Returns the same state with `cut` as its chunk index.
-    pub(super) fn cut_by(self, cut: Arc<ChunkIndex>) -> Self {
-        Self { cut, ..self }
-    }
-
-    /// Returns the same state, marked as taken at `taken`.
-    pub(super) fn taken_at(self, taken: CapturePoint) -> Self {
-        Self { taken, ..self }
-    }
-
-    pub(super) fn taken(&self) -> CapturePoint {
-        self.taken
     }
 
     /// Builds a state from listed objects. If a key occurs twice, the later object wins.
@@ -114,7 +100,7 @@ impl Snapshot {
 
     /// Iterates over the state's objects that belong to a chunk.
     pub fn objects_of<'a>(&'a self, chunk: &Chunk) -> impl Iterator<Item = &'a Arc<Object>> + use<'a> {
-        self.objects.range(chunk.first().clone()..).map(|(_, object)| object).take(chunk.lengths().items)
+        self.objects.range(chunk.first.clone()..).map(|(_, object)| object).take(chunk.lengths.items)
     }
 
     /// Returns a chunker for a subset of the state's objects.
@@ -156,22 +142,6 @@ impl Snapshot {
         let range = (as_key(range.0), as_key(range.1));
         let range = if empty { None } else { Some(self.objects.range(range)) };
         range.into_iter().flatten().map(|(_, object)| object)
-    }
-
-    /// Iterates over the namespaces that have an object in `view`, in key order, from the first key that is not before
-    /// `start`. It skips the rest of a namespace after its first match.
-    pub fn namespaces<'a>(&'a self, view: &'a View, start: Option<&str>) -> impl Iterator<Item = &'a str> + use<'a> {
-        let mut start = start.map(str::to_owned);
-        std::iter::from_fn(move || {
-            let namespace = self.select(view, true, start.as_deref()).next()?.key.namespace();
-            // '0' is the character after '/'.
-            start = Some(format!("{namespace}0"));
-            Some(namespace)
-        })
-    }
-
-    pub(super) fn into_objects(self) -> OrdMap<ObjectKey, Arc<Object>> {
-        self.objects
     }
 }
 

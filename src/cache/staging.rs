@@ -2,8 +2,8 @@ use std::sync::Arc;
 
 use imbl::OrdMap;
 
-use super::Snapshot;
 use super::shared::Shared;
+use super::{MemoryKind, Snapshot};
 use crate::wire::Object;
 use base::Charge;
 use kubeapi::{ObjectKey, ResourceVersion};
@@ -35,7 +35,7 @@ const BETWEEN_MAX: usize = 512;
 
 impl Staging {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
-        let page = shared.share.accounts.staged.charge(0);
+        let page = shared.share.accounts.of(MemoryKind::Staged).charge(0);
         Self { shared, objects: OrdMap::new(), last: None, is_second: false, between: Vec::new(), page }
     }
 
@@ -102,7 +102,7 @@ impl Staging {
             return Ok(());
         }
         // During a relist a feed holds both states until the new one replaces the old one.
-        share.weigh(more, self.shared.timeline.read().store.bytes());
+        share.weigh(more, self.shared.timeline.read().store.bytes);
         Err(OverBudget)
     }
 }

@@ -6,17 +6,17 @@ use super::budget::Accounts;
 use super::chunks::ChunkIndex;
 use super::past_states::PastStates;
 use super::snapshot::CapturePoint;
-use super::{Event, Snapshot};
+use super::{Event, MemoryKind, Snapshot};
 use crate::wire::Object;
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
 /// A feed's current objects, in key order. A snapshot only copies a pointer.
 #[derive(Debug)]
 pub(super) struct Store {
-    objects: OrdMap<ObjectKey, Arc<Object>>,
-    /// The number of bytes of the object bodies in the store.
-    bytes: usize,
-    /// The number of bytes of bodies that have left the store since the feed began.
+    pub(super) objects: OrdMap<ObjectKey, Arc<Object>>,
+    /// Bytes of their bodies.
+    pub(super) bytes: usize,
+    /// Bytes of bodies that have left the store since the feed began.
     left_bytes: u64,
     /// The generation of the content, which changes with each history and each time that bodies are re-encoded.
     content: u64,
@@ -34,28 +34,15 @@ impl Store {
             left_bytes: 0,
             content: 0,
             chunks: Arc::default(),
-            states: PastStates::new(&accounts.states),
+            states: PastStates::new(accounts.of(MemoryKind::States)),
         }
     }
 
-    pub(super) fn get(&self, key: &ObjectKey) -> Option<&Arc<Object>> {
-        self.objects.get(key)
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.objects.len()
-    }
-
-    /// Returns the bytes of the objects' bodies.
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// Replaces all objects with a listed state. Returns the previous objects.
+    /// Replaces all objects with a list. Returns the previous objects.
     pub(super) fn restart(&mut self, list: Snapshot) -> OrdMap<ObjectKey, Arc<Object>> {
         self.content += 1;
         let bytes = list.iter().map(|object| object.body().len()).sum();
-        self.exchange(list.into_objects(), bytes)
+        self.exchange(list.objects, bytes)
     }
 
     /// Drops everything permanently. Returns the dropped objects.
@@ -121,7 +108,7 @@ impl Store {
     /// Returns the current state under the version `rv`.
     pub(super) fn state(&self, rv: ResourceVersion) -> Snapshot {
         let taken = CapturePoint { left: self.left_bytes, bytes: self.bytes };
-        Snapshot::new(rv, self.objects.clone()).cut_by(self.chunks.clone()).taken_at(taken)
+        Snapshot { rv, objects: self.objects.clone(), cut: self.chunks.clone(), taken }
     }
 
     /// Returns an empty chunk index for a state that is no longer the current one.

@@ -6,13 +6,10 @@ use tokio::time::Instant;
 use super::backfilled_events::RingHeadroom;
 use super::budget::Accounts;
 use super::change::{Change, OutOfOrder};
-use super::confirmed_version::ConfirmedVersion;
 use super::pending_wakeups::PendingWakeups;
 use super::ring::Ring;
-use super::state_mark::StateMark;
-use super::stats::CacheStats;
 use super::store::Store;
-use super::{BackfilledEvents, CacheConfig, Event, Snapshot};
+use super::{BackfilledEvents, CacheConfig, Event, MemoryKind, Snapshot};
 use crate::wire::{Envelope, Object};
 use base::Account;
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
@@ -39,6 +36,49 @@ pub(super) struct Timeline {
     pub(super) is_over: bool,
 }
 
+/// A version that upstream's stream has not reached yet, at which upstream had exactly the feed's objects
+/// (R-VERSION-1).
+///
+/// It is the version of the state only. The stream may still deliver events below it, for an object that was created
+/// and deleted in between. So lists and new watches get this version, but bookmarks of open watches do not. Events up
+/// to this version that arrive later do not change the state that readers get.
+#[derive(Debug)]
+struct ConfirmedVersion {
+    rv: ResourceVersion,
+    /// The state at `rv`, if the stream has delivered an event of an earlier version since.
+    kept: Option<Snapshot>,
+}
+
+/// Sizes of one feed, for metrics and admin pages.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CacheStats {
+    pub objects: usize,
+    /// Bytes of the objects' bodies.
+    pub object_bytes: usize,
+    pub events: usize,
+    pub event_bytes: usize,
+    /// Bytes derived from objects and events and kept.
+    pub derived_bytes: usize,
+    /// Bytes of everything of the feed that is alive, regardless of its holder.
+    pub memory_bytes: usize,
+    /// The oldest version that a watch may start from.
+    pub floor: ResourceVersion,
+    pub progress: ResourceVersion,
+    /// Number of lanes, without the lane of all events.
+    pub lanes: usize,
+    /// Seconds between the oldest and the newest event.
+    pub span_seconds: f64,
+}
+
+/// A mark of a feed's objects: if two marks are equal, the objects did not change in between.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StateMark {
+    /// Number of the history.
+    pub history: u64,
+    /// The `seq` of the next change. Duplicates do not count.
+    pub(super) next_seq: u64,
+}
+
 impl Timeline {
     pub(super) fn new(accounts: &Accounts, config: &CacheConfig) -> Self {
         Self {
@@ -49,7 +89,7 @@ impl Timeline {
             progress: ResourceVersion::default(),
             last_event: ResourceVersion::default(),
             confirmed: None,
-            frames: accounts.objects.clone(),
+            frames: accounts.of(MemoryKind::Objects).clone(),
             number: 0,
             is_over: false,
         }
@@ -73,20 +113,48 @@ impl Timeline {
         (self.ring.end(wakes), self.store.end())
     }
 
-    /// Returns whether a change is known already. A further change at the version of the newest event is new.
+    /// Applies a change. Returns its event, which the caller adds to the ring, or `None` if the change is known already. A further change at the version of the newest event is new.
     ///
     /// # Errors
     /// The change contradicts the history.
-    pub(super) fn is_known(&self, change: &Change) -> Result<bool, OutOfOrder> {
+    pub(super) fn apply(
+        &mut self,
+        change: Change,
+        envelope: &Envelope,
+        now: Instant,
+    ) -> Result<Option<Arc<Event>>, OutOfOrder> {
         let (key, rv) = (&change.object.key, change.object.rv);
         let sibling = rv == self.last_event && rv == self.progress && rv > self.base;
-        if rv > self.progress || (sibling && !self.ring.has(key, rv) && !self.shows(change)) {
-            return Ok(false);
+        let is_new = rv > self.progress || (sibling && !self.ring.has(key, rv) && !self.shows(&change));
+        if !is_new {
+            let is_known = self.ring.has(key, rv) || rv <= self.told_from();
+            let out_of_order = || OutOfOrder { key: key.clone(), rv, progress: self.progress };
+            return if is_known { Ok(None) } else { Err(out_of_order()) };
         }
-        if self.ring.has(key, rv) || rv <= self.told_from() {
-            return Ok(true);
+        let Change { event_type, object, frame } = change;
+        let previous = self.store.objects.get(&object.key).cloned();
+        // The type follows from the store's content, as for a selector.
+        let known_as = match (event_type, &previous) {
+            (EventType::Added, Some(_)) => EventType::Modified,
+            (EventType::Modified, None) => EventType::Added,
+            (event_type, _) => event_type,
+        };
+        let frame = match frame {
+            Some(frame) if known_as == event_type => frame,
+            _ => self.frames.keep(envelope.frame(known_as, object.body())),
+        };
+        let event = Arc::new(Event::new(self.ring.next_seq, known_as, Arc::new(object), previous, frame, now));
+        match &mut self.confirmed {
+            // The state is kept, because the feed's objects change before the stream has reached its version.
+            Some(confirmed) if rv < confirmed.rv => {
+                confirmed.kept.get_or_insert_with(|| self.store.state(confirmed.rv));
+            }
+            confirmed => *confirmed = None,
         }
-        Err(OutOfOrder { key: key.clone(), rv, progress: self.progress })
+        self.store.apply(&event);
+        self.last_event = rv;
+        self.progress = self.progress.max(rv);
+        Ok(Some(event))
     }
 
     /// Returns the version after which the ring has every event of the feed's own watch. Backfilled events do not
@@ -118,46 +186,17 @@ impl Timeline {
     /// Returns whether the store has the result of the change. This recognises a change whose event was evicted before
     /// others of its version.
     fn shows(&self, change: &Change) -> bool {
-        match self.store.get(&change.object.key) {
+        match self.store.objects.get(&change.object.key) {
             Some(object) => object.rv == change.object.rv,
             None => change.event_type == EventType::Deleted && change.object.rv <= self.told_from(),
         }
     }
 
-    /// Builds the event of a change. The event type follows from the store's content, as for a selector.
-    pub(super) fn event(&self, change: Change, envelope: &Envelope, now: Instant) -> Event {
-        let Change { event_type, object, frame } = change;
-        let previous = self.store.get(&object.key).cloned();
-        let known_as = match (event_type, &previous) {
-            (EventType::Added, Some(_)) => EventType::Modified,
-            (EventType::Modified, None) => EventType::Added,
-            (event_type, _) => event_type,
-        };
-        let frame = match frame {
-            Some(frame) if known_as == event_type => frame,
-            _ => self.frames.keep(envelope.frame(known_as, object.body())),
-        };
-        Event::new(self.ring.next_seq, known_as, Arc::new(object), previous, frame, now)
-    }
-
-    pub(super) fn record(&mut self, event: &Arc<Event>) {
-        let store = &self.store;
-        match &mut self.confirmed {
-            Some(confirmed) if event.rv < confirmed.rv => confirmed.keep(|rv| store.state(rv)),
-            confirmed => *confirmed = None,
-        }
-        self.store.apply(event);
-        self.last_event = event.rv;
-        self.progress = self.progress.max(event.rv);
-        self.ring.admit(event);
-    }
-
-    /// Records that upstream had the state of `mark` at version `at`. Returns whether the mark is still that of the
-    /// current state.
+    /// Records that upstream had the state of `mark` at version `at`. Returns whether that is the current state.
     pub(super) fn confirm(&mut self, mark: StateMark, at: ResourceVersion) -> bool {
         let is_present = !self.is_over && mark == self.mark();
         if is_present && at > self.shown_at() {
-            self.confirmed = Some(ConfirmedVersion::new(at));
+            self.confirmed = Some(ConfirmedVersion { rv: at, kept: None });
         }
         is_present
     }
@@ -175,7 +214,7 @@ impl Timeline {
 
     /// Discards a confirmed state whose objects have been replaced by newly encoded ones.
     pub(super) fn forget_kept(&mut self) {
-        self.confirmed.take_if(|confirmed| confirmed.is_kept());
+        self.confirmed.take_if(|confirmed| confirmed.kept.is_some());
     }
 
     /// Returns the version of the state that readers get.
@@ -191,8 +230,8 @@ impl Timeline {
     /// Returns the state that readers get, at the latest version that it is known to have.
     pub(super) fn shown(&self) -> Snapshot {
         match &self.confirmed {
-            Some(confirmed) => confirmed.state(|rv| self.store.state(rv)),
-            None => self.snapshot(),
+            Some(ConfirmedVersion { rv, kept }) => kept.clone().unwrap_or_else(|| self.store.state(*rv)),
+            None => self.store.state(self.progress),
         }
     }
 
@@ -215,7 +254,8 @@ impl Timeline {
             return None;
         }
         let since = self.ring.behind(rv, events_max)?;
-        Some(self.store.state(rv).cut_by(self.store.chunks_of_past_state()).without(&since))
+        let state = Snapshot { cut: self.store.chunks_of_past_state(), ..self.store.state(rv) };
+        Some(state.without(&since))
     }
 
     pub(super) fn mark(&self) -> StateMark {
@@ -224,10 +264,10 @@ impl Timeline {
 
     pub(super) fn stats(&self) -> CacheStats {
         CacheStats {
-            objects: self.store.len(),
-            object_bytes: self.store.bytes(),
-            events: self.ring.len(),
-            event_bytes: self.ring.bytes(),
+            objects: self.store.objects.len(),
+            object_bytes: self.store.bytes,
+            events: self.ring.events,
+            event_bytes: self.ring.bytes,
             derived_bytes: 0,
             memory_bytes: 0,
             floor: self.ring.floor,

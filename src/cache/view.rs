@@ -6,8 +6,8 @@ use kubeapi::{ObjectKey, Selector};
 const LOOK_COST: usize = 40;
 /// The number of labels that most objects do not exceed.
 const LABELS: usize = 16;
-/// The cost of a selector per object above which it is [expensive](View::is_dear): about a microsecond, which is less
-/// than waking a watch takes. Ten requirements cost 50 to 80.
+/// Cost of a selector per object above which it is [expensive](View::is_expensive): about a microsecond, which is less than
+/// waking a watch takes. Ten requirements cost 50 to 80.
 const ORDINARY: usize = 100;
 
 /// The part of a collection that a reader receives: one namespace or all, and a selector.

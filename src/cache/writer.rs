@@ -1,23 +1,19 @@
-mod begin_earlier;
-mod renew;
-
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
 use tokio::time::Instant;
 
 use super::budget::Budget;
-use super::change::{ApplyResult, Change, OutOfOrder};
+use super::change::{Change, OutOfOrder};
 use super::derived_json::DerivedJson;
 use super::event::DerivedFrameAccounts;
 use super::lifecycle::{FeedEnd, FeedState};
 use super::paging_snapshots::PagingSnapshots;
 use super::pending_wakeups::PendingWakeups;
-use super::progress::{AtomicProgress, Progress};
-use super::shared::Shared;
+use super::shared::{AtomicProgress, Progress, Shared};
 use super::timeline::Timeline;
-use super::{CacheConfig, CacheReader, ChunkCache, Pins, Snapshot};
-use crate::wire::{BookmarkTemplate, Envelope, Renderer};
+use super::{BackfilledEvents, CacheConfig, CacheReader, ChunkCache, MemoryKind, MissingPrevious, Pins, Snapshot};
+use crate::wire::{BookmarkTemplate, Envelope, Object, Renderer};
 use kubeapi::{Gvr, ResourceVersion};
 use tokio::sync::watch;
 
@@ -26,6 +22,9 @@ use tokio::sync::watch;
 pub struct CacheWriter {
     shared: Arc<Shared>,
 }
+
+/// Objects replaced between two yields to readers.
+const RENEWED_AT_A_TIME: usize = 256;
 
 impl CacheWriter {
     /// Creates an empty cache for one feed that may use all memory, and the handle that its readers clone.
@@ -42,7 +41,7 @@ impl CacheWriter {
         namespaced: bool,
     ) -> (Self, CacheReader) {
         let share = budget.share();
-        let derived = || share.accounts.derived.clone();
+        let derived = || share.accounts.of(MemoryKind::Derived).clone();
         let shared = Arc::new(Shared {
             gvr,
             bookmark: RwLock::new(BookmarkTemplate::minimal(&envelope)),
@@ -94,51 +93,40 @@ impl CacheWriter {
         wakes.wake();
     }
 
-    /// Applies a change to the cache.
-    pub fn apply(&mut self, change: Change) -> Result<ApplyResult, OutOfOrder> {
-        let fresh = self.apply_at_once([change])?;
-        Ok(if fresh > 0 { ApplyResult::Fresh } else { ApplyResult::Duplicate })
-    }
-
-    /// Applies changes in order. Changes of one version are applied together, so that no reader sees only a part of
-    /// them. Returns the number of changes that are new.
-    pub fn apply_all(&mut self, changes: Vec<Change>) -> Result<usize, OutOfOrder> {
-        let (mut fresh, mut changes) = (0, changes.into_iter().peekable());
-        while let Some(first) = changes.next() {
-            let rv = first.object.rv;
-            let rest = std::iter::from_fn(|| changes.next_if(|next| next.object.rv == rv));
-            fresh += self.apply_at_once(std::iter::once(first).chain(rest))?;
+    /// Applies changes in order: it updates store, ring and lanes in one critical section, then wakes the readers.
+    /// Changes of one version share the critical section, so that no reader sees only a part of them. Returns the
+    /// number of changes that are new; the ring already has the others, because two streams of one history overlap.
+    ///
+    /// # Errors
+    /// A change contradicts the history. Those before it have been applied.
+    pub fn apply(&mut self, changes: impl IntoIterator<Item = Change>) -> Result<usize, OutOfOrder> {
+        let (mut all_fresh, mut changes) = (0, changes.into_iter().peekable());
+        while let Some(rv) = changes.peek().map(|change| change.object.rv) {
+            let now = Instant::now();
+            let (mut fresh, mut wakes) = (0, PendingWakeups::default());
+            let (applied, progress) = {
+                let mut timeline = self.shared.timeline.write();
+                let mut of_version = std::iter::from_fn(|| changes.next_if(|change| change.object.rv == rv));
+                let applied = of_version.try_for_each(|change| {
+                    if let Some(event) = timeline.apply(change, &self.shared.envelope, now)? {
+                        let (config, alternates) = (self.shared.config.get(), self.shared.alternate_bytes());
+                        timeline.ring.push(&event, &config, now, alternates, &mut wakes);
+                        fresh += 1;
+                    }
+                    Ok(())
+                });
+                (applied, timeline.progress)
+            };
+            if fresh > 0 {
+                self.shared.chunks.expire(now);
+                self.shared.publish(|shown| shown.rv = progress);
+                wakes.wake();
+                self.enforce_budget();
+            }
+            applied?;
+            all_fresh += fresh;
         }
-        Ok(fresh)
-    }
-
-    /// Applies changes of one version: it updates store, ring and lanes in one critical section, then wakes the
-    /// readers. Returns the number of changes that are new.
-    fn apply_at_once(&self, changes: impl IntoIterator<Item = Change>) -> Result<usize, OutOfOrder> {
-        let now = Instant::now();
-        let (mut fresh, mut wakes) = (0, PendingWakeups::default());
-        let (applied, rv) = {
-            let mut timeline = self.shared.timeline.write();
-            let applied = changes.into_iter().try_for_each(|change| {
-                if timeline.is_known(&change)? {
-                    return Ok(());
-                }
-                let event = Arc::new(timeline.event(change, &self.shared.envelope, now));
-                timeline.record(&event);
-                timeline.ring.evict(&self.shared.config.get(), now, self.shared.alternate_bytes());
-                timeline.ring.lanes.push(&event, &mut wakes);
-                fresh += 1;
-                Ok(())
-            });
-            (applied, timeline.progress)
-        };
-        if fresh > 0 {
-            self.shared.chunks.expire(now);
-            self.shared.publish(|progress| progress.rv = rv);
-            wakes.wake();
-            self.enforce_budget();
-        }
-        applied.map(|()| fresh)
+        Ok(all_fresh)
     }
 
     /// Records that everything up to `rv` has been applied. If `announce` is set, readers are woken, so that bookmarks
@@ -166,6 +154,57 @@ impl CacheWriter {
             wakes.wake();
         }
         self.enforce_budget();
+    }
+
+    /// Extends the history backwards. Open watches are not affected. If the events no longer join the history or do not
+    /// fit, it changes nothing and returns false.
+    pub fn begin_earlier(&mut self, past: BackfilledEvents) -> bool {
+        let refused = {
+            let mut timeline = self.shared.timeline.write();
+            let room = timeline.ring.room(&self.shared.config.get(), self.shared.alternate_bytes());
+            timeline.begin_earlier(past, room).err()
+        };
+        self.enforce_budget();
+        refused.is_none()
+    }
+
+    /// Adds the previous states of events for which they were unknown. `before` must contain all such events after
+    /// `known`.
+    pub fn explain(&mut self, known: ResourceVersion, before: Vec<(MissingPrevious, Arc<Object>)>) {
+        let events = before.into_iter().map(|(change, before)| change.by(before)).collect();
+        let gone = {
+            let mut timeline = self.shared.timeline.write();
+            if timeline.may_begin_earlier() { timeline.ring.explain(events, known) } else { Vec::new() }
+        };
+        drop(gone);
+        self.enforce_budget();
+    }
+
+    /// Replaces objects that are held under the same key at the same version, and returns how many had different bytes.
+    /// A server of another release writes other bytes; that is no event and no new version.
+    ///
+    /// Snapshots of paging clients are dropped, because their continue tokens would lead to bodies of the old server;
+    /// upstream still accepts those tokens. Readers can no longer get bytes derived from the old bodies.
+    pub async fn renew(&mut self, objects: Vec<Arc<Object>>) -> usize {
+        let mut renewed = 0;
+        let mut objects = objects.into_iter().peekable();
+        while objects.peek().is_some() {
+            let some: Vec<_> = objects.by_ref().take(RENEWED_AT_A_TIME).collect();
+            let gone = {
+                let mut timeline = self.shared.timeline.write();
+                timeline.forget_kept();
+                timeline.store.renew(some)
+            };
+            renewed += gone.len();
+            drop(gone);
+            tokio::task::yield_now().await;
+        }
+        if renewed > 0 {
+            self.shared.paging.lock().clear();
+            self.shared.chunks.clear();
+            self.enforce_budget();
+        }
+        renewed
     }
 
     /// Returns whether the feed has outgrown the memory limit and must end.

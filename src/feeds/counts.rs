@@ -1,7 +1,7 @@
 //! Counters of feeds. Callers' requests determine their labels, so the counters are dropped some time after the feed
 //! ends.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -37,7 +37,7 @@ pub struct CountedMetric {
 /// The counters of all running feeds, and for a while of ended ones.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
-    accounts: HashMap<FeedKey, Account>,
+    accounts: BTreeMap<FeedKey, Account>,
 }
 
 #[derive(Debug, Default)]
@@ -100,10 +100,7 @@ impl Ledger {
     /// Returns all counters, sorted by key.
     pub(super) fn all(&mut self, kept: Duration) -> Vec<(FeedKey, Arc<FeedCounts>)> {
         self.forget(kept);
-        let mut all: Vec<_> =
-            self.accounts.iter().map(|(key, account)| (key.clone(), account.counts.clone())).collect();
-        all.sort_by(|(a, _), (b, _)| a.cmp(b));
-        all
+        self.accounts.iter().map(|(key, account)| (key.clone(), account.counts.clone())).collect()
     }
 
     /// Drops the counters of feeds that ended too long ago, and the oldest above the limit.

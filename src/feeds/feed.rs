@@ -58,50 +58,39 @@ struct HandleInner {
     only_keeps: AtomicBool,
 }
 
-/// The parts of the registry that each feed uses.
-pub(super) struct RegistryParts {
-    pub(super) config: CacheConfig,
-    pub(super) budget: Arc<Budget>,
-    pub(super) counts: Arc<FeedCounts>,
-}
-
 impl Feed {
     pub(super) fn new(
         spec: FeedSpec,
-        RegistryParts { config, budget, counts }: RegistryParts,
+        config: CacheConfig,
+        budget: &Arc<Budget>,
+        counts: Arc<FeedCounts>,
         renderings: Renderings,
         settled: Option<Instant>,
     ) -> (CacheWriter, Self) {
-        let envelope = spec.envelope();
-        let (writer, reader) = CacheWriter::within(&budget, config, spec.key.gvr.clone(), envelope, spec.namespaced);
-        let freshness = Freshness::default();
-        let last_used = Mutex::new(Instant::now());
-        let (leases, retired, resume) = (AtomicUsize::new(0), CancellationToken::new(), Mutex::default());
-        let (columns, shown) = (Columns::default(), AtomicU64::new(0));
-        (
-            writer,
-            Self {
-                spec,
-                reader,
-                freshness,
-                renderings,
-                body_release: BodyRelease::default(),
-                resume_backfills: ResumeBackfills::default(),
-                columns,
-                counts,
-                pins: budget.pins().clone(),
-                leases,
-                keepers: AtomicUsize::new(0),
-                proxies: AtomicUsize::new(0),
-                last_used,
-                last_read: Mutex::default(),
-                retired,
-                settled,
-                resume,
-                shown,
-                began_behind: OnceLock::new(),
-            },
-        )
+        let (gvr, envelope) = (spec.key.gvr.clone(), spec.envelope());
+        let (writer, reader) = CacheWriter::within(budget, config, gvr, envelope, spec.namespaced);
+        let feed = Self {
+            spec,
+            reader,
+            freshness: Freshness::default(),
+            renderings,
+            body_release: BodyRelease::default(),
+            resume_backfills: ResumeBackfills::default(),
+            columns: Columns::default(),
+            counts,
+            pins: budget.pins().clone(),
+            leases: AtomicUsize::new(0),
+            keepers: AtomicUsize::new(0),
+            proxies: AtomicUsize::new(0),
+            last_used: Mutex::new(Instant::now()),
+            last_read: Mutex::default(),
+            retired: CancellationToken::new(),
+            settled,
+            resume: Mutex::default(),
+            shown: AtomicU64::new(0),
+            began_behind: OnceLock::new(),
+        };
+        (writer, feed)
     }
 
     /// Pins a state of this feed that is being sent. The signal `cut` ends its sender.

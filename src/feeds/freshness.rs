@@ -18,8 +18,9 @@ pub struct Freshness {
     as_of: watch::Sender<Option<Instant>>,
     /// The latest instant up to which a waiting reader needs a proof.
     wanted: watch::Sender<Option<Instant>>,
-    wanted_versions: watch::Sender<WantedVersions>,
-    /// The number of readers that wait for a proof.
+    /// The versions that readers wait for.
+    pub versions: WantedVersions,
+    /// Number of readers that wait for a proof.
     waiting: Arc<AtomicUsize>,
 }
 
@@ -37,7 +38,7 @@ impl Default for Freshness {
         Self {
             as_of: watch::Sender::new(None),
             wanted: watch::Sender::new(None),
-            wanted_versions: watch::Sender::default(),
+            versions: WantedVersions::default(),
             waiting: Arc::default(),
         }
     }
@@ -59,7 +60,7 @@ impl Freshness {
     }
 
     pub fn covers(&self, received: Instant) -> bool {
-        self.as_of.borrow().is_some_and(|as_of| as_of >= received)
+        *self.as_of.borrow() >= Some(received)
     }
 
     /// Completes when the feed is proven to contain every write that was complete at `received`. It requests the proof
@@ -80,72 +81,27 @@ impl Freshness {
             *wanted = (*wanted).max(Some(received));
             raises || is_first
         });
-        if as_of.wait_for(|as_of| as_of.is_some_and(|as_of| as_of >= received)).await.is_err() {
-            std::future::pending::<()>().await;
-        }
+        // The sender lives as long as `self`.
+        let _ = as_of.wait_for(|as_of| *as_of >= Some(received)).await;
     }
 
     /// Registers a reader that waits until upstream's watch reaches `rv`.
     pub fn want_version(&self, rv: ResourceVersion) {
-        self.wanted_versions.send_if_modified(|wanted| wanted.want(rv, true, Instant::now()));
+        self.versions.want(rv, true, Instant::now());
     }
 
     /// Registers a reader that waits for a state at `rv` or later.
     pub fn want_state(&self, rv: ResourceVersion) {
-        self.wanted_versions.send_if_modified(|wanted| wanted.want(rv, false, Instant::now()));
-    }
-
-    /// Forgets versions that the watch (`told`) or the served state (`shown`) has reached, and versions that no reader
-    /// waits for.
-    pub fn settle_versions(&self, told: ResourceVersion, shown: ResourceVersion) {
-        self.change_versions(|wanted| wanted.settle(told, shown, Instant::now()));
-    }
-
-    /// Returns whether a reader waits for upstream's watch, and not only for a state.
-    pub fn awaits_stream(&self) -> bool {
-        self.wanted_versions.borrow().follows()
-    }
-
-    /// Forgets a version that upstream did not have at `asked`, and all later versions that readers already waited for
-    /// then.
-    pub fn give_up_version(&self, rv: ResourceVersion, asked: Instant) {
-        self.change_versions(|wanted| wanted.give_up(rv, asked));
-    }
-
-    /// Returns whether the feed should catch up now with upstream, which has reached a version. If so, all awaited
-    /// versions count as tried. With `at_once`, versions beyond upstream's are tried once as well.
-    pub fn begins_to_catch_up(&self, upstream: ResourceVersion, at_once: bool) -> bool {
-        let mut begins = false;
-        self.change_versions(|wanted| {
-            begins = wanted.is_behind(upstream, at_once);
-            if begins {
-                wanted.try_all();
-            }
-        });
-        begins
-    }
-
-    /// Returns the smallest version that a reader waits for and that is above another one.
-    pub fn next_version(&self, above: ResourceVersion) -> Option<ResourceVersion> {
-        self.wanted_versions.borrow().least_above(above)
-    }
-
-    /// Subscribes to the versions that readers wait for. Subscribers are notified of new ones.
-    pub fn watch_versions(&self) -> watch::Receiver<WantedVersions> {
-        self.wanted_versions.subscribe()
-    }
-
-    /// Changes the versions that readers wait for, without notifying subscribers.
-    fn change_versions(&self, change: impl FnOnce(&mut WantedVersions)) {
-        self.wanted_versions.send_if_modified(|wanted| {
-            change(wanted);
-            false
-        });
+        self.versions.want(rv, false, Instant::now());
     }
 
     /// Records that the feed was current at `asked`, the instant before the proving request was sent.
     pub fn prove(&self, asked: Instant) {
-        raise(&self.as_of, asked);
+        self.as_of.send_if_modified(|as_of| {
+            let raises = *as_of < Some(asked);
+            *as_of = (*as_of).max(Some(asked));
+            raises
+        });
     }
 
     /// Forgets every proof, because the feed restarts.
@@ -157,16 +113,6 @@ impl Freshness {
     pub fn wanted(&self) -> watch::Receiver<Option<Instant>> {
         self.wanted.subscribe()
     }
-}
-
-fn raise(cell: &watch::Sender<Option<Instant>>, to: Instant) {
-    cell.send_if_modified(|current| {
-        let raises = current.is_none_or(|current| current < to);
-        if raises {
-            *current = Some(to);
-        }
-        raises
-    });
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::FeedKey;
-use super::refused_for::{REFUSED_MAX, refused_for};
 use crate::cache::FeedEnd;
 use base::BackoffBounds;
 
@@ -27,8 +26,10 @@ struct Refusal {
 
 /// The maximum number of refused feeds that are remembered.
 const REFUSALS_MAX: usize = super::FEEDS_MAX;
-/// The delay before a feed of a resource that upstream does not serve yet is retried.
-const REFUSED_FOR: Duration = Duration::from_secs(30);
+/// First delay before a feed is retried.
+const REFUSED_FIRST: Duration = Duration::from_secs(30);
+/// Longest delay: upstream is asked once an hour for a resource that does not fit or cannot be read.
+const REFUSED_MAX: Duration = Duration::from_secs(60 * 60);
 
 impl Refusals {
     /// Returns the reason why no feed may be started for `key` now, with `free` bytes of memory.
@@ -53,7 +54,7 @@ impl Refusals {
         let wait = match end {
             FeedEnd::OverBudget | FeedEnd::Unreadable | FeedEnd::NotOffered => refused_for(times),
             FeedEnd::Forbidden => waits.after(times),
-            _ => REFUSED_FOR,
+            _ => REFUSED_FIRST,
         };
         self.0.insert(key.clone(), Refusal { end, at: Instant::now(), times, wait, weighed });
     }
@@ -94,5 +95,23 @@ impl Refusal {
             _ => self.wait,
         };
         self.at.elapsed() >= kept
+    }
+}
+
+/// Returns the delay after `times` consecutive ends of this kind.
+fn refused_for(times: u32) -> Duration {
+    let doublings = times.saturating_sub(1).min(16);
+    REFUSED_FIRST.saturating_mul(1 << doublings).min(REFUSED_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn over_budget_feed_retries_with_capped_exponential_backoff() {
+        let waits: Vec<_> = (1..=9).map(|times| refused_for(times).as_secs()).collect();
+        assert_eq!(waits, [30, 60, 120, 240, 480, 960, 1920, 3600, 3600]);
+        assert_eq!(refused_for(u32::MAX), REFUSED_MAX);
     }
 }

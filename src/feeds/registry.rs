@@ -8,7 +8,6 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::counts::Ledger;
-use super::feed::RegistryParts;
 use super::refusals::Refusals;
 use super::{FEEDS_MAX, Feed, FeedCounts, FeedHandle, FeedKey, FeedSpec, RenderingMode, RenderingRefusal, Renderings};
 use crate::cache::{Budget, CacheConfig, CacheWriter, FeedEnd, FeedState, MemoryUse, Pins};
@@ -115,8 +114,8 @@ impl Feeds {
         let settled = self.shared.outdated.lock().get(&spec.key).map(|retired| *retired + SETTLING);
         let config = self.shared.config.get();
         let counts = self.shared.counts.lock().open(&spec.key, config.counts_age_max);
-        let common = RegistryParts { config: (*config).clone(), budget: self.shared.budget.clone(), counts };
-        let (writer, feed) = Feed::new(spec.clone(), common, renderings, settled);
+        let (writer, feed) =
+            Feed::new(spec.clone(), (*config).clone(), &self.shared.budget, counts, renderings, settled);
         feed.shown.store(shown(&spec.key, &feeds).0, Ordering::Relaxed);
         let feed = Arc::new(feed);
         feed.note_resume(resume);
@@ -163,9 +162,7 @@ impl Feeds {
 
     /// Returns every feed, sorted by key.
     pub fn all(&self) -> Vec<Arc<Feed>> {
-        let mut all: Vec<_> = self.shared.feeds.lock().values().cloned().collect();
-        all.sort_by(|a, b| a.spec.key.cmp(&b.spec.key));
-        all
+        self.shared.feeds.lock().values().cloned().collect()
     }
 
     /// Returns the memory use and limit of all feeds.

@@ -100,9 +100,8 @@ impl Renderings {
                 Some(RenderingMode::Refused(reason)) => return Err(reason),
                 Some(RenderingMode::Wanted) | None => {}
             }
-            if changes.changed().await.is_err() {
-                std::future::pending::<()>().await;
-            }
+            // The sender lives as long as `self`.
+            let _ = changes.changed().await;
         }
     }
 

@@ -75,13 +75,6 @@ impl BackfillOutcome {
     }
 }
 
-/// Whether a client that resumes from before the history should wait for a backfill.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum WaitDecision {
-    Wait,
-    Reject,
-}
-
 #[derive(Debug, Default)]
 struct BackfillLedger {
     waiting: ClientsByVersion,
@@ -151,8 +144,8 @@ impl ResumeBackfills {
         let Some(_waiting) = self.enter(who) else { return };
         loop {
             let may_come = !reader.reaches(from, view) && reader.may_begin_earlier();
-            let is_told = *failures.borrow_and_update() > before
-                || self.ledger.lock().memory.prospect(who, Instant::now()) == WaitDecision::Reject;
+            let is_told =
+                *failures.borrow_and_update() > before || !self.ledger.lock().memory.may_wait(who, Instant::now());
             if !may_come || is_told || failures.changed().await.is_err() {
                 return;
             }
@@ -161,7 +154,7 @@ impl ResumeBackfills {
 
     fn enter(&self, who: ResumingClient) -> Option<WaiterGuard<'_>> {
         let mut ledger = self.ledger.lock();
-        if ledger.memory.prospect(who, Instant::now()) == WaitDecision::Reject {
+        if !ledger.memory.may_wait(who, Instant::now()) {
             return None;
         }
         ledger.crowds_of(who).for_each(|crowd| *crowd.entry(who.from).or_default() += 1);
@@ -219,14 +212,11 @@ impl BackfillLedger {
 }
 
 impl BackfillProgress {
-    fn prospect(&self, who: ResumingClient, now: Instant) -> WaitDecision {
+    /// Whether a client that comes from before the history has something to wait for.
+    fn may_wait(&self, who: ResumingClient, now: Instant) -> bool {
         let may_be_asked = self.questions < QUESTIONS_MAX || self.under_way.is_some_and(|asked| asked.serves(who));
         let is_inexplicable = who.inquires && who.from < self.inexplicable_upto;
-        if self.is_over || self.rests(now) || !may_be_asked || is_inexplicable || who.from < self.gone_before {
-            WaitDecision::Reject
-        } else {
-            WaitDecision::Wait
-        }
+        !self.is_over && !self.rests(now) && may_be_asked && !is_inexplicable && who.from >= self.gone_before
     }
 
     fn rests(&self, now: Instant) -> bool {

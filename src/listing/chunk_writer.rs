@@ -78,7 +78,11 @@ impl ChunkWriter {
         if !chunks.is_whole(index) {
             return Poll::Ready(write().map(|(plain, _)| plain));
         }
-        let format = self.format(chunks, index);
+        let part = match self.what {
+            ItemFormat::Items(_) => ChunkPart::Items,
+            ItemFormat::Added => ChunkPart::Added,
+        };
+        let format = self.format(chunks.chunk(index).name, part);
         self.reader.chunks().poll_plain(format, self.renderer.is_verbatim(), cx, write)
     }
 
@@ -151,30 +155,18 @@ impl ChunkWriter {
         written
     }
 
-    fn format(&self, chunks: &PageChunks, index: usize) -> ChunkFormat {
-        ChunkFormat {
-            chunk: chunks.chunk(index).name(),
-            representation: self.renderer.representation(),
-            release: self.renderer.release(),
-            part: match self.what {
-                ItemFormat::Items(_) => ChunkPart::Items,
-                ItemFormat::Added => ChunkPart::Added,
-            },
-        }
+    fn format(&self, chunk: u128, part: ChunkPart) -> ChunkFormat {
+        ChunkFormat { chunk, representation: self.renderer.representation(), release: self.renderer.release(), part }
     }
 
     fn format_of_piece(&self, at: Piece<'_>) -> ChunkFormat {
-        ChunkFormat {
-            chunk: at.batch.name,
-            representation: self.renderer.representation(),
-            release: self.renderer.release(),
-            part: ChunkPart::Deflated { behind: at.behind.map(|behind| behind.name), piece: at.index },
-        }
+        let behind = at.behind.map(|behind| behind.name);
+        self.format(at.batch.name, ChunkPart::Deflated { behind, piece: at.index })
     }
 
     /// Returns the pieces of a chunk, and how many of their bytes are not the store's own.
     fn write(&self, chunks: &PageChunks, index: usize) -> Result<(PlainChunk, usize), TranscodeError> {
-        let lengths = chunks.chunk(index).lengths();
+        let lengths = chunks.chunk(index).lengths;
         let mut pieces = Pieces::new(self.reader.chunks().account().clone());
         if !self.renderer.is_verbatim() {
             self.worked.store(true, Ordering::Relaxed);

@@ -1,12 +1,10 @@
 use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 
 use super::chunk_writer::{ChunkWriter, Piece};
-use super::cpu_slices::Slice;
-use super::page_chunks::{Batch, PageChunks};
+use super::page_chunks::PageChunks;
 use super::scan_pace::{ScanBudget, YieldPause};
-use super::slice_joiner::SliceJoiner;
 use crate::cache::{DeflatedChunk, PlainChunk};
 use crate::wire::{ListFrame, TranscodeError};
 
@@ -16,11 +14,11 @@ pub(crate) const PLAIN_BYTES_MAX: usize = 128 << 10;
 /// A LIST response that is being sent. It holds only the current piece, which is shared.
 #[derive(Debug)]
 pub(crate) struct ListBody {
-    writer: ChunkWriter,
-    chunks: PageChunks,
-    head: Bytes,
-    tail: Bytes,
-    /// Whether the list is long enough for the apiserver to compress it.
+    pub(super) writer: ChunkWriter,
+    pub(super) chunks: PageChunks,
+    pub(super) head: Bytes,
+    pub(super) tail: Bytes,
+    /// Whether it is long enough to be compressed.
     worth: bool,
     at: SendPosition,
     joined: SliceJoiner,
@@ -105,10 +103,7 @@ impl ListBody {
         cx: &mut Context<'_>,
     ) -> Poll<Result<PlainChunk, TranscodeError>> {
         let is_whole = self.chunks.is_whole(index);
-        let _slice = ready!(self.poll_begin(is_whole, cx));
-        let plain = ready!(self.writer.poll_plain(&self.chunks, index, cx));
-        self.pause_behind(is_whole);
-        Poll::Ready(plain)
+        self.poll_paced(is_whole, cx, |writer, chunks, cx| writer.poll_plain(chunks, index, cx))
     }
 
     /// Returns how many bytes of a chunk this list omits, because its first item has no separator.
@@ -116,20 +111,23 @@ impl ListBody {
         if index == 0 { self.writer.separator() } else { 0 }
     }
 
-    /// Completes when encoding may begin. The caller holds the returned slice while it works.
-    fn poll_begin(&mut self, is_shared: bool, cx: &mut Context<'_>) -> Poll<Option<Slice>> {
+    /// Encodes when it may, and pauses after work. The first caller encodes shared bytes without waiting; bytes for a
+    /// single client wait for a slice, and hold it while they are encoded.
+    fn poll_paced<T>(
+        &mut self,
+        is_shared: bool,
+        cx: &mut Context<'_>,
+        encode: impl FnOnce(&ChunkWriter, &PageChunks, &Context<'_>) -> Poll<T>,
+    ) -> Poll<T> {
         ready!(self.rest.poll(cx));
-        if is_shared { Poll::Ready(None) } else { self.scan_budget.poll(cx) }
-    }
-
-    /// Pauses after work. The first caller encodes shared bytes without waiting; bytes for a single client wait for a
-    /// slice.
-    fn pause_behind(&mut self, is_shared: bool) {
+        let _slice = if is_shared { None } else { ready!(self.scan_budget.poll(cx)) };
+        let encoded = ready!(encode(&self.writer, &self.chunks, cx));
         match (self.writer.has_worked(), is_shared) {
             (false, _) => {}
             (true, true) => self.rest.begin(),
             (true, false) => *self.scan_budget.left() = 0,
         }
+        Poll::Ready(encoded)
     }
 
     /// Returns whether the whole list has been returned.
@@ -142,24 +140,6 @@ impl ListBody {
         self.worth
     }
 
-    pub(crate) fn head(&self) -> &Bytes {
-        &self.head
-    }
-
-    pub(crate) fn tail(&self) -> &Bytes {
-        &self.tail
-    }
-
-    /// Returns the batches of chunks that are compressed together.
-    pub(crate) fn batches(&self) -> Vec<Batch> {
-        self.chunks.batches()
-    }
-
-    /// Returns a piece of a batch that is sent after another one, if it is cached in compressed form.
-    pub(crate) fn deflated(&self, at: Piece<'_>) -> Option<DeflatedChunk> {
-        self.writer.deflated(at)
-    }
-
     /// Returns a compressed piece; the first caller compresses it. `deflate` gets the `window` bytes before the batch.
     pub(crate) fn poll_deflated(
         &mut self,
@@ -168,9 +148,50 @@ impl ListBody {
         cx: &mut Context<'_>,
         deflate: impl FnOnce(&[u8]) -> DeflatedChunk,
     ) -> Poll<Result<DeflatedChunk, TranscodeError>> {
-        let _slice = ready!(self.poll_begin(at.is_shared(), cx));
-        let deflated = ready!(self.writer.poll_deflated(&self.chunks, at, window, cx, deflate));
-        self.pause_behind(at.is_shared());
-        Poll::Ready(deflated)
+        self.poll_paced(at.is_shared(), cx, |writer, chunks, cx| writer.poll_deflated(chunks, at, window, cx, deflate))
+    }
+}
+
+/// Joins small slices, so that they are sent together. Large ones are not copied.
+#[derive(Debug, Default)]
+pub(crate) struct SliceJoiner {
+    /// A slice that did not fit with the previous ones.
+    next: Option<Bytes>,
+}
+
+/// Maximum length of joined slices: that of a TLS record, and by default of an HTTP/2 frame.
+const BYTES_MAX: usize = 16 << 10;
+
+impl SliceJoiner {
+    /// Returns the next chunk, assembled from the slices that `poll_slice` returns.
+    pub(crate) fn poll<E>(
+        &mut self,
+        mut poll_slice: impl FnMut() -> Poll<Option<Result<Bytes, E>>>,
+    ) -> Poll<Option<Result<Bytes, E>>> {
+        let mut joined = BytesMut::new();
+        loop {
+            let slice = match self.next.take() {
+                Some(slice) => slice,
+                None => match poll_slice() {
+                    Poll::Ready(Some(Ok(slice))) => slice,
+                    Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(error))),
+                    _ if !joined.is_empty() => return Poll::Ready(Some(Ok(joined.freeze()))),
+                    over_or_pending => return over_or_pending,
+                },
+            };
+            if joined.len() + slice.len() <= BYTES_MAX {
+                joined.extend_from_slice(&slice);
+            } else if joined.is_empty() {
+                return Poll::Ready(Some(Ok(slice)));
+            } else {
+                self.next = Some(slice);
+                return Poll::Ready(Some(Ok(joined.freeze())));
+            }
+        }
+    }
+
+    /// Returns whether no slice is left over.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.next.is_none()
     }
 }

@@ -15,10 +15,6 @@ struct NamespaceCheck<'a> {
 }
 
 impl<'a> NamespaceCheck<'a> {
-    fn new(permit: &'a Permit) -> Self {
-        Self { permit, last: None }
-    }
-
     fn sees(&mut self, namespace: &'a str) -> bool {
         if let Some((_, sees)) = self.last.filter(|(last, _)| *last == namespace) {
             return sees;
@@ -29,47 +25,52 @@ impl<'a> NamespaceCheck<'a> {
     }
 }
 
-/// Appends the objects that the caller may see and that `view` matches, up to `limit`. Permissions are checked first:
-/// the selector is never evaluated on an object that the caller may not see.
-pub(crate) async fn pick<'a>(
-    chunks: &mut PageChunks,
+/// Passes the objects that the caller may see and that `view` matches to `found`, until it returns false. Permissions
+/// are checked first: the selector is never evaluated on an object that the caller may not see.
+async fn scan<'a>(
     looked_at: impl Iterator<Item = &'a Arc<Object>>,
     (permit, view): (&'a Permit, &View),
-    limit: usize,
     pace: &mut ScanPace,
+    mut found: impl FnMut(&'a Arc<Object>) -> bool,
 ) {
-    let (mut picking, mut picked, mut check) = (chunks.picking(), 0, NamespaceCheck::new(permit));
+    let mut check = NamespaceCheck { permit, last: None };
     for object in looked_at {
-        if picked == limit {
-            break;
-        }
         if pace.spend(view.cost_of(object)) {
             pace.rest_from_looking().await;
         }
-        if check.sees(object.key.namespace()) && view.matches(object) {
-            chunks.pick(&mut picking, object);
-            picked += 1;
+        if check.sees(object.key.namespace()) && view.matches(object) && !found(object) {
+            break;
         }
     }
+}
+
+/// Appends the objects that the caller may see and that `view` matches, up to `limit`, which is not zero.
+pub(crate) async fn pick<'a>(
+    chunks: &mut PageChunks,
+    looked_at: impl Iterator<Item = &'a Arc<Object>>,
+    seen: (&'a Permit, &View),
+    limit: usize,
+    pace: &mut ScanPace,
+) {
+    let (mut picking, mut picked) = (chunks.picking(), 0);
+    let put = |object| {
+        chunks.pick(&mut picking, object);
+        picked += 1;
+        picked < limit
+    };
+    scan(looked_at, seen, pace, put).await;
     chunks.end_picking(picking);
 }
 
 /// Returns the first object that the caller may read and that `view` matches.
 pub(crate) async fn first<'a>(
     looked_at: impl Iterator<Item = &'a Arc<Object>>,
-    (permit, view): (&'a Permit, &View),
+    seen: (&'a Permit, &View),
     pace: &mut ScanPace,
 ) -> Option<&'a Arc<Object>> {
-    let mut check = NamespaceCheck::new(permit);
-    for object in looked_at {
-        if pace.spend(view.cost_of(object)) {
-            pace.rest_from_looking().await;
-        }
-        if check.sees(object.key.namespace()) && view.matches(object) {
-            return Some(object);
-        }
-    }
-    None
+    let mut first = None;
+    scan(looked_at, seen, pace, |object| first.replace(object).is_some()).await;
+    first
 }
 
 /// Returns up to `limit` namespaces that have an object in `view`, in key order, from the first key that is not before

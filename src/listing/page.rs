@@ -2,17 +2,27 @@ use std::future::poll_fn;
 use std::sync::Arc;
 
 use super::chunk_writer::ChunkWriter;
-use super::list_body::ListBody;
-use super::list_body::PLAIN_BYTES_MAX;
-use super::list_read::ListRead;
+use super::list_body::{ListBody, PLAIN_BYTES_MAX};
 use super::namespace_check;
 use super::page_chunks::PageChunks;
 use super::scan_pace::ScanPace;
 use crate::auth::Permit;
 use crate::cache::{CacheReader, Snapshot, View};
 use crate::feeds::FeedHandle;
-use crate::wire::{Encoding, ListMeta, Object, Renderer, TranscodeError};
-use kubeapi::{ContinueAt, ContinueToken, Selector, VersionMatch};
+use crate::wire::{Encoding, ListMeta, Object, Renderer, Representation, TranscodeError};
+use kubeapi::{ContinueAt, ContinueToken, ListPlan, PageStore, Selector, VersionMatch};
+
+/// A request for one page of a collection.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct ListRead {
+    pub(crate) representation: Representation,
+    pub(crate) view: View,
+    pub(crate) plan: ListPlan,
+    /// Whether the path names a namespace. If so, keys in continue tokens are relative to it.
+    pub(crate) in_namespace: bool,
+    /// Encoding of continue tokens.
+    pub(crate) pages: PageStore,
+}
 
 /// One page of a collection, before it is encoded.
 #[derive(Debug)]

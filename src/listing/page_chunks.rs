@@ -62,26 +62,26 @@ impl PageChunks {
         let namespace = view.namespace().filter(|_| namespaced);
         let prefix = namespace.map(|namespace| format!("{namespace}/")).unwrap_or_default();
         let start = start.unwrap_or_default().max(&prefix);
-        let whole = shared.partition_point(|chunk| chunk.first().as_str() < start);
+        let whole = shared.partition_point(|chunk| chunk.first.as_str() < start);
         // The rest of the chunk in whose middle the page starts.
-        let end = shared.get(whole).map(Chunk::first);
+        let end = shared.get(whole).map(|chunk| &chunk.first);
         let objects = snapshot.select(view, namespaced, Some(start).filter(|start| !start.is_empty()));
         let rest = objects.take_while(|object| end.is_none_or(|end| object.key < *end));
         let mut more = self.put(rest.filter(|object| permit.sees(object.key.namespace())), limit);
         for (index, chunk) in shared.iter().enumerate().skip(whole) {
-            if !chunk.first().as_str().starts_with(&prefix) {
+            if !chunk.first.as_str().starts_with(&prefix) {
                 break;
             }
-            if !permit.sees(chunk.first().namespace()) {
+            if !permit.sees(chunk.first.namespace()) {
                 continue;
             }
-            if chunk.lengths().items <= limit - self.lengths.items {
-                self.lengths = self.lengths + chunk.lengths();
+            if chunk.lengths.items <= limit - self.lengths.items {
+                self.lengths = self.lengths + chunk.lengths;
                 self.parts.push(PageChunk::Shared(index));
             } else if self.lengths.items < limit {
                 more += self.put(snapshot.objects_of(chunk), limit);
             } else {
-                more += chunk.lengths().items;
+                more += chunk.lengths.items;
             }
         }
         more
@@ -116,7 +116,7 @@ impl PageChunks {
     }
 
     fn put_picked(&mut self, chunk: Chunk, objects: Vec<Arc<Object>>) {
-        self.lengths = self.lengths + chunk.lengths();
+        self.lengths = self.lengths + chunk.lengths;
         self.parts.push(PageChunk::Picked(chunk, objects));
     }
 
@@ -150,19 +150,19 @@ impl PageChunks {
         let (mut bytes, mut is_full) = (0, true);
         for index in 0..self.len() {
             let (chunk, is_shared) = (self.chunk(index), self.is_whole(index));
-            bytes += chunk.lengths().bytes;
+            bytes += chunk.lengths.bytes;
             match batches.last_mut().filter(|_| !is_full && bytes <= Chunk::BYTES_MAX) {
                 Some(batch) => {
                     batch.chunks.end = index + 1;
-                    batch.name = Chunk::joined_name(batch.name, chunk.name());
+                    batch.name = Chunk::joined_name(batch.name, chunk.name);
                     batch.is_shared &= is_shared;
                 }
                 None => {
-                    batches.push(Batch { chunks: index..index + 1, name: chunk.name(), is_shared });
-                    bytes = chunk.lengths().bytes;
+                    batches.push(Batch { chunks: index..index + 1, name: chunk.name, is_shared });
+                    bytes = chunk.lengths.bytes;
                 }
             }
-            is_full = chunk.is_full();
+            is_full = chunk.is_full;
         }
         batches
     }

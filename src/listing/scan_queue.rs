@@ -5,7 +5,6 @@ use std::time::Duration;
 use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 
-use super::OverLimit;
 use kubeapi::FlowDistinguisher;
 
 /// The queue of scans. A scan uses a whole core. So fewer scans run than there are cores, one per caller, and callers
@@ -16,6 +15,11 @@ pub(crate) struct ScanQueue(base::TurnQueue<ScanOwner>);
 /// The permission to scan. Dropping it lets the next caller scan.
 #[derive(Debug)]
 pub(crate) struct ScanTurn(base::Turn<ScanOwner>);
+
+/// The limit of this name is reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("too many {0} in progress; try again")]
+pub(crate) struct OverLimit(pub(crate) &'static str);
 
 /// A caller; `None` if callers are not distinguished, so that no per-caller limit applies.
 pub(crate) type ScanOwner = Option<FlowDistinguisher>;

@@ -69,32 +69,23 @@ impl BodyWriters {
     /// Records that the feed is about to apply a list from `servers`. Unless they encode like the followed server, no
     /// state is served until the whole list is applied.
     pub(super) fn takes_in(&self, servers: &[Server]) {
-        self.by.send_modify(|by| {
-            servers.iter().for_each(|server| by.add(server));
-            by.count += 1;
-        });
-        self.weigh(false);
+        self.change(|by| servers.iter().for_each(|server| by.add(server)));
     }
 
     /// Records that `servers` encoded all bodies and that no stream is open.
     pub(super) fn listed(&self, servers: Vec<Server>) {
-        self.by.send_modify(|by| {
-            let (count, since) = (by.count + 1, self.feed.reader.progress().rv);
-            *by = BodyEncoders { bodies: servers, stream: None, since, count };
-        });
-        self.weigh(false);
+        let since = self.feed.reader.progress().rv;
+        self.change(|by| *by = BodyEncoders { bodies: servers, stream: None, since, count: by.count });
     }
 
     /// Records that a stream from `server` is open. No state is served until the other servers are known to produce the
     /// same bytes.
     pub(super) fn opened(&self, server: &Server) {
-        self.by.send_modify(|by| {
+        self.change(|by| {
             by.add(server);
             by.stream = Some(server.clone());
             by.since = self.feed.reader.progress().rv;
-            by.count += 1;
         });
-        self.weigh(false);
     }
 
     /// Whether nothing was read from another server since `count` was taken.
@@ -104,14 +95,12 @@ impl BodyWriters {
 
     /// Records that all bodies were replaced by ones that `servers` encoded.
     pub(super) fn renewed(&self, servers: Vec<Server>) {
-        self.by.send_modify(|by| {
+        self.change(|by| {
             by.bodies = servers;
             if let Some(stream) = by.stream.clone() {
                 by.add(&stream);
             }
-            by.count += 1;
         });
-        self.weigh(false);
     }
 
     /// Whether the release of the followed server is certain, whatever other servers at the same address report.
@@ -132,7 +121,7 @@ impl BodyWriters {
 
     /// Records that the server at the address of the followed server repeatedly reports this build.
     pub(super) fn presume(&self, build: &Build) {
-        self.by.send_modify(|by| {
+        self.change(|by| {
             if let Some(stream) = &by.stream {
                 by.since = self.feed.reader.progress().rv;
                 // Keeps the earlier identity for the bodies that the server encoded while it was taken for another
@@ -142,6 +131,12 @@ impl BodyWriters {
                 by.bodies.retain(|server| !server.is(stream));
                 by.bodies.push(before);
             }
+        });
+    }
+
+    fn change(&self, change: impl FnOnce(&mut BodyEncoders)) {
+        self.by.send_modify(|by| {
+            change(by);
             by.count += 1;
         });
         self.weigh(false);

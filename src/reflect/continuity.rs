@@ -18,8 +18,9 @@
 
 use std::cmp::Ordering;
 
-use crate::cache::{CacheReader, Change, ResumeMarker, Snapshot};
-use crate::wire::{Object, WatchItem};
+use super::stream::{StreamEnd, StreamItem};
+use crate::cache::{CacheReader, ResumeMarker, Snapshot};
+use crate::wire::Object;
 use kubeapi::{ObjectKey, ResourceVersion};
 
 /// The result of comparing a listed state with the history that a feed holds.
@@ -58,17 +59,9 @@ pub(super) fn compare<'a, 'b>(
     if at < reached {
         return HistoryComparison::Other;
     }
-    let (mut known, mut listed) = (known.peekable(), listed.peekable());
     let mut finding = HistoryComparison::Same;
-    loop {
-        let order = match (known.peek(), listed.peek()) {
-            (Some((known, _)), Some((listed, _))) => (*known).cmp(*listed),
-            (Some(_), None) => Ordering::Less,
-            (None, Some(_)) => Ordering::Greater,
-            (None, None) => return finding,
-        };
-        let before = known.next_if(|_| order != Ordering::Greater).map(|(_, rv)| rv);
-        let after = listed.next_if(|_| order != Ordering::Less).map(|(_, rv)| rv);
+    for (before, after) in side_by_side(known, listed, |known, listed| known.0.cmp(listed.0)) {
+        let (before, after) = (before.map(|(_, rv)| rv), after.map(|(_, rv)| rv));
         if before == after {
             continue;
         }
@@ -78,6 +71,25 @@ pub(super) fn compare<'a, 'b>(
         }
         finding = HistoryComparison::Later;
     }
+    finding
+}
+
+/// Walks two sequences in key order side by side. Returns what each has of each key.
+pub(super) fn side_by_side<A, B>(
+    one: impl Iterator<Item = A>,
+    other: impl Iterator<Item = B>,
+    compare: impl Fn(&A, &B) -> Ordering,
+) -> impl Iterator<Item = (Option<A>, Option<B>)> {
+    let (mut one, mut other) = (one.peekable(), other.peekable());
+    std::iter::from_fn(move || {
+        let order = match (one.peek(), other.peek()) {
+            (Some(one), Some(other)) => compare(one, other),
+            (Some(_), None) => Ordering::Less,
+            (None, Some(_)) => Ordering::Greater,
+            (None, None) => return None,
+        };
+        Some((one.next_if(|_| order != Ordering::Greater), other.next_if(|_| order != Ordering::Less)))
+    })
 }
 
 /// The keys and versions of a state's objects, in key order.
@@ -131,27 +143,23 @@ pub(super) enum ResumeEvidence {
     Contradicts,
     /// Upstream no longer has the change that the stream should repeat.
     Expired,
-    /// Upstream refuses the stream for another reason, which shows nothing about its history.
-    Refuses,
+    /// The stream has ended for another reason, which says nothing about upstream's history.
+    Unknown,
 }
 
-pub(super) fn testimony(resume_marker: &ResumeMarker, item: &WatchItem) -> ResumeEvidence {
+pub(super) fn testimony(resume_marker: &ResumeMarker, item: &Result<StreamItem, StreamEnd>) -> ResumeEvidence {
     match item {
-        WatchItem::Change { event_type, object, .. }
-            if resume_marker.is_told_by(*event_type, &object.key, object.rv) =>
+        Ok(StreamItem::Change { change, more })
+            if std::iter::once(change)
+                .chain(more)
+                .any(|change| resume_marker.is_told_by(change.event_type, &change.object.key, change.object.rv)) =>
         {
             ResumeEvidence::Continues
         }
-        WatchItem::Error { event } if event.code == 410 => ResumeEvidence::Expired,
-        WatchItem::Error { .. } => ResumeEvidence::Refuses,
-        WatchItem::Change { .. } | WatchItem::Bookmark { .. } => ResumeEvidence::Contradicts,
+        Ok(_) => ResumeEvidence::Contradicts,
+        Err(StreamEnd::Failed(error)) if error.code() == Some(410) => ResumeEvidence::Expired,
+        Err(_) => ResumeEvidence::Unknown,
     }
-}
-
-/// Returns the evidence in a transaction at the beginning of such a stream.
-pub(super) fn testimony_of_changes(resume_marker: &ResumeMarker, changes: &[Change]) -> ResumeEvidence {
-    let is_it = |change: &Change| resume_marker.is_told_by(change.event_type, &change.object.key, change.object.rv);
-    if changes.iter().any(is_it) { ResumeEvidence::Continues } else { ResumeEvidence::Contradicts }
 }
 
 #[cfg(test)]

@@ -3,11 +3,10 @@
 #[cfg(test)]
 mod tests;
 
-use crate::cache::FeedEnd;
+use crate::cache::{FeedEnd, OutOfOrder};
 use crate::upstream::Error;
 use crate::wire::WireError;
 
-use super::session::BrokenStream;
 use super::stream::StreamEnd;
 
 /// The reason that a step of the reflector failed.
@@ -21,7 +20,7 @@ pub(super) enum StepFailure {
     #[error(transparent)]
     Upstream(#[from] Error),
     #[error(transparent)]
-    Broken(#[from] BrokenStream),
+    OutOfOrder(#[from] OutOfOrder),
 }
 
 /// The class of a failure, for metrics and retry decisions.
@@ -91,36 +90,30 @@ impl StepFailure {
             Self::Over(_) => FailureKind::Over,
             Self::Stream(StreamEnd::Clean) => FailureKind::Ended,
             Self::Stream(StreamEnd::Silent) => FailureKind::Silent,
-            Self::Broken(BrokenStream::OutOfOrder(_)) => FailureKind::OutOfOrder,
-            Self::Stream(StreamEnd::Failed(error))
-            | Self::Upstream(error)
-            | Self::Broken(BrokenStream::Upstream(error)) => FailureKind::of(error),
+            Self::OutOfOrder(_) => FailureKind::OutOfOrder,
+            Self::Stream(StreamEnd::Failed(error)) | Self::Upstream(error) => FailureKind::of(error),
+        }
+    }
+
+    fn error(&self) -> Option<&Error> {
+        match self {
+            Self::Stream(StreamEnd::Failed(error)) | Self::Upstream(error) => Some(error),
+            _ => None,
         }
     }
 
     /// Whether upstream no longer has the requested version (410).
     pub(super) fn is_expired(&self) -> bool {
-        match self {
-            Self::Stream(StreamEnd::Failed(error)) | Self::Upstream(error) => error.is_expired(),
-            _ => false,
-        }
+        self.error().is_some_and(Error::is_expired)
     }
 
     /// Returns the failure as text without confidential details.
     pub(super) fn in_brief(&self) -> String {
-        match self {
-            Self::Stream(StreamEnd::Failed(error))
-            | Self::Upstream(error)
-            | Self::Broken(BrokenStream::Upstream(error)) => error.in_brief(),
-            other => other.to_string(),
-        }
+        self.error().map_or_else(|| self.to_string(), Error::in_brief)
     }
 
     pub(super) fn retry_after(&self) -> Option<u64> {
-        match self {
-            Self::Stream(StreamEnd::Failed(error)) | Self::Upstream(error) => error.retry_after_seconds(),
-            _ => None,
-        }
+        self.error()?.retry_after_seconds()
     }
 }
 
@@ -147,29 +140,28 @@ impl FailureKind {
 
     /// Whether the failure concerns the path to upstream rather than this feed.
     pub(super) fn is_connection(self) -> bool {
-        match self {
-            Self::Ended | Self::Silent | Self::Unreachable | Self::Untrusted | Self::Broken | Self::Timeout => true,
-            Self::Over | Self::OutOfOrder | Self::Credentials | Self::Refused | Self::OverBudget | Self::Unreadable => {
-                false
-            }
-        }
+        self.facts().0
     }
 
     /// Returns the failure as a metric label.
     pub(super) fn as_str(self) -> &'static str {
+        self.facts().1
+    }
+
+    fn facts(self) -> (bool, &'static str) {
         match self {
-            Self::Over => "feed_terminated",
-            Self::Ended => "closed_at_once",
-            Self::Silent => "idle_timeout",
-            Self::OutOfOrder => "out_of_order",
-            Self::Unreachable => "unreachable",
-            Self::Untrusted => "untrusted",
-            Self::Broken => "connection_lost",
-            Self::Timeout => "timeout",
-            Self::Credentials => "credentials",
-            Self::Refused => "refused",
-            Self::OverBudget => "over_budget",
-            Self::Unreadable => "unreadable",
+            Self::Over => (false, "feed_terminated"),
+            Self::Ended => (true, "closed_at_once"),
+            Self::Silent => (true, "idle_timeout"),
+            Self::OutOfOrder => (false, "out_of_order"),
+            Self::Unreachable => (true, "unreachable"),
+            Self::Untrusted => (true, "untrusted"),
+            Self::Broken => (true, "connection_lost"),
+            Self::Timeout => (true, "timeout"),
+            Self::Credentials => (false, "credentials"),
+            Self::Refused => (false, "refused"),
+            Self::OverBudget => (false, "over_budget"),
+            Self::Unreadable => (false, "unreadable"),
         }
     }
 }

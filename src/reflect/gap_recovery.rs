@@ -19,17 +19,17 @@
 #[cfg(test)]
 mod tests;
 
-use std::cmp::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::cache::{Change, Snapshot};
 use crate::upstream::Error;
-use crate::wire::{Object, WatchItem};
+use crate::wire::Object;
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
-use super::continuity::is_same;
+use super::continuity::{is_same, side_by_side};
 use super::initial_state::Lister;
+use super::stream::{StreamItem, decoded};
 
 /// The maximum age of a gap that is mended. In a longer one, too many objects may have been created and deleted.
 pub(super) const OUTAGE_MAX: Duration = Duration::from_secs(5 * 60);
@@ -48,30 +48,15 @@ pub(super) struct Difference {
 
 /// Returns the objects that differ, in key order.
 pub(super) fn differences(before: &Snapshot, after: &Snapshot) -> Vec<Difference> {
-    let (mut old, mut new) = (before.iter().peekable(), after.iter().peekable());
-    let mut found = Vec::new();
-    let differ = |before: Option<&Arc<Object>>, after: Option<&Arc<Object>>| {
-        let key = before.or(after)?.key.clone();
-        Some(Difference { key, before: before.cloned(), after: after.cloned() })
-    };
-    loop {
-        let order = match (old.peek(), new.peek()) {
-            (Some(old), Some(new)) => old.key.cmp(&new.key),
-            (Some(_), None) => Ordering::Less,
-            (None, Some(_)) => Ordering::Greater,
-            (None, None) => return found,
-        };
-        match order {
-            Ordering::Less => found.extend(differ(old.next(), None)),
-            Ordering::Greater => found.extend(differ(None, new.next())),
-            Ordering::Equal => {
-                let (old, new) = (old.next(), new.next());
-                if !old.zip(new).is_some_and(|(old, new)| is_same(old, new)) {
-                    found.extend(differ(old, new));
-                }
-            }
-        }
-    }
+    let both = side_by_side(before.iter(), after.iter(), |before, after| before.key.cmp(&after.key));
+    let differ =
+        both.filter(|(before, after)| !before.zip(*after).is_some_and(|(before, after)| is_same(before, after)));
+    let key = |before: Option<&Arc<Object>>, after| Some(before.or(after)?.key.clone());
+    differ
+        .filter_map(|(before, after)| {
+            Some(Difference { key: key(before, after)?, before: before.cloned(), after: after.cloned() })
+        })
+        .collect()
 }
 
 /// The result of mending a gap.
@@ -141,7 +126,7 @@ impl PastObjectReader<'_> {
             }
         };
         while let Some(object) = next {
-            if !self.is_in_gap(object.rv) {
+            if object.rv <= self.from {
                 return Err(RecoveryError::Contradiction);
             }
             if changes.len() >= VERSIONS_MAX {
@@ -149,7 +134,7 @@ impl PastObjectReader<'_> {
             }
             let below = ResourceVersion(object.rv.0.saturating_sub(1));
             changes.push(Change { event_type: EventType::Modified, object, frame: None });
-            next = match self.at(&of.key, below).await? {
+            next = match self.lister.object_at(&of.key, below).await? {
                 Some(older) if Some(older.rv) == known => None,
                 Some(older) => Some(older),
                 None if known.is_none() => None,
@@ -160,13 +145,7 @@ impl PastObjectReader<'_> {
         Ok(changes)
     }
 
-    /// Whether a change at `rv` can have happened in the gap.
-    fn is_in_gap(&self, rv: ResourceVersion) -> bool {
-        rv > self.from
-    }
-
-    /// Finds, by bisection, the last content of an object that no longer exists at `until`, and the version of its
-    /// deletion.
+    /// Finds, by bisection, the last content of an object that is gone at `until` and the version of its deletion.
     async fn deletion(
         &self,
         key: &ObjectKey,
@@ -178,7 +157,7 @@ impl PastObjectReader<'_> {
         let mut last = None;
         while there.0 + 1 < gone.0 || last.is_none() {
             let middle = ResourceVersion(if there.0 + 1 < gone.0 { there.0.midpoint(gone.0) } else { there.0 });
-            match self.at(key, middle).await? {
+            match self.lister.object_at(key, middle).await? {
                 Some(object) => {
                     there = middle;
                     last = Some(object);
@@ -189,7 +168,7 @@ impl PastObjectReader<'_> {
             }
         }
         match last {
-            Some(last) if self.is_in_gap(gone) => Ok((last, gone)),
+            Some(last) if gone > self.from => Ok((last, gone)),
             Some(_) => Err(RecoveryError::Contradiction),
             None => Err(RecoveryError::Unknown),
         }
@@ -198,14 +177,10 @@ impl PastObjectReader<'_> {
     /// Builds a DELETED event: the last content, at the version of the deletion.
     fn deleted(&self, last: &Object, at: ResourceVersion) -> Result<Change, RecoveryError> {
         let frame = self.lister.spec.envelope().frame(EventType::Deleted, &last.restamped(at));
-        match self.lister.reader.watch_event(frame).map_err(Error::Wire)? {
-            WatchItem::Change { event_type, object, frame } => Ok(Change { event_type, object, frame: Some(frame) }),
-            WatchItem::Bookmark { .. } | WatchItem::Error { .. } => Err(RecoveryError::Unknown),
+        match decoded(&self.lister.upstream.reader, frame)? {
+            StreamItem::Change { change, .. } => Ok(change),
+            StreamItem::Bookmark { .. } => Err(RecoveryError::Unknown),
         }
-    }
-
-    async fn at(&self, key: &ObjectKey, rv: ResourceVersion) -> Result<Option<Object>, Error> {
-        self.lister.object_at(key, rv).await
     }
 }
 

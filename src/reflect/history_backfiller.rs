@@ -2,19 +2,17 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot};
+use bytes::Bytes;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::feed_client::FeedClient;
 use super::gap_recovery;
-use super::initial_state::FeedClient;
 use super::metrics::SideRequest;
-use super::reflector_findings::{BackfillFinding, PreviousObjects, ReflectorFinding};
-use super::session::status_of;
-use super::stream::StreamEnd;
-use crate::cache::{BackfilledEvents, Change, FeedState, HistoryStart, MissingPrevious};
+use super::reflector_findings::ReflectorFinding;
+use super::stream::{StreamEnd, StreamItem};
+use crate::cache::{Change, HistoryStart, MissingPrevious};
 use crate::feeds::{BackfillOutcome, BackfillRequest};
 use crate::upstream::{Cause, Error};
-use crate::wire::WatchItem;
 use base::Backoff;
 use kubeapi::ResourceVersion;
 
@@ -26,7 +24,6 @@ use kubeapi::ResourceVersion;
 /// lead to exactly the listed state ([`HistoryStart::joined_by`]).
 pub(super) struct HistoryBackfiller {
     pub(super) upstream: FeedClient,
-    pub(super) words: mpsc::Sender<ReflectorFinding>,
 }
 
 /// The delay between the first resuming client and the upstream request, so that clients that arrive together share one
@@ -75,7 +72,8 @@ impl HistoryBackfiller {
         loop {
             feed.resume_backfills.came().await;
             sleep(GATHER).await;
-            self.until_live().await;
+            // Without a stream upstream cannot be reached, and the reflector would not take what is found.
+            self.upstream.live().await;
             let mut backoff = Backoff::default();
             while let Some(question) = feed.resume_backfills.next(&feed.reader) {
                 let looking = async {
@@ -86,11 +84,11 @@ impl HistoryBackfiller {
                 };
                 let answer = timeout(LOOK_MAX, looking).await.unwrap_or(BackfillOutcome::Failed);
                 self.log(question, answer);
-                self.upstream.metrics.looked_back(answer);
+                self.upstream.count("kube_fanout_history_backfills_total", "outcome", answer.as_str());
                 feed.resume_backfills.answered(answer);
                 if answer == BackfillOutcome::Interrupted {
                     sleep(backoff.failed(Instant::now())).await;
-                    self.until_live().await;
+                    self.upstream.live().await;
                 }
             }
         }
@@ -111,15 +109,6 @@ impl HistoryBackfiller {
                     "requested previous states of changed objects for a resuming client"
                 );
             }
-        }
-    }
-
-    /// Waits until the feed has an open upstream watch. Without one, upstream is unreachable and the reflector would
-    /// not apply the backfill.
-    async fn until_live(&self) {
-        let mut state = self.upstream.feed.reader.watch_state();
-        if state.wait_for(|state| *state == FeedState::Live).await.is_err() {
-            std::future::pending::<()>().await;
         }
     }
 
@@ -148,15 +137,18 @@ impl HistoryBackfiller {
             }
         };
         match beginning.joined_by(from, changes) {
-            Ok(past) => self.hand_over(from, past).await,
+            Ok(past) => match self.upstream.hand_over(|done| ReflectorFinding::Backfill { past, done }).await {
+                Some(true) => BackfillOutcome::Prepended,
+                Some(false) => BackfillOutcome::TooEarly { from },
+                None => BackfillOutcome::Failed,
+            },
             Err(misfit) => {
                 let feed = &self.upstream.feed.spec.key;
                 tracing::warn!(
                     %feed, error = %misfit,
                     "backfill rejected: upstream history does not match the snapshot"
                 );
-                // One message in the channel is enough.
-                let _ = self.words.try_send(ReflectorFinding::HistoryMismatch { history });
+                self.upstream.doubt(history);
                 BackfillOutcome::OtherHistory
             }
         }
@@ -164,7 +156,7 @@ impl HistoryBackfiller {
 
     /// Reads the changes after `from`, up to the beginning of the history.
     async fn read(&self, from: ResourceVersion, beginning: &HistoryStart) -> Result<Vec<Change>, BackfillError> {
-        self.upstream.metrics.asked(SideRequest::Prehistory);
+        self.upstream.asked(SideRequest::Prehistory);
         let spec = &self.upstream.feed.spec;
         let path = spec
             .key
@@ -174,17 +166,16 @@ impl HistoryBackfiller {
         loop {
             match stream.next(&self.upstream.reader).await? {
                 // Versions do not decrease in a stream, so all earlier changes have come.
-                WatchItem::Change { object, .. } if object.rv > beginning.at => return Ok(changes),
-                WatchItem::Bookmark { rv, .. } if rv >= beginning.at => return Ok(changes),
-                WatchItem::Bookmark { .. } => {}
-                WatchItem::Change { event_type, object, frame } => {
-                    bytes += frame.len();
-                    changes.push(Change { event_type, object, frame: Some(frame) });
+                StreamItem::Change { change, .. } if change.object.rv > beginning.at => return Ok(changes),
+                StreamItem::Bookmark { rv, .. } if rv >= beginning.at => return Ok(changes),
+                StreamItem::Bookmark { .. } => {}
+                StreamItem::Change { change, .. } => {
+                    bytes += change.frame.as_ref().map_or(0, Bytes::len);
+                    changes.push(change);
                     if bytes > BYTES_MAX || !beginning.room.takes(changes.len(), bytes) {
                         return Err(BackfillError::TooMany);
                     }
                 }
-                WatchItem::Error { event } => return Err(Error::Refused(Box::new(status_of(&event))).into()),
             }
         }
     }
@@ -203,7 +194,7 @@ impl HistoryBackfiller {
         // Newest first, because storage compacts the oldest versions.
         for change in asked.into_iter().rev() {
             let below = ResourceVersion(change.rv().0.saturating_sub(1));
-            self.upstream.metrics.asked(SideRequest::Past);
+            self.upstream.asked(SideRequest::Past);
             match lister.object_at(change.key(), below).await {
                 Ok(Some(object)) if object.rv <= below => before.push((change, Arc::new(object))),
                 Err(error) if error.broke_off() => return BackfillOutcome::Interrupted,
@@ -215,24 +206,10 @@ impl HistoryBackfiller {
                 }
             }
         }
-        let (done, is_done) = oneshot::channel();
-        let explanation = PreviousObjects { known, before, done };
-        if self.words.send(ReflectorFinding::PreviousObjects(explanation)).await.is_err() || is_done.await.is_err() {
+        let explanation = |done| ReflectorFinding::PreviousObjects { known, before, done };
+        if self.upstream.hand_over(explanation).await.is_none() {
             return BackfillOutcome::Failed;
         }
         if known > from { BackfillOutcome::PreviousUnknown { upto: known } } else { BackfillOutcome::PreviousFound }
-    }
-
-    /// Sends the events to the reflector, which prepends them to the history.
-    async fn hand_over(&self, from: ResourceVersion, past: BackfilledEvents) -> BackfillOutcome {
-        let (done, is_done) = oneshot::channel();
-        if self.words.send(ReflectorFinding::Backfill(BackfillFinding { past, done })).await.is_err() {
-            return BackfillOutcome::Failed;
-        }
-        match is_done.await {
-            Ok(true) => BackfillOutcome::Prepended,
-            Ok(false) => BackfillOutcome::TooEarly { from },
-            Err(_) => BackfillOutcome::Failed,
-        }
     }
 }

@@ -18,8 +18,10 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::continuity::{HistoryComparison, compare, places};
-use super::initial_state::{FeedClient, InitialState, ListVersion};
+use super::feed_client::FeedClient;
+use super::initial_state::{InitialState, ListVersion};
 use super::metrics::SideRequest;
+use super::recurrence::Recurrence;
 use super::stream::StreamEnd;
 use base::random;
 use kubeapi::ResourceVersion;
@@ -79,34 +81,9 @@ pub(super) struct HistoryChecks {
     due: Option<(Instant, HistoryCheckReason)>,
     /// The running check. The lock is never contended; it only makes the type `Sync`.
     running: Mutex<Option<BoxFuture<'static, HistoryCheckOutcome>>>,
-    pace: HistoryCheckRateLimit,
-}
-
-/// Limits the rate of history checks, so that an upstream that keeps triggering unfounded ones is not listed
-/// repeatedly.
-#[derive(Debug, Default)]
-struct HistoryCheckRateLimit {
-    /// The time of the last unfounded check, and the number of earlier unfounded ones in a row.
-    unfounded: Option<(Instant, u32)>,
-}
-
-impl HistoryCheckRateLimit {
-    const REST: Duration = Duration::from_secs(10);
-    const REST_MAX: Duration = Duration::from_secs(5 * 60);
-
-    fn rest(times: u32) -> Duration {
-        Self::REST.saturating_mul(1 << times.min(10)).min(Self::REST_MAX)
-    }
-
-    /// Returns the earliest time of the next history check.
-    fn earliest(&self) -> Option<Instant> {
-        self.unfounded.map(|(at, times)| at + Self::rest(times))
-    }
-
-    fn was_unfounded(&mut self, now: Instant) {
-        let again = self.unfounded.filter(|(at, times)| now.duration_since(*at) < 2 * Self::rest(*times));
-        self.unfounded = Some((now, again.map_or(0, |(_, times)| times + 1)));
-    }
+    /// Limits the rate of history checks, so that an upstream that keeps triggering unfounded ones is not listed
+    /// repeatedly.
+    unfounded: Recurrence<10, 300>,
 }
 
 /// The timeout of the position request.
@@ -118,7 +95,7 @@ impl HistoryChecks {
     pub(super) fn ask(&mut self, why: HistoryCheckReason, from: Duration, spread: Duration) {
         let mut when = Instant::now() + from + spread.mul_f64(random::f64());
         if why == HistoryCheckReason::Suspected {
-            when = self.pace.earliest().map_or(when, |earliest| earliest.max(when));
+            when = self.unfounded.earliest().map_or(when, |earliest| earliest.max(when));
         }
         // A scheduled check is never delayed, and the more urgent reason covers the other.
         self.due = Some(self.due.map_or((when, why), |(at, due)| (at.min(when), due.max(why))));
@@ -147,53 +124,46 @@ impl HistoryChecks {
                         | HistoryCheckOutcome::Failed(_)
                         | HistoryCheckOutcome::Unproven(HistoryCheckReason::Suspected, _)
                 ) {
-                    self.pace.was_unfounded(Instant::now());
+                    self.unfounded.happened(Instant::now());
                 }
                 return outcome;
             }
             let Some((when, why)) = self.due else { return pending().await };
             sleep_until(when).await;
             self.due = None;
-            let inquirer = HistoryProbe { upstream: upstream.clone() };
-            *self.running.get_mut() = Some(async move { inquirer.ask(why).await }.boxed());
+            let upstream = upstream.clone();
+            *self.running.get_mut() = Some(async move { upstream.check_history(why).await }.boxed());
         }
     }
 }
 
-/// Sends the requests of one history check to upstream.
-struct HistoryProbe {
-    upstream: FeedClient,
-}
-
-impl HistoryProbe {
-    async fn ask(&self, why: HistoryCheckReason) -> HistoryCheckOutcome {
+impl FeedClient {
+    /// Sends the requests of one history check to upstream.
+    async fn check_history(&self, why: HistoryCheckReason) -> HistoryCheckOutcome {
         if why == HistoryCheckReason::Reopened {
-            let reached = self.upstream.feed.reader.progress().rv;
-            self.upstream.metrics.asked(SideRequest::Position);
-            match timeout(QUESTION_MAX, self.upstream.lister(SideRequest::Position).position_beside(reached)).await {
+            let reached = self.feed.reader.progress().rv;
+            self.asked(SideRequest::Position);
+            match timeout(QUESTION_MAX, self.lister(SideRequest::Position).position_beside(reached)).await {
                 Ok(Ok(at)) if at >= reached => return HistoryCheckOutcome::Reached,
                 Ok(Ok(at)) => {
-                    let feed = &self.upstream.feed.spec.key;
-                    tracing::info!(
-                        %feed, upstream_rv = %at, rv = %reached,
-                        "upstream is behind the cache: restored storage, or a lagging server"
-                    );
+                    let feed = &self.feed.spec.key;
+                    tracing::info!(%feed, upstream_rv = %at, rv = %reached, "upstream is behind the cache");
                 }
                 Ok(Err(_)) | Err(_) => return HistoryCheckOutcome::Failed(why),
             }
         }
-        self.list(why).await
+        self.compare_histories(why).await
     }
 
-    async fn list(&self, why: HistoryCheckReason) -> HistoryCheckOutcome {
-        self.upstream.metrics.asked(SideRequest::Doubt);
-        let known = self.upstream.feed.reader.snapshot();
+    async fn compare_histories(&self, why: HistoryCheckReason) -> HistoryCheckOutcome {
+        self.asked(SideRequest::Doubt);
+        let known = self.feed.reader.snapshot();
         let asked = Instant::now();
-        let initial = match self.current(known.rv).await {
+        let initial = match self.current_beside(known.rv).await {
             Ok(initial) => initial,
             Err(error) => {
-                let feed = &self.upstream.feed.spec.key;
-                tracing::info!(%feed, %error, "cannot list upstream's state to compare histories; retrying");
+                let feed = &self.feed.spec.key;
+                tracing::info!(%feed, %error, "cannot compare upstream's history with the cache");
                 return HistoryCheckOutcome::Failed(why);
             }
         };
@@ -201,14 +171,14 @@ impl HistoryProbe {
         let finding = match compare(places(&known), known.rv, places(listed), listed.rv) {
             // Later changes hide earlier ones, but upstream may still have the state at our version.
             HistoryComparison::Later => {
-                match self.upstream.lister(SideRequest::Doubt).list(ListVersion::Exact(known.rv)).await {
+                match self.lister(SideRequest::Doubt).list(ListVersion::Exact(known.rv)).await {
                     Ok(then) => compare(places(&known), known.rv, places(&then.snapshot), then.snapshot.rv),
                     Err(_) => HistoryComparison::Later,
                 }
             }
             finding => finding,
         };
-        let (feed, at, reached) = (&self.upstream.feed.spec.key, listed.rv, known.rv);
+        let (feed, at, reached) = (&self.feed.spec.key, listed.rv, known.rv);
         let (reason, result) = (why.as_str(), finding.as_str());
         tracing::info!(%feed, reason, result, upstream_rv = %at, rv = %reached, "compared the cache with upstream");
         let listed = Box::new(DatedState { asked, initial });
@@ -219,11 +189,11 @@ impl HistoryProbe {
         }
     }
 
-    /// Lists the current state. A proxy may return a version below `ours` although its history is the same. In that
-    /// case a list at `ours` or later is requested (`Lister::position_beside`).
-    async fn current(&self, ours: ResourceVersion) -> Result<InitialState, StreamEnd> {
-        let lister = self.upstream.lister(SideRequest::Doubt);
-        let current = lister.current(&self.upstream.lists_only).await?;
+    /// Lists the current state. A proxy may return a version below ours although its history is the same; in that case
+    /// a list at our version or later is requested (`Lister::position_beside`).
+    async fn current_beside(&self, ours: ResourceVersion) -> Result<InitialState, StreamEnd> {
+        let lister = self.lister(SideRequest::Doubt);
+        let current = lister.current().await?;
         if current.snapshot.rv >= ours || !current.is_from_memory {
             return Ok(current);
         }
@@ -238,21 +208,6 @@ impl HistoryProbe {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn unfounded_history_checks_back_off_until_a_quiet_period() {
-        let (mut pace, start) = (HistoryCheckRateLimit::default(), Instant::now());
-        assert_eq!(pace.earliest(), None);
-        let mut now = start;
-        for rest in [10, 20, 40, 80, 160, 300, 300] {
-            pace.was_unfounded(now);
-            assert_eq!(pace.earliest(), Some(now + Duration::from_secs(rest)));
-            now += Duration::from_secs(rest);
-        }
-        let later = now + 2 * HistoryCheckRateLimit::REST_MAX;
-        pace.was_unfounded(later);
-        assert_eq!(pace.earliest(), Some(later + HistoryCheckRateLimit::REST));
-    }
 
     #[tokio::test(start_paused = true)]
     async fn history_check_keeps_earliest_due_time_and_strongest_reason() {
@@ -270,13 +225,9 @@ mod tests {
             history_checks.withdraw();
             assert_eq!(history_checks.due, None);
         }
-        history_checks.pace.was_unfounded(now);
+        history_checks.unfounded.happened(now);
         history_checks.ask(HistoryCheckReason::Suspected, Duration::ZERO, Duration::ZERO);
-        assert_eq!(
-            history_checks.due,
-            Some((now + HistoryCheckRateLimit::REST, HistoryCheckReason::Suspected)),
-            "paced"
-        );
+        assert_eq!(history_checks.due, Some((now + Duration::from_secs(10), HistoryCheckReason::Suspected)), "paced");
         history_checks.forget();
         history_checks.ask(HistoryCheckReason::Suspected, Duration::ZERO, Duration::ZERO);
         assert_eq!(history_checks.due, Some((now, HistoryCheckReason::Suspected)), "another history, another doubt");

@@ -2,21 +2,22 @@
 
 use std::collections::VecDeque;
 use std::pin::pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::time::timeout;
 
-use crate::cache::{CacheReader, OverBudget, Snapshot, Staging};
-use crate::feeds::{Feed, FeedSpec};
-use crate::upstream::{Cause, Client, Error, Server, UpstreamRequestKind};
-use crate::wire::{BookmarkTemplate, ListPage, Object, ObjectReader, WatchItem};
+use crate::cache::{OverBudget, Snapshot, Staging};
+use crate::feeds::FeedSpec;
+use crate::upstream::{Cause, Error, Server, UpstreamRequestKind};
+use crate::wire::{BookmarkTemplate, ListPage, Object};
 use kubeapi::{EventType, ObjectKey, ResourceVersion};
 
 use super::failure::refuses_watch_list;
-use super::metrics::{FeedMetrics, SideRequest};
-use super::stream::{StreamEnd, WatchStream, ask};
+use super::feed_client::FeedClient;
+use super::metrics::SideRequest;
+use super::stream::{StreamEnd, StreamItem, WatchStream, ask};
 
 /// A complete state, and the stream that continues it if one came with it.
 #[derive(Debug)]
@@ -80,57 +81,35 @@ const PAGED_TRIES_MAX: usize = 2;
 /// The maximum number of consecutive empty pages with a continue token. An apiserver fills a page or ends the list.
 const EMPTY_PAGES_MAX: usize = 8;
 
-/// Sends the upstream requests of one feed. Clones share all parts.
-#[derive(Clone)]
-pub(super) struct FeedClient {
-    pub(super) client: Client,
-    pub(super) feed: Arc<Feed>,
-    pub(super) reader: Arc<ObjectReader>,
-    pub(super) metrics: FeedMetrics,
-    /// Whether upstream is known not to support streamed lists; shared by all feeds of one upstream.
-    pub(super) lists_only: Arc<AtomicBool>,
-}
-
 impl FeedClient {
     /// Returns a lister whose requests are accounted to `why`.
     pub(super) fn lister(&self, why: SideRequest) -> Lister<'_> {
-        let (spec, cache) = (&self.feed.spec, &self.feed.reader);
-        let cause = why.cause().of(&spec.key.gvr);
-        Lister { client: &self.client, spec, reader: &self.reader, cache, cause }
-    }
-
-    /// Opens a watch that is accounted to `cause`.
-    pub(super) async fn watch(&self, cause: Cause, path: &str) -> Result<WatchStream, Error> {
-        let key = &self.feed.spec.key;
-        WatchStream::open(&self.client, cause.of(&key.gvr), path, key.encoding).await
+        let spec = &self.feed.spec;
+        Lister { upstream: self, spec, cause: why.cause().of(&spec.key.gvr) }
     }
 }
 
 /// Fetches states of one feed.
 pub(super) struct Lister<'a> {
-    pub(super) client: &'a Client,
+    pub(super) upstream: &'a FeedClient,
     pub(super) spec: &'a FeedSpec,
-    pub(super) reader: &'a ObjectReader,
-    pub(super) cache: &'a CacheReader,
-    pub(super) cause: Cause,
+    cause: Cause,
 }
 
 impl Lister<'_> {
     /// Streams the most recent state (KEP-3157): one request is both the list and the watch after it.
     async fn watch_list(&self) -> Result<InitialState, StreamEnd> {
         let query = "watch=true&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
-        let mut stream = self.stream(self.cause, &self.spec.key.url(query)).await?;
-        let mut staged = self.cache.stage();
+        let mut stream = self.upstream.watch(self.cause, &self.spec.key.url(query)).await?;
+        let mut staged = self.stage();
         loop {
-            match stream.next(self.reader).await? {
-                WatchItem::Change { event_type: EventType::Added, object, .. } => {
+            match stream.next(&self.upstream.reader).await? {
+                StreamItem::Change { change, .. } if change.event_type == EventType::Added => {
                     // This frame is not sent to clients, so only the body is kept.
-                    staged.push(self.reader.alone(object)).map_err(over_budget)?;
+                    staged.push(self.upstream.reader.alone(change.object)).map_err(over_budget)?;
                 }
-                WatchItem::Change { event_type, .. } => {
-                    return Err(Error::NotInitial(event_type).into());
-                }
-                WatchItem::Bookmark { object, rv, initial_events_end: true } => {
+                StreamItem::Change { change, .. } => return Err(Error::NotInitial(change.event_type).into()),
+                StreamItem::Bookmark { object, rv, initial_events_end: true } => {
                     let template =
                         BookmarkTemplate::from_object(&self.spec.envelope(), &object).map_err(Error::Wire)?;
                     stream.is_listed();
@@ -139,33 +118,30 @@ impl Lister<'_> {
                     let stream = Some(ContinuingWatch { stream, template: Some(template) });
                     return Ok(InitialState { snapshot, stream, servers, is_from_memory });
                 }
-                WatchItem::Bookmark { .. } => {}
-                WatchItem::Error { event } => {
-                    return Err(Error::Refused(Box::new(super::session::status_of(&event))).into());
-                }
+                StreamItem::Bookmark { .. } => {}
             }
         }
     }
 
-    /// Lists the current state, as a streamed list where upstream supports it. `lists_only` records whether it does
-    /// not.
-    pub(super) async fn current(&self, lists_only: &AtomicBool) -> Result<InitialState, StreamEnd> {
-        match self.streamed(lists_only).await? {
+    /// Lists the current state, as a streamed list where upstream supports it.
+    pub(super) async fn current(&self) -> Result<InitialState, StreamEnd> {
+        match self.streamed().await? {
             Some(initial) => Ok(initial),
             None => Ok(self.list(ListVersion::Current).await?),
         }
     }
 
     /// Lists the current state together with an open watch after it. This works however short upstream's window is.
-    pub(super) async fn current_and_watch(&self, lists_only: &AtomicBool) -> Result<InitialState, StreamEnd> {
-        match self.streamed(lists_only).await? {
+    pub(super) async fn current_and_watch(&self) -> Result<InitialState, StreamEnd> {
+        match self.streamed().await? {
             Some(initial) => Ok(initial),
             None => self.list_under_watch().await,
         }
     }
 
     /// Streams the current state; returns `None` if upstream does not support streamed lists.
-    async fn streamed(&self, lists_only: &AtomicBool) -> Result<Option<InitialState>, StreamEnd> {
+    async fn streamed(&self) -> Result<Option<InitialState>, StreamEnd> {
+        let lists_only = &self.upstream.lists_only;
         if lists_only.load(Ordering::Relaxed) {
             return Ok(None);
         }
@@ -208,30 +184,25 @@ impl Lister<'_> {
                                &allowWatchBookmarks=true&timeoutSeconds=5";
         let version = least.map(|rv| format!("&resourceVersion={rv}")).unwrap_or_default();
         let path = self.spec.key.url_of_nothing(&format!("{NOTHING}{version}"));
-        let mut stream = match self.stream(Cause::Proof, &path).await {
+        let mut stream = match self.upstream.watch(Cause::Proof, &path).await {
             Ok(stream) => stream,
             Err(error) if refuses_watch_list(&error) => {
                 let at = least.map_or(ListVersion::Current, ListVersion::NotOlderThan);
                 let first = self.spec.key.url(&page_query(at, Some(1), ""));
-                let (page, _, is_from_memory) = self.page(&first, &mut self.cache.stage()).await?;
+                let (page, _, is_from_memory) = self.page(&first, &mut self.stage()).await?;
                 return Ok(ReportedPosition { at: page.resource_version, template: None, is_from_memory });
             }
             Err(error) => return Err(error.into()),
         };
         loop {
-            match stream.next(self.reader).await? {
-                WatchItem::Bookmark { rv, object, .. } => {
-                    let template = BookmarkTemplate::from_object(&self.spec.envelope(), &object);
-                    let (template, is_from_memory) = (Some(template.map_err(Error::Wire)?), stream.is_from_memory());
-                    return Ok(ReportedPosition { at: rv, template, is_from_memory });
-                }
-                WatchItem::Change { .. } => {}
-                WatchItem::Error { event } => {
-                    return Err(Error::Refused(Box::new(super::session::status_of(&event))).into());
-                }
+            if let StreamItem::Bookmark { rv, object, .. } = stream.next(&self.upstream.reader).await? {
+                let template = BookmarkTemplate::from_object(&self.spec.envelope(), &object);
+                let (template, is_from_memory) = (Some(template.map_err(Error::Wire)?), stream.is_from_memory());
+                return Ok(ReportedPosition { at: rv, template, is_from_memory });
             }
         }
     }
+
     /// Lists a collection in one response, because it is expected to be small. Falls back to pages if the response is
     /// too large.
     pub(super) async fn list_whole(&self, at: ListVersion) -> Result<InitialState, Error> {
@@ -264,14 +235,10 @@ impl Lister<'_> {
             let item = tokio::select! {
                 biased;
                 listed = &mut listing => break listed?,
-                item = stream.next(self.reader) => item?,
+                item = stream.next(&self.upstream.reader) => item?,
             };
-            match &item {
-                WatchItem::Change { frame, .. } => bytes += frame.len(),
-                WatchItem::Bookmark { .. } => {}
-                WatchItem::Error { event } => {
-                    return Err(Error::Refused(Box::new(super::session::status_of(event))).into());
-                }
+            if let StreamItem::Change { change, .. } = &item {
+                bytes += change.frame.as_ref().map_or(0, Bytes::len);
             }
             if bytes > AHEAD_BYTES_MAX {
                 return Err(Error::TooLarge(AHEAD_BYTES_MAX).into());
@@ -280,9 +247,8 @@ impl Lister<'_> {
         };
         // Drops the items that the list includes already.
         ahead.retain(|item| match item {
-            WatchItem::Change { object, .. } => object.rv > listed.snapshot.rv,
-            WatchItem::Bookmark { rv, .. } => *rv > listed.snapshot.rv,
-            WatchItem::Error { .. } => true,
+            StreamItem::Change { change, .. } => change.object.rv > listed.snapshot.rv,
+            StreamItem::Bookmark { rv, .. } => *rv > listed.snapshot.rv,
         });
         let stream = stream.behind(ahead);
         Ok(InitialState { stream: Some(ContinuingWatch { stream, template: None }), ..listed })
@@ -292,10 +258,10 @@ impl Lister<'_> {
     /// it reports at once in the stream.
     pub(super) async fn not_forgotten(&self, at: ResourceVersion) -> Option<WatchStream> {
         let mut stream = self.behind(at).await.ok()?;
-        match timeout(FORGOTTEN_WITHIN, stream.next(self.reader)).await {
+        match timeout(FORGOTTEN_WITHIN, stream.next(&self.upstream.reader)).await {
             // Silence: nothing has changed since that version.
             Err(_) => Some(stream),
-            Ok(Ok(WatchItem::Error { .. }) | Err(_)) => None,
+            Ok(Err(_)) => None,
             Ok(Ok(item)) => Some(stream.behind(VecDeque::from([item]))),
         }
     }
@@ -303,11 +269,7 @@ impl Lister<'_> {
     /// Opens the watch that continues from version `at`.
     async fn behind(&self, at: ResourceVersion) -> Result<WatchStream, Error> {
         let query = format!("watch=true&allowWatchBookmarks=true&resourceVersion={at}");
-        self.stream(Cause::Watch.of(&self.spec.key.gvr), &self.spec.key.url(&query)).await
-    }
-
-    async fn stream(&self, cause: Cause, path: &str) -> Result<WatchStream, Error> {
-        WatchStream::open(self.client, cause, path, self.spec.key.encoding).await
+        self.upstream.watch(Cause::Watch, &self.spec.key.url(&query)).await
     }
 
     /// Reads one object exactly as it was at `rv`; `None` if it did not exist.
@@ -318,13 +280,13 @@ impl Lister<'_> {
     /// Reads one object at `rv`, with the server that responded and the version of the response.
     pub(super) async fn object_then(&self, key: &ObjectKey, rv: ResourceVersion) -> Result<PastObject, Error> {
         let exact = format!("resourceVersion={rv}&resourceVersionMatch=Exact");
-        let (page, server, _) = self.page(&self.spec.key.url_of(key, &exact), &mut self.cache.stage()).await?;
+        let (page, server, _) = self.page(&self.spec.key.url_of(key, &exact), &mut self.stage()).await?;
         let object = page.items.into_iter().find(|object| object.key == *key);
         Ok(PastObject { object, at: page.resource_version, server })
     }
 
     async fn pages(&self, at: ListVersion, limit: Option<usize>) -> Result<InitialState, Error> {
-        let mut staged = self.cache.stage();
+        let mut staged = self.stage();
         let (mut token, mut servers, mut is_from_memory) = (String::new(), Vec::<Server>::new(), false);
         let mut empty_pages = 0;
         loop {
@@ -352,18 +314,23 @@ impl Lister<'_> {
     /// Reads one page; its size is accounted in addition to the objects that are decoded from it. Returns the page, the
     /// server, and whether that is a proxy that served it from memory.
     async fn page(&self, path: &str, staged: &mut Staging) -> Result<(ListPage, Server, bool), Error> {
-        let response = ask(self.client, self.cause, UpstreamRequestKind::Short, path, self.spec.key.encoding).await?;
+        let client = &self.upstream.client;
+        let response = ask(client, self.cause, UpstreamRequestKind::Short, path, self.spec.key.encoding).await?;
         let (server, is_from_memory) = (response.body().server().clone(), response.body().is_from_memory());
-        let reading = self.client.read_while(response, |len| staged.page_grows_to(len).map_err(over_budget));
+        let reading = client.read_while(response, |len| staged.page_grows_to(len).map_err(over_budget));
         // Asks the server for its release while its connection is certainly open. If that fails, code that needs the
         // release asks again.
-        let (body, _) = tokio::join!(reading, self.client.meet(&server));
+        let (body, _) = tokio::join!(reading, client.meet(&server));
         let body = body?;
         staged.page_is_read().map_err(over_budget)?;
-        let page = self.reader.list(&body)?;
+        let page = self.upstream.reader.list(&body)?;
         drop(body);
         staged.page_is_over();
         Ok((page, server, is_from_memory))
+    }
+
+    fn stage(&self) -> Staging {
+        self.upstream.feed.reader.stage()
     }
 }
 

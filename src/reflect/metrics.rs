@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 
 use metrics::{counter, describe_counter};
 
-use crate::feeds::{BackfillOutcome, CountedMetric, FeedCounts, FeedKey};
+use super::feed_client::FeedClient;
+use crate::feeds::{CountedMetric, FeedCounts, FeedKey};
 use crate::upstream::Cause;
 use crate::wire::Representation;
 
@@ -15,12 +16,6 @@ pub fn describe() {
         "kube_fanout_representation_checks_total",
         "comparisons of derived objects with upstream's bytes, by outcome"
     );
-}
-
-/// The metric counters of one feed.
-#[derive(Clone)]
-pub(super) struct FeedMetrics {
-    counts: Arc<FeedCounts>,
 }
 
 /// The reason for an upstream request besides the stream.
@@ -48,86 +43,35 @@ pub(super) enum SideRequest {
     SelfCheck,
 }
 
-/// The outcome of a break in a feed's history.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum GapOutcome {
-    Mended,
-    NewHistory,
-    /// Upstream's storage went back, so the feed started a new history.
-    Rewound,
-    /// The cached state differed from upstream's.
-    Different,
+/// Counts an open upstream watch until it is dropped.
+pub(super) struct OpenStream(Arc<FeedCounts>);
+
+impl Drop for OpenStream {
+    fn drop(&mut self) {
+        self.0.watches.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
-/// The outcome of comparing a feed with upstream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum SelfCheckOutcome {
-    Same,
-    Different,
-    /// The self-check compared nothing.
-    Skipped,
-}
-
-impl FeedMetrics {
-    pub(super) fn new(counts: Arc<FeedCounts>) -> Self {
-        Self { counts }
-    }
-
-    /// Counts a change whose frame has this many bytes.
-    pub(super) fn received(&self, bytes: usize) {
-        FeedCounts::add(&self.counts.events, 1);
-        FeedCounts::add(&self.counts.bytes, bytes as u64);
-    }
-
-    pub(super) fn bookmark(&self) {
-        FeedCounts::add(&self.counts.bookmarks, 1);
-    }
-
-    pub(super) fn duplicate(&self) {
-        FeedCounts::add(&self.counts.duplicates, 1);
-    }
-
+impl FeedClient {
     /// Counts the upstream watch as open until the result is dropped.
     pub(super) fn watch_open(&self) -> OpenStream {
-        FeedCounts::add(&self.counts.watches, 1);
-        OpenStream { counts: self.counts.clone() }
+        FeedCounts::add(&self.feed.counts.watches, 1);
+        OpenStream(self.feed.counts.clone())
     }
 
     pub(super) fn asked(&self, what: SideRequest) {
-        let metric = "kube_fanout_feed_requests_total";
-        self.counts.say(CountedMetric { metric, label: "purpose", value: what.as_str() });
+        self.count("kube_fanout_feed_requests_total", "purpose", what.facts().0);
     }
 
-    /// Counts a failure of a stream or a list. `why` is one of a fixed set of label values.
-    pub(super) fn failed(&self, why: &'static str) {
-        self.counts.say(CountedMetric { metric: "kube_fanout_upstream_failures_total", label: "reason", value: why });
+    /// Counts a break of the history: `mended`, `new_history`, `rewound` if upstream's storage went back and so did the
+    /// feed, or `different` if the feed held something other than upstream.
+    pub(super) fn gap(&self, outcome: &'static str) {
+        self.count("kube_fanout_history_gaps_total", "outcome", outcome);
     }
 
-    /// Counts a backfill of the history before the first list.
-    pub(super) fn looked_back(&self, answer: BackfillOutcome) {
-        let metric = "kube_fanout_history_backfills_total";
-        self.counts.say(CountedMetric { metric, label: "outcome", value: answer.as_str() });
-    }
-
-    /// Counts a comparison of the feed with upstream.
-    pub(super) fn self_checked(&self, outcome: SelfCheckOutcome) {
-        let value = match outcome {
-            SelfCheckOutcome::Same => "same",
-            SelfCheckOutcome::Different => "different",
-            SelfCheckOutcome::Skipped => "skipped",
-        };
-        self.counts.say(CountedMetric { metric: "kube_fanout_self_checks_total", label: "outcome", value });
-    }
-
-    /// Counts a break of the feed's history by outcome.
-    pub(super) fn gap(&self, gap: GapOutcome) {
-        let value = match gap {
-            GapOutcome::Mended => "mended",
-            GapOutcome::NewHistory => "new_history",
-            GapOutcome::Rewound => "rewound",
-            GapOutcome::Different => "different",
-        };
-        self.counts.say(CountedMetric { metric: "kube_fanout_history_gaps_total", label: "outcome", value });
+    /// Counts an event of the feed. The values of the label are a fixed set.
+    pub(super) fn count(&self, metric: &'static str, label: &'static str, value: &'static str) {
+        self.feed.counts.say(CountedMetric { metric, label, value });
     }
 }
 
@@ -141,40 +85,25 @@ pub(super) fn compared(key: &FeedKey, representation: Representation, outcome: &
     counter!("kube_fanout_representation_checks_total", &labels).increment(1);
 }
 
-/// Counts an open upstream watch until it is dropped.
-pub(super) struct OpenStream {
-    counts: Arc<FeedCounts>,
-}
-
-impl Drop for OpenStream {
-    fn drop(&mut self) {
-        self.counts.watches.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 impl SideRequest {
     /// Returns the cause to which the cost of the request is accounted.
     pub(super) fn cause(self) -> Cause {
-        match self {
-            Self::Initial | Self::Relist | Self::Renewal | Self::Doubt => Cause::List,
-            Self::Position | Self::Equality | Self::CatchUp => Cause::Proof,
-            Self::Past | Self::Prehistory => Cause::Past,
-            Self::SelfCheck => Cause::SelfCheck,
-        }
+        self.facts().1
     }
 
-    fn as_str(self) -> &'static str {
+    /// The label value in metrics, and the cause.
+    fn facts(self) -> (&'static str, Cause) {
         match self {
-            Self::Initial => "initial",
-            Self::Relist => "relist",
-            Self::Renewal => "release_change",
-            Self::Past => "past_object",
-            Self::Position => "position",
-            Self::Equality => "equality",
-            Self::CatchUp => "catch_up",
-            Self::Doubt => "mismatch",
-            Self::Prehistory => "backfill",
-            Self::SelfCheck => "self_check",
+            Self::Initial => ("initial", Cause::List),
+            Self::Relist => ("relist", Cause::List),
+            Self::Renewal => ("release_change", Cause::List),
+            Self::Doubt => ("mismatch", Cause::List),
+            Self::Position => ("position", Cause::Proof),
+            Self::Equality => ("equality", Cause::Proof),
+            Self::CatchUp => ("catch_up", Cause::Proof),
+            Self::Past => ("past_object", Cause::Past),
+            Self::Prehistory => ("backfill", Cause::Past),
+            Self::SelfCheck => ("self_check", Cause::SelfCheck),
         }
     }
 }

@@ -22,8 +22,7 @@ pub(super) struct Positions(VecDeque<Position>);
 impl Positions {
     const MAX: usize = 256;
 
-    pub(super) fn extend(&mut self, answer: Option<Position>) {
-        let Some(new) = answer else { return };
+    pub(super) fn extend(&mut self, new: Position) {
         match self.0.back_mut() {
             // A later request got a lower version, so the previous version holds for it too.
             Some(last) if new.at <= last.at => last.asked = new.asked,
@@ -78,7 +77,7 @@ mod tests {
     fn later_checks_do_not_delay_earlier_waiting_readers() {
         let (mut positions, start) = (Positions::default(), Instant::now());
         for n in 0..10_u32 {
-            positions.extend(Some(position(start + n * SECOND, 10 + u64::from(n))));
+            positions.extend(position(start + n * SECOND, 10 + u64::from(n)));
         }
         assert_eq!(positions.settle(ResourceVersion(9), true, start + 20 * SECOND), None, "a cache that lags");
         assert_eq!(positions.settle(ResourceVersion(12), true, start + 20 * SECOND), Some(start + 2 * SECOND));
@@ -88,7 +87,7 @@ mod tests {
     #[test]
     fn position_checks_pause_while_the_pending_queue_is_full() {
         let (mut positions, start) = (Positions::default(), Instant::now());
-        (0..Positions::MAX as u64).for_each(|n| positions.extend(Some(position(start, n + 1))));
+        (0..Positions::MAX as u64).for_each(|n| positions.extend(position(start, n + 1)));
         assert!(positions.is_full());
         assert_eq!(positions.settle(ResourceVersion(1), true, start), Some(start));
         assert!(!positions.is_full());
@@ -97,10 +96,10 @@ mod tests {
     #[test]
     fn positions_without_waiting_readers_are_dropped() {
         let (mut positions, start) = (Positions::default(), Instant::now());
-        positions.extend(Some(position(start, 10)));
+        positions.extend(position(start, 10));
         assert_eq!(positions.settle(ResourceVersion(9), true, start + Freshness::WAIT_MAX), None);
         assert!(positions.last().is_none(), "nobody waits for so long");
-        positions.extend(Some(position(start, 10)));
+        positions.extend(position(start, 10));
         assert_eq!(positions.settle(ResourceVersion(9), false, start), None);
         assert!(positions.last().is_none(), "they have all gone");
     }

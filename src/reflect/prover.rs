@@ -26,13 +26,11 @@ mod reach_version;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use futures_util::future::{FutureExt, OptionFuture};
+use futures_util::future::{BoxFuture, FutureExt};
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
 use crate::cache::{FeedState, Snapshot, StateMark};
@@ -40,20 +38,19 @@ use crate::upstream::{BODY_BYTES_MAX, Cause, Error};
 use base::random;
 use kubeapi::{ObjectKey, ResourceVersion};
 
-use super::catch_up::catch_up;
 use super::continuity::{HistoryComparison, compare, places};
+use super::feed_client::FeedClient;
 use super::gap::Position;
-use super::initial_state::{FeedClient, not_older_than};
+use super::initial_state::not_older_than;
 use super::metrics::SideRequest;
 use super::positions::Positions;
-use super::reflector_findings::{Proof, ReflectorFinding};
+use super::reflector_findings::ReflectorFinding;
 use super::stream::StreamEnd;
 use super::versions::VersionPage;
 
 /// Proves one feed current, for readers that require it.
 pub(super) struct Prover {
     upstream: FeedClient,
-    words: mpsc::Sender<ReflectorFinding>,
     last_equality: Mutex<Option<Instant>>,
     /// The state at which the feed's stream failed to reach the last position in time. While its objects are unchanged,
     /// the feed counts as quiet.
@@ -124,13 +121,18 @@ struct ListedVersions {
     is_from_memory: bool,
 }
 
-type OptionalRequest<'a, T> = OptionFuture<Pin<Box<dyn Future<Output = T> + Send + 'a>>>;
+/// Completes when a request has finished, which is then dropped. Without a request it never completes.
+async fn finished<T>(request: &mut Option<BoxFuture<'_, T>>) -> T {
+    let Some(running) = request else { return std::future::pending().await };
+    let answer = running.await;
+    *request = None;
+    answer
+}
 
 impl Prover {
-    pub(super) fn new(upstream: FeedClient, words: mpsc::Sender<ReflectorFinding>) -> Self {
+    pub(super) fn new(upstream: FeedClient) -> Self {
         Self {
             upstream,
-            words,
             last_equality: Mutex::new(None),
             quiet_at: Mutex::new(None),
             behind_a_proxy: AtomicBool::new(false),
@@ -151,16 +153,13 @@ impl Prover {
         let mut wanted = self.upstream.feed.freshness.wanted();
         let mut progress = self.upstream.feed.reader.follow_progress();
         let mut positions = Positions::default();
-        let mut question: OptionalRequest<'_, Option<ProofResult>> = None.into();
-        let mut proof: OptionalRequest<'_, Option<Instant>> = None.into();
-        let (mut asks, mut proves) = (false, false);
+        let mut question: Option<BoxFuture<'_, Option<ProofResult>>> = None;
+        let mut proof: Option<BoxFuture<'_, Option<Instant>>> = None;
         let mut history = self.upstream.feed.reader.history();
         loop {
             // A response to a request about another history says nothing about this one.
             if std::mem::replace(&mut history, self.upstream.feed.reader.history()) != history {
-                positions = Positions::default();
-                (question, proof) = (None.into(), None.into());
-                (asks, proves) = (false, false);
+                (positions, question, proof) = (Positions::default(), None, None);
             }
             if let Some(asked) = positions.settle(
                 self.upstream.feed.reader.progress().rv,
@@ -171,39 +170,27 @@ impl Prover {
                 self.upstream.feed.freshness.prove(asked);
             }
             let last = positions.last();
-            if !asks && self.unasked(*wanted.borrow_and_update(), last) && !positions.is_full() {
-                question = Some(self.question().boxed()).into();
-                asks = true;
+            if question.is_none() && self.unasked(*wanted.borrow_and_update(), last) && !positions.is_full() {
+                question = Some(self.question().boxed());
             }
-            if let (Some(position), false) = (positions.last(), proves) {
-                proof = Some(self.prove(position).boxed()).into();
-                proves = true;
+            if let (Some(position), None) = (last, &proof) {
+                proof = Some(self.prove(position).boxed());
             }
-            tokio::select! {
+            let result = tokio::select! {
                 biased;
-                Some(answer) = &mut question, if asks => {
-                    asks = false;
-                    match answer.filter(|_| self.upstream.feed.reader.history() == history) {
-                        Some(ProofResult::Position(position)) => positions.extend(Some(position)),
-                        Some(ProofResult::Proven(asked)) => {
-                            self.upstream.feed.freshness.prove(asked);
-                            positions.proven(asked);
-                        }
-                        None => {}
-                    }
+                answer = finished(&mut question) => answer,
+                proven = finished(&mut proof) => proven.map(ProofResult::Proven),
+                () = progress.changed(), if last.is_some() => None,
+                _ = wanted.changed() => None,
+                () = self.upstream.live(), if !self.live() => None,
+            };
+            match result.filter(|_| self.upstream.feed.reader.history() == history) {
+                Some(ProofResult::Position(position)) => positions.extend(position),
+                Some(ProofResult::Proven(asked)) => {
+                    self.upstream.feed.freshness.prove(asked);
+                    positions.proven(asked);
                 }
-                Some(proven) = &mut proof, if proves => {
-                    proves = false;
-                    if let Some(asked) = proven
-                        && self.upstream.feed.reader.history() == history
-                    {
-                        self.upstream.feed.freshness.prove(asked);
-                        positions.proven(asked);
-                    }
-                }
-                () = progress.changed(), if positions.last().is_some() => {}
-                _ = wanted.changed() => {}
-                () = self.became_live(), if !self.live() => {}
+                None => {}
             }
         }
     }
@@ -221,20 +208,18 @@ impl Prover {
         self.upstream.feed.reader.state() == FeedState::Live
     }
 
-    async fn became_live(&self) {
-        let mut state = self.upstream.feed.reader.watch_state();
-        if state.wait_for(|state| *state == FeedState::Live).await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    }
-
     async fn question(&self) -> Option<ProofResult> {
         let reader = &self.upstream.feed.reader;
         let is_tiny = reader.stats().objects <= AT_ONCE_OBJECTS_MAX;
         if is_tiny && *self.quiet_at.lock() == Some(reader.state_mark()) && self.live() {
             return self.at_once().await;
         }
-        self.position().await.map(ProofResult::Position)
+        // Requests the version that upstream's storage has reached.
+        let (asked, shown) = (Instant::now(), reader.shown_at());
+        self.upstream.asked(SideRequest::Position);
+        let lister = self.upstream.lister(SideRequest::Position);
+        let at = self.answer(shown, lister.position_beside(shown), |at| *at).await?;
+        Some(ProofResult::Position(Position { asked, at }))
     }
 
     /// Lists the current versions of a tiny collection. If the cache has the same versions, it is current.
@@ -250,15 +235,6 @@ impl Prover {
         // Otherwise the changes are still on their way.
         let position = Position { asked, at: listed.at };
         Some(if self.is_held(&listed) { ProofResult::Proven(asked) } else { ProofResult::Position(position) })
-    }
-
-    /// Requests the version that upstream's storage has reached.
-    async fn position(&self) -> Option<Position> {
-        let (asked, shown) = (Instant::now(), self.upstream.feed.reader.shown_at());
-        self.upstream.metrics.asked(SideRequest::Position);
-        let lister = self.upstream.lister(SideRequest::Position);
-        let at = self.answer(shown, lister.position_beside(shown), |at| *at).await?;
-        Some(Position { asked, at })
     }
 
     /// Runs a request and returns its result if the version is not below `shown`, the version served before. A lower
@@ -293,7 +269,7 @@ impl Prover {
 
     /// Lists upstream's versions and compares them with the state that the cache had right before.
     async fn listed(&self, query: &str) -> Result<ListedVersions, Error> {
-        self.upstream.metrics.asked(SideRequest::Equality);
+        self.upstream.asked(SideRequest::Equality);
         let before = self.upstream.feed.reader.snapshot();
         let page = self.upstream.versions(Cause::Proof, query, BODY_BYTES_MAX).await?;
         let VersionPage { at, versions, is_from_memory, .. } = page;
@@ -415,14 +391,13 @@ impl Prover {
     /// Reports to the reflector that an upstream response contradicts the cached state. The reflector decides; the
     /// prover backs off.
     fn doubt(&self) {
-        // If the channel is full, a message is pending already; one suffices.
-        let _ = self.words.try_send(ReflectorFinding::HistoryMismatch { history: self.upstream.feed.reader.history() });
+        self.upstream.doubt(self.upstream.feed.reader.history());
     }
 
     /// Watches from the feed's version until upstream shows up to which version the changes are complete. The reflector
     /// applies the changes and, if `announced`, sends its readers the new version.
     async fn by_catching_up(&self, announced: bool) -> Result<(), StreamEnd> {
-        self.upstream.metrics.asked(SideRequest::CatchUp);
+        self.upstream.asked(SideRequest::CatchUp);
         let reader = &self.upstream.feed.reader;
         let (history, at) = (reader.history(), reader.progress().rv);
         let path = self.upstream.feed.spec.key.url(&format!(
@@ -430,9 +405,10 @@ impl Prover {
         ));
         let mut stream = self.upstream.watch(Cause::Proof, &path).await?;
         self.behind_a_proxy.store(stream.is_from_memory(), Ordering::Relaxed);
-        let (changes, until) = catch_up(&mut stream, &self.upstream.reader).await?;
+        let (changes, until) = stream.until_bookmark(&self.upstream.reader).await?;
         // If the channel is full, the reflector is not watching and cannot use the proof.
-        if self.words.try_send(ReflectorFinding::Proof(Proof { history, changes, until, announced })).is_ok() {
+        let proof = ReflectorFinding::Proof { history, changes, until, announced };
+        if self.upstream.findings.try_send(proof).is_ok() {
             // Gives the reflector time to apply the proof; otherwise the same would be requested again.
             let _ = timeout(STREAM_HEAD_START, self.upstream.feed.reader.reached(until)).await;
         }

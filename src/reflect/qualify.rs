@@ -15,30 +15,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
 use crate::cache::{FeedState, Snapshot, StateMark};
-use crate::feeds::{Feeds, RenderingRefusal};
+use crate::feeds::RenderingRefusal;
 use crate::upstream::{Build, Cause, Error, UpstreamRequestKind, encoding_of};
-use crate::wire::{
-    Encoding, Include, ListMeta, Object, Renderer, Representation, TranscodeError, same_items, same_rows,
-};
+use crate::wire::{Include, ListMeta, Object, Renderer, Representation, TranscodeError, same_items, same_rows};
 use base::{Backoff, BackoffBounds, random};
 use kubeapi::ResourceVersion;
 
-use super::body_writers::BodyWriters;
 use super::continuity::is_same;
-use super::initial_state::FeedClient;
+use super::feed_client::FeedClient;
 use super::metrics::{self, SideRequest};
-use super::reflector_findings::ReflectorFinding;
 
 /// Qualifies the representations of one feed, and keeps comparing them.
 pub(super) struct Qualifier {
     pub(super) upstream: FeedClient,
-    pub(super) feeds: Feeds,
-    pub(super) words: mpsc::Sender<ReflectorFinding>,
-    pub(super) written: Arc<BodyWriters>,
 }
 
 /// The state of the qualifier.
@@ -80,8 +72,6 @@ const SAMPLE_SOON: Duration = Duration::from_secs(5);
 const RETRY: BackoffBounds = BackoffBounds { first: Duration::from_millis(500), longest: SAMPLE_EVERY };
 /// The number of objects that are derived before the task yields.
 const DERIVED_AT_A_TIME: usize = 64;
-/// The maximum number of objects of a second feed that are compared in one pass.
-const SHADOWED_MAX: usize = 1_000;
 
 impl Qualifier {
     /// Qualifies requested representations and samples derived ones, for as long as the feed lives.
@@ -125,9 +115,7 @@ impl Qualifier {
     async fn complete(&self) {
         self.present().await;
         let mut state = self.upstream.feed.reader.watch_state();
-        if state.wait_for(|state| matches!(state, FeedState::Live | FeedState::Stale { .. })).await.is_err() {
-            std::future::pending::<()>().await;
-        }
+        let _ = state.wait_for(|state| matches!(state, FeedState::Live | FeedState::Stale { .. })).await;
     }
 
     /// Completes when servers of one release encoded the whole state, which the readers that wait for a verdict need.
@@ -202,8 +190,7 @@ impl Qualifier {
                 tracing::info!(%feed, "serving {wanted} from the {held} cache (verified on {objects} objects)");
                 self.upstream.feed.renderings.qualify(renderer);
             }
-            Verdict::Different => self.upstream.feed.refuse(wanted, RenderingRefusal::Mismatch, &DIFFERENT),
-            Verdict::Refused => self.upstream.feed.refuse(wanted, RenderingRefusal::Unrenderable, &UNCONVERTIBLE),
+            verdict @ (Verdict::Different | Verdict::Refused) => self.refuse(wanted, verdict),
             Verdict::NotOffered => {
                 self.upstream.feed.refuse(
                     wanted,
@@ -244,7 +231,6 @@ impl Qualifier {
             return;
         }
         known.sampled = Some(mark);
-        self.shadow();
         let includes_objects = |renderer: &Renderer| renderer.representation() != Representation::Table(Include::None);
         for renderer in self.upstream.feed.renderings.in_use().into_iter().filter(includes_objects) {
             let snapshot = self.upstream.feed.reader.snapshot();
@@ -257,17 +243,7 @@ impl Qualifier {
             let verdict = self.compare(&renderer, &path, &[object]).await;
             match self.confirmed(verdict, &[object], snapshot.rv).await {
                 Verdict::Equal => known.compared += 1,
-                Verdict::Different => {
-                    self.upstream.feed.refuse(renderer.representation(), RenderingRefusal::Mismatch, &DIFFERENT);
-                }
-                Verdict::Refused => {
-                    self.upstream.feed.refuse(
-                        renderer.representation(),
-                        RenderingRefusal::Unrenderable,
-                        &UNCONVERTIBLE,
-                    );
-                }
-                Verdict::Unanswered | Verdict::Expired | Verdict::NotOffered => {}
+                verdict => self.refuse(renderer.representation(), verdict),
             }
         }
     }
@@ -275,25 +251,25 @@ impl Qualifier {
     /// Whether upstream may have another release although the feed's stream stays open. That is impossible if the
     /// server of the stream reported its release on that connection, because an upgrade would have ended the stream.
     fn may_be_upgraded(&self, known: &QualifierState) -> bool {
-        known.other.is_some() || !self.written.is_certain()
+        known.other.is_some() || !self.upstream.written.is_certain()
     }
 
     /// Returns the minor version of upstream's release; `None` while it may differ from the one for which derivations
     /// were qualified.
     ///
     /// The server of the stream is asked over its own connection, and its response takes effect at once
-    /// ([`BodyWriters`]). If that is not possible, other servers may respond at its address, during an upgrade or with
+    /// ([`BodyWriters`](super::body_writers)). If that is not possible, other servers may respond at its address, during an upgrade or with
     /// load balancers. Then two responses in a row must name the other release.
     async fn release(&self, known: &mut QualifierState) -> Result<Option<u32>, Error> {
-        let build = match self.written.told_by_a_proxy() {
+        let build = match self.upstream.written.told_by_a_proxy() {
             Some(build) => Build::clone(&build),
             None => self.upstream.client.build().await?,
         };
         let was = self.upstream.feed.renderings.release();
         if was.is_some_and(|was| was != build.minor) {
             let said = known.other.replace(build.clone());
-            if said.as_ref() == Some(&build) && !self.written.is_certain() {
-                self.written.presume(&build);
+            if said.as_ref() == Some(&build) && !self.upstream.written.is_certain() {
+                self.upstream.written.presume(&build);
             }
             return Ok(None);
         }
@@ -302,31 +278,15 @@ impl Qualifier {
         Ok(self.upstream.feed.body_release.is_present().then_some(build.minor))
     }
 
-    /// Compares each object with a second feed that has the other encoding, if there is one. This sends nothing to
-    /// upstream.
-    fn shadow(&self) {
-        let json = Representation::Object(Encoding::Json);
-        let (ours, wanted) = (&self.upstream.feed.spec.key, (Encoding::Protobuf, Encoding::Json));
-        let twin = self.feeds.all().into_iter().find(|feed| {
-            let key = &feed.spec.key;
-            (ours.encoding, key.encoding) == wanted && key.gvr == ours.gvr && key.scope == ours.scope
-        });
-        let derived =
-            self.upstream.feed.renderings.derived().into_iter().find(|renderer| renderer.representation() == json);
-        let (Some(twin), Some(renderer)) = (twin, derived) else { return };
-        let (ours, theirs) = (self.upstream.feed.reader.snapshot(), twin.reader.snapshot());
-        for object in ours.iter().take(SHADOWED_MAX) {
-            let Some(other) = theirs.get(&object.key).filter(|other| other.rv == object.rv) else { continue };
-            let verdict = match self.upstream.feed.reader.body(object, &renderer) {
-                Ok(body) if body == *other.body() => Verdict::Equal,
-                Ok(_) => Verdict::Different,
-                Err(_) => Verdict::Refused,
-            };
-            self.count(json, verdict);
-            if verdict != Verdict::Equal {
-                return self.upstream.feed.refuse(json, RenderingRefusal::Mismatch, &DIFFERENT);
-            }
-        }
+    /// Ends a derivation whose objects differ from upstream's or cannot be derived.
+    fn refuse(&self, representation: Representation, verdict: Verdict) {
+        // The reasons are logged. They never have the content, which may be a Secret's.
+        let (reason, why) = match verdict {
+            Verdict::Different => (RenderingRefusal::Mismatch, "upstream encodes an object differently"),
+            Verdict::Refused => (RenderingRefusal::Unrenderable, "an object cannot be converted"),
+            Verdict::Equal | Verdict::Unanswered | Verdict::Expired | Verdict::NotOffered => return,
+        };
+        self.upstream.feed.refuse(representation, reason, &why);
     }
 
     /// Compares `objects` with upstream's list at `path`.
@@ -362,7 +322,7 @@ impl Qualifier {
             match lister.object_at(&object.key, at).await {
                 Ok(Some(theirs)) if is_same(object, &theirs) => {}
                 Ok(_) => {
-                    let _ = self.words.try_send(ReflectorFinding::HistoryMismatch { history });
+                    self.upstream.doubt(history);
                     return Verdict::Unanswered;
                 }
                 // Upstream no longer has the state, so the objects cannot be checked again.
@@ -384,7 +344,7 @@ impl Qualifier {
             .client
             .open(Cause::Comparison, UpstreamRequestKind::Short, &path, &representation.accept(true))
             .await?;
-        if self.written.writes_otherwise(response.body().server()) {
+        if self.upstream.written.writes_otherwise(response.body().server()) {
             return Err(Error::OtherDocument(path));
         }
         let answered = encoding_of(&response);
@@ -448,10 +408,6 @@ fn list_of(renderer: &Renderer, bodies: &[Bytes]) -> Vec<u8> {
     list
 }
 
-/// The reasons that are logged. They never have the content, which may be a Secret's.
-const UNCONVERTIBLE: &str = "an object cannot be converted";
-const DIFFERENT: &str = "upstream encodes an object differently";
-
 fn exact(rv: ResourceVersion) -> String {
     format!("resourceVersion={rv}&resourceVersionMatch=Exact")
 }
@@ -459,6 +415,7 @@ fn exact(rv: ResourceVersion) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::Encoding;
     use kubeapi::Status;
 
     fn refused(code: i32) -> Error {

@@ -15,23 +15,24 @@ use base::{Backoff, BackoffBounds, LogLimit, random};
 use kubeapi::ResourceVersion;
 use tokio::sync::watch;
 
-use super::body_writers::BodyWriters;
 use super::continuity::Continuity;
 use super::failure::{FailureKind, StepFailure, over};
+use super::feed_client::FeedClient;
 use super::gap::{Completeness, Position, RelistPlanner};
 use super::history_check::HistoryChecks;
-use super::initial_state::{ContinuingWatch, FeedClient, InitialState, ListVersion, Lister};
+use super::initial_state::{ContinuingWatch, InitialState, ListVersion};
 use super::metrics::SideRequest;
 use super::reflector_findings::{HistoryOrigin, ReflectorFinding, RewindNotices};
 use super::stream::{StreamEnd, WatchStream};
 
 /// Keeps one feed in sync with upstream. It is the only writer of the feed's cache.
 pub(super) struct Reflector {
-    deps: ReflectorDeps,
+    upstream: FeedClient,
     writer: CacheWriter,
-    /// Receives findings of the tasks that run beside the stream, such as proofs, backfilled events and contradictions.
-    words: mpsc::Receiver<ReflectorFinding>,
-    /// Receives rewind notices from other feeds of the same upstream.
+    /// Findings of the tasks that run beside the stream, such as proofs, backfilled events and contradictions.
+    findings: mpsc::Receiver<ReflectorFinding>,
+    /// Rewind notices between the feeds of one upstream.
+    rewinds: Arc<RewindNotices>,
     notices: watch::Receiver<Option<Instant>>,
     backoff: Backoff,
     /// A version, and how often a stream from it was unreadable in a row. This bounds the retries of a broken stream.
@@ -57,15 +58,6 @@ pub(super) struct Reflector {
     rewinding: bool,
     /// Limits the rate at which interruptions are logged.
     interruptions: LogLimit,
-}
-
-/// The dependencies of a reflector.
-pub(super) struct ReflectorDeps {
-    pub(super) upstream: FeedClient,
-    pub(super) written: Arc<BodyWriters>,
-    /// Exchanges rewind notices between the feeds of one upstream.
-    pub(super) rewinds: Arc<RewindNotices>,
-    pub(super) waits: BackoffBounds,
 }
 
 /// The sync state of the feed. Each state holds only data that is valid in it.
@@ -107,13 +99,20 @@ const RESUME_SPREAD: Duration = Duration::from_millis(300);
 const WOKEN_WAITS: BackoffBounds = BackoffBounds { first: Duration::from_secs(1), longest: Duration::from_secs(30) };
 
 impl Reflector {
-    pub(super) fn new(deps: ReflectorDeps, writer: CacheWriter, words: mpsc::Receiver<ReflectorFinding>) -> Self {
+    pub(super) fn new(
+        upstream: FeedClient,
+        writer: CacheWriter,
+        findings: mpsc::Receiver<ReflectorFinding>,
+        rewinds: Arc<RewindNotices>,
+        waits: BackoffBounds,
+    ) -> Self {
         Self {
-            backoff: Backoff::new(deps.waits),
-            notices: deps.rewinds.follow(),
-            deps,
+            upstream,
             writer,
-            words,
+            findings,
+            notices: rewinds.follow(),
+            rewinds,
+            backoff: Backoff::new(waits),
             unreadable: (ResourceVersion::default(), 0),
             last_sign: Instant::now(),
             had_lived: false,
@@ -152,7 +151,7 @@ impl Reflector {
     /// Logs an interrupted watch. A clean end is normal for an apiserver and logged as info. Any other end is a
     /// rate-limited warning, because all feeds fail at once when upstream is unreachable.
     fn log_interruption(&self, failure: &StepFailure, wait: Duration) {
-        let feed = &self.deps.upstream.feed;
+        let feed = &self.upstream.feed;
         feed.counts.note_trouble(failure.in_brief());
         if let StepFailure::Stream(StreamEnd::Clean) = failure {
             tracing::info!(
@@ -196,7 +195,7 @@ impl Reflector {
             State::Listed { at } => match self.resume(at).await {
                 Ok((stream, resume_marker)) => {
                     self.complete.opened(false);
-                    self.deps.written.opened(stream.server());
+                    self.upstream.written.opened(stream.server());
                     // The stream is open again. On a quiet resource the first item may be a minute away.
                     self.writer.set_state(FeedState::Live);
                     (State::Watching { at, stream, resume_marker }, None)
@@ -226,15 +225,15 @@ impl Reflector {
     /// after it. After a restart of the proxy, no such client then has to relist. A client with a version that upstream
     /// no longer has must not make the others relist.
     async fn resumed(&mut self) -> Option<State> {
-        self.deps.upstream.feed.oldest_resume()?;
+        self.upstream.feed.oldest_resume()?;
         // Only the first state may be an old one. A feed that was served must not go back in time (L6), and versions of
         // a history that was given up mean nothing in the next one.
-        if self.deps.upstream.feed.reader.progress().rv > ResourceVersion::default() {
+        if self.upstream.feed.reader.progress().rv > ResourceVersion::default() {
             return None;
         }
         sleep(RESUME_GATHER).await;
-        let at = self.deps.upstream.feed.oldest_resume()?;
-        let (asked, lister) = (Instant::now(), self.lister(SideRequest::Initial));
+        let at = self.upstream.feed.oldest_resume()?;
+        let (asked, lister) = (Instant::now(), self.upstream.lister(SideRequest::Initial));
         let (told, listed) = tokio::join!(self.position(), lister.list_whole(ListVersion::Exact(at)));
         let InitialState { snapshot, servers, .. } = listed.ok()?;
         let stream = lister.not_forgotten(at).await?;
@@ -242,13 +241,13 @@ impl Reflector {
         if let Some(template) = template.flatten() {
             self.writer.set_bookmark(template);
         }
-        let (feed, objects) = (&self.deps.upstream.feed.spec.key, snapshot.len());
+        let (feed, objects) = (&self.upstream.feed.spec.key, snapshot.len());
         tracing::info!(%feed, objects, rv = %at, "feed synced at the resourceVersion of its resuming clients");
-        self.deps.written.takes_in(&servers);
+        self.upstream.written.takes_in(&servers);
         self.writer.replace(snapshot);
-        self.deps.written.listed(servers);
-        self.deps.upstream.feed.freshness.forget();
-        self.deps.upstream.feed.begins_behind(asked);
+        self.upstream.written.listed(servers);
+        self.upstream.feed.freshness.forget();
+        self.upstream.feed.begins_behind(asked);
         self.complete.begins_at(at, upstream);
         self.begins(asked, false);
         self.signed_of_life();
@@ -260,9 +259,9 @@ impl Reflector {
     /// upstream's own bookmark may take a minute.
     async fn position(&self) -> Option<(Position, Option<BookmarkTemplate>)> {
         let asked = Instant::now();
-        self.deps.upstream.metrics.asked(SideRequest::Position);
-        let told = timeout(POSITION_MAX, self.lister(SideRequest::Position).position(None)).await.ok()?;
-        let feed = &self.deps.upstream.feed.spec.key;
+        self.upstream.asked(SideRequest::Position);
+        let told = timeout(POSITION_MAX, self.upstream.lister(SideRequest::Position).position(None)).await.ok()?;
+        let feed = &self.upstream.feed.spec.key;
         let failed =
             |error: &StreamEnd| tracing::debug!(%feed, %error, "cannot read upstream's current resourceVersion");
         let told = told.inspect_err(failed).ok()?;
@@ -274,13 +273,13 @@ impl Reflector {
             return Ok(resumed);
         }
         let asked = Instant::now();
-        self.deps.upstream.metrics.asked(SideRequest::Initial);
-        let initial = self.lister(SideRequest::Initial).current(&self.deps.upstream.lists_only).await.map_err(ended)?;
-        let (served, at) = (self.deps.upstream.feed.reader.progress().rv, initial.snapshot.rv);
+        self.upstream.asked(SideRequest::Initial);
+        let initial = self.upstream.lister(SideRequest::Initial).current().await.map_err(ended)?;
+        let (served, at) = (self.upstream.feed.reader.progress().rv, initial.snapshot.rv);
         if at < served {
             self.give_up(served, "a list is older than served data");
         }
-        let (feed, objects, took) = (&self.deps.upstream.feed.spec.key, initial.snapshot.len(), asked.elapsed());
+        let (feed, objects, took) = (&self.upstream.feed.spec.key, initial.snapshot.len(), asked.elapsed());
         tracing::info!(%feed, objects, rv = %at, ?took, "feed synced");
         Ok(self.starts_with(initial, asked))
     }
@@ -289,11 +288,11 @@ impl Reflector {
     fn starts_with(&mut self, initial: InitialState, asked: Instant) -> State {
         let InitialState { snapshot, stream, servers, .. } = initial;
         let at = snapshot.rv;
-        self.deps.written.takes_in(&servers);
+        self.upstream.written.takes_in(&servers);
         self.writer.replace(snapshot);
-        self.deps.written.listed(servers);
-        self.deps.upstream.feed.freshness.forget();
-        self.deps.upstream.feed.freshness.prove(asked);
+        self.upstream.written.listed(servers);
+        self.upstream.feed.freshness.forget();
+        self.upstream.feed.freshness.prove(asked);
         self.complete.listed(asked);
         self.begins(asked, self.rewinding);
         self.signed_of_life();
@@ -315,15 +314,11 @@ impl Reflector {
     fn behind(&mut self, at: ResourceVersion, stream: Option<ContinuingWatch>) -> State {
         let Some(ContinuingWatch { stream, template }) = stream else { return State::Listed { at } };
         self.complete.opened(template.is_some());
-        self.deps.written.opened(stream.server());
+        self.upstream.written.opened(stream.server());
         if let Some(template) = template {
             self.writer.set_bookmark(template);
         }
         State::Watching { at, stream, resume_marker: None }
-    }
-
-    fn lister(&self, why: SideRequest) -> Lister<'_> {
-        self.deps.upstream.lister(why)
     }
 
     fn signed_of_life(&mut self) {
@@ -340,7 +335,7 @@ impl Reflector {
             if !failure.kind().is_connection() {
                 std::future::pending::<()>().await;
             }
-            self.deps.upstream.client.answers().await;
+            self.upstream.client.answers().await;
             sleep_until(soonest).await;
             // Spreads the resumes of all feeds.
             sleep(RESUME_SPREAD.mul_f64(random::f64())).await;
@@ -356,7 +351,7 @@ impl Reflector {
     /// relists.
     fn pause_after(&mut self, failure: &StepFailure, state: &mut State) -> Duration {
         let kind = failure.kind();
-        self.deps.upstream.metrics.failed(kind.as_str());
+        self.upstream.count("kube_fanout_upstream_failures_total", "reason", kind.as_str());
         if !failure.is_expired() {
             self.relists.end_row();
         }
@@ -365,7 +360,7 @@ impl Reflector {
             self.refused_since = None;
         }
         // A stream without bookmarks is silent whenever nothing changes.
-        if kind != FailureKind::Silent || self.deps.upstream.feed.spec.key.gvr.has_watch_cache() {
+        if kind != FailureKind::Silent || self.upstream.feed.spec.key.gvr.has_watch_cache() {
             self.continuity.lost();
         }
         if let State::Listed { .. } | State::Expired { .. } = state {
@@ -378,7 +373,7 @@ impl Reflector {
             *times = if *rv == *at { *times + 1 } else { 1 };
             *rv = *at;
             if *times >= UNREADABLE_MAX {
-                let feed = &self.deps.upstream.feed.spec.key;
+                let feed = &self.upstream.feed.spec.key;
                 tracing::error!(%feed, rv = %at, "cannot decode the upstream watch; relisting");
                 *state = State::Empty;
             }

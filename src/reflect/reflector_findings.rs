@@ -14,18 +14,38 @@ use tokio::sync::watch;
 /// A finding of a task that runs beside a reflector.
 #[derive(Debug)]
 pub(super) enum ReflectorFinding {
-    Proof(Proof),
-    /// Objects whose encoding has changed.
-    Renewal(Renewal),
-    /// Earlier events to prepend to the history.
-    Backfill(BackfillFinding),
-    /// The previous objects of changes in the history.
-    PreviousObjects(PreviousObjects),
-    /// An upstream response contradicts the cached state of this history.
+    /// Changes after our version, in order and without a gap, up to `until`.
+    Proof {
+        /// The number of the feed's history that they belong to.
+        history: u64,
+        changes: Vec<Change>,
+        until: ResourceVersion,
+        /// Whether readers are sent the new version, because one of them requested it.
+        announced: bool,
+    },
+    /// Objects that have another encoding now.
+    Renewal {
+        objects: Vec<Arc<Object>>,
+        /// The state of the servers for which the objects were listed, as [`BodyWriters`](super::body_writers) counts.
+        count: u64,
+        /// Notified when the objects were replaced.
+        done: oneshot::Sender<()>,
+    },
+    /// Earlier events to prepend to the history. `done` receives whether the history now begins with them.
+    Backfill {
+        past: BackfilledEvents,
+        done: oneshot::Sender<bool>,
+    },
+    /// The previous objects of all changes after `known` that lacked them. `done` is notified when they are recorded.
+    PreviousObjects {
+        known: ResourceVersion,
+        before: Vec<(MissingPrevious, Arc<Object>)>,
+        done: oneshot::Sender<()>,
+    },
+    /// An upstream response contradicts what the feed holds in this history.
     HistoryMismatch {
         history: u64,
     },
-    /// An object certainly differs from upstream's.
     Divergence(Divergence),
 }
 
@@ -44,46 +64,8 @@ pub(super) struct Divergence {
     pub(super) difference: &'static str,
 }
 
-/// The changes after the feed's version, in order and without a gap, up to `until`.
-#[derive(Debug)]
-pub(super) struct Proof {
-    /// The number of the feed's history to which the changes belong.
-    pub(super) history: u64,
-    pub(super) changes: Vec<Change>,
-    pub(super) until: ResourceVersion,
-    /// Whether readers are sent the new version, because one of them requested it.
-    pub(super) announced: bool,
-}
-
-/// Earlier events to prepend to the history.
-#[derive(Debug)]
-pub(super) struct BackfillFinding {
-    pub(super) past: BackfilledEvents,
-    /// Receives whether the history now begins with the backfilled events.
-    pub(super) done: oneshot::Sender<bool>,
-}
-
-/// The previous objects of all changes after `known` that lacked them.
-#[derive(Debug)]
-pub(super) struct PreviousObjects {
-    pub(super) known: ResourceVersion,
-    pub(super) before: Vec<(MissingPrevious, Arc<Object>)>,
-    /// Notified when the reflector has recorded the previous objects.
-    pub(super) done: oneshot::Sender<()>,
-}
-
-/// Objects whose encoding has changed.
-#[derive(Debug)]
-pub(super) struct Renewal {
-    pub(super) objects: Vec<Arc<Object>>,
-    /// The state of the servers for which the objects were listed: [`By::count`](super::body_writers::By::count).
-    pub(super) count: u64,
-    /// Notified when the reflector has replaced the objects.
-    pub(super) done: oneshot::Sender<()>,
-}
-
-/// The time at which a feed last found that upstream's storage had gone back. On each notice, all feeds of that
-/// upstream check their history.
+/// The time at which a feed last found that upstream's storage had gone back. All feeds of that upstream check their
+/// history then.
 #[derive(Debug, Default)]
 pub(super) struct RewindNotices(watch::Sender<Option<Instant>>);
 

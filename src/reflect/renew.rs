@@ -14,16 +14,16 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep};
 
 use crate::upstream::Server;
 use base::{Backoff, random};
 
 use super::body_writers::{BodyEncoders, BodyWriters, EncoderMatch};
-use super::initial_state::FeedClient;
+use super::feed_client::FeedClient;
 use super::metrics::SideRequest;
-use super::reflector_findings::{ReflectorFinding, Renewal};
+use super::reflector_findings::ReflectorFinding;
 use super::stream::StreamEnd;
 
 /// Serializes the lists of the feeds of one proxy.
@@ -32,9 +32,7 @@ pub(super) type ListTurns = Arc<Mutex<()>>;
 /// Keeps the bodies of one feed in the encoding of the followed server.
 pub(super) struct Renewer {
     pub(super) upstream: FeedClient,
-    pub(super) written: Arc<BodyWriters>,
     pub(super) turns: ListTurns,
-    pub(super) words: mpsc::Sender<ReflectorFinding>,
 }
 
 /// Limits how soon bodies are renewed.
@@ -47,25 +45,19 @@ struct RenewalRateLimit {
     doublings: u32,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct RenewalDelay {
-    longest: Duration,
-    /// Whether the pause ends as soon as a reader needs a state.
-    may_be_cut: bool,
-}
-
 impl RenewalRateLimit {
     const SPREAD: Duration = Duration::from_secs(60);
     const SPREAD_MAX: Duration = Duration::from_secs(20 * 60);
     /// The time between two renewals above which they are treated as unrelated.
     const REST: Duration = Duration::from_secs(10 * 60);
 
-    fn next(&mut self, now: Instant) -> RenewalDelay {
+    /// Returns the longest pause, and whether it ends as soon as a reader needs a state.
+    fn next(&mut self, now: Instant) -> (Duration, bool) {
         let rested = self.last.is_none_or(|last| now.duration_since(last) >= Self::REST);
         self.doublings = if rested { 0 } else { (self.doublings + 1).min(16) };
         let longest = Self::SPREAD.saturating_mul(1 << self.doublings).min(Self::SPREAD_MAX);
         // A second immediate renewal is allowed, because an upgrade may be rolled back.
-        RenewalDelay { longest, may_be_cut: self.doublings <= 1 }
+        (longest, self.doublings <= 1)
     }
 
     fn renewed(&mut self, now: Instant) {
@@ -79,7 +71,7 @@ impl Renewer {
         if !BodyWriters::concerns(&self.upstream.feed) {
             std::future::pending::<()>().await;
         }
-        let mut changes = self.written.follow();
+        let mut changes = self.upstream.written.follow();
         let mut pace = RenewalRateLimit::default();
         loop {
             let by = changes.borrow_and_update().clone();
@@ -108,12 +100,12 @@ impl Renewer {
                 break;
             }
             // A server that does not respond now may never do so.
-            self.written.weigh(true);
+            self.upstream.written.weigh(true);
             if !by.unknown().is_empty() {
                 sleep(retries.failed(Instant::now())).await;
             }
         }
-        self.written.weigh(true);
+        self.upstream.written.weigh(true);
         while by.authorship() == EncoderMatch::Other {
             self.pause(pace.next(Instant::now())).await;
             let renewed = self.renew(by.count).await;
@@ -135,7 +127,7 @@ impl Renewer {
         }
     }
 
-    async fn pause(&self, RenewalDelay { longest, may_be_cut }: RenewalDelay) {
+    async fn pause(&self, (longest, may_be_cut): (Duration, bool)) {
         tokio::select! {
             biased;
             () = sleep(longest.mul_f64(random::f64())) => {}
@@ -148,8 +140,8 @@ impl Renewer {
     async fn renew(&self, count: u64) -> Result<(), StreamEnd> {
         let turn = self.turns.lock().await;
         let (key, began) = (&self.upstream.feed.spec.key, Instant::now());
-        self.upstream.metrics.asked(SideRequest::Renewal);
-        let listed = self.upstream.lister(SideRequest::Renewal).current(&self.upstream.lists_only).await?;
+        self.upstream.asked(SideRequest::Renewal);
+        let listed = self.upstream.lister(SideRequest::Renewal).current().await?;
         drop(turn);
         for server in &listed.servers {
             self.meet(server).await;
@@ -158,14 +150,13 @@ impl Renewer {
         let objects = held.written_otherwise(&listed.snapshot).await;
         drop(held);
         let (changed, of) = (objects.len(), listed.snapshot.len());
-        let (done, is_done) = oneshot::channel();
-        let _ = self.words.send(ReflectorFinding::Renewal(Renewal { objects, count, done })).await;
-        if is_done.await.is_err() {
+        let renewal = |done| ReflectorFinding::Renewal { objects, count, done };
+        if self.upstream.hand_over(renewal).await.is_none() {
             return Ok(());
         }
         let took = began.elapsed();
-        tracing::info!(feed = %key, changed, objects = of, ?took, "objects refreshed for another upstream version");
-        self.written.renewed(listed.servers);
+        tracing::info!(feed = %key, changed, of, ?took, "objects refreshed for another upstream version");
+        self.upstream.written.renewed(listed.servers);
         Ok(())
     }
 }
@@ -179,9 +170,9 @@ mod tests {
         let (mut pace, start) = (RenewalRateLimit::default(), Instant::now());
         let minute = Duration::from_secs(60);
         let mut next = |at: Instant| {
-            let pause = pace.next(at);
+            let (longest, may_be_cut) = pace.next(at);
             pace.renewed(at);
-            (pause.longest.as_secs() / 60, pause.may_be_cut)
+            (longest.as_secs() / 60, may_be_cut)
         };
         assert_eq!(next(start), (1, true));
         assert_eq!(next(start + minute), (2, true));

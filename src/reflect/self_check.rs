@@ -21,14 +21,11 @@
 //! intervals only: upstream's watches and lists then disagree with its reads at one version.
 
 mod compare;
-mod pace;
 
 use std::convert::Infallible;
 use std::future::pending;
-use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::cache::{FeedState, Snapshot, StateMark};
@@ -38,29 +35,28 @@ use crate::wire::{Encoding, Object};
 use base::{Reloadable, random};
 use kubeapi::{ContinueAt, ContinueToken, ObjectKey, PageStore, ResourceVersion};
 
-use super::body_writers::BodyWriters;
-use super::initial_state::{FeedClient, PastObject};
-use super::metrics::{SelfCheckOutcome, SideRequest};
-use super::reflect_config::ReflectConfig;
+use super::ReflectConfig;
+use super::feed_client::FeedClient;
+use super::initial_state::PastObject;
+use super::metrics::SideRequest;
+use super::recurrence::Recurrence;
 use super::reflector_findings::{Divergence, ReflectorFinding};
 use super::versions::VersionPage;
 use compare::{Discrepancy, KeyRange, contradictions};
-use pace::DivergenceRateLimit;
 
 /// Compares one feed with upstream periodically.
 pub(super) struct SelfChecker {
     pub(super) upstream: FeedClient,
-    pub(super) words: mpsc::Sender<ReflectorFinding>,
-    pub(super) written: Arc<BodyWriters>,
-    /// The configuration, with the mean interval between rounds, which varies by half. Without an interval, there are
-    /// no rounds.
+    /// Provides the mean interval between rounds, which varies by half, or disables them.
     pub(super) config: Reloadable<ReflectConfig>,
 }
 
 /// The results of earlier rounds of a self-check.
 #[derive(Debug)]
 struct SelfCheckState {
-    compared: CompareProgress,
+    /// The state that was compared completely last.
+    proven: StateMark,
+    sweep: Option<Sweep>,
     /// The number of keys in one request.
     keys: usize,
     /// The number of consecutive rounds that upstream did not answer.
@@ -69,15 +65,9 @@ struct SelfCheckState {
     forgotten: Option<(u64, ResourceVersion)>,
     /// Whether upstream's object count was found to be wrong.
     misleads: bool,
-    pace: DivergenceRateLimit,
-}
-
-/// The extent to which a feed has been compared.
-#[derive(Debug, Clone)]
-struct CompareProgress {
-    /// The last state that was compared completely.
-    proven: StateMark,
-    sweep: Option<Sweep>,
+    /// Limits how often the feed is given up because it differs from upstream. If it differs again soon, upstream's
+    /// watches and lists or the comparison itself are wrong. Clients must not relist repeatedly because of that.
+    given_up: Recurrence<3_600, 86_400>,
 }
 
 /// A walk over all keys, continued round by round.
@@ -115,10 +105,7 @@ impl SelfChecker {
             return pending().await;
         }
         let feed = &self.upstream.feed;
-        let mut state = feed.reader.watch_state();
-        if state.wait_for(|state| *state == FeedState::Live).await.is_err() {
-            pending::<()>().await;
-        }
+        self.upstream.live().await;
         let mut known = SelfCheckState::since(feed.reader.state_mark());
         // The first round of a fleet that starts together is spread over the whole interval.
         let first = |config: &ReflectConfig| config.self_check.map(|every| every.mul_f64(random::f64()));
@@ -141,7 +128,7 @@ impl SelfChecker {
             }
             let Some(every) = config.self_check else { continue };
             let mark = feed.reader.state_mark();
-            let is_due = known.compared.proven != mark || known.compared.sweep.is_some();
+            let is_due = known.proven != mark || known.sweep.is_some();
             if is_due && feed.was_read_within(every.mul_f64(1.5)) && feed.reader.state() == FeedState::Live {
                 self.round(mark, &mut known).await;
             }
@@ -163,27 +150,26 @@ impl SelfChecker {
         if known.forgotten == Some((mark.history, state.rv)) {
             return;
         }
-        let before = known.compared.clone();
+        let before = (known.proven, known.sweep.clone());
         let outcome = match self.compare(mark, &state, known).await {
             Ok(Some(divergence)) => {
                 known.unanswered = 0;
                 self.report(divergence, known).await;
-                SelfCheckOutcome::Different
+                "different"
             }
-            Ok(None) if self.upstream.feed.reader.history() != mark.history => SelfCheckOutcome::Skipped,
+            Ok(None) if self.upstream.feed.reader.history() != mark.history => "skipped",
             Ok(None) => {
                 known.unanswered = 0;
-                SelfCheckOutcome::Same
+                "same"
             }
             Err(error) => {
-                let feed = &self.upstream.feed.spec.key;
-                tracing::debug!(%feed, %error, "cannot compare cached objects with upstream; self-check skipped");
-                known.compared = before;
+                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "self-check skipped");
+                (known.proven, known.sweep) = before;
                 known.note(&error, (mark.history, state.rv));
-                SelfCheckOutcome::Skipped
+                "skipped"
             }
         };
-        self.upstream.metrics.self_checked(outcome);
+        self.upstream.count("kube_fanout_self_checks_total", "outcome", outcome);
     }
 
     /// Compares a part of the state. Returns an object that is certain to differ.
@@ -214,7 +200,7 @@ impl SelfChecker {
         state: &Snapshot,
         known: &mut SelfCheckState,
     ) -> Result<Vec<ObjectKey>, Error> {
-        let goes_on = known.compared.sweep.clone().filter(|sweep| sweep.began.history == mark.history);
+        let goes_on = known.sweep.clone().filter(|sweep| sweep.began.history == mark.history);
         let sweep = goes_on.unwrap_or(Sweep { began: mark, behind: None });
         let page = self.page(state.rv, sweep.behind.as_ref(), known.keys).await?;
         let suspects = contradictions(state, state, &page, &KeyRange::of(sweep.behind.clone(), &page));
@@ -224,13 +210,12 @@ impl SelfChecker {
         let is_all = sweep.behind.is_none() && page.is_last;
         // The response to the first page includes the number of objects after it.
         let counted = if sweep.behind.is_none() { page.count() } else { None };
-        known.compared = match page.versions.last_key_value() {
+        match page.versions.last_key_value() {
             Some((last, _)) if !page.is_last => {
-                let sweep = Some(Sweep { began: sweep.began, behind: Some(last.clone()) });
-                CompareProgress { sweep, ..known.compared.clone() }
+                known.sweep = Some(Sweep { began: sweep.began, behind: Some(last.clone()) });
             }
-            _ => CompareProgress { proven: sweep.began, sweep: None },
-        };
+            _ => (known.proven, known.sweep) = (sweep.began, None),
+        }
         if is_all || known.misleads { Ok(Vec::new()) } else { self.against_count(state, counted, known).await }
     }
 
@@ -284,7 +269,7 @@ impl SelfChecker {
         }
         let suspects = contradictions(before, &after, &listed, &KeyRange::default());
         if suspects.is_empty() {
-            known.compared.proven = mark;
+            known.proven = mark;
         }
         Ok(suspects)
     }
@@ -318,7 +303,7 @@ impl SelfChecker {
 
     fn is_written_alike(&self, then: &PastObject) -> bool {
         let is_present = self.upstream.feed.body_release.is_present();
-        self.has_comparable_bodies() && is_present && self.written.writes_as_held(&then.server)
+        self.has_comparable_bodies() && is_present && self.upstream.written.writes_as_held(&then.server)
     }
 
     /// Checks a differing object again. Returns the difference if it persists.
@@ -362,7 +347,7 @@ impl SelfChecker {
 
     /// Makes the reflector discard the cached state, unless it did so recently and the difference returned.
     async fn report(&self, divergence: Divergence, known: &mut SelfCheckState) {
-        if known.pace.is_resting(Instant::now()) {
+        if known.given_up.earliest() > Some(Instant::now()) {
             let Divergence { key, difference, .. } = &divergence;
             tracing::warn!(
                 feed = %self.upstream.feed.spec.key, object = %key, difference,
@@ -371,8 +356,8 @@ impl SelfChecker {
             );
             return;
         }
-        known.pace.given_up(Instant::now());
-        let _ = self.words.send(ReflectorFinding::Divergence(divergence)).await;
+        known.given_up.happened(Instant::now());
+        let _ = self.upstream.findings.send(ReflectorFinding::Divergence(divergence)).await;
     }
 
     /// Requests a page of versions of the keys after `behind`, at version `rv`.
@@ -392,12 +377,12 @@ impl SelfChecker {
     }
 
     async fn versions(&self, query: &str) -> Result<VersionPage, Error> {
-        self.upstream.metrics.asked(SideRequest::SelfCheck);
+        self.upstream.asked(SideRequest::SelfCheck);
         self.upstream.versions(Cause::SelfCheck, query, KEYS_BYTES_MAX).await
     }
 
     async fn object(&self, key: &ObjectKey, rv: ResourceVersion) -> Result<PastObject, Error> {
-        self.upstream.metrics.asked(SideRequest::SelfCheck);
+        self.upstream.asked(SideRequest::SelfCheck);
         let then = self.upstream.lister(SideRequest::SelfCheck).object_then(key, rv).await?;
         if then.at == rv { Ok(then) } else { Err(other_version(rv)) }
     }
@@ -412,12 +397,13 @@ impl SelfCheckState {
     /// Returns the initial results, for a state that was just listed.
     fn since(proven: StateMark) -> Self {
         Self {
-            compared: CompareProgress { proven, sweep: None },
+            proven,
+            sweep: None,
             keys: KEYS_MAX,
             unanswered: 0,
             forgotten: None,
             misleads: false,
-            pace: DivergenceRateLimit::default(),
+            given_up: Recurrence::default(),
         }
     }
 

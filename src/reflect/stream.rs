@@ -1,12 +1,16 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::Response;
 use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout_at};
 
+use super::feed_client::FeedClient;
+use crate::cache::Change;
 use crate::upstream::{Cause, Client, Error, ResponseBody, Server, UpstreamRequestKind};
-use crate::wire::{Encoding, FrameSplitter, ObjectReader, TABLE_ACCEPT, WatchItem, WireError};
+use crate::wire::{Encoding, ErrorEvent, FrameSplitter, Object, ObjectReader, TABLE_ACCEPT, WatchItem, WireError};
+use kubeapi::{ResourceVersion, Status};
 
 /// One open upstream watch. It reads bytes and returns decoded items.
 #[derive(Debug)]
@@ -14,12 +18,21 @@ pub(super) struct WatchStream {
     body: ResponseBody,
     splitter: FrameSplitter,
     /// Items that were read before the stream was passed on.
-    ahead: VecDeque<WatchItem>,
-    /// The time at which the last item was received. It is a field because a read may be cancelled at any time.
+    ahead: VecDeque<StreamItem>,
+    /// When the last item came. It is a field because a read may be cancelled at any time.
     last_item: Instant,
 }
 
-/// The way in which a stream ended, other than by an ERROR event.
+/// An item of a stream.
+#[derive(Debug)]
+pub(super) enum StreamItem {
+    /// A change, and the further changes of its transaction, which [`Transactions`](super::transactions) joins.
+    Change { change: Change, more: Vec<Change> },
+    /// Everything up to `rv` has been sent. `object` has the layout of a bookmark.
+    Bookmark { object: Object, rv: ResourceVersion, initial_events_end: bool },
+}
+
+/// How a stream ended.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StreamEnd {
     /// Upstream closed the watch on a frame boundary, which is its ordinary end.
@@ -29,6 +42,7 @@ pub(super) enum StreamEnd {
     /// (R-UPSTREAM-2).
     #[error("no event or bookmark received for {SILENCE_MAX:?}")]
     Silent,
+    /// It broke, cannot be decoded, or has sent an ERROR event, which is [`Error::Refused`].
     #[error(transparent)]
     Failed(#[from] Error),
 }
@@ -48,25 +62,27 @@ impl StreamEnd {
 const SILENCE_MAX: Duration = Duration::from_secs(90);
 /// The maximum size of a watch frame in bytes: many times etcd's limit for an object (R-UPSTREAM-7).
 const FRAME_BYTES_MAX: usize = 16 << 20;
+/// The maximum size of the changes that are collected until a bookmark, in bytes. Above it, a relist is cheaper.
+const CAUGHT_UP_BYTES_MAX: usize = 64 << 20;
 
-impl WatchStream {
-    /// Opens a watch. If the response is not in `encoding`, fails with [`Error::OtherRepresentation`].
-    pub(super) async fn open(
-        client: &Client,
-        cause: Cause,
-        path_and_query: &str,
-        encoding: Encoding,
-    ) -> Result<Self, Error> {
-        let response = ask(client, cause, UpstreamRequestKind::Watch, path_and_query, encoding).await?;
-        Ok(Self {
+impl FeedClient {
+    /// Opens a watch that is accounted to `cause`. If the response is not in the feed's encoding, fails with
+    /// [`Error::OtherRepresentation`].
+    pub(super) async fn watch(&self, cause: Cause, path: &str) -> Result<WatchStream, Error> {
+        let key = &self.feed.spec.key;
+        let cause = cause.of(&key.gvr);
+        let response = ask(&self.client, cause, UpstreamRequestKind::Watch, path, key.encoding).await?;
+        Ok(WatchStream {
             body: response.into_body(),
-            splitter: FrameSplitter::new(encoding, FRAME_BYTES_MAX),
+            splitter: FrameSplitter::new(key.encoding, FRAME_BYTES_MAX),
             ahead: VecDeque::new(),
             last_item: Instant::now(),
         })
     }
+}
 
-    /// Returns the server at the other end of the watch.
+impl WatchStream {
+    /// The server at the other end.
     pub(super) fn server(&self) -> &Server {
         self.body.server()
     }
@@ -82,15 +98,21 @@ impl WatchStream {
     }
 
     /// Prepends items that have already been read to the stream.
-    pub(super) fn behind(self, ahead: VecDeque<WatchItem>) -> Self {
+    pub(super) fn behind(self, ahead: VecDeque<StreamItem>) -> Self {
         Self { ahead, ..self }
     }
 
-    /// Returns the next item of the watch. Cancel-safe: bytes that were read stay in the splitter.
-    pub(super) async fn next(&mut self, reader: &ObjectReader) -> Result<WatchItem, StreamEnd> {
+    /// Returns the next item. Cancel-safe: bytes that were read stay in the splitter.
+    pub(super) async fn next(&mut self, reader: &ObjectReader) -> Result<StreamItem, StreamEnd> {
         let deadline = self.last_item + SILENCE_MAX;
         loop {
-            if let Some(item) = self.buffered(reader)? {
+            let item = match self.ahead.pop_front() {
+                None => {
+                    self.splitter.next_frame().map_err(Error::Wire)?.map(|frame| decoded(reader, frame)).transpose()?
+                }
+                ahead => ahead,
+            };
+            if let Some(item) = item {
                 self.last_item = Instant::now();
                 return Ok(item);
             }
@@ -110,13 +132,44 @@ impl WatchStream {
         }
     }
 
-    /// Returns an item that has already arrived completely.
-    pub(super) fn buffered(&mut self, reader: &ObjectReader) -> Result<Option<WatchItem>, Error> {
-        if let Some(item) = self.ahead.pop_front() {
-            return Ok(Some(item));
+    /// Reads until a bookmark shows up to which version the changes are complete. Returns the changes and that version.
+    /// Fails if the stream ends before, or if the changes exceed [`CAUGHT_UP_BYTES_MAX`].
+    pub(super) async fn until_bookmark(
+        &mut self,
+        reader: &ObjectReader,
+    ) -> Result<(Vec<Change>, ResourceVersion), StreamEnd> {
+        let (mut changes, mut bytes) = (Vec::new(), 0);
+        while bytes <= CAUGHT_UP_BYTES_MAX {
+            match self.next(reader).await? {
+                StreamItem::Change { change, .. } => {
+                    bytes += change.frame.as_ref().map_or(0, Bytes::len);
+                    changes.push(change);
+                }
+                StreamItem::Bookmark { rv, .. } => return Ok((changes, rv)),
+            }
         }
-        let item = self.splitter.next_frame()?.map(|frame| reader.watch_event(frame));
-        Ok(item.transpose()?)
+        Err(Error::TooLarge(CAUGHT_UP_BYTES_MAX).into())
+    }
+}
+
+/// Decodes a frame. An ERROR event is [`Error::Refused`].
+pub(super) fn decoded(reader: &ObjectReader, frame: Bytes) -> Result<StreamItem, Error> {
+    match reader.watch_event(frame)? {
+        WatchItem::Change { event_type, object, frame } => {
+            let change = Change { event_type, object, frame: Some(frame) };
+            Ok(StreamItem::Change { change, more: Vec::new() })
+        }
+        WatchItem::Bookmark { object, rv, initial_events_end } => {
+            Ok(StreamItem::Bookmark { object, rv, initial_events_end })
+        }
+        WatchItem::Error { event: ErrorEvent { code, reason, message, retry_after_seconds, .. } } => {
+            let mut status = Status::from_code(u16::try_from(code).unwrap_or(500), &message);
+            status.reason = reason;
+            if let Some(seconds) = retry_after_seconds {
+                status.set_retry_after(seconds);
+            }
+            Err(Error::Refused(Box::new(status)))
+        }
     }
 }
 

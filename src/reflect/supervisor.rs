@@ -13,14 +13,13 @@ use crate::upstream::Client;
 use crate::wire::ObjectReader;
 use base::{Reloadable, Tasks};
 
+use super::ReflectConfig;
 use super::body_writers::BodyWriters;
+use super::feed_client::FeedClient;
 use super::history_backfiller::HistoryBackfiller;
-use super::initial_state::FeedClient;
-use super::metrics::FeedMetrics;
-use super::prover;
+use super::prover::Prover;
 use super::qualify::Qualifier;
-use super::reflect_config::ReflectConfig;
-use super::reflector::{Reflector, ReflectorDeps};
+use super::reflector::Reflector;
 use super::reflector_findings::RewindNotices;
 use super::renew::{ListTurns, Renewer};
 use super::self_check::SelfChecker;
@@ -62,37 +61,22 @@ impl Supervisor {
         let reader =
             if feed.spec.kind.is_empty() { reader } else { reader.expecting(&key.gvr.api_version(), &feed.spec.kind) };
         let reader = Arc::new(reader.noting(&feed.columns).charging(feed.reader.account()));
+        let (findings, found) = mpsc::channel(1);
         let upstream = FeedClient {
             client: self.client.clone(),
             feed: feed.clone(),
             reader,
-            metrics: FeedMetrics::new(feed.counts.clone()),
             lists_only: self.lists_only.clone(),
+            written: Arc::new(BodyWriters::new(feed.clone())),
+            findings,
         };
-        let (words, heard) = mpsc::channel(1);
-        let written = Arc::new(BodyWriters::new(feed.clone()));
-        let qualifier = Qualifier {
-            upstream: upstream.clone(),
-            feeds: self.feeds.clone(),
-            words: words.clone(),
-            written: written.clone(),
-        };
-        let renewer = Renewer {
-            upstream: upstream.clone(),
-            written: written.clone(),
-            turns: self.turns.clone(),
-            words: words.clone(),
-        };
-        let checker = SelfChecker {
-            upstream: upstream.clone(),
-            words: words.clone(),
-            written: written.clone(),
-            config: self.config.clone(),
-        };
-        let backfiller = HistoryBackfiller { upstream: upstream.clone(), words: words.clone() };
-        let prover = prover::Prover::new(upstream.clone(), words);
-        let deps = ReflectorDeps { upstream, written, rewinds: self.rewinds.clone(), waits: self.config.get().retry };
-        let mut reflector = Reflector::new(deps, writer, heard);
+        let qualifier = Qualifier { upstream: upstream.clone() };
+        let renewer = Renewer { upstream: upstream.clone(), turns: self.turns.clone() };
+        let checker = SelfChecker { upstream: upstream.clone(), config: self.config.clone() };
+        let backfiller = HistoryBackfiller { upstream: upstream.clone() };
+        let prover = Prover::new(upstream.clone());
+        let waits = self.config.get().retry;
+        let mut reflector = Reflector::new(upstream, writer, found, self.rewinds.clone(), waits);
         let (feeds, config) = (self.feeds.clone(), self.config.clone());
         self.tasks.spawn("feed", async move {
             tracing::info!(feed = %key, "feed started");
@@ -143,9 +127,8 @@ impl Drop for FeedRemoval<'_> {
 /// Until then, the age of its state is unknown, so a gap could not be mended if the apiserver restarts. On a quiet
 /// resource, upstream's first bookmark may be a minute away.
 async fn prove_beginning(feed: &Feed) -> Infallible {
-    if feed.reader.watch_state().wait_for(|state| *state == FeedState::Live).await.is_ok() {
-        feed.caught_up().await;
-    }
+    let _ = feed.reader.watch_state().wait_for(|state| *state == FeedState::Live).await;
+    feed.caught_up().await;
     std::future::pending().await
 }
 

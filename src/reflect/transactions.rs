@@ -16,31 +16,21 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use super::stream::{StreamEnd, WatchStream};
+use super::stream::{StreamEnd, StreamItem, WatchStream};
 use crate::cache::Change;
-use crate::wire::{Object, ObjectReader, WatchItem};
+use crate::wire::ObjectReader;
 use kubeapi::{EventType, Gvr};
 
 /// Reads the items of a stream, and holds the changes of a transaction until it is complete.
 #[derive(Debug)]
 pub(super) struct Transactions {
-    /// Whether several events may share a version.
-    joins: bool,
-    held: Vec<Change>,
+    held: Option<(Change, Vec<Change>)>,
     /// The item that completed the transaction.
-    ahead: Option<WatchItem>,
-    /// The number of timers that have fired since the last change.
+    ahead: Option<StreamItem>,
+    /// Number of timers that have fired since the last change.
     fired: u32,
     /// The time at which the next timer fires.
     timer: Instant,
-}
-
-/// An item that a watch stream has delivered.
-#[derive(Debug)]
-pub(super) enum Received {
-    Item(WatchItem),
-    /// All changes of one resourceVersion.
-    Transaction(Vec<Change>),
 }
 
 /// The duration of each of the two timers after the last change. If the process was not scheduled, the first one fires
@@ -51,70 +41,73 @@ const TIMERS: u32 = 2;
 const HELD_MAX: usize = 10_000;
 
 impl Transactions {
-    pub(super) fn of(gvr: &Gvr) -> Self {
-        Self { joins: !gvr.has_watch_cache(), held: Vec::new(), ahead: None, fired: 0, timer: Instant::now() }
+    /// Returns what joins the changes of this resource; `None` if each change has its own version.
+    pub(super) fn of(gvr: &Gvr) -> Option<Self> {
+        (!gvr.has_watch_cache()).then(|| Self { held: None, ahead: None, fired: 0, timer: Instant::now() })
     }
 
-    /// Returns the next item of the stream, or the changes of a transaction. Cancel-safe.
+    /// Returns the next item of the stream. Cancel-safe.
     pub(super) async fn next(
         &mut self,
         stream: &mut WatchStream,
         reader: &ObjectReader,
-    ) -> Result<Received, StreamEnd> {
+    ) -> Result<StreamItem, StreamEnd> {
         loop {
             let item = match self.ahead.take() {
                 Some(item) => item,
-                None if self.held.is_empty() => stream.next(reader).await?,
+                None if self.held.is_none() => stream.next(reader).await?,
                 None => tokio::select! {
                     biased;
                     item = stream.next(reader) => item?,
-                    () = self.silence() => return Ok(self.complete()),
+                    Some(joined) = self.quiet() => return Ok(joined),
                 },
             };
-            if let Some(received) = self.take(item) {
-                return Ok(received);
+            if let Some(item) = self.take(item) {
+                return Ok(item);
             }
         }
     }
 
-    /// Processes an item of the stream. Returns `None` if the item is held for its transaction.
-    fn take(&mut self, item: WatchItem) -> Option<Received> {
+    /// Processes an item of the stream. Returns `None` if it is held.
+    fn take(&mut self, item: StreamItem) -> Option<StreamItem> {
         match item {
-            WatchItem::Change { event_type, object, frame } if self.holds(event_type, &object) => {
-                self.held.push(Change { event_type, object, frame: Some(frame) });
+            StreamItem::Change { change, .. } if self.holds(&change) => {
+                match &mut self.held {
+                    Some((_, more)) => more.push(change),
+                    None => self.held = Some((change, Vec::new())),
+                }
                 (self.fired, self.timer) = (0, Instant::now() + QUIET);
                 None
             }
-            WatchItem::Error { .. } => {
-                self.held.clear();
-                Some(Received::Item(item))
-            }
-            item if self.held.is_empty() => Some(Received::Item(item)),
-            item => {
-                self.ahead = Some(item);
-                Some(self.complete())
-            }
+            item => match self.complete() {
+                None => Some(item),
+                joined => {
+                    self.ahead = Some(item);
+                    joined
+                }
+            },
         }
     }
 
-    fn holds(&self, event_type: EventType, object: &Object) -> bool {
-        let belongs = || match self.held.first() {
-            Some(first) => first.object.rv == object.rv && self.held.len() < HELD_MAX,
-            None => event_type == EventType::Deleted,
-        };
-        self.joins && belongs()
+    fn holds(&self, change: &Change) -> bool {
+        match &self.held {
+            Some((first, more)) => first.object.rv == change.object.rv && more.len() + 1 < HELD_MAX,
+            None => change.event_type == EventType::Deleted,
+        }
     }
 
-    fn complete(&mut self) -> Received {
-        Received::Transaction(std::mem::take(&mut self.held))
+    fn complete(&mut self) -> Option<StreamItem> {
+        self.held.take().map(|(change, more)| StreamItem::Change { change, more })
     }
 
-    async fn silence(&mut self) {
+    /// Returns the held changes once nothing has followed them for long enough.
+    async fn quiet(&mut self) -> Option<StreamItem> {
         while self.fired < TIMERS {
             sleep_until(self.timer).await;
             self.fired += 1;
             self.timer = Instant::now() + QUIET;
         }
+        self.complete()
     }
 }
 
@@ -123,26 +116,25 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::reflect::stream::decoded;
     use crate::wire::{Encoding, JsonLayout};
 
-    /// Describes what the reader of `resource` returns for these items: `+` joins the changes of a transaction.
-    fn received(resource: &str, items: &[(&str, &str, u64)]) -> Vec<String> {
+    /// Describes what the reader of `events` returns for these items: `+` joins the changes of a transaction.
+    fn received(items: &[(&str, &str, u64)]) -> Vec<String> {
         let reader = ObjectReader::new(Encoding::Json, JsonLayout::BuiltIn, Arc::default());
-        let mut transactions = Transactions::of(&Gvr::new("", "v1", resource));
+        let mut transactions = Transactions::of(&Gvr::new("", "v1", "events")).expect("they have leases");
         let mut seen = Vec::new();
         for (kind, name, version) in items {
             let metadata = format!(r#"{{"name":"{name}","namespace":"a","resourceVersion":"{version}"}}"#);
-            let object = format!(r#"{{"kind":"Event","apiVersion":"v1","code":500,"metadata":{metadata}}}"#);
+            let object = format!(r#"{{"kind":"Event","apiVersion":"v1","metadata":{metadata}}}"#);
             let frame = format!("{{\"type\":\"{kind}\",\"object\":{object}}}\n");
-            let mut next = Some(reader.watch_event(frame.into()).expect("it is well-formed"));
+            let mut next = Some(decoded(&reader, frame.into()).expect("it is well-formed"));
             while let Some(item) = next {
                 seen.extend(transactions.take(item).map(|received| match received {
-                    Received::Item(WatchItem::Change { object, .. }) => format!("{} {}", object.key, object.rv),
-                    Received::Item(WatchItem::Bookmark { rv, .. }) => format!("bookmark {rv}"),
-                    Received::Item(WatchItem::Error { .. }) => "error".to_owned(),
-                    Received::Transaction(changes) => {
-                        let changes =
-                            changes.iter().map(|change| format!("{} {}", change.object.key, change.object.rv));
+                    StreamItem::Bookmark { rv, .. } => format!("bookmark {rv}"),
+                    StreamItem::Change { change, more } => {
+                        let changes = std::iter::once(change).chain(more);
+                        let changes = changes.map(|change| format!("{} {}", change.object.key, change.object.rv));
                         changes.collect::<Vec<_>>().join(" + ")
                     }
                 }));
@@ -161,24 +153,23 @@ mod tests {
             ("DELETED", "s", 13),
             ("MODIFIED", "p", 14),
         ];
-        assert_eq!(received("events", &ITEMS), ["a/p 11", "a/q 12 + a/r 12", "a/s 13", "a/p 14"]);
-        assert_eq!(received("pods", &ITEMS), ["a/p 11", "a/q 12", "a/r 12", "a/s 13", "a/p 14"]);
+        assert_eq!(received(&ITEMS), ["a/p 11", "a/q 12 + a/r 12", "a/s 13", "a/p 14"]);
+        assert!(Transactions::of(&Gvr::new("", "v1", "pods")).is_none());
     }
 
     #[test]
-    fn bookmark_completes_a_transaction_and_error_drops_it() {
+    fn bookmark_completes_a_transaction() {
         const GONE: [(&str, &str, u64); 2] = [("DELETED", "q", 12), ("DELETED", "r", 12)];
-        assert_eq!(received("events", &GONE), Vec::<String>::new());
+        assert_eq!(received(&GONE), Vec::<String>::new());
         let bookmark = [GONE[0], GONE[1], ("BOOKMARK", "", 12)];
-        assert_eq!(received("events", &bookmark), ["a/q 12 + a/r 12", "bookmark 12"]);
-        assert_eq!(received("events", &[GONE[0], GONE[1], ("ERROR", "", 0)]), ["error"]);
+        assert_eq!(received(&bookmark), ["a/q 12 + a/r 12", "bookmark 12"]);
     }
 
     #[test]
     fn every_change_at_the_version_of_a_deletion_is_joined() {
         let items = [("DELETED", "q", 12), ("ADDED", "r", 12), ("ADDED", "s", 13)];
-        assert_eq!(received("events", &items), ["a/q 12 + a/r 12", "a/s 13"]);
+        assert_eq!(received(&items), ["a/q 12 + a/r 12", "a/s 13"]);
         let added_first = [("ADDED", "q", 12), ("DELETED", "r", 12), ("ADDED", "s", 13)];
-        assert_eq!(received("events", &added_first), ["a/q 12", "a/r 12", "a/s 13"]);
+        assert_eq!(received(&added_first), ["a/q 12", "a/r 12", "a/s 13"]);
     }
 }

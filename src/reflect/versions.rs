@@ -7,7 +7,7 @@ use crate::upstream::{Cause, Error, UpstreamRequestKind, encoding_of};
 use crate::wire::{Encoding, JsonLayout, ObjectReader};
 use kubeapi::{ObjectKey, ResourceVersion};
 
-use super::initial_state::FeedClient;
+use super::feed_client::FeedClient;
 
 /// Keys and versions of a part of a collection.
 #[derive(Debug, Clone, Default)]
@@ -43,11 +43,8 @@ impl FeedClient {
         let is_from_memory = response.body().is_from_memory();
         let body = self.client.read_at_most(response, bytes_max).await?;
         // Metadata in protobuf has one layout for every resource; JSON has the resource's own.
-        let reader = match encoding {
-            Encoding::Protobuf => ObjectReader::new(encoding, JsonLayout::BuiltIn, Arc::default()),
-            Encoding::Json | Encoding::Table => ObjectReader::new(encoding, self.feed.spec.shape, Arc::default()),
-        };
-        let page = reader.list(&body)?;
+        let layout = if encoding == Encoding::Protobuf { JsonLayout::BuiltIn } else { self.feed.spec.shape };
+        let page = ObjectReader::new(encoding, layout, Arc::default()).list(&body)?;
         Ok(VersionPage {
             at: page.resource_version,
             is_last: page.continue_token.is_empty(),

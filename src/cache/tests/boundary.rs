@@ -16,7 +16,7 @@ fn from(reader: &CacheReader, after: u64) -> Vec<String> {
 fn creating(config: CacheConfig, base: u64, at: &[u64]) -> (CacheWriter, CacheReader) {
     let (mut writer, reader) = listed(config, base, &[]);
     for (name, version) in ["p", "q", "r", "s", "x", "y"].into_iter().zip(at) {
-        writer.apply(added(&Pod { name, ..POD }, *version)).expect("in order");
+        writer.apply([added(&Pod { name, ..POD }, *version)]).expect("in order");
     }
     (writer, reader)
 }
@@ -50,7 +50,7 @@ fn watch_with_empty_ring_starts_at_the_list_version() {
         drop(opened);
     }
     let mut opened = reader.open(StartPosition::After(rv(10)), View::everything()).expect("nothing is missing");
-    writer.apply(deleted(&POD, 11)).expect("in order");
+    writer.apply([deleted(&POD, 11)]).expect("in order");
     assert_eq!(told(&mut opened.cursor), ["DELETED a/p 11"], "the first event after the list");
 }
 
@@ -94,7 +94,7 @@ fn watch_from_a_future_version_gets_no_older_events() {
     let mut opened = reader.open(StartPosition::After(rv(14)), View::everything()).expect("the future is no error");
     assert_eq!(told(&mut opened.cursor), Vec::<String>::new());
     for (name, version) in [("r", 13), ("s", 14), ("x", 15), ("y", 16)] {
-        writer.apply(added(&Pod { name, ..POD }, version)).expect("in order");
+        writer.apply([added(&Pod { name, ..POD }, version)]).expect("in order");
     }
     assert_eq!(told(&mut opened.cursor), ["ADDED a/x 15", "ADDED a/y 16"]);
     assert_eq!(opened.cursor.start(), rv(14));
@@ -105,7 +105,7 @@ fn watch_from_a_future_version_expires_after_eviction() {
     let (mut writer, reader) = creating(ring(2), 10, &[11]);
     let mut opened = reader.open(StartPosition::After(rv(99)), View::everything()).expect("the future is no error");
     for version in 12..16 {
-        writer.apply(added(&POD, version)).expect("in order");
+        writer.apply([added(&POD, version)]).expect("in order");
     }
     // No event that it wants is missing, but unprocessed events were evicted, so 410 is the safe result.
     assert_eq!(told(&mut opened.cursor), ["expired 13"]);
@@ -116,12 +116,12 @@ fn expired_reader_receives_no_further_events() {
     let (mut writer, reader) = creating(ring(2), 10, &[]);
     let mut opened = reader.open(StartPosition::After(rv(10)), View::everything()).expect("in the ring");
     for version in 11..=13 {
-        writer.apply(added(&POD, version)).expect("in order");
+        writer.apply([added(&POD, version)]).expect("in order");
     }
     for _ in 0..2 {
         assert_eq!(pull_all(&mut opened.cursor), (vec![], Pull::Expired { oldest: rv(11) }));
     }
-    writer.apply(added(&POD, 14)).expect("in order");
+    writer.apply([added(&POD, 14)]).expect("in order");
     assert_eq!(pull_all(&mut opened.cursor), (vec![], Pull::Expired { oldest: rv(12) }));
 }
 
@@ -130,12 +130,12 @@ fn expired_reader_receives_no_further_events() {
 fn reader_at_the_ring_edge_loses_no_deletion() {
     let (mut writer, reader) = listed(ring(2), 10, &[(POD, 4), (Pod { name: "q", ..POD }, 5)]);
     let mut opened = reader.open(StartPosition::After(rv(10)), View::everything()).expect("in the ring");
-    writer.apply(deleted(&POD, 11)).expect("in order");
-    writer.apply(deleted(&Pod { name: "q", ..POD }, 12)).expect("in order");
+    writer.apply([deleted(&POD, 11)]).expect("in order");
+    writer.apply([deleted(&Pod { name: "q", ..POD }, 12)]).expect("in order");
     let mut batch = Vec::new();
     assert!(matches!(opened.cursor.pull(1, None, &mut batch), Pull::Frames { last: ResourceVersion(11), .. }));
     // The deletion at 11 leaves the ring. The reader is just past it; its next event is the one at 12.
-    writer.apply(added(&POD, 13)).expect("in order");
+    writer.apply([added(&POD, 13)]).expect("in order");
     assert_eq!(reader.stats().floor, rv(11));
     assert_eq!(told(&mut opened.cursor), ["DELETED a/q 12", "ADDED a/p 13"]);
 }
@@ -153,7 +153,7 @@ fn relist_expires_all_watches_of_the_old_history() {
     let history = reader.history();
     writer.replace(snapshot(12, &[(POD, 11)]));
     assert_ne!(reader.history(), history, "what was learned of the old one says nothing of the new one");
-    writer.apply(added(&POD, 13)).expect("in order");
+    writer.apply([added(&POD, 13)]).expect("in order");
     for cursor in [&mut behind, &mut at_the_end, &mut narrow] {
         assert_eq!(told(cursor), ["expired 12"]);
     }
@@ -167,7 +167,7 @@ fn relist_at_an_older_version_restarts_from_that_version() {
     writer.replace(snapshot(50, &[(POD, 40)]));
     assert_eq!(reader.progress().rv, rv(50));
     assert_eq!(reader.snapshot().rv, rv(50));
-    writer.apply(added(&POD, 51)).expect("in order");
+    writer.apply([added(&POD, 51)]).expect("in order");
     assert_eq!(told(&mut old), ["expired 50"]);
     assert_eq!(from(&reader, 50), ["MODIFIED a/p 51"]);
     // For a watch, a version of the old history lies in the future: it gets nothing, rather than a mixture.
@@ -193,7 +193,7 @@ fn watch_from_now_skips_all_existing_events() {
         assert!(opened.snapshot.is_none());
         assert_eq!(opened.cursor.start(), rv(20));
         assert_eq!(told(&mut opened.cursor), Vec::<String>::new());
-        writer.apply(deleted(&POD, 21)).expect("in order");
+        writer.apply([deleted(&POD, 21)]).expect("in order");
         assert_eq!(told(&mut opened.cursor), ["DELETED a/p 21"]);
     }
 }

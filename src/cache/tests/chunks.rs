@@ -26,7 +26,7 @@ fn chunks(objects: impl IntoIterator<Item = Object>) -> (Snapshot, Arc<[Chunk]>)
 }
 
 fn names(chunks: &[Chunk]) -> HashSet<u128> {
-    chunks.iter().map(Chunk::name).collect()
+    chunks.iter().map(|chunk| chunk.name).collect()
 }
 
 const BYTES: usize = 5_000;
@@ -43,9 +43,9 @@ fn chunks_hold_each_object_once_and_never_span_namespaces() {
     assert_eq!(told, snapshot.iter().map(|object| &object.key).collect::<Vec<_>>());
     for chunk in &*chunks {
         let objects: Vec<_> = snapshot.objects_of(chunk).collect();
-        assert!(objects.iter().all(|object| object.key.namespace() == chunk.first().namespace()));
+        assert!(objects.iter().all(|object| object.key.namespace() == chunk.first.namespace()));
         let bytes: usize = objects.iter().map(|object| object.body().len()).sum();
-        assert_eq!((chunk.lengths().items, chunk.lengths().bytes), (objects.len(), bytes));
+        assert_eq!((chunk.lengths.items, chunk.lengths.bytes), (objects.len(), bytes));
         assert!(bytes <= Chunk::BYTES_MAX);
     }
     assert_eq!(names(&chunks).len(), chunks.len());
@@ -88,7 +88,7 @@ fn object_add_remove_or_growth_changes_few_chunks() {
 fn oversized_object_gets_its_own_chunk() {
     let large = |name: &str| pod("a", name, 1, Chunk::BYTES_MAX * 2);
     let (_, chunks) = chunks([large("p"), large("q"), large("r")]);
-    assert_eq!(chunks.iter().map(|chunk| chunk.lengths().items).collect::<Vec<_>>(), [1, 1, 1]);
+    assert_eq!(chunks.iter().map(|chunk| chunk.lengths.items).collect::<Vec<_>>(), [1, 1, 1]);
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn chunks_are_computed_once_per_state() {
     let cut = |snapshot: &Snapshot| snapshot.chunks().now_or_never().expect("few enough for one go");
     let empty = reader.snapshot();
     assert_eq!(cut(&empty).len(), 0);
-    writer.apply(super::fixture::added(&super::fixture::POD, 11)).expect("in order");
+    writer.apply([super::fixture::added(&super::fixture::POD, 11)]).expect("in order");
     assert_eq!((cut(&empty).len(), cut(&reader.snapshot()).len()), (0, 1));
     assert!(Arc::ptr_eq(&cut(&reader.snapshot()), &cut(&reader.snapshot())));
     // A later version of the same state.
@@ -110,7 +110,7 @@ fn chunks_are_computed_once_per_state() {
 #[test]
 fn chunk_names_differ_between_histories_at_the_same_version() {
     let (mut writer, reader) = super::fixture::listed(CacheConfig::default(), 10, &[(super::fixture::POD, 5)]);
-    let name = || reader.snapshot().chunks().now_or_never().expect("few")[0].name();
+    let name = || reader.snapshot().chunks().now_or_never().expect("few")[0].name;
     let before = name();
     writer.replace(super::fixture::snapshot(10, &[(super::fixture::POD, 5)]));
     assert_ne!(name(), before);

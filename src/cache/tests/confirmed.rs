@@ -5,7 +5,7 @@ use std::pin::pin;
 use futures_util::FutureExt as _;
 
 use super::fixture::{POD, Pod, added, deleted, listed, ring, rv, told};
-use crate::cache::{ApplyResult, CacheReader, CacheWriter, StartPosition, View};
+use crate::cache::{CacheReader, CacheWriter, StartPosition, View};
 
 const OTHER: Pod = Pod { name: "q", ..POD };
 
@@ -46,12 +46,12 @@ fn late_events_below_the_confirmed_version_reach_open_watches_only() {
     let mut resumed = reader.open(StartPosition::After(rv(15)), View::everything()).expect("in the ring").cursor;
     let mark = reader.state_mark();
     for (late, at) in [(added(&OTHER, 12), 12), (deleted(&OTHER, 13), 13)] {
-        assert_eq!(writer.apply(late), Ok(ApplyResult::Fresh));
+        assert_eq!(writer.apply([late]), Ok(1));
         assert_eq!(shown(&reader), (15, 1, at));
     }
     assert!(!reader.confirm(mark, rv(20)), "the feed has changed since");
     let mut between = reader.open(StartPosition::Current, View::everything()).expect("a state").cursor;
-    writer.apply(added(&OTHER, 16)).expect("in order");
+    writer.apply([added(&OTHER, 16)]).expect("in order");
     assert_eq!(shown(&reader), (16, 2, 16));
     assert_eq!(told(&mut before), ["ADDED a/q 12", "DELETED a/q 13", "ADDED a/q 16"]);
     for cursor in [&mut with_state, &mut resumed, &mut between] {
@@ -76,8 +76,8 @@ fn stream_reaching_the_confirmed_version_replaces_confirmation() {
 #[test]
 fn confirmation_wakes_readers_waiting_for_that_version() {
     let (_writer, reader) = listed(ring(10), 10, &[]);
-    let (mut states, mut streams) = (reader.follow_progress(), reader.follow_progress());
-    let (mut state, mut stream) = (pin!(states.show(rv(15))), pin!(streams.reach(rv(15))));
+    let mut states = reader.follow_progress();
+    let (mut state, mut stream) = (pin!(states.show(rv(15))), pin!(reader.reached(rv(15))));
     assert!(state.as_mut().now_or_never().is_none());
     assert!(reader.confirm(reader.state_mark(), rv(15)));
     assert!(state.as_mut().now_or_never().is_some());

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::fixture::{
     POD, Pod, Seen, added, change, deleted, listed, pods, pull_all, read_frame, ring, rv, seen, told, view,
 };
-use crate::cache::{ApplyResult, CacheReader, Change, Cursor, StartPosition, View, seen_as};
+use crate::cache::{CacheReader, Change, Cursor, StartPosition, View, seen_as};
 use kubeapi::EventType::{self, Added, Deleted, Modified};
 
 #[test]
@@ -50,7 +50,7 @@ fn selector_transitions_have_correct_type_content_and_version() {
         (Added, INSIDE, 17, [seen(Added, 17, INSIDE), seen(Added, 17, INSIDE), None]),
         (Deleted, INSIDE, 18, [seen(Deleted, 18, INSIDE), seen(Deleted, 18, INSIDE), None]),
     ] {
-        assert_eq!(writer.apply(change(event_type, &pod, at)), Ok(ApplyResult::Fresh));
+        assert_eq!(writer.apply([change(event_type, &pod, at)]), Ok(1));
         for (cursor, expected) in cursors.iter_mut().zip(expected) {
             assert_eq!(pull_all(cursor).0, Vec::from_iter(expected), "{at} to {:?}", cursor.view());
         }
@@ -62,9 +62,9 @@ fn selector_transitions_have_correct_type_content_and_version() {
 fn leaving_selector_sends_old_content_with_the_new_version() {
     for (was, left) in [(9, 10), (99, 100), (10, 11), (999, 1_000_000)] {
         let (mut writer, reader) = listed(ring(10), 1, &[(INSIDE, 1)]);
-        writer.apply(change(Modified, &CHANGED, was)).expect("in order");
+        writer.apply([change(Modified, &CHANGED, was)]).expect("in order");
         let mut cursor = open(&reader, was, view("", "app=x", ""));
-        writer.apply(change(Modified, &OUTSIDE, left)).expect("in order");
+        writer.apply([change(Modified, &OUTSIDE, left)]).expect("in order");
         assert_eq!(pull_one(&mut cursor), CHANGED.frame(Deleted, left));
     }
 }
@@ -74,7 +74,7 @@ fn node_change_is_deleted_on_old_node_and_added_on_new_node() {
     let (mut writer, reader) = listed(ring(10), 10, &[(INSIDE, 5)]);
     let moved = Pod { node: "n2", note: 7, ..INSIDE };
     let mut nodes = ["n1", "n2", ""].map(|node| open(&reader, 10, view("", "", &format!("spec.nodeName={node}"))));
-    writer.apply(change(Modified, &moved, 11)).expect("in order");
+    writer.apply([change(Modified, &moved, 11)]).expect("in order");
     let told: Vec<_> = nodes.iter_mut().map(|cursor| pull_all(cursor).0).collect();
     let gone = Seen { event_type: Deleted, rv: 11, pod: INSIDE };
     let come = Seen { event_type: Added, rv: 11, pod: moved };
@@ -86,7 +86,7 @@ fn node_change_is_deleted_on_old_node_and_added_on_new_node() {
 fn deletion_of_an_unknown_object_reaches_matching_watches() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let mut cursors = ["", "app=x", "app=y"].map(|labels| open(&reader, 10, view("", labels, "")));
-    assert_eq!(writer.apply(deleted(&POD, 11)), Ok(ApplyResult::Fresh));
+    assert_eq!(writer.apply([deleted(&POD, 11)]), Ok(1));
     let told = cursors.each_mut().map(told);
     assert_eq!(told, [vec!["DELETED a/p 11"], vec!["DELETED a/p 11"], vec![]]);
     assert_eq!((reader.stats().objects, reader.stats().object_bytes), (0, 0));
@@ -97,8 +97,8 @@ fn event_type_is_corrected_from_the_cached_state() {
     let (mut writer, reader) = listed(ring(10), 10, &[(INSIDE, 5)]);
     let other = Pod { name: "q", ..INSIDE };
     let mut cursor = open(&reader, 10, View::everything());
-    writer.apply(added(&CHANGED, 11)).expect("in order");
-    writer.apply(change(Modified, &other, 12)).expect("in order");
+    writer.apply([added(&CHANGED, 11)]).expect("in order");
+    writer.apply([change(Modified, &other, 12)]).expect("in order");
     assert_eq!(pull_one(&mut cursor), CHANGED.frame(Modified, 11));
     assert_eq!(pull_one(&mut cursor), other.frame(Added, 12));
 }
@@ -109,7 +109,7 @@ fn change_without_a_frame_is_encoded_from_its_object() {
     let mut cursor = open(&reader, 10, View::everything());
     for (event_type, pod, at) in [(Added, INSIDE, 11), (Modified, CHANGED, 12), (Deleted, CHANGED, 13)] {
         let change = Change { frame: None, ..change(event_type, &pod, at) };
-        writer.apply(change).expect("in order");
+        writer.apply([change]).expect("in order");
         assert_eq!(pull_one(&mut cursor), pod.frame(event_type, at));
     }
 }
@@ -120,7 +120,7 @@ fn upstream_frame_is_forwarded_without_a_copy() {
     let change = added(&POD, 11);
     let upstream = change.frame.clone().expect("it came in a frame");
     let mut cursors = ["", "app=x", "!gone"].map(|labels| open(&reader, 10, view("", labels, "")));
-    writer.apply(change).expect("in order");
+    writer.apply([change]).expect("in order");
     for cursor in &mut cursors {
         assert_eq!(pull_one(cursor).as_ptr(), upstream.as_ptr());
     }
@@ -131,7 +131,7 @@ fn selector_transition_frames_are_encoded_once_and_shared() {
     let (mut writer, reader) = listed(ring(10), 10, &[(INSIDE, 5)]);
     let mut leaving = ["app=x", "app in (x)", "app,app!=y"].map(|labels| open(&reader, 10, view("", labels, "")));
     let mut entering = ["app=y", "app in (y)", "app!=x"].map(|labels| open(&reader, 10, view("", labels, "")));
-    writer.apply(change(Modified, &OUTSIDE, 11)).expect("in order");
+    writer.apply([change(Modified, &OUTSIDE, 11)]).expect("in order");
     for (cursors, event_type, pod) in [(&mut leaving, Deleted, INSIDE), (&mut entering, Added, OUTSIDE)] {
         let frames = cursors.each_mut().map(pull_one);
         assert_eq!(seen(&frames[0]), Seen { event_type, rv: 11, pod });
@@ -150,7 +150,7 @@ fn unknown_fields_survive_reencoding() {
     let read = read_frame(Bytes::from(strange.clone()));
     let (mut writer, cache) = pods(ring(10));
     // Without the frame, so that it is rebuilt from the body.
-    writer.apply(Change { frame: None, ..read }).expect("in order");
+    writer.apply([Change { frame: None, ..read }]).expect("in order");
     let frame = pull_one(&mut open(&cache, 0, View::everything()));
     assert_eq!(frame, strange);
 }
@@ -158,9 +158,9 @@ fn unknown_fields_survive_reencoding() {
 #[test]
 fn resumed_watch_reuses_the_encoded_frame() {
     let (mut writer, reader) = listed(ring(10), 10, &[(INSIDE, 5)]);
-    writer.apply(change(Modified, &OUTSIDE, 11)).expect("in order");
+    writer.apply([change(Modified, &OUTSIDE, 11)]).expect("in order");
     let first = pull_one(&mut open(&reader, 10, view("", "app=x", "")));
-    writer.apply(change(Modified, &INSIDE, 12)).expect("in order");
+    writer.apply([change(Modified, &INSIDE, 12)]).expect("in order");
     let again = pull_one(&mut open(&reader, 10, view("", "app=x", "")));
     assert_eq!((first.as_ptr(), first.len()), (again.as_ptr(), again.len()), "resuming costs no encoding");
 }
@@ -183,7 +183,7 @@ proptest! {
         let (mut writer, reader) = listed(ring(10), 10, &listing);
         let mut sides = ["app=x", "app!=x"].map(|labels| open(&reader, 10, view("", labels, "")));
         let told_of = if event_type == Deleted { was } else { is };
-        writer.apply(change(event_type, &told_of, 11)).expect("in order");
+        writer.apply([change(event_type, &told_of, 11)]).expect("in order");
         let seen = sides.iter_mut().flat_map(|side| pull_all(side).0);
         let told: Vec<EventType> = seen.map(|seen| seen.event_type).collect();
         let crosses = event_type == Modified && (was.app == "x") != (is.app == "x");

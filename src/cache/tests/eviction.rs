@@ -9,7 +9,7 @@ use crate::cache::{CacheConfig, CacheReader, CacheWriter, Event, StartPosition, 
 use kubeapi::EventType::{Added, Deleted};
 
 fn changed(writer: &mut CacheWriter, version: u64) {
-    writer.apply(added(&POD, version)).expect("in order");
+    writer.apply([added(&POD, version)]).expect("in order");
 }
 
 fn open(reader: &CacheReader, after: u64) -> Result<Vec<String>, u64> {
@@ -119,7 +119,7 @@ fn quiet_lane_reader_survives_eviction_of_other_lanes_events() {
     for version in 11..20 {
         changed(&mut writer, version);
     }
-    writer.apply(deleted(&quiet, 20)).expect("in order");
+    writer.apply([deleted(&quiet, 20)]).expect("in order");
     let told = readers.each_mut().map(told);
     for (narrow, told) in told[..4].iter().enumerate() {
         assert_eq!(*told, ["DELETED b/p 20"], "reader {narrow}");
@@ -135,13 +135,13 @@ fn quiet_lane_reader_expires_when_its_own_events_are_evicted() {
     let (mut writer, reader) = listed(ring(2), 10, &[(quiet, 4)]);
     let open = || reader.open(StartPosition::After(rv(10)), view("b", "", "")).expect("in the ring").cursor;
     let (mut stalled, mut current) = (open(), open());
-    writer.apply(deleted(&quiet, 11)).expect("in order");
+    writer.apply([deleted(&quiet, 11)]).expect("in order");
     assert_eq!(told(&mut current), ["DELETED b/p 11"]);
     changed(&mut writer, 12);
     changed(&mut writer, 13);
     assert_eq!(told(&mut stalled), ["expired 11"]);
     assert_eq!(told(&mut current), Vec::<String>::new());
-    writer.apply(added(&quiet, 14)).expect("in order");
+    writer.apply([added(&quiet, 14)]).expect("in order");
     assert_eq!(told(&mut current), ["ADDED b/p 14"]);
 }
 
@@ -150,14 +150,14 @@ async fn accounting_returns_to_zero_after_delete_and_eviction() {
     let (mut writer, reader) = listed(aging(), 10, &[]);
     let names = ["p", "q", "r", "s"];
     for (name, version) in names.into_iter().zip(11..) {
-        writer.apply(added(&Pod { name, ..POD }, version)).expect("in order");
+        writer.apply([added(&Pod { name, ..POD }, version)]).expect("in order");
     }
     let full = reader.stats();
     assert_eq!((full.objects, full.events), (4, 4));
     let bodies = names.into_iter().zip(11..).map(|(name, rv)| Pod { name, ..POD }.body(rv).len());
     assert_eq!(full.object_bytes, bodies.sum::<usize>());
     for (name, version) in names.into_iter().zip(15..) {
-        writer.apply(deleted(&Pod { name, ..POD }, version)).expect("in order");
+        writer.apply([deleted(&Pod { name, ..POD }, version)]).expect("in order");
     }
     assert_eq!((reader.stats().objects, reader.stats().object_bytes), (0, 0));
     let frames = names.into_iter().zip(11..).flat_map(|(name, rv)| {
@@ -199,8 +199,8 @@ async fn evicted_events_release_their_bodies() {
     let (mut writer, reader) = listed(aging(), 10, &[]);
     let mut narrow = reader.open(StartPosition::After(rv(10)), view("a", "", "")).expect("in the ring").cursor;
     let upstream = POD.frame(Added, 11);
-    writer.apply(read_frame(upstream.clone())).expect("in order");
-    writer.apply(deleted(&POD, 12)).expect("in order");
+    writer.apply([read_frame(upstream.clone())]).expect("in order");
+    writer.apply([deleted(&POD, 12)]).expect("in order");
     assert!(!upstream.is_unique(), "the ring has it");
     assert_eq!(told(&mut narrow).len(), 2);
     advance(AGE * 2).await;

@@ -147,7 +147,7 @@ fn reader_of_old_history_does_not_affect_lanes_after_relist() {
     let mut new = open(&reader, 20, view("a", "", ""));
     drop(old);
     assert_eq!(lanes(&reader), 1);
-    writer.apply(added(&POD, 21)).expect("in order");
+    writer.apply([added(&POD, 21)]).expect("in order");
     assert_eq!(told(&mut new), ["ADDED a/p 21"]);
 }
 
@@ -156,7 +156,7 @@ fn late_lane_is_filled_from_the_ring() {
     let (mut writer, reader) = listed(ring(4), 10, &[]);
     for version in 11..=16 {
         let namespace = if version % 2 == 0 { "a" } else { "b" };
-        writer.apply(added(&Pod { namespace, ..POD }, version)).expect("in order");
+        writer.apply([added(&Pod { namespace, ..POD }, version)]).expect("in order");
     }
     assert!(reader.open(StartPosition::After(rv(11)), view("a", "", "")).is_err());
     let mut cursor = open(&reader, 12, view("a", "", ""));
@@ -169,13 +169,13 @@ fn lane_extends_backwards_for_an_older_reader() {
     for namespace_view in [view("a", "", ""), view("a", "", "metadata.name=p"), view("", "", "spec.nodeName=n1")] {
         let (mut writer, reader) = listed(ring(10), 10, &[]);
         for version in [11, 13, 15] {
-            writer.apply(added(&POD, version)).expect("in order");
-            writer.apply(added(&Pod { namespace: "b", node: "n2", ..POD }, version + 1)).expect("in order");
+            writer.apply([added(&POD, version)]).expect("in order");
+            writer.apply([added(&Pod { namespace: "b", node: "n2", ..POD }, version + 1)]).expect("in order");
         }
         let mut young = open(&reader, 14, namespace_view.clone());
         let mut old = open(&reader, 10, namespace_view.clone());
         let mut middle = open(&reader, 12, namespace_view);
-        writer.apply(deleted(&POD, 17)).expect("in order");
+        writer.apply([deleted(&POD, 17)]).expect("in order");
         let all = ["ADDED a/p 11", "MODIFIED a/p 13", "MODIFIED a/p 15", "DELETED a/p 17"];
         assert_eq!(told(&mut young), all[2..]);
         assert_eq!(told(&mut old), all);
@@ -186,11 +186,11 @@ fn lane_extends_backwards_for_an_older_reader() {
 #[test]
 fn recreated_lane_includes_events_missed_while_dropped() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
-    writer.apply(added(&POD, 11)).expect("in order");
+    writer.apply([added(&POD, 11)]).expect("in order");
     drop(open(&reader, 11, view("a", "", "")));
-    writer.apply(added(&POD, 12)).expect("nobody follows the lane now");
+    writer.apply([added(&POD, 12)]).expect("nobody follows the lane now");
     let mut cursor = open(&reader, 11, view("a", "", ""));
-    writer.apply(added(&POD, 13)).expect("in order");
+    writer.apply([added(&POD, 13)]).expect("in order");
     assert_eq!(told(&mut cursor), ["MODIFIED a/p 12", "MODIFIED a/p 13"]);
 }
 
@@ -201,7 +201,7 @@ fn object_moving_nodes_is_delivered_once_to_each_node_lane() {
     for (event_type, node, version) in
         [(Modified, "n1", 11), (Modified, "n2", 12), (Modified, "", 13), (Modified, "n2", 14), (Deleted, "n2", 15)]
     {
-        writer.apply(change(event_type, &Pod { node, ..POD }, version)).expect("in order");
+        writer.apply([change(event_type, &Pod { node, ..POD }, version)]).expect("in order");
     }
     let told = nodes.each_mut().map(told);
     assert_eq!(told[0], ["MODIFIED a/p 11", "DELETED a/p 12"]);
@@ -221,7 +221,7 @@ fn object_changing_within_a_value_set_is_delivered_once() {
         ("y", 14, "ADDED a/p 14"),
         ("gone", 15, "DELETED a/p 15"),
     ] {
-        writer.apply(change(Modified, &Pod { app, ..POD }, version)).expect("in order");
+        writer.apply([change(Modified, &Pod { app, ..POD }, version)]).expect("in order");
         // Checked after each event, because the lane does not hold all of them.
         assert_eq!(told(&mut set), [expected]);
     }
@@ -236,7 +236,7 @@ fn narrow_lane_keeps_at_most_the_configured_events() {
         let narrow = view("a", "", "");
         let _reader = open(&reader, 10, narrow.clone());
         for version in 11..31 {
-            writer.apply(added(&POD, version)).expect("in order");
+            writer.apply([added(&POD, version)]).expect("in order");
         }
         let mut timeline = reader.shared.timeline.write();
         let versions =
@@ -254,8 +254,8 @@ fn reader_older_than_its_lane_continues_from_the_ring() {
         let (mut writer, reader) = listed(ring(100), 10, &[]);
         let mut slow = open(&reader, 10, narrow);
         for version in (11..71).step_by(2) {
-            writer.apply(added(&POD, version)).expect("in order");
-            writer.apply(added(&Pod { namespace: "b", app: "", name: "q", ..POD }, version + 1)).expect("in order");
+            writer.apply([added(&POD, version)]).expect("in order");
+            writer.apply([added(&Pod { namespace: "b", app: "", name: "q", ..POD }, version + 1)]).expect("in order");
         }
         let seen = pull_all(&mut slow).0;
         assert_eq!(seen.iter().map(|seen| seen.rv).collect::<Vec<_>>(), (11..71).step_by(2).collect::<Vec<_>>());
@@ -269,14 +269,14 @@ fn reader_expires_only_if_its_own_lane_events_are_evicted() {
     let mut slow = open(&reader, 10, view("a", "", ""));
     let other = |version| added(&Pod { namespace: "b", ..POD }, version);
     for version in 11..17 {
-        writer.apply(other(version)).expect("in order");
+        writer.apply([other(version)]).expect("in order");
     }
     for version in 17..25 {
-        writer.apply(added(&POD, version)).expect("in order");
+        writer.apply([added(&POD, version)]).expect("in order");
     }
     assert_eq!(told(&mut slow).len(), 8, "what was evicted was of another lane");
     let mut slow = open(&reader, 16, view("a", "", ""));
-    writer.apply(other(25)).expect("in order");
+    writer.apply([other(25)]).expect("in order");
     assert_eq!(told(&mut slow), ["expired 17"]);
 }
 
@@ -292,7 +292,7 @@ fn cluster_scoped_object_watch_by_name_uses_a_lane() {
     let mut all = open(&reader, 0, View::everything());
     assert_eq!(lanes(&reader), 1);
     for (name, version) in [("p", 11), ("q", 12), ("p", 13)] {
-        writer.apply(added(&Pod { namespace: "", name, ..POD }, version)).expect("in order");
+        writer.apply([added(&Pod { namespace: "", name, ..POD }, version)]).expect("in order");
     }
     assert_eq!(told(&mut one), ["ADDED p 11", "MODIFIED p 13"]);
     assert_eq!(told(&mut all), ["ADDED p 11", "ADDED q 12", "MODIFIED p 13"]);
@@ -347,7 +347,7 @@ proptest! {
             // A deletion carries the last content.
             let note = u32::try_from(n).expect("small");
             let pod = if event_type == Deleted { last_of(&reader, &pod) } else { Pod { note, ..pod } };
-            writer.apply(change(event_type, &pod, at)).expect("in order");
+            writer.apply([change(event_type, &pod, at)]).expect("in order");
             if n % every == 0 {
                 read(&mut pairs, &mut told);
             }

@@ -27,13 +27,13 @@ fn pin_is_charged_only_for_objects_gone_from_the_store() {
     let len = whole / 4;
     let (_cut, old) = pin(&pins, &reader);
     assert_eq!((pins.len(), pins.bytes()), (1, 0), "all of it is the store's own");
-    writer.apply(added(&POD, 11)).expect("in order");
+    writer.apply([added(&POD, 11)]).expect("in order");
     let (_cut, _young) = pin(&pins, &reader);
     assert_eq!(pins.bytes(), len, "the younger keeps nothing that the older does not");
-    writer.apply(deleted(&OTHERS[0], 12)).expect("in order");
+    writer.apply([deleted(&OTHERS[0], 12)]).expect("in order");
     assert!(pins.bytes() > len);
     for rv in 13..100 {
-        writer.apply(added(&POD, rv)).expect("in order");
+        writer.apply([added(&POD, rv)]).expect("in order");
     }
     assert_eq!(pins.bytes(), whole, "what has come and gone since is nothing of the state's");
     drop(old);
@@ -60,10 +60,10 @@ fn freeing_pins_cuts_only_as_many_of_the_oldest_as_needed() {
     pinned.push(pin(&pins, &still.1));
     for rv in 11..14 {
         pinned.push(pin(&pins, &reader));
-        writer.apply(added(&POD, rv)).expect("in order");
+        writer.apply([added(&POD, rv)]).expect("in order");
     }
     pinned.push(pin(&pins, &busy.1));
-    busy.0.apply(added(&POD, 11)).expect("in order");
+    busy.0.apply([added(&POD, 11)]).expect("in order");
     let cut = |pinned: &[(AbortSignal, Pin)]| pinned.iter().map(|(cut, _)| cut.why().is_some()).collect::<Vec<_>>();
     assert_eq!(pins.free(0), 0);
     assert_eq!(cut(&pinned), [false; 5]);

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::fixture::{POD, Pod, added, listed, read_frame, ring, rv, snapshot};
 use crate::cache::pinned::PinnableFeed;
-use crate::cache::{CacheReader, CacheWriter, Chunk, Snapshot, StartPosition, View};
+use crate::cache::{CacheReader, CacheWriter, Snapshot, StartPosition, View};
 use crate::wire::Object;
 use kubeapi::EventType;
 
@@ -30,7 +30,7 @@ fn renew(writer: &mut CacheWriter, reader: &CacheReader, list: &Snapshot) -> usi
 }
 
 fn names(state: &Snapshot) -> Vec<u128> {
-    state.chunks().now_or_never().expect("few").iter().map(Chunk::name).collect()
+    state.chunks().now_or_never().expect("few").iter().map(|chunk| chunk.name).collect()
 }
 
 const Q: Pod = Pod { name: "q", ..POD };
@@ -63,14 +63,14 @@ fn renewal_changes_bodies_and_chunk_names_without_events() {
 #[test]
 fn renewal_replaces_only_bodies_of_the_same_version() {
     let (mut writer, reader) = listed(ring(10), 10, &[(POD, 5), (Q, 6)]);
-    writer.apply(added(&R, 11)).expect("in order");
+    writer.apply([added(&R, 11)]).expect("in order");
     // One is listed at a later version, one at the same version with another body, and one at an older version.
     let list = Snapshot::from_objects(rv(12), [otherwise(&POD, 12), otherwise(&Q, 6), otherwise(&R, 9)]);
     assert_eq!(renew(&mut writer, &reader, &list), 1);
     let new: Vec<_> = reader.snapshot().iter().map(|object| is_new(object)).collect();
     assert_eq!(new, [false, true, false]);
     // Later events build on the current objects.
-    writer.apply(added(&Pod { note: 1, ..Q }, 13)).expect("in order");
+    writer.apply([added(&Pod { note: 1, ..Q }, 13)]).expect("in order");
     let mut watch = reader.open(StartPosition::After(rv(12)), View::everything()).expect("in the ring").cursor;
     let mut frames = Vec::new();
     watch.pull(usize::MAX, None, &mut frames);
@@ -102,7 +102,7 @@ proptest! {
         prop_assert_eq!(reader.snapshot().iter().filter(|object| is_new(object)).count(), expected);
         let kept: usize = taken.iter().filter(|old| !Arc::ptr_eq(old, reader.snapshot().get(&old.key).expect("held")))
             .map(|old| old.body().len()).sum();
-        prop_assert_eq!(reader.shared.kept_by(taken.taken()), kept, "what the state keeps beyond the store");
+        prop_assert_eq!(reader.shared.kept_by(taken.taken), kept, "what the state keeps beyond the store");
         // A new history counts only its own objects.
         writer.replace(snapshot(20, &held));
         prop_assert_eq!(reader.stats().object_bytes, before);

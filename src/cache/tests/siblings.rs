@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::fixture::{POD, Pod, Seen, added, deleted, listed, pull_all, ring, rv, seen, told, view};
-use crate::cache::{ApplyResult, CacheReader, CacheWriter, Pull, Snapshot, StartPosition, View};
+use crate::cache::{CacheReader, CacheWriter, Pull, Snapshot, StartPosition, View};
 use kubeapi::EventType::{Added, Deleted};
 use kubeapi::ResourceVersion;
 
@@ -23,8 +23,8 @@ fn leased(events: usize) -> (CacheWriter, CacheReader) {
 
 /// Deletes these objects together.
 fn revoke(writer: &mut CacheWriter, names: &[&'static str]) {
-    let changes = names.iter().map(|name| deleted(&pod(name), 20)).collect();
-    assert_eq!(writer.apply_all(changes), Ok(names.len()), "{names:?}");
+    let changes = names.iter().map(|name| deleted(&pod(name), 20));
+    assert_eq!(writer.apply(changes), Ok(names.len()), "{names:?}");
 }
 
 const ALL_GONE: [&str; 4] = ["DELETED a/p 20", "DELETED a/q 20", "DELETED a/r 20", "DELETED a/s 20"];
@@ -67,7 +67,7 @@ fn no_reader_gets_a_part_of_changes_that_are_applied_together() {
         for round in 0..ROUNDS {
             let version = 11 + round;
             let change = |name| if round % 2 == 0 { added(&pod(name), version) } else { deleted(&pod(name), version) };
-            assert_eq!(writer.apply_all(NAMES.into_iter().map(change).collect()), Ok(4));
+            assert_eq!(writer.apply(NAMES.into_iter().map(change)), Ok(4));
         }
         is_over.store(true, Ordering::Relaxed);
         for state in states.into_iter().flat_map(|states| states.join().expect("no panic")) {
@@ -82,7 +82,7 @@ fn changes_of_several_versions_are_applied_in_order() {
     let (mut writer, reader) = leased(10);
     let mut cursor = reader.open(StartPosition::After(rv(10)), View::everything()).expect("in the ring").cursor;
     let changes = vec![deleted(&pod("p"), 20), deleted(&pod("q"), 20), added(&pod("p"), 21), deleted(&pod("r"), 20)];
-    let error = writer.apply_all(changes).expect_err("the last one is late");
+    let error = writer.apply(changes).expect_err("the last one is late");
     assert_eq!((error.rv.0, error.progress.0), (20, 21));
     assert_eq!(told(&mut cursor), ["DELETED a/p 20", "DELETED a/q 20", "ADDED a/p 21"]);
     assert_eq!((reader.progress().rv, reader.stats().objects), (rv(21), 3));
@@ -109,16 +109,16 @@ fn batch_may_end_between_events_of_one_version() {
 fn further_event_at_the_newest_version_is_applied_and_delivered_to_open_watches_in_order() {
     let (mut writer, reader) = leased(10);
     let mut before = reader.open(StartPosition::After(rv(10)), View::everything()).expect("in the ring").cursor;
-    assert_eq!(writer.apply(deleted(&pod("p"), 20)), Ok(ApplyResult::Fresh));
+    assert_eq!(writer.apply([deleted(&pod("p"), 20)]), Ok(1));
     assert_eq!(told(&mut before), ALL_GONE[..1]);
     let between = reader.open(StartPosition::Current, View::everything()).expect("current");
     assert_eq!(between.snapshot.map(|state| (state.rv, state.len())), Some((rv(20), 3)));
     let mut from_now = reader.open_at_end(View::everything()).cursor;
     let mut resumed = reader.open(StartPosition::After(rv(20)), View::everything()).expect("in the ring").cursor;
     writer.advance(rv(20), true);
-    assert_eq!(writer.apply(deleted(&pod("q"), 20)), Ok(ApplyResult::Fresh));
-    assert_eq!(writer.apply(deleted(&pod("q"), 20)), Ok(ApplyResult::Duplicate));
-    assert_eq!(writer.apply(added(&POD, 21)), Ok(ApplyResult::Fresh));
+    assert_eq!(writer.apply([deleted(&pod("q"), 20)]), Ok(1));
+    assert_eq!(writer.apply([deleted(&pod("q"), 20)]), Ok(0));
+    assert_eq!(writer.apply([added(&POD, 21)]), Ok(1));
     for cursor in [&mut before, &mut { between.cursor }, &mut from_now] {
         assert_eq!(told(cursor), ["DELETED a/q 20", "ADDED a/p 21"]);
     }
@@ -160,7 +160,7 @@ fn reader_that_resumes_from_a_published_state_misses_nothing() {
                 let pod = pod(name);
                 if now.contains_key(&pod.key()) { deleted(&pod, version) } else { added(&pod, version) }
             };
-            writer.apply_all(changed.map(change).collect()).expect("in order");
+            writer.apply(changed.map(change)).expect("in order");
             if random.u8(..3) == 0 {
                 writer.advance(rv(version), random.bool());
             }
@@ -213,7 +213,7 @@ fn replayed_deletions_are_duplicates_after_eviction() {
         revoke(&mut writer, &NAMES);
         let before = reader.stats();
         for name in NAMES {
-            assert_eq!(writer.apply(deleted(&pod(name), 20)), Ok(ApplyResult::Duplicate), "{name}, ring of {events}");
+            assert_eq!(writer.apply([deleted(&pod(name), 20)]), Ok(0), "{name}, ring of {events}");
         }
         assert_eq!((reader.stats().events, reader.stats().objects), (before.events, before.objects));
     }
@@ -223,15 +223,15 @@ fn replayed_deletions_are_duplicates_after_eviction() {
 fn replayed_add_among_deletions_is_duplicate_after_eviction() {
     let (mut writer, reader) = leased(1);
     let created = Pod { name: "x", ..POD };
-    assert_eq!(writer.apply_all(vec![added(&created, 20), deleted(&pod("p"), 20)]), Ok(2));
-    assert_eq!(writer.apply(added(&created, 20)), Ok(ApplyResult::Duplicate));
+    assert_eq!(writer.apply(vec![added(&created, 20), deleted(&pod("p"), 20)]), Ok(2));
+    assert_eq!(writer.apply([added(&created, 20)]), Ok(0));
     assert_eq!(reader.stats().objects, 4);
 }
 
 #[test]
 fn event_at_the_list_version_is_a_duplicate() {
     let (mut writer, reader) = leased(10);
-    assert_eq!(writer.apply(deleted(&pod("p"), 10)), Ok(ApplyResult::Duplicate));
+    assert_eq!(writer.apply([deleted(&pod("p"), 10)]), Ok(0));
     assert_eq!(reader.stats().objects, 4);
 }
 
@@ -242,15 +242,15 @@ fn event_at_a_version_before_a_later_bookmark_is_out_of_order() {
     writer.advance(rv(20), true);
     revoke(&mut writer, &NAMES[2..3]);
     writer.advance(rv(21), true);
-    let error = writer.apply(deleted(&pod("s"), 20)).expect_err("everything up to 21 has been applied");
+    let error = writer.apply([deleted(&pod("s"), 20)]).expect_err("everything up to 21 has been applied");
     assert_eq!((error.rv, error.progress, error.key.as_str()), (rv(20), rv(21), "a/s"));
 }
 
 #[test]
 fn second_change_of_an_object_at_one_version_is_duplicate() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
-    assert_eq!(writer.apply(added(&POD, 11)), Ok(ApplyResult::Fresh));
+    assert_eq!(writer.apply([added(&POD, 11)]), Ok(1));
     let mut opened = reader.open(StartPosition::After(rv(10)), View::everything()).expect("in the ring");
-    assert_eq!(writer.apply(deleted(&POD, 11)), Ok(ApplyResult::Duplicate));
+    assert_eq!(writer.apply([deleted(&POD, 11)]), Ok(0));
     assert_eq!(pull_all(&mut opened.cursor).0, [Seen { event_type: Added, rv: 11, pod: POD }]);
 }

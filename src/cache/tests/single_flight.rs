@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::{Instant, advance};
 
 use super::fixture::WakeCounter;
-use crate::cache::single_flight::SingleFlight;
+use crate::cache::chunk_cache::SingleFlight;
 use crate::cache::{ChunkFormat, ChunkPart};
 use crate::wire::{Encoding, Representation};
 

@@ -48,7 +48,7 @@ fn equal_views_are_shared_between_watches() {
     assert!(std::ptr::eq(other.view(), third.view()));
     assert_eq!(*first.view(), view("", "app=x", ""));
     assert_eq!(*other.view(), view("", "app=x,tier!=front", ""));
-    writer.apply(added(&POD, 11)).expect("in order");
+    writer.apply([added(&POD, 11)]).expect("in order");
     for mut cursor in [first, second, other, third] {
         assert_eq!(pull_all(&mut cursor).0.len(), 1);
     }

@@ -35,7 +35,7 @@ fn happens(version: u64) -> (EventType, Pod) {
 async fn write(mut writer: CacheWriter) -> CacheWriter {
     for version in 8..8 + EVENTS {
         let (event_type, pod) = happens(version);
-        writer.apply(change(event_type, &pod, version)).expect("in order");
+        writer.apply([change(event_type, &pod, version)]).expect("in order");
         if version % 16 == 0 {
             writer.advance(rv(version), version % 32 == 0);
         }
@@ -157,7 +157,7 @@ async fn watch_opened_during_relist_expires_or_follows_new_history() {
             tokio::task::yield_now().await;
         }
         let opened = opening.await.expect("no panic");
-        writer.apply(change(Added, &POD, 101)).expect("in order");
+        writer.apply([change(Added, &POD, 101)]).expect("in order");
         for OpenedWatch { snapshot, mut cursor } in opened {
             let at = snapshot.expect("a state was asked for").rv.0;
             let told = super::fixture::told(&mut cursor);

@@ -74,7 +74,7 @@ fn event_wakes_only_readers_of_its_lanes() {
     ] {
         let (mut writer, reader) = listed(ring(10), 10, &[]);
         let readers = one_of_each(&reader);
-        writer.apply(added(&pod, 11)).expect("in order");
+        writer.apply([added(&pod, 11)]).expect("in order");
         assert_eq!(woken(&readers), expected, "{pod:?}");
     }
 }
@@ -87,7 +87,7 @@ fn event_wakes_its_label_lane_among_many_other_lanes() {
     let mut app = Parked::new(&reader, view("", "app=x", ""));
     for (version, app_now, woken) in [(11, "x", 1), (12, "y", 2), (13, "y", 2), (14, "x", 3), (15, "", 4), (16, "", 4)]
     {
-        writer.apply(added(&Pod { app: app_now, ..POD }, version)).expect("in order");
+        writer.apply([added(&Pod { app: app_now, ..POD }, version)]).expect("in order");
         assert_eq!(app.woken(), woken, "at {version}");
         told(&mut app.cursor);
         app.park();
@@ -99,7 +99,7 @@ fn event_wakes_its_label_lane_among_many_other_lanes() {
 fn object_leaving_a_selector_wakes_its_readers() {
     let (mut writer, reader) = listed(ring(10), 10, &[(POD, 5)]);
     let readers = one_of_each(&reader);
-    writer.apply(added(&Pod { node: "n2", app: "", note: 1, ..POD }, 11)).expect("in order");
+    writer.apply([added(&Pod { node: "n2", app: "", note: 1, ..POD }, 11)]).expect("in order");
     assert_eq!(woken(&readers), [1; KINDS]);
 }
 
@@ -108,10 +108,10 @@ fn object_leaving_a_selector_wakes_its_readers() {
 fn spurious_wakeup_delivers_no_unmatched_event() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let mut parked = Parked::new(&reader, view("", "app!=x", ""));
-    writer.apply(added(&POD, 11)).expect("in order");
+    writer.apply([added(&POD, 11)]).expect("in order");
     assert_eq!(parked.woken(), 1);
     parked.park();
-    writer.apply(added(&Pod { app: "y", ..POD }, 12)).expect("in order");
+    writer.apply([added(&Pod { app: "y", ..POD }, 12)]).expect("in order");
     assert_eq!(parked.woken(), 2);
     assert_eq!(told(&mut parked.cursor), ["ADDED a/p 12"]);
 }
@@ -139,10 +139,10 @@ fn unannounced_progress_wakes_no_reader() {
 #[test]
 fn rejected_or_duplicate_event_wakes_no_reader() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
-    writer.apply(added(&POD, 15)).expect("in order");
+    writer.apply([added(&POD, 15)]).expect("in order");
     let readers = one_of_each(&reader);
-    writer.apply(added(&POD, 15)).expect("a duplicate");
-    writer.apply(added(&ELSEWHERE, 12)).expect_err("out of order");
+    writer.apply([added(&POD, 15)]).expect("a duplicate");
+    writer.apply([added(&ELSEWHERE, 12)]).expect_err("out of order");
     assert_eq!(woken(&readers), [0; KINDS]);
 }
 
@@ -174,12 +174,12 @@ fn reader_is_woken_once_for_all_events_before_its_next_pull() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let mut parked = Parked::new(&reader, View::everything());
     for version in 11..=13 {
-        writer.apply(added(&POD, version)).expect("in order");
+        writer.apply([added(&POD, version)]).expect("in order");
     }
     writer.advance(rv(20), true);
     assert_eq!(parked.woken(), 1);
     assert_eq!(told(&mut parked.cursor).len(), 3);
-    writer.apply(added(&POD, 21)).expect("in order");
+    writer.apply([added(&POD, 21)]).expect("in order");
     assert_eq!(parked.woken(), 1, "it has looked without a bell since");
 }
 
@@ -189,14 +189,14 @@ fn reader_that_drains_its_lane_is_parked_by_the_same_pull() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let mut cursor = reader.open(StartPosition::After(rv(10)), View::everything()).expect("in the ring").cursor;
     let wakes = Arc::<WakeCounter>::default();
-    writer.apply(added(&POD, 11)).expect("in order");
-    writer.apply(added(&POD, 12)).expect("in order");
+    writer.apply([added(&POD, 11)]).expect("in order");
+    writer.apply([added(&POD, 12)]).expect("in order");
     let mut caught_up = || match cursor.pull(1, Some(&wakes.waker()), &mut Vec::new()) {
         Pull::Frames { caught_up, .. } => caught_up.map(|progress| progress.rv.0),
         pull => panic!("{pull:?}"),
     };
     assert_eq!([caught_up(), caught_up()], [None, Some(12)], "there was room for one at a time");
-    writer.apply(added(&POD, 13)).expect("in order");
+    writer.apply([added(&POD, 13)]).expect("in order");
     assert_eq!(wakes.woken(), 1);
 }
 
@@ -205,7 +205,7 @@ fn reader_that_drains_its_lane_is_parked_by_the_same_pull() {
 fn caught_up_reader_learns_the_feed_progress() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let mut cursor = reader.open(StartPosition::After(rv(10)), View::everything()).expect("in the ring").cursor;
-    writer.apply(added(&POD, 11)).expect("in order");
+    writer.apply([added(&POD, 11)]).expect("in order");
     writer.advance(rv(15), true);
     let pull = cursor.pull(1, None, &mut Vec::new());
     let Pull::Frames { last, caught_up: Some(progress), .. } = pull else { panic!("{pull:?}") };
@@ -218,7 +218,7 @@ fn last_registered_waker_replaces_the_previous() {
     let mut parked = Parked::new(&reader, View::everything());
     let first = std::mem::take(&mut parked.wakes);
     parked.park();
-    writer.apply(added(&POD, 11)).expect("in order");
+    writer.apply([added(&POD, 11)]).expect("in order");
     assert_eq!((first.woken(), parked.woken()), (0, 1));
 }
 
@@ -227,7 +227,7 @@ fn pull_without_a_waker_keeps_the_registered_waker() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let mut parked = Parked::new(&reader, View::everything());
     assert_eq!(told(&mut parked.cursor), Vec::<String>::new());
-    writer.apply(added(&POD, 11)).expect("in order");
+    writer.apply([added(&POD, 11)]).expect("in order");
     assert_eq!(parked.woken(), 1);
 }
 
@@ -239,7 +239,7 @@ fn dropped_reader_is_not_woken_and_its_slot_is_reused() {
     drop(gone);
     // It reuses the freed slot.
     let next = Parked::new(&reader, View::everything());
-    writer.apply(added(&POD, 11)).expect("in order");
+    writer.apply([added(&POD, 11)]).expect("in order");
     assert_eq!((wakes.woken(), stays.woken(), next.woken()), (0, 1, 1));
 }
 
@@ -253,7 +253,7 @@ fn leaving_readers_do_not_unregister_remaining_readers() {
         for gone in leave {
             readers[gone] = None;
         }
-        writer.apply(added(&POD, 11)).expect("in order");
+        writer.apply([added(&POD, 11)]).expect("in order");
         for (place, wakes) in counters.iter().enumerate() {
             assert_eq!(wakes.woken(), usize::from(!leave.contains(&place)), "reader {place} after {leave:?} left");
         }
@@ -265,7 +265,7 @@ fn waker_is_dropped_after_wakeup_and_with_its_reader() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
     let mut parked = Parked::new(&reader, view("a", "", ""));
     assert_eq!(Arc::strong_count(&parked.wakes), 2);
-    writer.apply(added(&POD, 11)).expect("in order");
+    writer.apply([added(&POD, 11)]).expect("in order");
     assert_eq!(Arc::strong_count(&parked.wakes), 1);
     assert_eq!(told(&mut parked.cursor).len(), 1);
     parked.park();
@@ -285,7 +285,7 @@ async fn waiter_completes_when_its_version_is_reached() {
     let mut waiting = [10, 11, 15].map(waits);
     tokio::task::yield_now().await;
     assert_eq!(waiting.each_mut().map(poll), [true, false, false]);
-    writer.apply(deleted(&POD, 12)).expect("in order");
+    writer.apply([deleted(&POD, 12)]).expect("in order");
     tokio::task::yield_now().await;
     assert_eq!(waiting.each_mut().map(poll), [true, true, false]);
     writer.advance(rv(15), false);
@@ -349,7 +349,7 @@ fn downstream_proxies_are_woken_before_clients() {
         ("a proxy of the namespace", open(view(POD.namespace, "", "")).for_a_proxy()),
     ];
     let acts: [fn(&mut CacheWriter); 2] =
-        [|writer| drop(writer.apply(added(&POD, 11))), |writer| writer.advance(rv(12), true)];
+        [|writer| drop(writer.apply([added(&POD, 11)])), |writer| writer.advance(rv(12), true)];
     for act in acts {
         for (name, cursor) in &mut readers {
             pull_all(cursor);

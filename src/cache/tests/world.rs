@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::fixture::{Pod, Seen, WakeCounter, change, pods, ring, rv, seen, snapshot};
 use super::model::{Fact, Model, State, Verdict, visible};
 use super::want::{Lane, Want};
-use crate::cache::{ApplyResult, CacheReader, CacheWriter, Cursor, Event, OpenedWatch, Pull, Snapshot, StartPosition};
+use crate::cache::{CacheReader, CacheWriter, Cursor, Event, OpenedWatch, Pull, Snapshot, StartPosition};
 use kubeapi::EventType::{self, Added, Deleted, Modified};
 
 pub(super) struct World {
@@ -84,10 +84,10 @@ impl World {
     /// Applies an upstream change, valid or not, and compares the result with the model's.
     pub(super) fn apply(&mut self, event_type: EventType, pod: Pod, rv: u64) {
         let verdict = self.model.judge(&pod, rv);
-        let answer = self.writer.apply(change(event_type, &pod, rv));
+        let answer = self.writer.apply([change(event_type, &pod, rv)]);
         let answer = match answer {
-            Ok(ApplyResult::Fresh) => Verdict::Fresh,
-            Ok(ApplyResult::Duplicate) => Verdict::Duplicate,
+            Ok(1) => Verdict::Fresh,
+            Ok(_) => Verdict::Duplicate,
             Err(error) => {
                 assert_eq!((error.rv.0, error.progress.0), (rv, self.model.progress));
                 Verdict::OutOfOrder

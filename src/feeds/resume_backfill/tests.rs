@@ -64,9 +64,8 @@ fn backfill_outcome_decides_if_later_clients_wait() {
         (&[PreviousFound], 49, 0, true),
     ] {
         let memory = remembers(answers, now);
-        let expected = if waits { WaitDecision::Wait } else { WaitDecision::Reject };
-        let prospect = memory.prospect(who(from), now + Duration::from_secs(later));
-        assert_eq!(prospect, expected, "{answers:?}, from {from}, {later} s later");
+        let may_wait = memory.may_wait(who(from), now + Duration::from_secs(later));
+        assert_eq!(may_wait, waits, "{answers:?}, from {from}, {later} s later");
     }
 }
 
@@ -74,8 +73,8 @@ fn backfill_outcome_decides_if_later_clients_wait() {
 fn unexplained_range_rejects_later_clients_without_a_request() {
     let now = Instant::now();
     let memory = remembers(&[BackfillOutcome::PreviousUnknown { upto: rv(50) }], now);
-    assert_eq!(memory.prospect(inquirer(49), now), WaitDecision::Reject);
-    assert_eq!(memory.prospect(inquirer(50), now), WaitDecision::Wait);
+    assert!(!memory.may_wait(inquirer(49), now));
+    assert!(memory.may_wait(inquirer(50), now));
 }
 
 #[test]
@@ -88,9 +87,9 @@ fn clients_wait_for_the_last_request_only_if_served_by_its_range() {
         let mut memory = remembers(&[BackfillOutcome::Prepended; QUESTIONS_MAX as usize - 1], now);
         memory.ask(question);
         let those = [who(49), who(50), who(51), inquirer(51)];
-        assert_eq!(those.map(|who| memory.prospect(who, now) == WaitDecision::Wait), served, "{question:?}");
+        assert_eq!(those.map(|who| memory.may_wait(who, now)), served, "{question:?}");
         memory.note(BackfillOutcome::Prepended, now);
-        assert_eq!(those.map(|who| memory.prospect(who, now) == WaitDecision::Wait), [false; 4]);
+        assert_eq!(those.map(|who| memory.may_wait(who, now)), [false; 4]);
     }
 }
 
@@ -234,7 +233,7 @@ async fn resume_does_not_wait_if_history_cannot_be_extended() {
     let (resume_backfills, everything) = (ResumeBackfills::default(), View::everything());
     assert!(resume_backfills.wait(rv(50), &everything, &reader).now_or_never().is_none());
     for (version, note) in [(101, 1), (102, 2)] {
-        writer.apply(added(&crate::cache::tests::fixture::Pod { note, ..POD }, version)).expect("in order");
+        writer.apply([added(&crate::cache::tests::fixture::Pod { note, ..POD }, version)]).expect("in order");
     }
     assert_eq!(reader.floor(), rv(101), "the ring is full");
     assert!(resume_backfills.wait(rv(50), &everything, &reader).now_or_never().is_some());

@@ -53,14 +53,14 @@ impl Stage {
 
     fn apply(&mut self, event_type: EventType, pod: &Pod, version: u64) {
         let change = self.change(pod.frame(event_type, version));
-        self.writer.apply(change).expect("in order");
+        self.writer.apply([change]).expect("in order");
     }
 
     /// Adds an object of about `bytes` bytes.
     fn put(&mut self, name: &str, version: u64, bytes: usize) {
         let frame = large(EventType::Added, name, version, bytes);
         let change = self.change(frame);
-        self.writer.apply(change).expect("in order");
+        self.writer.apply([change]).expect("in order");
     }
 
     fn list(&mut self, version: u64, objects: impl IntoIterator<Item = (String, usize)>) {

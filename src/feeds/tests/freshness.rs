@@ -104,23 +104,24 @@ async fn cloned_freshness_shares_state() {
     other.prove(now);
     assert!(freshness.covers(now));
     other.want_version(rv(7));
-    assert_eq!(freshness.next_version(rv(0)), Some(rv(7)));
+    assert_eq!(freshness.versions.least_above(rv(0)), Some(rv(7)));
 }
 
 #[tokio::test(start_paused = true)]
 async fn repeated_version_request_does_not_wake_the_catch_up_task() {
     let freshness = Freshness::default();
-    let mut wanted = freshness.watch_versions();
+    let mut wanted = freshness.versions.subscribe();
     for (want, is_news, next) in [(5, true, 5), (5, false, 5), (3, true, 3), (9, true, 3)] {
         freshness.want_version(rv(want));
         assert_eq!(wanted.has_changed().expect("the currency lives"), is_news, "{want}");
         wanted.mark_unchanged();
-        assert_eq!(freshness.next_version(rv(0)), Some(rv(next)), "{want}");
+        assert_eq!(freshness.versions.least_above(rv(0)), Some(rv(next)), "{want}");
     }
-    freshness.settle_versions(rv(3), rv(3));
-    assert!(freshness.begins_to_catch_up(rv(0), true) && !freshness.begins_to_catch_up(rv(0), true));
-    freshness.give_up_version(rv(5), Instant::now());
-    assert_eq!(freshness.next_version(rv(0)), None);
+    freshness.versions.settle(rv(3), rv(3), Instant::now());
+    let versions = &freshness.versions;
+    assert!(versions.begins_to_catch_up(rv(0), true) && !versions.begins_to_catch_up(rv(0), true));
+    freshness.versions.give_up(rv(5), Instant::now());
+    assert_eq!(freshness.versions.least_above(rv(0)), None);
     assert!(!wanted.has_changed().expect("the currency lives"), "who goes after it knows");
     freshness.want_version(rv(5));
     assert!(wanted.has_changed().expect("the currency lives"), "it may be wanted again");

@@ -24,7 +24,7 @@ fn frames(reader: &CacheReader, renderer: Renderer) -> Vec<Bytes> {
 #[tokio::test]
 async fn event_frame_is_reencoded_for_another_release() {
     let (mut writer, reader) = listed(ring(10), 10, &[]);
-    writer.apply(added(&POD, 11)).expect("in order");
+    writer.apply([added(&POD, 11)]).expect("in order");
     // Until 1.33 an absent time was printed as null.
     let is_null = |frame: &Bytes| frame.windows(24).any(|part| part == br#""creationTimestamp":null"#);
     for (minor, null) in [(33, true), (34, false), (33, true)] {

@@ -5,10 +5,9 @@ use bytes::Bytes;
 use super::deflate::{WINDOW_BYTES, deflated, piece, pieces};
 use super::member::Member;
 use super::text::Text;
-use crate::listing::ListBody;
 use crate::listing::chunk_writer::Piece;
+use crate::listing::list_body::{ListBody, SliceJoiner};
 use crate::listing::page_chunks::Batch;
-use crate::listing::slice_joiner::SliceJoiner;
 use crate::wire::TranscodeError;
 
 /// A LIST response that is being sent compressed.
@@ -42,7 +41,7 @@ struct BatchReader {
 
 impl GzipList {
     pub(crate) fn new(list: ListBody) -> Self {
-        let batches = list.batches();
+        let batches = list.chunks.batches();
         let (reading, joined) = (BatchReader::default(), SliceJoiner::default());
         Self { list, batches, member: Member::begin(), stage: Stage::Head, reading, joined }
     }
@@ -62,7 +61,7 @@ impl GzipList {
             }
             match self.stage {
                 Stage::Head => {
-                    self.member.put_plain(self.list.head().clone());
+                    self.member.put_plain(self.list.head.clone());
                     self.stage = if self.batches.is_empty() { Stage::Tail } else { Stage::Piece(0, 0) };
                 }
                 Stage::Piece(batch, piece) => {
@@ -71,7 +70,7 @@ impl GzipList {
                     }
                 }
                 Stage::Tail => {
-                    self.member.put_plain(self.list.tail().clone());
+                    self.member.put_plain(self.list.tail.clone());
                     self.member.end();
                     self.stage = Stage::Over;
                 }
@@ -84,7 +83,7 @@ impl GzipList {
     fn poll_piece(&mut self, at: usize, index: usize, cx: &mut Context<'_>) -> Poll<Result<(), TranscodeError>> {
         let batch = &self.batches[at];
         let wanted = Piece { batch, behind: at.checked_sub(1).map(|at| &self.batches[at]), index };
-        let made = match self.list.deflated(wanted) {
+        let made = match self.list.writer.deflated(wanted) {
             // The piece is cached in compressed form.
             Some(made) if made.bytes.is_some() => made,
             found => {

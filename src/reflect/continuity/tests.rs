@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::cache::{ApplyResult, CacheConfig, CacheReader, CacheWriter, Change};
+use crate::cache::{CacheConfig, CacheWriter, Change};
+use crate::reflect::stream::decoded;
 use crate::wire::{Encoding, Envelope, JsonLayout, ObjectReader};
 use kubeapi::Gvr;
 
@@ -11,18 +12,22 @@ fn rv(version: u64) -> ResourceVersion {
     ResourceVersion(version)
 }
 
-fn item(kind: &str, name: &str, version: u64) -> WatchItem {
+fn item(kind: &str, name: &str, version: u64) -> Result<StreamItem, StreamEnd> {
     let frame = format!(
         r#"{{"type":"{kind}","object":{{"kind":"Pod","apiVersion":"v1","code":{version},"metadata":{{{}}}}}}}"#,
         format_args!(r#""name":"{name}","namespace":"a","resourceVersion":"{version}""#)
     ) + "\n";
-    let read = ObjectReader::new(Encoding::Json, JsonLayout::BuiltIn, Arc::default()).watch_event(frame.into());
-    read.unwrap_or_else(|error| panic!("{kind} {name} {version}: {error}"))
+    let reader = ObjectReader::new(Encoding::Json, JsonLayout::BuiltIn, Arc::default());
+    decoded(&reader, frame.into()).map_err(StreamEnd::Failed)
+}
+
+fn change(kind: &str, name: &str, version: u64) -> Change {
+    let Ok(StreamItem::Change { change, .. }) = item(kind, name, version) else { panic!("not a change") };
+    change
 }
 
 fn object(name: &str, version: u64) -> Object {
-    let WatchItem::Change { object, .. } = item("ADDED", name, version) else { panic!("not a change") };
-    object
+    change("ADDED", name, version).object
 }
 
 fn snapshot(at: u64, objects: &[(&str, u64)]) -> Snapshot {
@@ -35,9 +40,7 @@ fn cache() -> (CacheWriter, CacheReader) {
 }
 
 fn apply(writer: &mut CacheWriter, kind: &str, name: &str, version: u64) {
-    let WatchItem::Change { event_type, object, frame } = item(kind, name, version) else { panic!("not a change") };
-    let applied = writer.apply(Change { event_type, object, frame: Some(frame) });
-    assert_eq!(applied, Ok(ApplyResult::Fresh), "{kind} {name} {version}");
+    assert_eq!(writer.apply([change(kind, name, version)]), Ok(1), "{kind} {name} {version}");
 }
 
 type Listed = (u64, &'static [(&'static str, u64)]);
@@ -72,7 +75,7 @@ fn list_inconsistent_with_known_state_is_another_history() {
 /// The first item of a stream that was opened right before our newest change.
 #[test]
 fn first_event_of_reopened_watch_proves_or_refutes_history() {
-    use ResumeEvidence::{Continues, Contradicts, Expired, Refuses};
+    use ResumeEvidence::{Continues, Contradicts, Expired, Unknown};
     let (mut writer, reader) = cache();
     writer.replace(snapshot(10, &[("p", 5), ("q", 7)]));
     let of_a_state = reader.resume_marker().expect("there are objects");
@@ -95,7 +98,7 @@ fn first_event_of_reopened_watch_proves_or_refutes_history() {
         (&of_events, "ADDED", "s", 30, Contradicts),
         (&of_events, "BOOKMARK", "", 30, Contradicts),
         (&of_events, "ERROR", "", 410, Expired),
-        (&of_events, "ERROR", "", 500, Refuses),
+        (&of_events, "ERROR", "", 500, Unknown),
         (&of_a_state, "ADDED", "q", 7, Continues),
         (&of_a_state, "DELETED", "unknown", 7, Continues),
         (&of_a_state, "DELETED", "unknown", 8, Contradicts),
@@ -110,15 +113,12 @@ fn first_event_of_reopened_watch_proves_or_refutes_history() {
 fn repeated_events_after_resume_are_duplicates() {
     let (mut writer, reader) = cache();
     writer.replace(snapshot(10, &[("p", 5)]));
-    let again = |writer: &mut CacheWriter, kind, name, version| {
-        let WatchItem::Change { event_type, object, frame } = item(kind, name, version) else { panic!("not a change") };
-        writer.apply(Change { event_type, object, frame: Some(frame) })
-    };
-    assert_eq!(again(&mut writer, "ADDED", "p", 5), Ok(ApplyResult::Duplicate), "the newest object of a state");
-    assert_eq!(again(&mut writer, "DELETED", "gone", 8), Ok(ApplyResult::Duplicate), "what went before it was listed");
+    let again = |writer: &mut CacheWriter, kind, name, version| writer.apply([change(kind, name, version)]);
+    assert_eq!(again(&mut writer, "ADDED", "p", 5), Ok(0), "the newest object of a state");
+    assert_eq!(again(&mut writer, "DELETED", "gone", 8), Ok(0), "what went before it was listed");
     apply(&mut writer, "MODIFIED", "p", 12);
     writer.advance(rv(15), true);
-    assert_eq!(again(&mut writer, "MODIFIED", "p", 12), Ok(ApplyResult::Duplicate), "the newest event");
+    assert_eq!(again(&mut writer, "MODIFIED", "p", 12), Ok(0), "the newest event");
     assert_eq!(reader.progress().rv, rv(15));
 }
 

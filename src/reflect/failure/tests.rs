@@ -95,9 +95,8 @@ async fn each_error_maps_to_one_failure_kind() {
         (StepFailure::Over(FeedEnd::Gone), Kind::Over),
         (StepFailure::Stream(StreamEnd::Clean), Kind::Ended),
         (StepFailure::Stream(StreamEnd::Silent), Kind::Silent),
-        (StepFailure::Broken(BrokenStream::OutOfOrder(out_of_order)), Kind::OutOfOrder),
+        (StepFailure::OutOfOrder(out_of_order), Kind::OutOfOrder),
         (StepFailure::Upstream(refused(500)), Kind::Refused),
-        (StepFailure::Broken(BrokenStream::Upstream(Error::OverBudget)), Kind::OverBudget),
     ] {
         assert_eq!(failure.kind(), expected, "{failure}");
     }

@@ -32,8 +32,8 @@ fn object(key: &str, rv: u64) -> Object {
         r#"{{"type":"ADDED","object":{{"kind":"Pod","apiVersion":"v1","metadata":{{{}}}}}}}"#,
         format_args!(r#""name":"{name}","namespace":"{namespace}","resourceVersion":"{rv}""#)
     ) + "\n";
-    match ObjectReader::new(Encoding::Json, JsonLayout::BuiltIn, Arc::default()).watch_event(frame.into()) {
-        Ok(WatchItem::Change { object, .. }) => object,
+    match decoded(&ObjectReader::new(Encoding::Json, JsonLayout::BuiltIn, Arc::default()), frame.into()) {
+        Ok(StreamItem::Change { change, .. }) => change.object,
         other => panic!("{other:?} is not a change"),
     }
 }

@@ -13,12 +13,12 @@ use std::convert::Infallible;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use futures_util::future::FutureExt as _;
+use futures_util::future::{BoxFuture, FutureExt as _};
 use tokio::time::{Instant, timeout};
 
 use super::super::metrics::SideRequest;
 use super::super::stream::StreamEnd;
-use super::{OptionalRequest, PROOF_MAX, Prover, STREAM_HEAD_START};
+use super::{PROOF_MAX, Prover, STREAM_HEAD_START, finished};
 use kubeapi::ResourceVersion;
 
 /// The timeout of a list of versions. Upstream responds at once if it has the version, and only after seconds if it
@@ -44,45 +44,44 @@ impl Prover {
     /// Reaches the versions that readers wait for, for as long as they wait.
     pub(super) async fn chase(&self) -> Infallible {
         let (feed, reader) = (&self.upstream.feed, &self.upstream.feed.reader);
-        let mut wanted = feed.freshness.watch_versions();
+        let versions = &feed.freshness.versions;
+        let mut wanted = versions.subscribe();
         let (mut progress, mut state) = (reader.follow_progress(), reader.watch_state());
         let (mut history, mut upstream) = (reader.history(), ResourceVersion::default());
         let mut asked: Option<RequestedVersion> = None;
-        let mut coming: OptionalRequest<'_, ReachOutcome> = None.into();
-        let mut resting: OptionalRequest<'_, ()> = None.into();
-        let mut rests = false;
-        let mut catching_up: OptionalRequest<'_, ()> = None.into();
-        let mut catches_up = false;
+        let mut coming: Option<BoxFuture<'_, ReachOutcome>> = None;
+        let mut resting: Option<BoxFuture<'_, ()>> = None;
+        let mut catching_up: Option<BoxFuture<'_, ()>> = None;
         loop {
             // A response to a request about another history says nothing about this one.
             if std::mem::replace(&mut history, reader.history()) != history {
-                (upstream, asked, coming) = (ResourceVersion::default(), None, None.into());
+                (upstream, asked, coming) = (ResourceVersion::default(), None, None);
             }
             wanted.borrow_and_update();
             let reached = progress.look().rv;
-            feed.freshness.settle_versions(reached, reader.shown_at());
+            versions.settle(reached, reader.shown_at(), Instant::now());
             // The backoff applies to every version.
-            let next = feed.freshness.next_version(upstream.max(reached)).filter(|_| self.live() && !rests);
+            let next = versions.least_above(upstream.max(reached)).filter(|_| self.live() && resting.is_none());
             if next != asked.map(|asked| asked.rv) {
                 asked = next.map(|rv| RequestedVersion { rv, at: Instant::now() });
-                coming = next.map(|rv| self.come_to(rv).boxed()).into();
+                coming = next.map(|rv| self.come_to(rv).boxed());
             }
-            if !catches_up && self.live() && feed.freshness.begins_to_catch_up(upstream, !self.is_behind_a_proxy()) {
-                catching_up = Some(self.catch_up_for_all().boxed()).into();
-                catches_up = true;
+            if catching_up.is_none() && self.live() && versions.begins_to_catch_up(upstream, !self.is_behind_a_proxy())
+            {
+                catching_up = Some(self.catch_up_for_all().boxed());
             }
             state.borrow_and_update();
-            let is_wanted = feed.freshness.next_version(reached).is_some();
+            let is_wanted = versions.least_above(reached).is_some();
             tokio::select! {
                 biased;
-                Some(came) = &mut coming, if asked.is_some() => match (came, asked.take()) {
+                came = finished(&mut coming) => match (came, asked.take()) {
                     (ReachOutcome::Reached(rv), _) => upstream = upstream.max(rv),
-                    (ReachOutcome::Behind, Some(asked)) => feed.freshness.give_up_version(asked.rv, asked.at),
+                    (ReachOutcome::Behind, Some(asked)) => versions.give_up(asked.rv, asked.at),
                     (ReachOutcome::Behind, None) => {}
-                    (ReachOutcome::Failed, _) => (resting, rests) = (Some(self.unreached.rest().boxed()).into(), true),
+                    (ReachOutcome::Failed, _) => resting = Some(self.unreached.rest().boxed()),
                 },
-                Some(()) = &mut resting, if rests => rests = false,
-                Some(()) = &mut catching_up, if catches_up => catches_up = false,
+                () = finished(&mut resting) => {}
+                () = finished(&mut catching_up) => {}
                 () = progress.changed(), if is_wanted => {}
                 _ = wanted.changed() => {}
                 _ = state.changed() => {}
@@ -100,31 +99,26 @@ impl Prover {
         if timeout(STREAM_HEAD_START, reader.reached(rv)).await.is_ok() {
             return ReachOutcome::Reached(rv);
         }
-        self.upstream.metrics.asked(SideRequest::Position);
+        self.upstream.asked(SideRequest::Position);
         let lister = self.upstream.lister(SideRequest::Position);
-        let answer = match timeout(PROOF_MAX, lister.position(Some(rv))).await {
+        let outcome = match timeout(PROOF_MAX, lister.position(Some(rv))).await {
             Ok(Ok(told)) if told.at >= rv => {
                 self.behind_a_proxy.store(told.is_from_memory, Ordering::Relaxed);
                 if told.is_from_memory {
                     // The proxy announces its new position on our own stream.
                     let _ = timeout(STREAM_HEAD_START, reader.reached(rv)).await;
                 }
-                Some(ReachOutcome::Reached(told.at))
+                ReachOutcome::Reached(told.at)
             }
-            Ok(Err(StreamEnd::Failed(error))) if error.is_too_large_version() => Some(ReachOutcome::Behind),
+            Ok(Err(StreamEnd::Failed(error))) if error.is_too_large_version() => ReachOutcome::Behind,
             Ok(Err(error)) => {
-                tracing::debug!(
-                    feed = %self.upstream.feed.spec.key, %error,
-                    "cannot read upstream's current resourceVersion"
-                );
-                None
+                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "cannot read a resourceVersion");
+                return ReachOutcome::Failed;
             }
-            Ok(Ok(_)) | Err(_) => None,
+            Ok(Ok(_)) | Err(_) => return ReachOutcome::Failed,
         };
-        if answer.is_some() {
-            self.unreached.succeeded();
-        }
-        answer.unwrap_or(ReachOutcome::Failed)
+        self.unreached.succeeded();
+        outcome
     }
 
     /// Catches up with upstream and announces the result to all waiting readers.
@@ -133,8 +127,8 @@ impl Prover {
         tokio::time::sleep(STREAM_HEAD_START).await;
         let feed = &self.upstream.feed;
         let before = feed.reader.progress().rv;
-        let Some(wanted) = feed.freshness.next_version(before) else { return };
-        if !feed.freshness.awaits_stream() || !self.watches_say_how_far() {
+        let Some(wanted) = feed.freshness.versions.least_above(before) else { return };
+        if !feed.freshness.versions.follows() || !self.watches_say_how_far() {
             match timeout(LISTED_WITHIN, self.is_at(wanted)).await {
                 Ok(Ok(true)) => return self.behind.succeeded(),
                 Ok(Ok(false)) => {}

@@ -1,22 +1,22 @@
 //! Opens and follows a stream, and acts on the findings of the tasks that run beside it.
 
+use std::iter::once;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{LIVED, Reflector, State};
-use crate::cache::{FeedEnd, FeedState, ResumeMarker};
-use crate::reflect::continuity::{Continuity, ResumeEvidence, testimony, testimony_of_changes};
+use crate::cache::{Change, FeedEnd, FeedState, ResumeMarker};
+use crate::feeds::FeedCounts;
+use crate::reflect::continuity::{Continuity, ResumeEvidence, testimony};
 use crate::reflect::failure::{StepFailure, over};
 use crate::reflect::history_check::{HistoryCheckOutcome, HistoryCheckReason};
-use crate::reflect::reflector_findings::{
-    BackfillFinding, Divergence, PreviousObjects, Proof, ReflectorFinding, Renewal,
-};
-use crate::reflect::session::{self, BrokenStream, StreamStep};
-use crate::reflect::stream::{StreamEnd, WatchStream};
-use crate::reflect::transactions::{Received, Transactions};
+use crate::reflect::reflector_findings::{Divergence, ReflectorFinding};
+use crate::reflect::stream::{StreamEnd, StreamItem, WatchStream};
+use crate::reflect::transactions::Transactions;
 use crate::upstream::{Cause, Error};
-use crate::wire::{WatchItem, WireError};
+use crate::wire::{BookmarkTemplate, WireError};
 use kubeapi::ResourceVersion;
 
 /// The time within which a stream that ends cleanly and without an item counts as refused.
@@ -41,11 +41,11 @@ impl Reflector {
         &self,
         at: ResourceVersion,
     ) -> Result<(WatchStream, Option<ResumeMarker>), (StepFailure, Option<ResumeMarker>)> {
-        let spec = &self.deps.upstream.feed.spec;
-        let resume_marker = self.continuity.resume_marker(&self.deps.upstream.feed.reader);
+        let spec = &self.upstream.feed.spec;
+        let resume_marker = self.continuity.resume_marker(&self.upstream.feed.reader);
         let from = resume_marker.as_ref().map_or(at, ResumeMarker::before);
         let path = spec.key.url(&format!("watch=true&allowWatchBookmarks=true&resourceVersion={from}"));
-        match self.deps.upstream.watch(Cause::Watch, &path).await {
+        match self.upstream.watch(Cause::Watch, &path).await {
             Ok(stream) => Ok((stream, resume_marker)),
             Err(error) => Err((over(error), resume_marker)),
         }
@@ -65,22 +65,33 @@ impl Reflector {
         mut stream: WatchStream,
         mut resume_marker: Option<ResumeMarker>,
     ) -> (State, Option<StepFailure>) {
-        let _open = self.deps.upstream.metrics.watch_open();
+        let _open = self.upstream.watch_open();
         let opened = Instant::now();
-        self.ask_whether_it_goes_on(resume_marker.is_some());
-        let mut transactions = Transactions::of(&self.deps.upstream.feed.spec.key.gvr);
+        // Checks that the reopened stream continues our history, unless its first event proves it.
+        if resume_marker.is_some() {
+            self.history_checks.ask(HistoryCheckReason::Reopened, TOLD_AGAIN_MAX, TOLD_AGAIN_SPREAD);
+        } else if !self.continuity.is_sure() {
+            self.history_checks.ask(HistoryCheckReason::Reopened, Duration::ZERO, REOPENED_SPREAD);
+        }
+        let mut transactions = Transactions::of(&self.upstream.feed.spec.key.gvr);
         loop {
+            let item = async {
+                match &mut transactions {
+                    Some(transactions) => transactions.next(&mut stream, &self.upstream.reader).await,
+                    None => stream.next(&self.upstream.reader).await,
+                }
+            };
             let item = tokio::select! {
                 biased;
-                item = transactions.next(&mut stream, &self.deps.upstream.reader) => item,
-                Some(word) = self.words.recv() => {
-                    match self.heard(word, at).await {
+                item = item => item,
+                Some(finding) = self.findings.recv() => {
+                    match self.heard(finding, at).await {
                         Ok(reached) => at = at.max(reached),
                         Err(next) => return next,
                     }
                     continue;
                 }
-                outcome = self.history_checks.next(&self.deps.upstream) => {
+                outcome = self.history_checks.next(&self.upstream) => {
                     if let (HistoryCheckOutcome::Reached, Some(_)) = (&outcome, &resume_marker) {
                         self.history_checks.ask(HistoryCheckReason::Unconfirmed, Duration::ZERO, REOPENED_SPREAD);
                     } else if let Some(anew) = self.found(at, outcome) {
@@ -96,8 +107,8 @@ impl Reflector {
                     continue;
                 }
             };
-            if let (Some(resume_marker), Ok(item)) = (resume_marker.take(), &item)
-                && let Some(next) = self.examine(&resume_marker, item, at)
+            if let Some(resume_marker) = resume_marker.take()
+                && let Some(next) = self.examine(&resume_marker, &item, at)
             {
                 return (next, None);
             }
@@ -108,23 +119,15 @@ impl Reflector {
         }
     }
 
-    /// Schedules a check that the reopened stream continues the feed's history, unless its first event proves it.
-    fn ask_whether_it_goes_on(&mut self, has_witness: bool) {
-        if has_witness {
-            self.history_checks.ask(HistoryCheckReason::Reopened, TOLD_AGAIN_MAX, TOLD_AGAIN_SPREAD);
-        } else if !self.continuity.is_sure() {
-            self.history_checks.ask(HistoryCheckReason::Reopened, Duration::ZERO, REOPENED_SPREAD);
-        }
-    }
-
-    /// Examines the first item of a stream that should begin with the feed's newest change. Returns the next state if
-    /// the stream must be abandoned.
-    fn examine(&mut self, resume_marker: &ResumeMarker, first: &Received, at: ResourceVersion) -> Option<State> {
-        let evidence = match first {
-            Received::Item(item) => testimony(resume_marker, item),
-            Received::Transaction(changes) => testimony_of_changes(resume_marker, changes),
-        };
-        match evidence {
+    /// Examines the first item of a stream that should begin with our newest change. Returns the next state if the
+    /// stream must be abandoned.
+    fn examine(
+        &mut self,
+        resume_marker: &ResumeMarker,
+        first: &Result<StreamItem, StreamEnd>,
+        at: ResourceVersion,
+    ) -> Option<State> {
+        match testimony(resume_marker, first) {
             ResumeEvidence::Continues => {
                 self.is_sure();
                 self.signed_of_life();
@@ -135,28 +138,52 @@ impl Reflector {
                 Some(State::Empty)
             }
             ResumeEvidence::Expired => Some(self.untold(at)),
-            ResumeEvidence::Refuses => None,
+            ResumeEvidence::Unknown => None,
         }
     }
 
     /// Applies an item of the stream. Returns the version that it leads to, or the state after the end of the stream.
     pub(super) fn take_in(
         &mut self,
-        item: Result<Received, StreamEnd>,
+        item: Result<StreamItem, StreamEnd>,
         at: ResourceVersion,
         opened: Instant,
     ) -> Result<ResourceVersion, (State, Option<StepFailure>)> {
         let listed = |failure: StepFailure| (State::Listed { at }, Some(failure));
-        let is_bookmark = matches!(item, Ok(Received::Item(WatchItem::Bookmark { .. })));
-        let metrics = &self.deps.upstream.metrics;
-        let step = match item {
-            Ok(Received::Item(item)) => session::apply(item, &mut self.writer, metrics),
-            Ok(Received::Transaction(changes)) => session::apply_together(changes, &mut self.writer, metrics),
+        let counts = &self.upstream.feed.counts;
+        let is_bookmark = matches!(item, Ok(StreamItem::Bookmark { .. }));
+        let applied = match item {
+            Ok(StreamItem::Change { change, more }) => {
+                let (rv, received) = (change.object.rv, 1 + more.len());
+                let bytes = |change: &Change| change.frame.as_ref().map_or(0, Bytes::len);
+                FeedCounts::add(&counts.events, received as u64);
+                FeedCounts::add(&counts.bytes, once(&change).chain(&more).map(bytes).sum::<usize>() as u64);
+                self.writer.apply(once(change).chain(more)).map(|fresh| {
+                    FeedCounts::add(&counts.duplicates, (received - fresh) as u64);
+                    (fresh > 0).then_some(rv)
+                })
+            }
+            Ok(StreamItem::Bookmark { object, rv, .. }) => {
+                FeedCounts::add(&counts.bookmarks, 1);
+                if let Ok(template) = BookmarkTemplate::from_object(self.writer.envelope(), &object) {
+                    self.writer.set_bookmark(template);
+                }
+                self.writer.advance(rv, true);
+                Ok(Some(rv))
+            }
             Err(StreamEnd::Clean) => {
                 self.relists.end_row();
                 return Err((State::Listed { at }, self.clean_end(at, opened)));
             }
             Err(StreamEnd::Failed(error @ Error::Wire(WireError::OtherColumns))) => return Err(listed(over(error))),
+            // An ERROR event.
+            Err(StreamEnd::Failed(error @ Error::Refused(_))) => {
+                // The apiserver reports at once that a version is too old, so a later 410 begins a new row.
+                if opened.elapsed() >= LIVED {
+                    self.relists.end_row();
+                }
+                return Err(if error.is_expired() { self.expired(at, error) } else { listed(error.into()) });
+            }
             Err(ended) => return Err(listed(ended.into())),
         };
         // The check detects the feed's own growth before the next event. If other feeds grow, the supervisor is
@@ -164,31 +191,23 @@ impl Reflector {
         if self.writer.is_outgrown() {
             return Err(listed(StepFailure::Over(FeedEnd::OverBudget)));
         }
-        match step {
-            Ok(StreamStep::At(rv)) => {
+        match applied {
+            Ok(Some(rv)) => {
                 self.complete.came(is_bookmark, at, rv, Instant::now());
                 self.relists.end_row();
                 self.signed_of_life();
                 self.writer.set_state(FeedState::Live);
                 Ok(rv)
             }
-            Ok(StreamStep::Skipped) => Ok(at),
-            Ok(StreamStep::Refused(status)) => {
-                let error = Error::Refused(status);
-                // The apiserver reports at once that a version is too old, so a later 410 begins a new row.
-                if opened.elapsed() >= LIVED {
-                    self.relists.end_row();
-                }
-                Err(if error.is_expired() { self.expired(at, error) } else { listed(error.into()) })
-            }
+            // The feed had it already.
+            Ok(None) => Ok(at),
             // The item contradicts the history, so the cached objects may be wrong and none are kept.
-            Err(BrokenStream::OutOfOrder(error)) => {
-                let feed = &self.deps.upstream.feed.spec.key;
-                tracing::error!(%feed, %error, "upstream sent events out of order; relisting");
+            Err(out_of_order) => {
+                let feed = &self.upstream.feed.spec.key;
+                tracing::error!(%feed, error = %out_of_order, "upstream sent events out of order; relisting");
                 self.writer.set_state(FeedState::Syncing);
-                Err((State::Empty, Some(BrokenStream::OutOfOrder(error).into())))
+                Err((State::Empty, Some(out_of_order.into())))
             }
-            Err(broken) => Err(listed(broken.into())),
         }
     }
 
@@ -196,48 +215,49 @@ impl Reflector {
     /// state after the end of the stream.
     pub(super) async fn heard(
         &mut self,
-        word: ReflectorFinding,
+        finding: ReflectorFinding,
         at: ResourceVersion,
     ) -> Result<ResourceVersion, (State, Option<StepFailure>)> {
-        match word {
-            ReflectorFinding::Proof(proof) => {
-                self.adopt(proof).map_err(|broken| (State::Listed { at }, Some(broken.into())))
+        let feed = &self.upstream.feed;
+        match finding {
+            ReflectorFinding::Proof { history, changes, until, announced } if history == feed.reader.history() => {
+                // The stream's copies of the changes will be duplicates.
+                self.writer.apply(changes).map_err(|error| (State::Listed { at }, Some(error.into())))?;
+                self.writer.advance(until, announced || feed.is_followed_by_proxies());
+                return Ok(until);
             }
             ReflectorFinding::Divergence(found) if self.is_held_so(&found) => {
                 self.quarantine(&found);
-                Err((State::Empty, None))
+                return Err((State::Empty, None));
             }
             // The finding is outdated: another history has begun, or the object has changed since.
-            ReflectorFinding::Divergence(_) => Ok(ResourceVersion::default()),
-            ReflectorFinding::Renewal(Renewal { objects, count, done }) => {
-                if self.deps.written.is_at(count) {
+            ReflectorFinding::Proof { .. } | ReflectorFinding::Divergence(_) => {}
+            ReflectorFinding::Renewal { objects, count, done } => {
+                if self.upstream.written.is_at(count) {
                     self.writer.renew(objects).await;
                     let _ = done.send(());
                 }
-                Ok(ResourceVersion::default())
             }
-            ReflectorFinding::Backfill(BackfillFinding { past, done }) => {
+            ReflectorFinding::Backfill { past, done } => {
                 // The receiver may be gone.
                 let _ = done.send(self.writer.begin_earlier(past));
-                Ok(ResourceVersion::default())
             }
-            ReflectorFinding::PreviousObjects(PreviousObjects { known, before, done }) => {
+            ReflectorFinding::PreviousObjects { known, before, done } => {
                 self.writer.explain(known, before);
                 let _ = done.send(());
-                Ok(ResourceVersion::default())
             }
             ReflectorFinding::HistoryMismatch { history } => {
-                if history == self.deps.upstream.feed.reader.history() {
+                if history == feed.reader.history() {
                     self.history_checks.ask(HistoryCheckReason::Suspected, Duration::ZERO, DOUBT_SPREAD);
                 }
-                Ok(ResourceVersion::default())
             }
         }
+        Ok(at)
     }
 
     /// Whether the feed still has the object in the version that was found to differ.
     fn is_held_so(&self, found: &Divergence) -> bool {
-        let reader = &self.deps.upstream.feed.reader;
+        let reader = &self.upstream.feed.reader;
         let ours = || reader.applied().and_then(|state| state.get(&found.key).map(|object| object.rv));
         found.history == reader.history() && ours() == found.ours
     }
@@ -278,23 +298,12 @@ impl Reflector {
     /// Decides whether a clean end is a failure. Usually a stream that ended cleanly is resumed at once. But if it
     /// ended right after it began, without an item, upstream is refusing the watch (R-UPSTREAM-4, R-CLIENT-4).
     fn clean_end(&self, at: ResourceVersion, opened: Instant) -> Option<StepFailure> {
-        tracing::debug!(feed = %self.deps.upstream.feed.spec.key, rv = %at, "upstream ended the watch");
+        tracing::debug!(feed = %self.upstream.feed.spec.key, rv = %at, "upstream ended the watch");
         // Upstream ends the watches of a definition that was just replaced, because their events followed the old one.
-        if self.deps.upstream.feed.is_settling() {
+        if self.upstream.feed.is_settling() {
             return Some(StepFailure::Over(FeedEnd::Outdated));
         }
         let in_vain = self.last_sign < opened && opened.elapsed() < SHORT;
         in_vain.then(|| StreamEnd::Clean.into())
-    }
-
-    /// Applies the changes that a proof has read beside the feed's stream. The stream's copies will be duplicates.
-    fn adopt(&mut self, proof: Proof) -> Result<ResourceVersion, BrokenStream> {
-        if proof.history != self.deps.upstream.feed.reader.history() {
-            return Ok(ResourceVersion::default());
-        }
-        self.writer.apply_all(proof.changes)?;
-        let announced = proof.announced || self.deps.upstream.feed.is_followed_by_proxies();
-        self.writer.advance(proof.until, announced);
-        Ok(proof.until)
     }
 }

@@ -9,9 +9,8 @@ use crate::reflect::failure::{StepFailure, over};
 use crate::reflect::gap::RelistPlan;
 use crate::reflect::gap_recovery::{self, GapRecovery, PastObjectReader};
 use crate::reflect::initial_state::{InitialState, ListVersion};
-use crate::reflect::metrics::{GapOutcome, SideRequest};
+use crate::reflect::metrics::SideRequest;
 use crate::reflect::reflector_findings::Divergence;
-use crate::reflect::session::BrokenStream;
 use crate::upstream::Error;
 use kubeapi::ResourceVersion;
 
@@ -39,7 +38,7 @@ impl Reflector {
 
     /// Whether a gap is young enough to be mended. A gap of unknown age may hide any number of changes.
     fn may_be_mended(&self) -> bool {
-        let proven = self.deps.upstream.feed.freshness.proven();
+        let proven = self.upstream.feed.freshness.proven();
         self.complete.age(proven, Instant::now()).is_some_and(|age| age <= gap_recovery::OUTAGE_MAX)
     }
 
@@ -51,17 +50,15 @@ impl Reflector {
         window: Option<ResourceVersion>,
     ) -> Result<State, StepFailure> {
         self.writer.set_state(FeedState::Stale { since: self.last_sign });
-        self.deps.upstream.metrics.asked(SideRequest::Relist);
+        self.upstream.asked(SideRequest::Relist);
         let asked = Instant::now();
-        let is_small = self.deps.upstream.feed.reader.stats().object_bytes <= WHOLE_LIST_BYTES_MAX;
+        let is_small = self.upstream.feed.reader.stats().object_bytes <= WHOLE_LIST_BYTES_MAX;
         let initial = match window.map(ListVersion::Exact) {
-            Some(exact) if is_small => self.lister(SideRequest::Relist).list_whole(exact).await.map_err(over)?,
-            Some(exact) => self.lister(SideRequest::Relist).list(exact).await.map_err(over)?,
-            None => self
-                .lister(SideRequest::Relist)
-                .current_and_watch(&self.deps.upstream.lists_only)
-                .await
-                .map_err(ended)?,
+            Some(exact) if is_small => {
+                self.upstream.lister(SideRequest::Relist).list_whole(exact).await.map_err(over)?
+            }
+            Some(exact) => self.upstream.lister(SideRequest::Relist).list(exact).await.map_err(over)?,
+            None => self.upstream.lister(SideRequest::Relist).current_and_watch().await.map_err(ended)?,
         };
         let recovered = self.recover(at, &initial.snapshot, window.is_some()).await?;
         if matches!(recovered, GapRecovery::OtherHistory) {
@@ -71,24 +68,24 @@ impl Reflector {
         }
         let InitialState { snapshot, stream, servers, .. } = initial;
         let until = snapshot.rv;
-        self.deps.written.takes_in(&servers);
+        self.upstream.written.takes_in(&servers);
         let mended = self.mend(recovered, until)?;
-        self.deps.upstream.metrics.gap(if mended { GapOutcome::Mended } else { GapOutcome::NewHistory });
-        let (feed, took) = (&self.deps.upstream.feed.spec.key, asked.elapsed());
+        self.upstream.gap(if mended { "mended" } else { "new_history" });
+        let (feed, took) = (&self.upstream.feed.spec.key, asked.elapsed());
         tracing::info!(%feed, from_rv = %at, rv = %until, history_kept = mended, ?took, "feed relisted");
         if mended {
             // The restarted server may run another release.
-            let otherwise = self.deps.upstream.feed.reader.snapshot().written_otherwise(&snapshot).await;
+            let otherwise = self.upstream.feed.reader.snapshot().written_otherwise(&snapshot).await;
             self.writer.renew(otherwise).await;
         } else {
-            self.deps.upstream.feed.freshness.forget();
+            self.upstream.feed.freshness.forget();
             self.writer.replace(snapshot);
             self.begins(asked, false);
         }
-        self.deps.written.listed(servers);
+        self.upstream.written.listed(servers);
         self.continuity = Continuity::Certain;
         if window.is_none() {
-            self.deps.upstream.feed.freshness.prove(asked);
+            self.upstream.feed.freshness.prove(asked);
             self.complete.listed(asked);
         }
         self.signed_of_life();
@@ -99,7 +96,7 @@ impl Reflector {
 
     /// Recovers the changes up to `list`, if they can be proven.
     async fn recover(&self, at: ResourceVersion, list: &Snapshot, exact: bool) -> Result<GapRecovery, StepFailure> {
-        let known = self.deps.upstream.feed.reader.snapshot();
+        let known = self.upstream.feed.reader.snapshot();
         if list.rv < at || compare(places(&known), known.rv, places(list), list.rv) == HistoryComparison::Other {
             return Ok(GapRecovery::OtherHistory);
         }
@@ -109,16 +106,15 @@ impl Reflector {
         if !may_be_mended || (!exact && !differences.is_empty()) {
             return Ok(GapRecovery::Unknown);
         }
-        self.metrics_past(differences.len());
-        let historian = PastObjectReader { lister: self.lister(SideRequest::Past), from: known.rv };
+        differences.iter().for_each(|_| self.upstream.asked(SideRequest::Past));
+        let historian = PastObjectReader { lister: self.upstream.lister(SideRequest::Past), from: known.rv };
         match historian.recover(&differences, list.rv).await {
             Ok(recovered) => Ok(recovered),
             // Upstream is unreachable or overloaded. The recovery is retried as long as the gap is young enough.
             Err(error) if error.may_pass() => Err(error.into()),
             // The history was compacted or cannot be read in this way, so the changes cannot be proven.
             Err(error) => {
-                let feed = &self.deps.upstream.feed.spec.key;
-                tracing::info!(%feed, %error, "cannot recover the missed events; starting a new history");
+                tracing::info!(feed = %self.upstream.feed.spec.key, %error, "cannot read the events of the gap");
                 Ok(GapRecovery::Unknown)
             }
         }
@@ -128,7 +124,7 @@ impl Reflector {
     /// minute away. Returns whether the gap is mended.
     fn mend(&mut self, recovered: GapRecovery, until: ResourceVersion) -> Result<bool, StepFailure> {
         let GapRecovery::Changes(changes) = recovered else { return Ok(false) };
-        self.writer.apply_all(changes).map_err(BrokenStream::OutOfOrder)?;
+        self.writer.apply(changes)?;
         self.writer.advance(until, true);
         Ok(true)
     }
@@ -139,17 +135,17 @@ impl Reflector {
         if std::mem::replace(&mut self.rewinding, true) {
             return;
         }
-        let feed = &self.deps.upstream.feed;
+        let feed = &self.upstream.feed;
         tracing::error!(
             feed = %feed.spec.key, rv = %at, evidence,
             "upstream's storage was rolled back (restored from a backup?); watches end with 410; restart clients that \
              use the apiserver directly"
         );
-        self.deps.upstream.metrics.gap(GapOutcome::Rewound);
+        self.upstream.gap("rewound");
         self.writer.set_state(FeedState::Syncing);
         feed.freshness.forget();
         feed.forget_shown();
-        self.deps.rewinds.announce(Instant::now());
+        self.rewinds.announce(Instant::now());
     }
 
     /// Discards the cached state because it differs from upstream's. After this, no cached data is served. The watches
@@ -157,19 +153,15 @@ impl Reflector {
     pub(super) fn quarantine(&mut self, found: &Divergence) {
         let Divergence { key, at, ours, theirs, difference, .. } = found;
         let version = |rv: Option<ResourceVersion>| rv.map_or_else(|| "none".to_owned(), |rv| rv.to_string());
-        let feed = &self.deps.upstream.feed;
+        let feed = &self.upstream.feed;
         tracing::error!(
             feed = %feed.spec.key, object = %key, cached_rv = version(*ours), upstream_rv = version(*theirs), rv = %at,
             difference,
             "cached object differs from upstream: an event was lost in the proxy or the apiserver; relisting; watches \
              end with 410"
         );
-        self.deps.upstream.metrics.gap(GapOutcome::Different);
+        self.upstream.gap("different");
         self.writer.set_state(FeedState::Syncing);
         feed.freshness.forget();
-    }
-
-    fn metrics_past(&self, objects: usize) {
-        (0..objects).for_each(|_| self.deps.upstream.metrics.asked(SideRequest::Past));
     }
 }

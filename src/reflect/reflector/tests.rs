@@ -3,14 +3,14 @@
 use bytes::Bytes;
 
 use super::*;
-use crate::cache::{CacheConfig, Change};
+use crate::cache::CacheConfig;
 use crate::feeds::{Feed, FeedHandle, FeedStartRequest, Feeds};
-use crate::reflect::metrics::FeedMetrics;
-use crate::reflect::reflector_findings::{Divergence, Proof};
+use crate::reflect::body_writers::BodyWriters;
+use crate::reflect::reflector_findings::Divergence;
+use crate::reflect::stream::{StreamItem, decoded};
 use crate::reflect::tests::{seconds, spec};
-use crate::reflect::transactions::Received;
 use crate::upstream::{Client, Error};
-use crate::wire::{ObjectReader, WatchItem};
+use crate::wire::ObjectReader;
 use kubeapi::{ObjectKey, Status};
 
 /// A reflector without a stream: the test passes the items in directly. Upstream is unreachable.
@@ -29,17 +29,16 @@ fn hands() -> Hands {
     let handle = feeds.handle(&spec(), None).expect("there is room");
     let FeedStartRequest { feed, writer } = demands.try_recv().expect("it is demanded");
     let reader = Arc::new(ObjectReader::new(spec().key.encoding, spec().shape, spec().fields));
+    let (findings, found) = mpsc::channel(1);
     let upstream = FeedClient {
         client: Client::in_memory(|| None),
         feed: feed.clone(),
         reader: reader.clone(),
-        metrics: FeedMetrics::new(feed.counts.clone()),
         lists_only: Arc::default(),
+        written: Arc::new(BodyWriters::new(feed.clone())),
+        findings,
     };
-    let written = Arc::new(BodyWriters::new(feed.clone()));
-    let deps = ReflectorDeps { upstream, written, rewinds: Arc::default(), waits: BackoffBounds::default() };
-    let (_, heard) = mpsc::channel(1);
-    let mut reflector = Reflector::new(deps, writer, heard);
+    let mut reflector = Reflector::new(upstream, writer, found, Arc::default(), BackoffBounds::default());
     let initial = InitialState {
         snapshot: feed.reader.stage().finish(BASE),
         stream: None,
@@ -52,26 +51,26 @@ fn hands() -> Hands {
 }
 
 impl Hands {
-    fn item(&self, event: &str, object: &str) -> WatchItem {
+    fn item(&self, event: &str, object: &str) -> Result<StreamItem, StreamEnd> {
         let frame = format!("{{\"type\":\"{event}\",\"object\":{object}}}\n");
-        self.reader.watch_event(Bytes::from(frame)).expect("it is well-formed")
+        decoded(&self.reader, Bytes::from(frame)).map_err(StreamEnd::Failed)
     }
 
-    fn pod(&self, event: &str, name: &str, rv: u64) -> WatchItem {
+    fn pod(&self, event: &str, name: &str, rv: u64) -> Result<StreamItem, StreamEnd> {
         let metadata = format!(r#"{{"name":"{name}","namespace":"t1","uid":"u","resourceVersion":"{rv}"}}"#);
         let object = format!(r#"{{"kind":"Pod","apiVersion":"v1","metadata":{metadata},"spec":{{}},"status":{{}}}}"#);
         self.item(event, &object)
     }
 
-    fn error(&self, code: u16, message: &str) -> WatchItem {
+    fn error(&self, code: u16, message: &str) -> Result<StreamItem, StreamEnd> {
         let status = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure""#;
         self.item("ERROR", &format!(r#"{status},"message":"{message}","code":{code}}}"#))
     }
 
     /// The result of an item that comes when the feed is at `at`.
-    fn take(&mut self, item: WatchItem, at: u64) -> Result<u64, (State, Option<StepFailure>)> {
+    fn take(&mut self, item: Result<StreamItem, StreamEnd>, at: u64) -> Result<u64, (State, Option<StepFailure>)> {
         let opened = Instant::now();
-        self.reflector.take_in(Ok(Received::Item(item)), ResourceVersion(at), opened).map(|reached| reached.0)
+        self.reflector.take_in(item, ResourceVersion(at), opened).map(|reached| reached.0)
     }
 
     /// Makes upstream unreachable. Returns the wait.
@@ -168,8 +167,7 @@ async fn second_410_in_a_row_relists_the_current_state() {
         let opened = Instant::now();
         sleep(seconds(quiet)).await;
         let refused = hands.error(410, "too old resource version: 11 (15)");
-        let next =
-            hands.reflector.take_in(Ok(Received::Item(refused)), ResourceVersion(11), opened).map(|reached| reached.0);
+        let next = hands.reflector.take_in(refused, ResourceVersion(11), opened).map(|reached| reached.0);
         match next {
             Err((State::Expired { window: None, .. }, Some(_))) => assert!(is_in_a_row, "{what}"),
             // The last list is too recent. The stream is opened again after a wait, and its 410 then names the window.
@@ -260,18 +258,18 @@ async fn catch_up_proof_applies_only_to_its_own_history() {
     hands.told("a", 11, 10);
     let history = hands.feed.reader.history();
     let change = |hands: &Hands, rv| match hands.pod("ADDED", "b", rv) {
-        WatchItem::Change { event_type, object, frame } => Change { event_type, object, frame: Some(frame) },
+        Ok(StreamItem::Change { change, .. }) => change,
         other => panic!("{other:?}"),
     };
     let until = ResourceVersion(15);
-    for (of, reached) in [(history + 1, 0), (history, 15)] {
+    for (of, reached) in [(history + 1, 10), (history, 15)] {
         let changes = vec![change(&hands, 12)];
-        let proof = ReflectorFinding::Proof(Proof { history: of, changes, until, announced: false });
+        let proof = ReflectorFinding::Proof { history: of, changes, until, announced: false };
         assert_eq!(hands.reflector.heard(proof, BASE).await.ok(), Some(ResourceVersion(reached)), "{of}");
     }
     assert_eq!((hands.feed.reader.progress().rv, hands.feed.reader.snapshot().len()), (until, 2));
     let between = vec![change(&hands, 13)];
-    let proof = ReflectorFinding::Proof(Proof { history, changes: between, until, announced: false });
+    let proof = ReflectorFinding::Proof { history, changes: between, until, announced: false };
     let broken = hands.reflector.heard(proof, until).await;
     assert!(broken.is_err(), "its own stream is at 15");
 }

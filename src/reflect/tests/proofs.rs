@@ -217,7 +217,7 @@ async fn future_version_is_abandoned_and_does_not_block_others() {
     scene.feed.freshness.want_version(ResourceVersion(1 << 40));
     sleep(seconds(60)).await;
     assert_eq!((scene.said("position"), scene.said("catch_up")), (1, 1));
-    assert_eq!(scene.feed.freshness.next_version(ResourceVersion(0)), None);
+    assert_eq!(scene.feed.freshness.versions.least_above(ResourceVersion(0)), None);
     scene.up.faults().stall_watches(0);
     for number in 0..5 {
         let written = scene.up.create_pod("t1", &format!("new{number}"));

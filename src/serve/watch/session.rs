@@ -28,7 +28,7 @@ use self::frame_batch::{FrameBatch, SendProgress};
 use self::initial_events::InitialEvents;
 use self::partial_view::PartialView;
 use crate::auth::{Permit, Readable};
-use crate::cache::{Chunk, Cursor, FeedState, Pull, Snapshot, StopReason};
+use crate::cache::{Chunk, Cursor, FeedState, FilteredEvent, Pull, Snapshot, StopReason};
 use crate::feeds::FeedHandle;
 use crate::listing::ScanBudget;
 use crate::serve::activity::WatchEnd;
@@ -360,7 +360,7 @@ impl Common {
         let limits = (room, self.scan_budget.left());
         match &mut self.partial {
             Some(partial) => partial.pull(&mut self.cursor, limits, waker, batch),
-            None => self.cursor.pull_some(limits, waker, batch),
+            None => self.cursor.pull_sifted(None, limits, waker, batch, |_, _| FilteredEvent::Send),
         }
     }
 

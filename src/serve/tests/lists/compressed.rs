@@ -57,7 +57,7 @@ async fn change_recompresses_only_its_chunk_and_dependents() {
     }
     let object = noise("a", PODS / 2, 1_001, 5_000);
     let change = Change { event_type: EventType::Modified, object, frame: None };
-    feeds.1.writer.apply(change).expect("in order");
+    feeds.1.writer.apply([change]).expect("in order");
     let after = places(&chunks(&feed).await);
     let gone = shared.difference(&after).count();
     // Two batches of two pieces each, and the remainder of one that is cut at another place.

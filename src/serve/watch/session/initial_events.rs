@@ -128,7 +128,7 @@ impl SharedFrames {
                 return Poll::Ready(Ok((frames, SendProgress::More)));
             }
             if self.piece == 0 {
-                frames += self.chunks.chunk(self.index).lengths().items;
+                frames += self.chunks.chunk(self.index).lengths.items;
             }
             bytes += piece.len();
             batch.push(piece.clone());

@@ -9,8 +9,8 @@ use crate::cache::CacheConfig;
 /// Two objects were deleted at 20, and one was added at 21. The client had room for one event.
 fn amid(stage: &mut Stage) {
     let gone = vec![deleted("p", "x", 20), deleted("q", "x", 20)];
-    assert_eq!(stage.writer.apply_all(gone), Ok(2));
-    stage.writer.apply(added("r", "x", 21)).expect("in order");
+    assert_eq!(stage.writer.apply(gone), Ok(2));
+    stage.writer.apply([added("r", "x", 21)]).expect("in order");
 }
 
 fn two() -> Stage {
@@ -46,7 +46,7 @@ async fn watch_that_ends_after_the_rest_of_a_version_is_not_parked() {
     let mut stage = two();
     let mut client = stage.watch_after(10, lasting(5));
     let gone = vec![deleted("p", "x", 20), deleted("q", "x", 20)];
-    assert_eq!(stage.writer.apply_all(gone), Ok(2));
+    assert_eq!(stage.writer.apply(gone), Ok(2));
     assert_eq!(client.poll(1), Poll::Ready(Some(vec!["DELETED p 20".to_owned()])));
     pass(5).await;
     assert_eq!(client.poll(1), Poll::Ready(Some(vec!["DELETED q 20".to_owned()])));
@@ -60,7 +60,7 @@ async fn watch_that_starts_after_a_version_does_not_wait_for_its_events() {
     let mut stage = two();
     let mut client = stage.watch_after(20, lasting(5));
     let gone = vec![deleted("p", "x", 20), deleted("q", "x", 20)];
-    assert_eq!(stage.writer.apply_all(gone), Ok(2));
+    assert_eq!(stage.writer.apply(gone), Ok(2));
     pass(5).await;
     assert_eq!(client.told(), ["over"]);
 }

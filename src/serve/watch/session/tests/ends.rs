@@ -223,7 +223,7 @@ async fn drained_watch_gets_final_bookmark_unless_events_are_pending() {
         let (mut writer, ending) = stage.drain(GRACE).await;
         pass(80).await;
         if pending {
-            writer.apply(added("p", "x", 21)).expect("in order");
+            writer.apply([added("p", "x", 21)]).expect("in order");
         }
         assert_eq!(client.told(), expected, "pending: {pending}");
         drop(client);
@@ -241,7 +241,7 @@ async fn draining_watch_sends_events_until_its_end_time() {
     let mut rv = 10;
     while told.last().is_none_or(|last| last != "over") {
         rv += 1;
-        writer.apply(added("p", "x", rv)).expect("in order");
+        writer.apply([added("p", "x", rv)]).expect("in order");
         told.extend(client.told());
         pass(1).await;
         assert!(rv < 200, "it never ends");

@@ -112,11 +112,11 @@ impl Stage {
     }
 
     pub(super) fn put(&mut self, name: &str, app: &str, rv: u64) {
-        self.writer.apply(added(name, app, rv)).expect("in order");
+        self.writer.apply([added(name, app, rv)]).expect("in order");
     }
 
     pub(super) fn delete(&mut self, name: &str, app: &str, rv: u64) {
-        self.writer.apply(deleted(name, app, rv)).expect("in order");
+        self.writer.apply([deleted(name, app, rv)]).expect("in order");
     }
 
     /// Applies a bookmark from upstream.
@@ -201,7 +201,9 @@ impl Stage {
         let timers = WatchTimers::start(received, terms, grant, slow_readers, cut.clone(), &self.watch);
         let scan_budget = ScanBudget::new(self.slices.clone(), None, cursor.view().is_expensive());
         let state = snapshot.clone().unwrap_or_else(|| cursor.mark().snapshot);
-        let namespaces = state.namespaces(cursor.view(), None).map(Arc::from).collect();
+        let mut namespaces: Vec<Arc<str>> =
+            state.select(cursor.view(), true, None).map(|object| object.key.namespace().into()).collect();
+        namespaces.dedup();
         let source = FeedSource { feed: self.feed.clone(), renderer };
         let mut session = WatchSession::new(source, cursor, terms, timers, self.place(), scan_budget, metrics);
         match (permit.part(), snapshot) {

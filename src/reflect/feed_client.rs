@@ -1,0 +1,46 @@
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::body_writers::BodyWriters;
+use super::reflector_findings::ReflectorFinding;
+use crate::cache::FeedState;
+use crate::feeds::Feed;
+use crate::upstream::Client;
+use crate::wire::ObjectReader;
+
+/// What the reflector of a feed and the tasks beside it share: the connection to upstream, and the feed. Clones share
+/// all parts.
+#[derive(Clone)]
+pub(super) struct FeedClient {
+    pub(super) client: Client,
+    pub(super) feed: Arc<Feed>,
+    pub(super) reader: Arc<ObjectReader>,
+    /// Whether upstream is known not to support streamed lists; shared by all feeds of one upstream.
+    pub(super) lists_only: Arc<AtomicBool>,
+    pub(super) written: Arc<BodyWriters>,
+    /// Sends findings to the reflector.
+    pub(super) findings: mpsc::Sender<ReflectorFinding>,
+}
+
+impl FeedClient {
+    /// Completes when the feed has a stream.
+    pub(super) async fn live(&self) {
+        // The sender lives as long as the feed.
+        let _ = self.feed.reader.watch_state().wait_for(|state| *state == FeedState::Live).await;
+    }
+
+    /// Sends a finding to the reflector, and returns its answer; `None` if it does not act on the finding.
+    pub(super) async fn hand_over<T>(&self, finding: impl FnOnce(oneshot::Sender<T>) -> ReflectorFinding) -> Option<T> {
+        let (done, is_done) = oneshot::channel();
+        self.findings.send(finding(done)).await.ok()?;
+        is_done.await.ok()
+    }
+
+    /// Reports to the reflector that an upstream response contradicts what the feed held in this history.
+    pub(super) fn doubt(&self, history: u64) {
+        // If the channel is full, a message is pending already; one suffices.
+        let _ = self.findings.try_send(ReflectorFinding::HistoryMismatch { history });
+    }
+}
