@@ -209,16 +209,12 @@ impl Server {
 /// Opens connections and attaches facts about their peers.
 #[derive(Debug, Clone)]
 pub(super) struct PeerConnector<C> {
-    connector: C,
-    runtime: ConnectionRuntime,
-    limit: StreamLimit,
-}
-
-impl<C> PeerConnector<C> {
-    /// Creates a connector that passes the stream limits of its peers to `limit`.
-    pub(super) fn new(connector: C, runtime: ConnectionRuntime, limit: StreamLimit) -> Self {
-        Self { connector, runtime, limit }
-    }
+    pub(super) connector: C,
+    pub(super) runtime: ConnectionRuntime,
+    /// Gets the stream limits of the peers.
+    pub(super) limit: StreamLimit,
+    /// Whether connections without TLS use HTTP/2, as those within this process may.
+    pub(super) multiplexes_memory: bool,
 }
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -229,6 +225,7 @@ pub(super) struct PeerConnection<T> {
     io: T,
     peer: Arc<UpstreamPeer>,
     settings: FirstSettings,
+    is_h2: bool,
     _connection: Arc<()>,
 }
 
@@ -251,19 +248,22 @@ where
 
     fn call(&mut self, uri: Uri) -> Self::Future {
         let (connecting, limit) = (self.runtime.run(self.connector.call(uri.clone())), self.limit.clone());
+        let multiplexes_memory = self.multiplexes_memory;
         Box::pin(async move {
             let io = connecting.await.map_err(|error| ConnectError::new(&uri, error.into()))?;
             let connection = Arc::new(());
             let peer = UpstreamPeer { connection: Arc::downgrade(&connection), ..UpstreamPeer::default() };
-            let settings = FirstSettings::new(limit, io.connected().is_negotiated_h2());
-            Ok(PeerConnection { io, peer: Arc::new(peer), settings, _connection: connection })
+            let is_h2 = multiplexes_memory || io.connected().is_negotiated_h2();
+            let settings = FirstSettings::new(limit, is_h2);
+            Ok(PeerConnection { io, peer: Arc::new(peer), settings, is_h2, _connection: connection })
         })
     }
 }
 
 impl<T: Connection> Connection for PeerConnection<T> {
     fn connected(&self) -> Connected {
-        self.io.connected().extra(self.peer.clone())
+        let connected = self.io.connected().extra(self.peer.clone());
+        if self.is_h2 { connected.negotiated_h2() } else { connected }
     }
 }
 
