@@ -84,7 +84,10 @@ impl Client {
         costs: CostLedger,
         tasks: Tasks,
     ) -> Result<Self, CredentialError> {
-        Ok(Self::of(Links::load(source, endpoints)?, costs, tasks))
+        let links = Links::load(source, endpoints)?;
+        let instance = format!("{:016x}", fastrand::u64(..));
+        let (answered, strict_transport) = (watch::Sender::new(0), HstsHeader::default());
+        Ok(Self { shared: Arc::new(Shared { links, costs, instance, tasks, answered, strict_transport }) })
     }
 
     /// A client whose connections come from `connect`, for tests with a paused clock.
@@ -92,13 +95,6 @@ impl Client {
     pub(crate) fn in_memory(connect: impl Fn() -> Option<tokio::io::DuplexStream> + Send + Sync + 'static) -> Self {
         let memory = super::InMemoryUpstream::new(connect, false).without_idle();
         Self::connect(&CredentialSource::Memory(memory), CostLedger::default()).expect("nothing is read")
-    }
-
-    pub(super) fn of(links: Links, costs: CostLedger, tasks: Tasks) -> Self {
-        let instance = format!("{:016x}", fastrand::u64(..));
-        let (answered, strict_transport) = (watch::Sender::new(0), HstsHeader::default());
-        let shared = Shared { links, costs, instance, tasks, answered, strict_transport };
-        Self { shared: Arc::new(shared) }
     }
 
     /// Reloads the credentials whenever their files change; to be spawned once. New requests use the new credentials on

@@ -144,7 +144,7 @@ impl CostCounter {
     }
 
     pub(super) fn sent(&self) {
-        self.account().requests.fetch_add(1, Ordering::Relaxed);
+        self.costs.account(self.cause).requests.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Records that the response has begun.
@@ -158,16 +158,12 @@ impl CostCounter {
     }
 
     pub(super) fn received(&self, bytes: usize) {
-        self.account().body_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.costs.account(self.cause).body_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     /// Records that the initial state of the stream is complete: events follow.
     pub(super) fn is_listed(&mut self) {
         self.cause = self.cause.of_stream();
-    }
-
-    fn account(&self) -> &Account {
-        self.costs.account(self.cause)
     }
 
     fn account_of_stream(&self) -> &Account {

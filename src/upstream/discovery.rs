@@ -1,6 +1,5 @@
 //! Discovers the resources that upstream serves, and which of them can be watched.
 
-mod declaration;
 mod definitions;
 mod documents;
 mod refusal_backoff;
@@ -15,9 +14,8 @@ use http::header::{ACCEPT, ETAG, HeaderMap, HeaderValue, IF_NONE_MATCH};
 use parking_lot::{Mutex, RwLock};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use self::declaration::Declared;
-pub use self::declaration::{Declaration, DeclaringResource};
-use self::definitions::CustomResourceDefinitions;
+use self::definitions::{CustomResourceDefinitions, Declared};
+pub use self::definitions::{Declaration, DeclaringResource};
 use self::documents::{ApiServices, DiscoveryList, Groups, LegacyList, VersionList};
 pub use self::refusal_backoff::RefusalBackoff;
 use self::refusal_backoff::RefusedDocument;

@@ -159,11 +159,6 @@ impl Server {
         }
     }
 
-    /// Whether its connection is still open.
-    fn is_connected(&self) -> bool {
-        self.peer.connection.strong_count() > 0
-    }
-
     pub(super) async fn turn(&self) -> tokio::sync::OwnedMutexGuard<()> {
         self.peer.asking.clone().lock_owned().await
     }
@@ -179,7 +174,8 @@ impl Server {
             return;
         }
         // There may be two connections for a moment, both to the same server.
-        let known = self.is_connected() || !self.multiplexes;
+        let is_connected = self.peer.connection.strong_count() > 0;
+        let known = is_connected || !self.multiplexes;
         *self.peer.told.lock() = match told {
             BuildKnowledge::Build { build, .. } if known => BuildKnowledge::Build { build, certain: false },
             // The connection is closed, so the server at its other end can no longer be identified.
