@@ -23,9 +23,7 @@ pub(super) async fn catch_up(
                 changes.push(Change { event_type, object, frame: Some(frame) });
             }
             WatchItem::Bookmark { rv, .. } => return Ok((changes, rv)),
-            WatchItem::Error { event } => {
-                return Err(Error::Refused(Box::new(super::session::status_of(&event))).into());
-            }
+            WatchItem::Error { status } => return Err(Error::Refused(status).into()),
         }
     }
     Err(Error::TooLarge(BYTES_MAX).into())

@@ -142,7 +142,7 @@ pub(super) fn testimony(resume_marker: &ResumeMarker, item: &WatchItem) -> Resum
         {
             ResumeEvidence::Continues
         }
-        WatchItem::Error { event } if event.code == 410 => ResumeEvidence::Expired,
+        WatchItem::Error { status } if status.code == 410 => ResumeEvidence::Expired,
         WatchItem::Error { .. } => ResumeEvidence::Refuses,
         WatchItem::Change { .. } | WatchItem::Bookmark { .. } => ResumeEvidence::Contradicts,
     }

@@ -9,7 +9,6 @@ use super::gap_recovery;
 use super::initial_state::FeedClient;
 use super::metrics::SideRequest;
 use super::reflector_findings::{BackfillFinding, PreviousObjects, ReflectorFinding};
-use super::session::status_of;
 use super::stream::StreamEnd;
 use crate::cache::{BackfilledEvents, Change, FeedState, HistoryStart, MissingPrevious};
 use crate::feeds::{BackfillOutcome, BackfillRequest};
@@ -176,7 +175,7 @@ impl HistoryBackfiller {
                         return Err(BackfillError::TooMany);
                     }
                 }
-                WatchItem::Error { event } => return Err(Error::Refused(Box::new(status_of(&event))).into()),
+                WatchItem::Error { status } => return Err(Error::Refused(status).into()),
             }
         }
     }

@@ -139,9 +139,7 @@ impl Lister<'_> {
                     return Ok(InitialState { snapshot, stream, servers, is_from_memory });
                 }
                 WatchItem::Bookmark { .. } => {}
-                WatchItem::Error { event } => {
-                    return Err(Error::Refused(Box::new(super::session::status_of(&event))).into());
-                }
+                WatchItem::Error { status } => return Err(Error::Refused(status).into()),
             }
         }
     }
@@ -222,9 +220,7 @@ impl Lister<'_> {
                     return Ok(ReportedPosition { at: rv, template, is_from_memory });
                 }
                 WatchItem::Change { .. } => {}
-                WatchItem::Error { event } => {
-                    return Err(Error::Refused(Box::new(super::session::status_of(&event))).into());
-                }
+                WatchItem::Error { status } => return Err(Error::Refused(status).into()),
             }
         }
     }
@@ -265,9 +261,7 @@ impl Lister<'_> {
             match &item {
                 WatchItem::Change { frame, .. } => bytes += frame.len(),
                 WatchItem::Bookmark { .. } => {}
-                WatchItem::Error { event } => {
-                    return Err(Error::Refused(Box::new(super::session::status_of(event))).into());
-                }
+                WatchItem::Error { status } => return Err(Error::Refused(status.clone()).into()),
             }
             if bytes > AHEAD_BYTES_MAX {
                 return Err(Error::TooLarge(AHEAD_BYTES_MAX).into());

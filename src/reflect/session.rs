@@ -2,7 +2,7 @@
 
 use crate::cache::{ApplyResult, CacheWriter, Change, OutOfOrder};
 use crate::upstream::Error;
-use crate::wire::{BookmarkTemplate, ErrorEvent, WatchItem};
+use crate::wire::{BookmarkTemplate, WatchItem};
 use kubeapi::{ResourceVersion, Status};
 
 use super::metrics::FeedMetrics;
@@ -53,7 +53,7 @@ pub(super) fn apply(
             writer.advance(rv, true);
             Ok(StreamStep::At(rv))
         }
-        WatchItem::Error { event } => Ok(StreamStep::Refused(Box::new(status_of(&event)))),
+        WatchItem::Error { status } => Ok(StreamStep::Refused(status)),
     }
 }
 
@@ -68,15 +68,4 @@ pub(super) fn apply_together(
     let fresh = writer.apply_all(changes)?;
     (fresh..count).for_each(|_| metrics.duplicate());
     Ok(last.filter(|_| fresh > 0).map_or(StreamStep::Skipped, StreamStep::At))
-}
-
-/// The Status in an ERROR event.
-pub(super) fn status_of(event: &ErrorEvent) -> Status {
-    let code = u16::try_from(event.code).unwrap_or(500);
-    let mut status = Status::from_code(code, &event.message);
-    status.reason.clone_from(&event.reason);
-    if let Some(seconds) = event.retry_after_seconds {
-        status.set_retry_after(seconds);
-    }
-    status
 }

@@ -3,6 +3,7 @@ mod protobuf;
 mod tests;
 
 use super::go_text::escape_json;
+use super::protobuf::ProtobufError;
 use serde::{Deserialize, Serialize};
 
 /// The API's `Status`: the apiserver's response if there is no object to return, usually an error, in a response or in
@@ -88,7 +89,7 @@ pub enum StatusDecodeError {
     #[error("not a Status in JSON: {0}")]
     Json(#[from] serde_json::Error),
     #[error("not a Status in protobuf: {0}")]
-    Protobuf(&'static str),
+    Protobuf(#[from] ProtobufError),
     #[error("expected a Status, found {0:?}")]
     OtherKind(String),
 }
@@ -130,7 +131,7 @@ impl Status {
     /// # Errors
     /// The bytes are not a valid `k8s\0` document, or an object of another kind.
     pub fn from_protobuf(document: &[u8]) -> Result<Self, StatusDecodeError> {
-        protobuf::decode(document).map_err(StatusDecodeError::Protobuf)?.checked_kind()
+        protobuf::decode(document)?.checked_kind()
     }
 
     /// The code for the response's status line; 500 if the Status has no valid one.
