@@ -5,7 +5,6 @@
 //! followed. A request that is not a read is retried only if its server has certainly not processed it. Of several
 //! servers one is used at a time; while it is healthy, no other receives requests.
 
-mod acting_as;
 mod build;
 mod caller_pools;
 mod client;
@@ -16,11 +15,9 @@ mod discovery;
 mod endpoints;
 mod error;
 mod forward;
-mod forward_pool;
 mod identity_headers;
 mod link;
 mod metrics;
-mod outgoing;
 mod peer;
 mod plugins;
 mod pool;
@@ -35,7 +32,6 @@ mod stream_limit;
 mod strict_transport;
 mod token_file;
 
-pub use acting_as::{ActingAs, CredentialId};
 pub use build::{Build, Release};
 pub(crate) use client::encoding_of;
 pub use client::{Client, SharedDocument, UpstreamRequestKind, read_status};
@@ -49,14 +45,13 @@ pub use discovery::{
 pub use endpoints::{EndpointTimes, Endpoints, EndpointsConfig};
 pub use error::{Error, Unsendable};
 pub use forward::{Forwarder, strip_hop_by_hop};
-pub use forward_pool::ForwardPool;
-pub use identity_headers::{AmbiguousHeaders, inspect, is_asserted, is_impersonation};
+pub use identity_headers::{ActingAs, AmbiguousHeaders, CredentialId, inspect, is_asserted, is_impersonation};
 pub use link::CredentialChanges;
 pub use metrics::describe;
-pub use outgoing::UpstreamBody;
 pub use peer::Server;
 pub use plugins::{PluginRunner, run_plugins_by};
-pub use pool::ResponseBody;
+pub use pool::{ForwardPool, ResponseBody};
+pub use retryable_request::UpstreamBody;
 pub use review::{ACCESS_REVIEWS, AccessReviewResult, TOKEN_REVIEWS, TokenReviewResult};
 pub use server_url::{ServerUrl, ServerUrlError};
 

@@ -4,10 +4,9 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use http::{HeaderValue, StatusCode};
 use serde::Serialize;
 
-use super::{AdminResponse, answer};
+use super::series::head;
 
 /// The cost of one cause in the response of `/debug/cost`. All numbers are totals since the start, except
 /// `streamsOpen`.
@@ -37,15 +36,10 @@ const METRICS: [Metric; 4] = [
     }),
 ];
 
-pub(super) fn page(rows: &[CostRow]) -> AdminResponse {
-    let json = serde_json::to_vec(rows).expect("numbers and text");
-    answer(StatusCode::OK, HeaderValue::from_static("application/json"), json)
-}
-
 /// Appends the metrics in Prometheus' text format.
 pub(super) fn write(rows: &[CostRow], out: &mut String) {
     for (name, help, kind, value) in METRICS {
-        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        head(out, name, kind, help);
         for row in rows {
             let _ = writeln!(out, "{name}{{cause=\"{}\"}} {}", row.cause, value(row));
         }

@@ -1,10 +1,28 @@
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use http::{HeaderValue, StatusCode};
 use serde::Serialize;
+use serde_json::Value;
 
-use super::{AdminPages, AdminResponse, answer};
+use super::{AdminPages, AdminResponse, json};
 use crate::cache::FeedState;
+use crate::feeds::Feed;
+
+/// The response of `/debug/config`: the running configuration. It has the paths of files, but not their content.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ConfigPage {
+    /// The path of the configuration file, if there is one.
+    pub file: Option<String>,
+    /// Why the current content of the file cannot be used, if so.
+    pub trouble: Option<String>,
+    /// The keys that changed in the file and require a restart.
+    pub restart: Vec<String>,
+    pub settings: BTreeMap<String, Value>,
+}
+
+/// Reads the running configuration.
+pub type ConfigReader = Arc<dyn Fn() -> ConfigPage + Send + Sync>;
 
 /// One feed in the response of `/debug/feeds`, which people and scripts read.
 #[derive(Serialize)]
@@ -32,7 +50,7 @@ struct FeedPage {
 }
 
 pub(super) fn feeds(pages: &AdminPages) -> AdminResponse {
-    let page = |feed: Arc<crate::feeds::Feed>| {
+    let page = |feed: Arc<Feed>| {
         let stats = feed.reader.stats();
         let key = &feed.spec.key;
         let (state, stale_seconds) = match feed.reader.state() {
@@ -62,6 +80,5 @@ pub(super) fn feeds(pages: &AdminPages) -> AdminResponse {
         }
     };
     let shown: Vec<_> = pages.feeds.all().into_iter().map(page).collect();
-    let json = serde_json::to_vec(&shown).expect("numbers and text");
-    answer(StatusCode::OK, HeaderValue::from_static("application/json"), json)
+    json(&shown)
 }

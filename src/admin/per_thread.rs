@@ -19,7 +19,7 @@ use super::series::{escaped, head};
 pub(super) struct PerThreadRecorder<R> {
     inner: R,
     counters: &'static [&'static str],
-    folded: PerThreadMetrics,
+    pub(super) folded: PerThreadMetrics,
 }
 
 /// The metrics that are kept per thread. Clones share them.
@@ -113,10 +113,6 @@ impl<R> PerThreadRecorder<R> {
     /// Creates the recorder. `counters` are the names of those that are kept per thread.
     pub(super) fn new(inner: R, counters: &'static [&'static str]) -> Self {
         Self { inner, counters, folded: PerThreadMetrics::default() }
-    }
-
-    pub(super) fn folded(&self) -> PerThreadMetrics {
-        self.folded.clone()
     }
 }
 
@@ -223,7 +219,7 @@ mod tests {
         });
         recorder.register_counter(&Key::from_name("events"), &HERE).increment(1);
         assert!(handle.render().contains("events 0"), "it is told the sum only when somebody asks");
-        recorder.folded().tell();
+        recorder.folded.tell();
         let text = handle.render();
         assert!(text.contains("events 4951\n") && text.contains("other 100\n"), "{text}");
     }
@@ -238,7 +234,7 @@ mod tests {
             recorder.register_histogram(&key, &HERE).record(seconds);
         }
         let mut text = String::new();
-        recorder.folded().write(&mut text);
+        recorder.folded.write(&mut text);
         let expected = [
             "# HELP d_seconds a delay\n# TYPE d_seconds histogram\n",
             "d_seconds_bucket{resource=\"p\\\"x\",le=\"0.0001\"} 3\n",

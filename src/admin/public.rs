@@ -11,7 +11,9 @@ use http::{HeaderMap, HeaderValue, Request, StatusCode};
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
-use super::{AdminPages, AdminResponse, METRICS, TEXT, answer, empty, livez, refuse_others, verdict};
+use super::{
+    AdminPages, AdminResponse, JSON, METRICS, TEXT, answer, empty, livez, refuse_foreign, refuse_others, verdict,
+};
 use crate::auth::BrowserGuard;
 use crate::net::Peer;
 use base::{Ready, Reloadable, RuntimeHeartbeat};
@@ -81,9 +83,9 @@ impl MetricsPage {
     /// Answers a scrape of `/metrics`. The response is a refusal if the sender may not read metrics.
     pub fn answer<B>(&self, peer: &Peer, request: &Request<B>) -> BoxFuture<'static, AdminResponse> {
         if let MetricsReaders::Anyone(browsers) = &self.readers
-            && let Err(foreign) = browsers.get().check(request.uri(), request.headers())
+            && let Some(refusal) = refuse_foreign(&browsers.get(), request)
         {
-            return ready(answer(StatusCode::FORBIDDEN, TEXT, format!("{foreign}\n"))).boxed();
+            return ready(refusal).boxed();
         }
         if request.uri().path() != "/metrics" {
             return ready(empty(StatusCode::NOT_FOUND)).boxed();
@@ -126,7 +128,7 @@ async fn in_time(admitted: impl Future<Output = ScrapeDecision>) -> Result<(), S
 /// Returns a refusal to serve metrics as the apiserver would write it.
 fn refused(why: &Status) -> AdminResponse {
     let code = StatusCode::from_u16(why.http_code()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut refusal = answer(code, HeaderValue::from_static("application/json"), why.to_json());
+    let mut refusal = answer(code, JSON, why.to_json());
     let headers = refusal.headers_mut();
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
     if let Some(seconds) = why.retry_after_seconds() {

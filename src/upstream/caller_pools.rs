@@ -4,11 +4,11 @@ use std::time::Duration;
 use http::Response;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::acting_as::CredentialId;
 use super::credentials::UpstreamCredentials;
-use super::outgoing::CountedRequest;
-use super::pool::{Pool, PoolProtocol, ResponseBody};
-use super::{CredentialError, Error, ForwardPool};
+use super::identity_headers::{ActingAs, CredentialId};
+use super::pool::{ForwardPool, Pool, ResponseBody, Traffic};
+use super::retryable_request::CountedRequest;
+use super::{CredentialError, Error};
 use base::KeyedSemaphores;
 use kubeapi::FlowDistinguisher;
 
@@ -50,33 +50,32 @@ impl CallerPools {
     /// proxy's own.
     pub(super) fn new(credentials: &UpstreamCredentials) -> Result<Self, CredentialError> {
         let credentials = credentials.without_identity();
-        let once = Pool::new(&credentials, PoolProtocol::Once)?;
+        let once = Pool::new(&credentials, Traffic::Once)?;
         let pools = moka::sync::Cache::builder().max_capacity(CREDENTIALS_MAX).time_to_idle(IDLE_MAX).build();
         Ok(Self { credentials, pools, shares: KeyedSemaphores::new(CREDENTIALS_OF_A_USER_MAX), once })
     }
 
-    /// Sends a request with the caller's credential, on connections that only that credential uses.
+    /// Sends a request that carries its own credential, on connections that only that credential uses. Without a
+    /// credential of a known user, it uses a connection that is not reused.
     pub(super) async fn send(
         &self,
-        (credential, payer): (CredentialId, &FlowDistinguisher),
+        acting_as: &ActingAs,
         lane: ForwardPool,
         outgoing: CountedRequest,
     ) -> Result<Response<ResponseBody>, Error> {
-        let Some(pools) = self.pools(credential, payer)? else { return self.once.send(outgoing).await };
-        match lane {
-            ForwardPool::Short => pools.short.send(outgoing).await,
-            ForwardPool::Stream => pools.long.send(outgoing).await,
+        let pools = match acting_as {
+            ActingAs::Bearer(credential, payer) => self.pools(*credential, payer)?,
+            ActingAs::Anonymous | ActingAs::ProxyItself | ActingAs::User(_) => None,
+        };
+        match (pools, lane) {
+            (Some(pools), ForwardPool::Short) => pools.short.send(outgoing).await,
+            (Some(pools), ForwardPool::Stream) => pools.long.send(outgoing).await,
             // If the upgrade to a tunnel fails, the state of the connection is uncertain, so it is not reused.
-            ForwardPool::Tunnel => self.once.send(outgoing).await,
+            (Some(_), ForwardPool::Tunnel) | (None, _) => self.once.send(outgoing).await,
         }
     }
 
-    /// Sends a request whose user is unknown, on a connection that is not reused.
-    pub(super) async fn send_once(&self, outgoing: CountedRequest) -> Result<Response<ResponseBody>, Error> {
-        self.once.send(outgoing).await
-    }
-
-    /// Returns the connections of a credential; `None` if its user has reached [`CREDENTIALS_OF_A_USER_MAX`].
+    /// The connections of a credential; `None` if its user has reached [`CREDENTIALS_OF_A_USER_MAX`].
     fn pools(&self, credential: CredentialId, payer: &FlowDistinguisher) -> Result<Option<Arc<Pools>>, Error> {
         if let Some(pools) = self.pools.get(&credential) {
             return Ok(Some(pools));
@@ -96,8 +95,8 @@ impl CallerPools {
     }
 
     fn fresh(&self, place: OwnedSemaphorePermit) -> Result<Pools, CredentialError> {
-        let short = Pool::new(&self.credentials, PoolProtocol::FOR_OTHERS)?;
-        let long = Pool::keeping(&self.credentials, PoolProtocol::Single, IDLE_STREAMS_MAX)?;
+        let short = Pool::new(&self.credentials, Traffic::Forwards)?;
+        let long = Pool::new(&self.credentials, Traffic::Streams { idle_max: IDLE_STREAMS_MAX })?;
         Ok(Pools { short, long, _place: place })
     }
 }
@@ -124,8 +123,8 @@ mod tests {
     #[tokio::test]
     async fn credential_pools_per_user_are_limited() {
         let source = CredentialSource::Anonymous("http://127.0.0.1:1".parse().expect("an address"));
-        let credentials = UpstreamCredentials::load(&source).expect("nothing to read");
-        let caller_pools = CallerPools::new(&credentials).expect("nothing is asked");
+        let credentials = UpstreamCredentials::load(&source, &[]).expect("nothing to read");
+        let caller_pools = CallerPools::new(&credentials[0]).expect("nothing is asked");
         let (ada, bob) = (payer("ada"), payer("bob"));
         let has = |number, payer| caller_pools.pools(id(number), payer).expect("made").is_some();
         let of_ada = (0..2 * CREDENTIALS_OF_A_USER_MAX).filter(|number| has(*number, &ada)).count();

@@ -3,24 +3,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::header::{ACCEPT, CONTENT_TYPE, ETAG, HeaderValue, IF_NONE_MATCH, USER_AGENT};
-use http::{HeaderMap, Method, Request, Response};
+use http::header::{ACCEPT, CONTENT_TYPE, HeaderValue, USER_AGENT};
+use http::{HeaderMap, Method, Request, Response, request};
 use http_body_util::{BodyExt, Full};
 use tokio::time::timeout;
 
-use super::acting_as::CredentialId;
-use super::credentials::put_all;
 use super::endpoints::{Endpoints, EndpointsConfig, RequestOrigin};
-use super::identity_headers::{NestedImpersonation, put_ours};
+use super::identity_headers::{ActingAs, put_ours};
 use super::link::{CredentialChanges, Link, Links};
-use super::outgoing::{CountedRequest, UpstreamBody};
-use super::pool::ResponseBody;
+use super::pool::{ForwardPool, ResponseBody, send_by};
+use super::retryable_request::{CountedRequest, UpstreamBody};
 use super::strict_transport::HstsHeader;
-use super::{BODY_BYTES_MAX, CAUSE, Cause, CostLedger, CredentialError, CredentialSource, Error, Server, Unsendable};
+use super::{BODY_BYTES_MAX, CAUSE, Cause, CostLedger, CredentialError, CredentialSource, Error, HOPS, Server};
 use crate::net::CertificateValidity;
 use crate::wire::Encoding;
 use base::Tasks;
-use kubeapi::{FlowDistinguisher, Status};
+use kubeapi::Status;
 use tokio::sync::watch;
 
 /// A client of upstream with the proxy's own credentials. Clones share the connections.
@@ -50,6 +48,15 @@ pub enum UpstreamRequestKind {
     Short,
 }
 
+/// The connection of a request of the proxy.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Via<'a> {
+    /// Any connection to the server in use.
+    Any(UpstreamRequestKind),
+    /// The one to this server, as long as it is in use.
+    Beside(&'a Server),
+}
+
 /// A document that is the same for every caller.
 #[derive(Debug, Clone)]
 pub struct SharedDocument {
@@ -59,8 +66,6 @@ pub struct SharedDocument {
 
 const JSON: &str = "application/json";
 const REVIEW_BYTES_MAX: usize = 1 << 20;
-/// The maximum size in bytes of a document that callers share.
-const DOCUMENT_BYTES_MAX: usize = 16 << 20;
 /// The timeout for the response head of the proxy's own requests; the apiserver's own limit is 60 s (R-TIMEOUT-2).
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -79,7 +84,10 @@ impl Client {
         costs: CostLedger,
         tasks: Tasks,
     ) -> Result<Self, CredentialError> {
-        Ok(Self::of(Links::load(source, endpoints)?, costs, tasks))
+        let links = Links::load(source, endpoints)?;
+        let instance = format!("{:016x}", fastrand::u64(..));
+        let (answered, strict_transport) = (watch::Sender::new(0), HstsHeader::default());
+        Ok(Self { shared: Arc::new(Shared { links, costs, instance, tasks, answered, strict_transport }) })
     }
 
     /// Creates a client whose connections come from `connect`, for tests with a paused clock.
@@ -87,13 +95,6 @@ impl Client {
     pub(crate) fn in_memory(connect: impl Fn() -> Option<tokio::io::DuplexStream> + Send + Sync + 'static) -> Self {
         let memory = super::InMemoryUpstream::new(connect, false).without_idle();
         Self::connect(&CredentialSource::Memory(memory), CostLedger::default()).expect("nothing is read")
-    }
-
-    pub(super) fn of(links: Links, costs: CostLedger, tasks: Tasks) -> Self {
-        let instance = format!("{:016x}", fastrand::u64(..));
-        let (answered, strict_transport) = (watch::Sender::new(0), HstsHeader::default());
-        let shared = Shared { links, costs, instance, tasks, answered, strict_transport };
-        Self { shared: Arc::new(shared) }
     }
 
     /// Reloads the credentials whenever their files change; to be spawned once. New requests use the new credentials on
@@ -153,91 +154,80 @@ impl Client {
         path_and_query: &str,
         accept: &str,
     ) -> Result<Response<ResponseBody>, Error> {
-        let request = Request::builder().method(Method::GET).header(ACCEPT, accept);
-        self.ask(cause, kind, path_and_query, request, Bytes::new()).await
-    }
-
-    /// Sends a POST of the proxy and reads the response; both bodies are JSON.
-    pub(super) async fn post(&self, cause: Cause, path: &str, body: Vec<u8>) -> Result<Bytes, Error> {
-        let request = Request::builder().method(Method::POST).header(ACCEPT, JSON).header(CONTENT_TYPE, JSON);
-        self.read(self.ask(cause, UpstreamRequestKind::Short, path, request, body.into()).await?).await
+        self.ask(cause, Via::Any(kind), path_and_query, get(accept), Bytes::new()).await
     }
 
     /// Sends a review for a downstream proxy and reads the response. `hops` names the proxies below and this proxy.
     pub async fn review(&self, cause: Cause, path: &str, hops: HeaderValue, body: Bytes) -> Result<Bytes, Error> {
-        let request = Request::builder().method(Method::POST).header(super::HOPS, hops);
-        let request = request.header(ACCEPT, JSON).header(CONTENT_TYPE, JSON);
-        self.read_at_most(self.ask(cause, UpstreamRequestKind::Short, path, request, body).await?, REVIEW_BYTES_MAX)
-            .await
+        let request = post_json().header(HOPS, hops);
+        let response = self.ask(cause, Via::Any(UpstreamRequestKind::Short), path, request, body).await?;
+        self.read_at_most(response, REVIEW_BYTES_MAX).await
     }
 
-    async fn ask(
+    /// Sends a request of the proxy and waits for the response. Any response other than a success is read and returned
+    /// as [`Error::Refused`].
+    pub(super) async fn ask(
         &self,
         cause: Cause,
-        kind: UpstreamRequestKind,
+        via: Via<'_>,
         path_and_query: &str,
-        request: http::request::Builder,
+        request: request::Builder,
         body: Bytes,
     ) -> Result<Response<ResponseBody>, Error> {
-        let counter = self.shared.costs.counter(cause, kind == UpstreamRequestKind::Watch);
-        let link = self.shared.links.current();
+        let (at, is_stream) = match via {
+            Via::Any(kind) => (self.endpoints().current(), kind == UpstreamRequestKind::Watch),
+            Via::Beside(server) => (server.endpoint, false),
+        };
+        let counter = self.shared.costs.counter(cause, is_stream);
+        let link = self.shared.links.at(at);
         let request = self.prepared(&link, cause, path_and_query, request, body).await?;
-        let (at, outgoing) = (link.credentials.endpoint, CountedRequest { request, counter });
-        let sending = pin!(async {
-            match kind {
-                UpstreamRequestKind::Watch => link.watches.ask(outgoing).await,
-                UpstreamRequestKind::Short => link.short.send(outgoing).await,
-            }
-        });
-        let answer = self.taken(self.endpoints().heed(at, RequestOrigin::Proxy, sending)).await;
-        if answer.as_ref().is_err_and(|error| error.code().is_some_and(|code| code >= 500)) {
+        let outgoing = CountedRequest { request, counter };
+        let answering = async {
+            let pool = match via {
+                Via::Any(UpstreamRequestKind::Watch) => &link.watches,
+                Via::Any(UpstreamRequestKind::Short) => &link.short,
+                Via::Beside(server) => {
+                    let place = link.watches.place_beside(server).or_else(|| link.short.place_beside(server));
+                    return match place {
+                        Some(place) => send_by(place, outgoing).await,
+                        // The credentials have been reloaded since, and so have the connections.
+                        None => link.short.send(outgoing).await,
+                    };
+                }
+            };
+            self.endpoints().heed(at, RequestOrigin::Proxy, pin!(pool.send(outgoing))).await
+        };
+        let response = timeout(ANSWER_TIMEOUT, answering).await.map_err(|_| Error::Timeout(ANSWER_TIMEOUT))??;
+        self.note_answer();
+        self.shared.strict_transport.learn(response.headers());
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        let (head, body) = response.into_parts();
+        let body = read_whole(body, STATUS_BYTES_MAX, |_| Ok(())).await.unwrap_or_default();
+        let status = read_status(&head, &body);
+        if status.code >= 500 && matches!(via, Via::Any(_)) {
             self.endpoints().raise(at);
         }
-        answer
+        Err(Error::Refused(Box::new(status)))
     }
 
     /// Sends a GET of the proxy to one of the servers, on a connection that is not reused. Returns the status code of
     /// the response.
     pub(super) async fn ask_server(&self, endpoint: usize, path: &str) -> Result<u16, Error> {
         let link = self.shared.links.at(endpoint);
-        let request = Request::builder().method(Method::GET);
-        let request = self.prepared(&link, Cause::Readiness, path, request, Bytes::new()).await?;
+        let request = self.prepared(&link, Cause::Readiness, path, Request::builder(), Bytes::new()).await?;
         let counter = self.shared.costs.counter(Cause::Readiness, false);
         Ok(link.tunnels.send(CountedRequest { request, counter }).await?.status().as_u16())
     }
 
-    /// Sends a GET of the proxy on the connection to `server`, as long as that connection is in use.
-    pub(super) async fn open_beside(
-        &self,
-        cause: Cause,
-        server: &Server,
-        path_and_query: &str,
-        accept: &str,
-    ) -> Result<Response<ResponseBody>, Error> {
-        let request = Request::builder().method(Method::GET).header(ACCEPT, accept);
-        let link = self.shared.links.at(server.endpoint);
-        let request = self.prepared(&link, cause, path_and_query, request, Bytes::new()).await?;
-        let outgoing = CountedRequest { request, counter: self.shared.costs.counter(cause, false) };
-        let sending = async {
-            match link.watches.send_beside(server, outgoing).await {
-                Ok(sent) => sent,
-                Err(outgoing) => match link.short.send_beside(server, outgoing).await {
-                    Ok(sent) => sent,
-                    // The credentials have been reloaded since, and so have the connections.
-                    Err(outgoing) => link.short.send(outgoing).await,
-                },
-            }
-        };
-        self.taken(sending).await
-    }
-
-    /// Builds a request with the credentials of a link to upstream.
+    /// Builds a request with the credentials of a link.
     async fn prepared(
         &self,
         link: &Link,
         cause: Cause,
         path_and_query: &str,
-        request: http::request::Builder,
+        request: request::Builder,
         body: Bytes,
     ) -> Result<Request<UpstreamBody>, Error> {
         let mut request = request
@@ -248,25 +238,9 @@ impl Client {
             .map_err(|error| Error::InvalidRequest(error.to_string()))?;
         let ourselves = || HeaderValue::from_str(self.instance()).expect("hexadecimal digits");
         // A request on behalf of another proxy already names the proxies below.
-        request.headers_mut().entry(super::HOPS).or_insert_with(ourselves);
-        put_all(request.headers_mut(), link.credentials.headers().await?);
+        request.headers_mut().entry(HOPS).or_insert_with(ourselves);
+        request.headers_mut().extend(link.credentials.headers().await?);
         Ok(request)
-    }
-
-    /// Waits for the response. Any response other than a success is read and returned as [`Error::Refused`].
-    async fn taken(
-        &self,
-        sending: impl Future<Output = Result<Response<ResponseBody>, Error>>,
-    ) -> Result<Response<ResponseBody>, Error> {
-        let response = timeout(ANSWER_TIMEOUT, sending).await.map_err(|_| Error::Timeout(ANSWER_TIMEOUT))??;
-        self.note_answer();
-        self.shared.strict_transport.learn(response.headers());
-        if response.status().is_success() {
-            return Ok(response);
-        }
-        let (head, body) = response.into_parts();
-        let body = read_whole(body, STATUS_BYTES_MAX, |_| Ok(())).await.unwrap_or_default();
-        Err(Error::Refused(Box::new(read_status(&head, &body))))
     }
 
     /// Sends a GET of the proxy and reads the whole body. Returns the encoding from Content-Type, and the body.
@@ -281,37 +255,19 @@ impl Client {
         Ok((encoding, self.read(response).await?))
     }
 
-    /// Sends a GET of the proxy. Returns the `ETag` and the body of the response, or `None` if the document still has
-    /// the `ETag` `known`.
-    pub(super) async fn fetch_changed(
+    /// Requests a document of at most `bytes_max` bytes. Returns `None` if it still has the `ETag` in `headers`.
+    pub async fn document(
         &self,
-        cause: Cause,
         path: &str,
-        accept: &str,
-        known: Option<&HeaderValue>,
-    ) -> Result<Option<(Option<HeaderValue>, Bytes)>, Error> {
-        let mut request = Request::builder().method(Method::GET).header(ACCEPT, accept);
-        if let Some(known) = known {
-            request = request.header(IF_NONE_MATCH, known);
-        }
-        match self.ask(cause, UpstreamRequestKind::Short, path, request, Bytes::new()).await {
-            Ok(response) => {
-                let etag = response.headers().get(ETAG).cloned();
-                Ok(Some((etag, self.read(response).await?)))
-            }
-            Err(error) if known.is_some() && error.code() == Some(304) => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Requests a document that callers share. Returns `None` if it still has the `ETag` in `headers`.
-    pub async fn document(&self, path: &str, headers: HeaderMap) -> Result<Option<SharedDocument>, Error> {
-        let mut request = Request::builder().method(Method::GET);
+        headers: HeaderMap,
+        bytes_max: usize,
+    ) -> Result<Option<SharedDocument>, Error> {
+        let mut request = Request::builder();
         request.headers_mut().into_iter().for_each(|to| to.clone_from(&headers));
-        match self.ask(Cause::Discovery, UpstreamRequestKind::Short, path, request, Bytes::new()).await {
+        match self.ask(Cause::Discovery, Via::Any(UpstreamRequestKind::Short), path, request, Bytes::new()).await {
             Ok(response) => {
                 let headers = response.headers().clone();
-                Ok(Some(SharedDocument { headers, body: self.read_at_most(response, DOCUMENT_BYTES_MAX).await? }))
+                Ok(Some(SharedDocument { headers, body: self.read_at_most(response, bytes_max).await? }))
             }
             Err(error) if error.code() == Some(304) => Ok(None),
             Err(error) => Err(error),
@@ -338,46 +294,28 @@ impl Client {
         read_whole(response.into_body(), BODY_BYTES_MAX, goes_on).await
     }
 
-    /// Sends a caller's request with the proxy's credentials instead of the caller's. Impersonation headers are kept:
-    /// upstream decides whether the proxy may impersonate that user.
+    /// Sends a caller's request with the identity `acting_as`: with the proxy's credentials or with its own one. With
+    /// the proxy's, impersonation headers are kept: upstream decides whether the proxy may impersonate that user.
     pub(super) async fn send(
         &self,
-        lane: super::ForwardPool,
+        acting_as: &ActingAs,
+        lane: ForwardPool,
         mut request: Request<UpstreamBody>,
     ) -> Result<Response<ResponseBody>, Error> {
         let link = self.shared.links.current();
         link.readdress(&mut request)?;
-        let ours = link.credentials.headers().await?;
-        put_ours(request.headers_mut(), ours).map_err(|NestedImpersonation| Unsendable::Nested)?;
-        let pool = match lane {
-            super::ForwardPool::Short => link.forwards.here(),
-            super::ForwardPool::Stream => &link.long,
-            super::ForwardPool::Tunnel => &link.tunnels,
-        };
-        let sending = pin!(pool.send(self.forwarded(lane, request)));
-        self.endpoints().heed(link.credentials.endpoint, RequestOrigin::Caller, sending).await
-    }
-
-    fn forwarded(&self, lane: super::ForwardPool, request: Request<UpstreamBody>) -> CountedRequest {
-        let is_stream = lane != super::ForwardPool::Short;
-        CountedRequest { request, counter: self.shared.costs.counter(Cause::PassedThrough, is_stream) }
-    }
-
-    /// Sends a caller's request with its own credential, on connections that only that credential uses. Without a
-    /// credential of a known user, it uses a connection that is not reused.
-    pub(super) async fn send_bare(
-        &self,
-        credential: Option<(CredentialId, &FlowDistinguisher)>,
-        lane: super::ForwardPool,
-        mut request: Request<UpstreamBody>,
-    ) -> Result<Response<ResponseBody>, Error> {
-        let link = self.shared.links.current();
-        link.readdress(&mut request)?;
-        let outgoing = self.forwarded(lane, request);
+        let is_ours = matches!(acting_as, ActingAs::ProxyItself | ActingAs::User(_));
+        if is_ours {
+            put_ours(request.headers_mut(), link.credentials.headers().await?)?;
+        }
+        let counter = self.shared.costs.counter(Cause::PassedThrough, lane != ForwardPool::Short);
+        let outgoing = CountedRequest { request, counter };
         let sending = pin!(async {
-            match credential {
-                Some(credential) => link.caller_pools.send(credential, lane, outgoing).await,
-                None => link.caller_pools.send_once(outgoing).await,
+            match lane {
+                _ if !is_ours => link.caller_pools.send(acting_as, lane, outgoing).await,
+                ForwardPool::Short => link.forwards.here().send(outgoing).await,
+                ForwardPool::Stream => link.long.send(outgoing).await,
+                ForwardPool::Tunnel => link.tunnels.send(outgoing).await,
             }
         });
         self.endpoints().heed(link.credentials.endpoint, RequestOrigin::Caller, sending).await
@@ -390,6 +328,16 @@ impl Client {
     }
 }
 
+/// A POST of the proxy with a body in JSON, for a response in JSON.
+pub(super) fn post_json() -> request::Builder {
+    Request::builder().method(Method::POST).header(ACCEPT, JSON).header(CONTENT_TYPE, JSON)
+}
+
+/// A GET of the proxy for this media type.
+pub(super) fn get(accept: &str) -> request::Builder {
+    Request::builder().header(ACCEPT, accept)
+}
+
 const STATUS_BYTES_MAX: usize = 1 << 20;
 /// The maximum silence between two frames of a response that is read as a whole.
 const BODY_SILENCE_MAX: Duration = Duration::from_secs(30);
@@ -400,7 +348,8 @@ pub(crate) fn encoding_of<B>(response: &Response<B>) -> Option<Encoding> {
     Encoding::from_content_type(content_type)
 }
 
-async fn read_whole(
+/// Reads the whole body of a response, as long as `goes_on` returns `Ok`.
+pub(super) async fn read_whole(
     mut body: ResponseBody,
     bytes_max: usize,
     mut goes_on: impl FnMut(usize) -> Result<(), Error>,

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use http::header::AUTHORIZATION;
-use http::uri::Scheme;
-use http::{HeaderMap, HeaderValue, Request, Response, Uri};
+use http::{HeaderMap, Request, Response, Uri};
 use kube_client::client::ConfigExt;
 use kube_client::config::{AuthInfo, Kubeconfig};
 use parking_lot::Mutex;
@@ -13,12 +12,12 @@ use tokio::time::Instant;
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
-use super::Error;
-use super::InMemoryUpstream;
 use super::plugins::put_runner;
 use super::secrecy::words;
+use super::server_url::is_private;
 use super::token_file::TokenFile;
-use crate::net::{CertificateValidity, is_loopback};
+use super::{Error, InMemoryUpstream, ServerUrl};
+use crate::net::CertificateValidity;
 use base::WallClock;
 
 /// The source of the proxy's own credentials.
@@ -121,24 +120,22 @@ pub(super) struct UpstreamCredentials {
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
 impl UpstreamCredentials {
-    /// Loads the credentials for the server that they name.
-    pub(super) fn load(source: &CredentialSource) -> Result<Self, CredentialError> {
+    /// Reads the credentials for each of `servers` of one cluster, or else for the server that they name.
+    pub(super) fn load(source: &CredentialSource, servers: &[ServerUrl]) -> Result<Vec<Self>, CredentialError> {
         let credentials = Self::read(source)?;
+        if !servers.is_empty() {
+            let at = |(endpoint, server): (usize, &ServerUrl)| Self {
+                base: server.uri().clone(),
+                endpoint,
+                ..credentials.clone()
+            };
+            return Ok(servers.iter().enumerate().map(at).collect());
+        }
         // Anonymous sends no credentials that could leak, and no configuration can select it.
         if !matches!(source, CredentialSource::Anonymous(_)) && !is_private(&credentials.base) {
             return Err(CredentialError::Plaintext(credentials.base));
         }
-        Ok(credentials)
-    }
-
-    /// Loads the credentials for each of `servers` of one cluster, whichever server the credentials name.
-    pub(super) fn load_for<'a>(
-        source: &CredentialSource,
-        servers: impl Iterator<Item = &'a Uri>,
-    ) -> Result<Vec<Self>, CredentialError> {
-        let read = Self::read(source)?;
-        let at = |(endpoint, base): (usize, &Uri)| Self { base: base.clone(), endpoint, ..read.clone() };
-        Ok(servers.enumerate().map(at).collect())
+        Ok(vec![credentials])
     }
 
     fn read(source: &CredentialSource) -> Result<Self, CredentialError> {
@@ -173,14 +170,12 @@ impl UpstreamCredentials {
         let invalid = |error: kube_client::Error| CredentialError::Invalid(words(&error));
         // The innermost service only returns the headers of its request. kube-client's layers (static tokens, exec
         // plugins) wrap it and add theirs.
-        let echo = echo();
         let extra = config.extra_headers_layer().map_err(invalid)?;
-        let headers = match token_file(&config.auth_info)? {
-            Some(file) => BoxCloneSyncService::new(extra.layer(with_token(file))),
-            None => match config.auth_layer().map_err(invalid)? {
-                Some(auth) => BoxCloneSyncService::new(extra.layer(auth.layer(echo))),
-                None => BoxCloneSyncService::new(extra.layer(echo)),
-            },
+        let file = token_file(&config.auth_info)?;
+        let auth = if file.is_some() { None } else { config.auth_layer().map_err(invalid)? };
+        let headers = match auth {
+            Some(auth) => BoxCloneSyncService::new(extra.layer(auth.layer(echo(None)))),
+            None => BoxCloneSyncService::new(extra.layer(echo(file))),
         };
         let server_name = config.tls_server_name.clone();
         let base = config.cluster_url.clone();
@@ -221,7 +216,7 @@ impl UpstreamCredentials {
 
     /// Returns the same address and server verification, without credentials of the proxy.
     pub(super) fn without_identity(&self) -> Self {
-        Self { tls: self.anonymous_tls.clone(), headers: BoxCloneSyncService::new(echo()), ..self.clone() }
+        Self { tls: self.anonymous_tls.clone(), headers: BoxCloneSyncService::new(echo(None)), ..self.clone() }
     }
 }
 
@@ -244,15 +239,7 @@ fn without_identity(server: Uri) -> kube_client::Config {
     config
 }
 
-/// Whether the traffic to a server is protected: by TLS, or because it does not leave this machine.
-pub(super) fn is_private(server: &Uri) -> bool {
-    let host = server.host().unwrap_or_default();
-    let address = host.trim_start_matches('[').trim_end_matches(']').parse();
-    let is_local = host.eq_ignore_ascii_case("localhost") || address.is_ok_and(is_loopback);
-    server.scheme() == Some(&Scheme::HTTPS) || is_local
-}
-
-/// Returns the token file, unless a password or an inline token has precedence over it, as in kube-client.
+/// The token file, unless a password or an inline token has precedence over it, as in kube-client.
 fn token_file(auth: &AuthInfo) -> Result<Option<Arc<TokenFile>>, CredentialError> {
     let has_other =
         auth.auth_provider.is_some() || auth.username.is_some() && auth.password.is_some() || auth.token.is_some();
@@ -262,28 +249,20 @@ fn token_file(auth: &AuthInfo) -> Result<Option<Arc<TokenFile>>, CredentialError
     Ok(Some(Arc::new(TokenFile::load(path.into()).map_err(fail)?)))
 }
 
-/// Wraps a service so that it adds the token's header to those of a request.
-fn with_token(
-    file: Arc<TokenFile>,
+/// A service that returns a request's headers, and the token of a file.
+fn echo(
+    file: Option<Arc<TokenFile>>,
 ) -> impl Service<Request<String>, Response = Response<String>, Error = Failure, Future: Send> + Clone + Send + Sync {
     service_fn(move |request: Request<String>| {
         let file = file.clone();
         async move {
             let mut response = Response::new(String::new());
             *response.headers_mut() = request.into_parts().0.headers;
-            response.headers_mut().insert(AUTHORIZATION, file.header().await);
+            if let Some(file) = file {
+                response.headers_mut().insert(AUTHORIZATION, file.header().await);
+            }
             Ok::<_, Failure>(response)
         }
-    })
-}
-
-/// Returns a service that returns a request's headers.
-fn echo()
--> impl Service<Request<String>, Response = Response<String>, Error = Failure, Future: Send> + Clone + Send + Sync {
-    service_fn(|request: Request<String>| async move {
-        let mut response = Response::new(String::new());
-        *response.headers_mut() = request.into_parts().0.headers;
-        Ok::<_, Failure>(response)
     })
 }
 
@@ -294,59 +273,9 @@ impl std::fmt::Debug for UpstreamCredentials {
     }
 }
 
-/// Inserts `ours` into `headers`, and replaces headers of the same names.
-pub(super) fn put_all(headers: &mut HeaderMap<HeaderValue>, ours: HeaderMap<HeaderValue>) {
-    let mut last = None;
-    for (name, value) in ours {
-        match name {
-            Some(name) => {
-                headers.insert(name.clone(), value);
-                last = Some(name);
-            }
-            None => {
-                if let Some(name) = &last {
-                    headers.append(name.clone(), value);
-                }
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn plaintext_server_url_is_allowed_only_on_loopback() {
-        for server in [
-            "https://10.0.0.1:6443",
-            "https://kubernetes.default.svc",
-            "HTTPS://kubernetes.default.svc",
-            "http://127.0.0.1:8001",
-            "http://127.9.9.9",
-            "http://localhost:8001/prefix",
-            "http://LOCALHOST:8001",
-            "http://[::1]:8001",
-            "http://[::ffff:127.0.0.1]:8001",
-        ] {
-            assert!(is_private(&server.parse().expect(server)), "{server}");
-        }
-        for server in [
-            "http://10.0.0.1:6443",
-            "http://kubernetes.default.svc",
-            "http://0.0.0.0:8001",
-            "http://[::]:8001",
-            "http://127.1:8001",
-            "http://127.0.0.1.nip.io",
-            "http://127.0.0.1:80@evil.example",
-            "http://localhost.:8001",
-            "http://localhost.evil.example",
-            "HTTP://evil.example",
-            "evil.example:80",
-        ] {
-            assert!(!is_private(&server.parse().expect(server)), "{server}");
-        }
-    }
 
     #[test]
     fn remote_kubeconfig_server_without_tls_is_refused() {
@@ -357,7 +286,7 @@ mod tests {
                 "users:\n- name: u\n  user: {token: t}\ncontexts:\n- name: x\n  context: {cluster: c, user: u}\n";
             let text = format!("apiVersion: v1\nkind: Config\ncurrent-context: x\n{cluster}{rest}");
             std::fs::write(&path, text).expect("written");
-            UpstreamCredentials::load(&CredentialSource::File(path.clone()))
+            UpstreamCredentials::load(&CredentialSource::File(path.clone()), &[])
         };
         assert!(load("http://127.0.0.1:1").is_ok());
         let refused = load("http://10.1.2.3:6443").expect_err("without TLS").to_string();

@@ -2,17 +2,15 @@
 
 use std::fmt;
 use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use http::Uri;
-use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper::rt::{Read, Write};
 use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
 use hyper_util::rt::TokioIo;
 use tokio::io::DuplexStream;
-use tokio::net::TcpStream;
-use tower::Service;
+use tower::util::BoxCloneSyncService;
+use tower::{Service as _, service_fn};
 
 use base::{DESCRIPTOR_TRIES, lacks_descriptor, want_descriptor};
 
@@ -43,9 +41,8 @@ impl InMemoryUpstream {
         self.idle_max
     }
 
-    /// Returns the same upstream for a pool that does or does not multiplex requests with HTTP/2.
-    pub(super) fn speaking(&self, multiplexes: bool) -> Self {
-        Self { multiplexes: self.multiplexes && multiplexes, ..self.clone() }
+    pub(super) fn multiplexes(&self) -> bool {
+        self.multiplexes
     }
 }
 
@@ -63,46 +60,33 @@ impl PartialEq for InMemoryUpstream {
 
 impl Eq for InMemoryUpstream {}
 
-/// Opens the connections of one pool to upstream.
-#[derive(Clone, Debug)]
-pub(super) enum Dialer {
-    Tcp(HttpConnector),
-    Memory(InMemoryUpstream),
-}
+/// Opens the connections of one pool.
+pub(super) type Dialer = BoxCloneSyncService<Uri, Dialled, Failure>;
 
-/// A connection to upstream, before TLS.
-#[derive(Debug)]
-pub(super) enum Dialled {
-    Tcp(TokioIo<TcpStream>),
-    Memory { io: TokioIo<DuplexStream>, multiplexes: bool },
+/// A connection, before TLS.
+pub(super) type Dialled = Box<dyn RawConnection>;
+
+pub(super) trait RawConnection: Read + Write + Unpin + Send {}
+
+impl<T: Read + Write + Unpin + Send> RawConnection for T {}
+
+impl Connection for Dialled {
+    fn connected(&self) -> Connected {
+        Connected::new()
+    }
 }
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-impl Service<Uri> for Dialer {
-    type Response = Dialled;
-    type Error = Failure;
-    type Future = Pin<Box<dyn Future<Output = Result<Dialled, Failure>> + Send>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
-        match self {
-            Self::Tcp(tcp) => tcp.poll_ready(cx).map_err(Into::into),
-            Self::Memory(_) => Poll::Ready(Ok(())),
-        }
-    }
-
-    fn call(&mut self, uri: Uri) -> Self::Future {
-        match self {
-            Self::Tcp(tcp) => Box::pin(dial(tcp.clone(), uri)),
-            Self::Memory(InMemoryUpstream { connect, multiplexes, .. }) => {
-                let (io, multiplexes) = (connect(), *multiplexes);
-                Box::pin(async move {
-                    let io = TokioIo::new(io.ok_or(io::ErrorKind::ConnectionRefused).map_err(io::Error::from)?);
-                    Ok(Dialled::Memory { io, multiplexes })
-                })
-            }
-        }
-    }
+/// Returns a dialer over TCP, or to an upstream within this process.
+pub(super) fn dialer(tcp: HttpConnector, memory: Option<&InMemoryUpstream>) -> Dialer {
+    let Some(InMemoryUpstream { connect, .. }) = memory.cloned() else {
+        return BoxCloneSyncService::new(service_fn(move |uri| dial(tcp.clone(), uri)));
+    };
+    BoxCloneSyncService::new(service_fn(move |_| {
+        let io = connect().ok_or(io::Error::from(io::ErrorKind::ConnectionRefused));
+        async { Ok(Box::new(TokioIo::new(io?)) as Dialled) }
+    }))
 }
 
 /// Opens a TCP connection. If the process is out of file descriptors, idle client connections are closed first.
@@ -110,68 +94,8 @@ async fn dial(mut tcp: HttpConnector, uri: Uri) -> Result<Dialled, Failure> {
     for _ in 0..DESCRIPTOR_TRIES {
         match tcp.call(uri.clone()).await {
             Err(error) if lacks_descriptor(&error) => want_descriptor().await,
-            dialled => return Ok(Dialled::Tcp(dialled?)),
+            dialled => return Ok(Box::new(dialled?)),
         }
     }
-    Ok(Dialled::Tcp(tcp.call(uri).await?))
-}
-
-impl Connection for Dialled {
-    fn connected(&self) -> Connected {
-        match self {
-            Self::Tcp(io) => io.connected(),
-            Self::Memory { multiplexes: true, .. } => Connected::new().negotiated_h2(),
-            Self::Memory { .. } => Connected::new(),
-        }
-    }
-}
-
-impl Read for Dialled {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: ReadBufCursor<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Tcp(io) => Pin::new(io).poll_read(cx, buffer),
-            Self::Memory { io, .. } => Pin::new(io).poll_read(cx, buffer),
-        }
-    }
-}
-
-impl Write for Dialled {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Tcp(io) => Pin::new(io).poll_write(cx, bytes),
-            Self::Memory { io, .. } => Pin::new(io).poll_write(cx, bytes),
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Tcp(io) => Pin::new(io).poll_flush(cx),
-            Self::Memory { io, .. } => Pin::new(io).poll_flush(cx),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Tcp(io) => Pin::new(io).poll_shutdown(cx),
-            Self::Memory { io, .. } => Pin::new(io).poll_shutdown(cx),
-        }
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        match self {
-            Self::Tcp(io) => io.is_write_vectored(),
-            Self::Memory { io, .. } => io.is_write_vectored(),
-        }
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Tcp(io) => Pin::new(io).poll_write_vectored(cx, slices),
-            Self::Memory { io, .. } => Pin::new(io).poll_write_vectored(cx, slices),
-        }
-    }
+    Ok(Box::new(tcp.call(uri).await?))
 }

@@ -1,6 +1,5 @@
 //! Discovers the resources that upstream serves, and which of them can be watched.
 
-mod declaration;
 mod definitions;
 mod documents;
 mod refusal_backoff;
@@ -11,18 +10,18 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::header::{ACCEPT, ETAG, HeaderMap, HeaderValue, IF_NONE_MATCH};
 use parking_lot::{Mutex, RwLock};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use self::declaration::Declared;
-pub use self::declaration::{Declaration, DeclaringResource};
-use self::definitions::CustomResourceDefinitions;
+use self::definitions::{CustomResourceDefinitions, Declared};
+pub use self::definitions::{Declaration, DeclaringResource};
 use self::documents::{ApiServices, DiscoveryList, Groups, LegacyList, VersionList};
 pub use self::refusal_backoff::RefusalBackoff;
 use self::refusal_backoff::RefusedDocument;
 pub use self::saved_documents::DiscoveryDocuments;
 use self::served_resources::{DiscoveryFindings, DiscoveryRoot, DiscoveryState, ServedResources};
-use super::{Build, Cause, Client, Error};
+use super::{BODY_BYTES_MAX, Build, Cause, Client, Error, SharedDocument};
 use crate::wire::Encoding;
 use kubeapi::{FieldTable, Gvr, PageStore};
 use tokio::sync::watch;
@@ -341,13 +340,13 @@ impl Catalog {
 
     /// Fetches the resources below `/api` or `/apis`; `None` if they have not changed.
     async fn changed_root(&self, at: usize, root: &str) -> Result<Option<DiscoveryRoot>, Error> {
-        let etag = self.shared.state.read().known.roots[at].etag.clone();
-        let Some((etag, body)) = self.client.fetch_changed(Cause::Discovery, root, AGGREGATED, etag.as_ref()).await?
-        else {
+        let mut headers = HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static(AGGREGATED))]);
+        headers.extend(self.shared.state.read().known.roots[at].etag.clone().map(|etag| (IF_NONE_MATCH, etag)));
+        let Some(SharedDocument { headers, body }) = self.client.document(root, headers, BODY_BYTES_MAX).await? else {
             return Ok(None);
         };
         if let Some(versions) = versions_in(&body) {
-            return Ok(Some(DiscoveryRoot { etag, versions }));
+            return Ok(Some(DiscoveryRoot { etag: headers.get(ETAG).cloned(), versions }));
         }
         // An older server's ETag here does not cover the documents below.
         Ok(Some(DiscoveryRoot { etag: None, versions: self.versions_below(root, &body).await? }))

@@ -44,7 +44,9 @@ struct Shared {
     /// The server from which the proxy last switched away because it had failed.
     left: watch::Sender<Option<usize>>,
     /// The server in use on which a request failed last.
-    alarm: watch::Sender<Option<usize>>,
+    alarm: watch::Sender<usize>,
+    /// A receiver that has received no sign yet.
+    alarms: watch::Receiver<usize>,
 }
 
 /// The origin of a request: the proxy or one of its callers.
@@ -58,8 +60,8 @@ pub(super) enum RequestOrigin {
 
 impl Endpoints {
     pub fn new(config: EndpointsConfig) -> Self {
-        let (current, left, alarm) = (watch::Sender::new(0), watch::Sender::new(None), watch::Sender::new(None));
-        Self { shared: Arc::new(Shared { config, current, left, alarm }) }
+        let (current, left, (alarm, alarms)) = (watch::Sender::new(0), watch::Sender::new(None), watch::channel(0));
+        Self { shared: Arc::new(Shared { config, current, left, alarm, alarms }) }
     }
 
     /// Whether upstream has several servers. With one server, no readiness check is ever sent.
@@ -95,23 +97,17 @@ impl Endpoints {
     }
 
     /// Completes at the next sign that the server in use may have failed. Returns that server.
-    pub(super) async fn next_alarm(alarms: &mut watch::Receiver<Option<usize>>) -> usize {
-        loop {
-            if alarms.changed().await.is_err() {
-                // This endpoint set owns the sender, so it outlives the receiver.
-                std::future::pending::<()>().await;
-            }
-            if let Some(at) = *alarms.borrow_and_update() {
-                return at;
-            }
+    pub(super) async fn next_alarm(alarms: &mut watch::Receiver<usize>) -> usize {
+        if alarms.changed().await.is_err() {
+            // This endpoint set owns the sender, so it outlives the receiver.
+            std::future::pending::<()>().await;
         }
+        *alarms.borrow_and_update()
     }
 
-    /// Returns a receiver of the signs of failure from now on, including the last one before.
-    pub(super) fn alarms(&self) -> watch::Receiver<Option<usize>> {
-        let mut alarms = self.shared.alarm.subscribe();
-        alarms.mark_changed();
-        alarms
+    /// A receiver of the signs from now on, including the last one before.
+    pub(super) fn alarms(&self) -> watch::Receiver<usize> {
+        self.shared.alarms.clone()
     }
 
     /// Waits for the response of a server. A failure or a slow response is a sign that the server may have failed. A
@@ -149,22 +145,15 @@ impl Endpoints {
     /// Reports a sign that a server may have failed.
     pub(super) fn raise(&self, at: usize) {
         if self.are_several() && at == self.current() {
-            self.shared.alarm.send_replace(Some(at));
+            self.shared.alarm.send_replace(at);
         }
     }
 
     /// Completes when another server is used because the server `at` has failed.
     async fn left(&self, at: usize) {
-        let mut left = self.shared.left.subscribe();
-        loop {
-            if *left.borrow_and_update() == Some(at) && self.current() != at {
-                return;
-            }
-            if left.changed().await.is_err() {
-                // This endpoint set owns the sender, so it outlives the receiver.
-                std::future::pending::<()>().await;
-            }
-        }
+        let is_left = |left: &Option<usize>| *left == Some(at) && self.current() != at;
+        // This endpoint set owns the sender, so waiting cannot fail.
+        let _ = self.shared.left.subscribe().wait_for(is_left).await;
     }
 }
 

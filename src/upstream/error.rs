@@ -234,11 +234,9 @@ fn was_not_processed(why: &(dyn std::error::Error + 'static)) -> bool {
     // Only hyper's own error counts: the cause of a broken request body may be an error of the caller's connection.
     let Some(hyper) = causes(why).find_map(|cause| cause.downcast_ref::<hyper::Error>()) else { return false };
     let h2 = || std::error::Error::source(hyper).and_then(|cause| cause.downcast_ref::<h2::Error>());
-    hyper.is_canceled() || hyper.is_closed() || h2().is_some_and(is_not_processed)
-}
-
-fn is_not_processed(h2: &h2::Error) -> bool {
-    h2.is_remote() && (h2.is_go_away() || h2.reason() == Some(h2::Reason::REFUSED_STREAM))
+    hyper.is_canceled()
+        || hyper.is_closed()
+        || h2().is_some_and(|h2| h2.is_remote() && (h2.is_go_away() || h2.reason() == Some(h2::Reason::REFUSED_STREAM)))
 }
 
 /// Whether an error of the kind "connect" belongs to a connection that could not be opened. Otherwise the request was

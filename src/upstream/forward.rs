@@ -4,11 +4,10 @@ mod tests;
 use http::header::{CONNECTION, HOST, HeaderName, TE, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, HeaderValue, Request, Response};
 
-use super::acting_as::ActingAs;
-use super::identity_headers::{self, UnencodableUser, drop_asserted, set_user, strip_identity};
-use super::outgoing::UpstreamBody;
-use super::pool::ResponseBody;
-use super::{Client, Error, ForwardPool, HOPS, Unsendable};
+use super::identity_headers::{self, ActingAs, drop_asserted, set_user, strip_identity};
+use super::pool::{ForwardPool, ResponseBody};
+use super::retryable_request::UpstreamBody;
+use super::{Client, Error, HOPS, Unsendable};
 
 /// Forwards callers' requests to upstream.
 #[derive(Debug)]
@@ -39,15 +38,11 @@ impl Forwarder {
         request: Request<UpstreamBody>,
     ) -> Result<Response<ResponseBody>, Error> {
         let request = leaving(acting_as, lane, request)?;
-        let mut response = match acting_as {
-            ActingAs::ProxyItself => self.ours.send(lane, request).await?,
-            ActingAs::Bearer(id, payer) => self.ours.send_bare(Some((*id, payer)), lane, request).await?,
-            ActingAs::Anonymous => self.ours.send_bare(None, lane, request).await?,
-            ActingAs::User(_) => {
-                let impersonator = self.impersonator.as_ref().ok_or(Unsendable::NoImpersonator)?;
-                impersonator.send(lane, request).await?
-            }
+        let client = match acting_as {
+            ActingAs::ProxyItself | ActingAs::Bearer(..) | ActingAs::Anonymous => &self.ours,
+            ActingAs::User(_) => self.impersonator.as_ref().ok_or(Unsendable::NoImpersonator)?,
         };
+        let mut response = client.send(acting_as, lane, request).await?;
         self.ours.note_answer();
         if response.status() != http::StatusCode::SWITCHING_PROTOCOLS {
             strip_hop_by_hop(response.headers_mut());
@@ -90,7 +85,7 @@ fn apply_identity(acting_as: &ActingAs, headers: &mut HeaderMap) -> Result<(), U
         ActingAs::ProxyItself | ActingAs::Bearer(..) | ActingAs::Anonymous => drop_asserted(headers),
         ActingAs::User(user) => {
             strip_identity(headers);
-            set_user(headers, user).map_err(|UnencodableUser| Unsendable::UnencodableUser)?;
+            set_user(headers, user)?;
         }
     }
     Ok(())

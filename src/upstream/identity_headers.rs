@@ -1,14 +1,52 @@
-//! The identity headers of a request: which ones are refused, removed and set, in this order. The known privilege
-//! escalations of similar proxies came from mistakes here (R-THREAT-1, R-THREAT-2).
+//! The identity of a request on its way upstream, and its identity headers: which ones are refused, removed and set, in
+//! this order. The known privilege escalations of similar proxies came from mistakes here (R-IDENTITY-1, R-THREAT-1,
+//! R-THREAT-2).
 
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
+use std::sync::Arc;
+
 use http::header::{AUTHORIZATION, CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::credentials::put_all;
-use kubeapi::User;
+use super::Unsendable;
+use kubeapi::{FlowDistinguisher, User};
+
+/// Identifies a credential within this process. The credential cannot be derived from it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CredentialId([u8; 32]);
+
+/// The identity with which a request is sent upstream.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum ActingAs {
+    /// The proxy's own identity: the caller is the same user as the proxy.
+    ProxyItself,
+    /// The bearer token of the request. The user of the token is its flow distinguisher.
+    Bearer(CredentialId, FlowDistinguisher),
+    /// No identity of the proxy: the user of the request's credential is unknown.
+    Anonymous,
+    /// A user whose credential cannot be forwarded: the proxy impersonates the user.
+    User(Arc<User>),
+}
+
+impl CredentialId {
+    pub fn new(tag: [u8; 32]) -> Self {
+        Self(tag)
+    }
+
+    /// The bytes of the identifier, from which other identifiers are derived.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for CredentialId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0[..4].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
 
 /// The reason that a request is refused: two servers could read two different callers or requests from its headers.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -22,10 +60,6 @@ pub enum AmbiguousHeaders {
     #[error("the request has both a Content-Length and a Transfer-Encoding; send only one")]
     Framing,
 }
-
-/// The error of a user that headers cannot represent exactly, because they would name another user.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct UnencodableUser;
 
 const IMPERSONATE_USER: HeaderName = HeaderName::from_static("impersonate-user");
 const IMPERSONATE_UID: HeaderName = HeaderName::from_static("impersonate-uid");
@@ -94,20 +128,17 @@ pub(super) fn drop_asserted(headers: &mut HeaderMap) {
     remove(headers, |name| is_asserted(name) || ORIGINS.contains(&name.as_str()));
 }
 
-/// Two impersonations cannot be combined, because their headers together would name a third user.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct NestedImpersonation;
-
 /// Replaces the sender's credentials with the proxy's. Impersonation that the sender requests is kept.
 ///
 /// # Errors
-/// The sender requests an impersonation, and the proxy's credentials are one too.
-pub(super) fn put_ours(headers: &mut HeaderMap, ours: HeaderMap) -> Result<(), NestedImpersonation> {
+/// The sender requests an impersonation, and the proxy's credentials are one too. Both cannot be combined: their
+/// headers together would name a third user.
+pub(super) fn put_ours(headers: &mut HeaderMap, ours: HeaderMap) -> Result<(), Unsendable> {
     if ours.keys().any(is_impersonation) && headers.keys().any(is_impersonation) {
-        return Err(NestedImpersonation);
+        return Err(Unsendable::Nested);
     }
     headers.remove(AUTHORIZATION);
-    put_all(headers, ours);
+    headers.extend(ours);
     Ok(())
 }
 
@@ -115,10 +146,10 @@ pub(super) fn put_ours(headers: &mut HeaderMap, ours: HeaderMap) -> Result<(), N
 ///
 /// # Errors
 /// The user has no name, or a part that no header can carry unchanged.
-pub(super) fn set_user(headers: &mut HeaderMap, user: &User) -> Result<(), UnencodableUser> {
+pub(super) fn set_user(headers: &mut HeaderMap, user: &User) -> Result<(), Unsendable> {
     remove(headers, is_impersonation);
     if user.name.is_empty() {
-        return Err(UnencodableUser);
+        return Err(Unsendable::UnencodableUser);
     }
     headers.insert(IMPERSONATE_USER, value(&user.name)?);
     if !user.uid.is_empty() {
@@ -128,7 +159,8 @@ pub(super) fn set_user(headers: &mut HeaderMap, user: &User) -> Result<(), Unenc
         headers.append(IMPERSONATE_GROUP, value(group)?);
     }
     for (key, values) in &user.extra {
-        let name = HeaderName::try_from(format!("{IMPERSONATE_EXTRA}{}", escaped(key))).map_err(|_| UnencodableUser)?;
+        let name = HeaderName::try_from(format!("{IMPERSONATE_EXTRA}{}", escaped(key)))
+            .map_err(|_| Unsendable::UnencodableUser)?;
         for text in values {
             headers.append(name.clone(), value(text)?);
         }
@@ -136,14 +168,14 @@ pub(super) fn set_user(headers: &mut HeaderMap, user: &User) -> Result<(), Unenc
     Ok(())
 }
 
-/// Returns a header value with exactly the given text. Space around it is refused, because it would be stripped in
-/// transit, and the rest could be another user's name.
-fn value(text: &str) -> Result<HeaderValue, UnencodableUser> {
+/// A header value with exactly this text. Space around it is refused, because it would be stripped in transit, and the
+/// rest could be another user's name.
+fn value(text: &str) -> Result<HeaderValue, Unsendable> {
     let is_space = |c: char| c == ' ' || c == '\t';
     if text.starts_with(is_space) || text.ends_with(is_space) {
-        return Err(UnencodableUser);
+        return Err(Unsendable::UnencodableUser);
     }
-    HeaderValue::from_bytes(text.as_bytes()).map_err(|_| UnencodableUser)
+    HeaderValue::from_bytes(text.as_bytes()).map_err(|_| Unsendable::UnencodableUser)
 }
 
 const HEX: &[u8; 16] = b"0123456789ABCDEF";

@@ -7,8 +7,8 @@ use http::{Request, Uri};
 use super::caller_pools::CallerPools;
 use super::credentials::UpstreamCredentials;
 use super::endpoints::Endpoints;
-use super::pool::{Pool, PoolProtocol};
-use super::{CredentialError, CredentialSource, Error, ServerUrl};
+use super::pool::{IDLE_CONNECTIONS_MAX, Pool, Traffic};
+use super::{CredentialError, CredentialSource, Error};
 use base::{LoadError, PerCore, WatchedFile};
 
 /// Credentials, and the connections to one server that use them.
@@ -57,14 +57,14 @@ impl CredentialChanges {
 impl Links {
     pub(super) fn load(source: &CredentialSource, endpoints: Endpoints) -> Result<Self, CredentialError> {
         if source.files().is_empty() {
-            let links = WatchedFile::fixed(links(credentials(source, &endpoints)?)?);
+            let links = WatchedFile::fixed(links(UpstreamCredentials::load(source, endpoints.servers())?)?);
             return Ok(Self { links, endpoints });
         }
         let (listed, read, upstream) = (source.clone(), source.clone(), OnceLock::new());
         let to = endpoints.clone();
         // kube-client reads the files once more. If they have changed in between, the next check detects that.
         let read = move |_: &[Vec<u8>]| {
-            let credentials = credentials(&read, &to)?;
+            let credentials = UpstreamCredentials::load(&read, to.servers())?;
             stay_at(&upstream, &credentials)?;
             links(credentials)
         };
@@ -95,14 +95,6 @@ impl Links {
     }
 }
 
-/// Loads the credentials for each server: the configured ones, or else the one that the credentials name.
-fn credentials(source: &CredentialSource, endpoints: &Endpoints) -> Result<Vec<UpstreamCredentials>, CredentialError> {
-    match endpoints.servers() {
-        [] => Ok(vec![UpstreamCredentials::load(source)?]),
-        servers => UpstreamCredentials::load_for(source, servers.iter().map(ServerUrl::uri)),
-    }
-}
-
 fn links(credentials: Vec<UpstreamCredentials>) -> Result<LinkSet, CredentialError> {
     credentials.into_iter().map(|credentials| Link::new(credentials).map(Arc::new)).collect()
 }
@@ -110,11 +102,11 @@ fn links(credentials: Vec<UpstreamCredentials>) -> Result<LinkSet, CredentialErr
 impl Link {
     pub(super) fn new(credentials: UpstreamCredentials) -> Result<Self, CredentialError> {
         Ok(Self {
-            watches: Pool::new(&credentials, PoolProtocol::FOR_US)?,
-            short: Pool::new(&credentials, PoolProtocol::FOR_US)?,
-            forwards: PerCore::try_new(|| Pool::new(&credentials, PoolProtocol::FOR_OTHERS))?,
-            long: Pool::new(&credentials, PoolProtocol::Single)?,
-            tunnels: Pool::new(&credentials, PoolProtocol::Once)?,
+            watches: Pool::new(&credentials, Traffic::Watches)?,
+            short: Pool::new(&credentials, Traffic::Short)?,
+            forwards: PerCore::try_new(|| Pool::new(&credentials, Traffic::Forwards))?,
+            long: Pool::new(&credentials, Traffic::Streams { idle_max: IDLE_CONNECTIONS_MAX })?,
+            tunnels: Pool::new(&credentials, Traffic::Once)?,
             caller_pools: CallerPools::new(&credentials)?,
             credentials,
         })
@@ -163,7 +155,8 @@ mod tests {
 
     fn readdressed(base: &'static str, asked: &'static str) -> String {
         let source = CredentialSource::Anonymous(Uri::from_static(base));
-        let link = Link::new(UpstreamCredentials::load(&source).expect("nothing to read")).expect("nothing is asked");
+        let mut credentials = UpstreamCredentials::load(&source, &[]).expect("nothing to read");
+        let link = Link::new(credentials.remove(0)).expect("nothing is asked");
         let mut request = Request::new(());
         *request.uri_mut() = Uri::from_static(asked);
         link.readdress(&mut request).expect("an address");

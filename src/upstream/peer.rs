@@ -160,11 +160,6 @@ impl Server {
         }
     }
 
-    /// Whether the connection to the server is still open.
-    fn is_connected(&self) -> bool {
-        self.peer.connection.strong_count() > 0
-    }
-
     pub(super) async fn turn(&self) -> tokio::sync::OwnedMutexGuard<()> {
         self.peer.asking.clone().lock_owned().await
     }
@@ -180,7 +175,8 @@ impl Server {
             return;
         }
         // There may be two connections for a moment, both to the same server.
-        let known = self.is_connected() || !self.multiplexes;
+        let is_connected = self.peer.connection.strong_count() > 0;
+        let known = is_connected || !self.multiplexes;
         *self.peer.told.lock() = match told {
             BuildKnowledge::Build { build, .. } if known => BuildKnowledge::Build { build, certain: false },
             // The connection is closed, so the server at its other end can no longer be identified.
@@ -210,16 +206,12 @@ impl Server {
 /// Opens connections and attaches facts about their peers.
 #[derive(Debug, Clone)]
 pub(super) struct PeerConnector<C> {
-    connector: C,
-    runtime: ConnectionRuntime,
-    limit: StreamLimit,
-}
-
-impl<C> PeerConnector<C> {
-    /// Creates a connector that passes the stream limits of its peers to `limit`.
-    pub(super) fn new(connector: C, runtime: ConnectionRuntime, limit: StreamLimit) -> Self {
-        Self { connector, runtime, limit }
-    }
+    pub(super) connector: C,
+    pub(super) runtime: ConnectionRuntime,
+    /// Gets the stream limits of the peers.
+    pub(super) limit: StreamLimit,
+    /// Whether connections without TLS use HTTP/2, as those within this process may.
+    pub(super) multiplexes_memory: bool,
 }
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -230,6 +222,7 @@ pub(super) struct PeerConnection<T> {
     io: T,
     peer: Arc<UpstreamPeer>,
     settings: FirstSettings,
+    is_h2: bool,
     _connection: Arc<()>,
 }
 
@@ -252,19 +245,22 @@ where
 
     fn call(&mut self, uri: Uri) -> Self::Future {
         let (connecting, limit) = (self.runtime.run(self.connector.call(uri.clone())), self.limit.clone());
+        let multiplexes_memory = self.multiplexes_memory;
         Box::pin(async move {
             let io = connecting.await.map_err(|error| ConnectError::new(&uri, error.into()))?;
             let connection = Arc::new(());
             let peer = UpstreamPeer { connection: Arc::downgrade(&connection), ..UpstreamPeer::default() };
-            let settings = FirstSettings::new(limit, io.connected().is_negotiated_h2());
-            Ok(PeerConnection { io, peer: Arc::new(peer), settings, _connection: connection })
+            let is_h2 = multiplexes_memory || io.connected().is_negotiated_h2();
+            let settings = FirstSettings::new(limit, is_h2);
+            Ok(PeerConnection { io, peer: Arc::new(peer), settings, is_h2, _connection: connection })
         })
     }
 }
 
 impl<T: Connection> Connection for PeerConnection<T> {
     fn connected(&self) -> Connected {
-        self.io.connected().extra(self.peer.clone())
+        let connected = self.io.connected().extra(self.peer.clone());
+        if self.is_h2 { connected.negotiated_h2() } else { connected }
     }
 }
 

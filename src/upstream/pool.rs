@@ -23,40 +23,51 @@ use parking_lot::Mutex;
 
 use super::cost::CostCounter;
 use super::credentials::UpstreamCredentials;
-use super::dial::Dialer;
-use super::outgoing::{CountedRequest, UpstreamBody};
+use super::dial::{Dialer, dialer};
 use super::peer::{PeerConnector, Server, UpstreamPeer};
-use super::retryable_request::RetryableRequest;
+use super::retryable_request::{CountedRequest, RetryableRequest, UpstreamBody};
 use super::runtime::ConnectionRuntime;
 use super::stream_limit::StreamLimit;
-use super::{Build, CredentialError, Error, SERVED};
+use super::{Build, CredentialError, Error, InMemoryUpstream, SERVED};
 
 type Connections = legacy::Client<PeerConnector<HttpsConnector<Dialer>>, UpstreamBody>;
 
-/// The protocol of a connection pool.
+/// The kind of connections that a passed-through request uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum PoolProtocol {
-    /// HTTP/2 if upstream offers it, with many requests per connection. `stream_window` is the number of response bytes
-    /// that are received before they are read.
-    Multiplexed { stream_window: u32, runtime: ConnectionRuntime },
-    /// HTTP/1.1, with one request per connection at a time.
-    Single,
+pub enum ForwardPool {
+    /// Takes seconds at most: many requests share a connection.
+    Short,
+    /// Lasts as long as the client reads: one connection each.
+    Stream,
+    /// Becomes a byte tunnel: one connection each, used once.
+    Tunnel,
+}
+
+/// The traffic of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Traffic {
+    /// The proxy's watches, over HTTP/2 if upstream offers it. They change nothing and have no body, so that they can
+    /// be sent again on another connection.
+    Watches,
+    /// The proxy's short requests, over HTTP/2 if upstream offers it.
+    Short,
+    /// Callers' short requests, over HTTP/2 if upstream offers it.
+    Forwards,
+    /// Callers' streams over HTTP/1.1: one per connection at a time. At most `idle_max` idle connections are kept.
+    Streams { idle_max: usize },
     /// HTTP/1.1, without reuse of connections.
     Once,
 }
 
-impl PoolProtocol {
-    /// The protocol for the proxy's own requests, whose responses it always reads.
-    pub(super) const FOR_US: Self = Self::Multiplexed { stream_window: 1 << 20, runtime: ConnectionRuntime::Home };
-    /// The protocol for callers' requests. Callers may never read their responses, and received bytes count towards no
-    /// budget. With a window of 1 MiB, 600 such callers would occupy 600 MiB.
-    pub(super) const FOR_OTHERS: Self =
-        Self::Multiplexed { stream_window: UNREAD_BYTES, runtime: ConnectionRuntime::Current };
-
-    fn runtime(self) -> ConnectionRuntime {
+impl Traffic {
+    /// The number of response bytes that are received before they are read; `None` for HTTP/1.1. The proxy always reads
+    /// the responses to its own requests. Callers may never read theirs, and received bytes are in no budget: with a
+    /// window of 1 MiB, 600 such callers would occupy 600 MiB.
+    fn stream_window(self) -> Option<u32> {
         match self {
-            Self::Multiplexed { runtime, .. } => runtime,
-            Self::Single | Self::Once => ConnectionRuntime::Current,
+            Self::Watches | Self::Short => Some(1 << 20),
+            Self::Forwards => Some(UNREAD_BYTES),
+            Self::Streams { .. } | Self::Once => None,
         }
     }
 }
@@ -64,7 +75,7 @@ impl PoolProtocol {
 /// The number of bytes of a caller's response that are received before they are read.
 const UNREAD_BYTES: u32 = 256 << 10;
 /// The maximum number of idle connections per pool.
-const IDLE_CONNECTIONS_MAX: usize = 64;
+pub(super) const IDLE_CONNECTIONS_MAX: usize = 64;
 
 /// The connections for one kind of traffic.
 ///
@@ -74,8 +85,7 @@ const IDLE_CONNECTIONS_MAX: usize = 64;
 #[derive(Debug)]
 pub(super) struct Pool {
     credentials: UpstreamCredentials,
-    protocol: PoolProtocol,
-    idle_max: usize,
+    traffic: Traffic,
     shards: Mutex<Vec<Shard>>,
 }
 
@@ -87,9 +97,18 @@ struct Shard {
     limit: StreamLimit,
 }
 
+/// A stream that is acquired, and the connections that carry it.
+type Place = (Connections, StreamSlot);
+
 impl Shard {
     fn has_room(&self) -> bool {
         self.streams.load(Ordering::Relaxed) < Pool::STREAMS_MAX.min(self.limit.get())
+    }
+
+    fn slot(&self, credentials: &UpstreamCredentials) -> Place {
+        let Self { connections, streams, limit } = self.clone();
+        let before = streams.fetch_add(1, Ordering::Relaxed);
+        (connections, StreamSlot { before, limit, streams, endpoint: credentials.endpoint })
     }
 }
 
@@ -117,38 +136,16 @@ impl Pool {
     /// HTTP/2.
     const FIELDS_MAX: usize = Self::BUFFER_BYTES_MAX / 32;
 
-    pub(super) fn new(credentials: &UpstreamCredentials, protocol: PoolProtocol) -> Result<Self, CredentialError> {
-        let idle_max = if protocol == PoolProtocol::Once { 0 } else { IDLE_CONNECTIONS_MAX };
-        Self::keeping(credentials, protocol, idle_max)
-    }
-
-    /// Creates a pool that keeps at most `idle_max` idle connections.
-    pub(super) fn keeping(
-        credentials: &UpstreamCredentials,
-        protocol: PoolProtocol,
-        idle_max: usize,
-    ) -> Result<Self, CredentialError> {
-        let pool = Self { credentials: credentials.clone(), protocol, idle_max, shards: Mutex::new(Vec::new()) };
+    pub(super) fn new(credentials: &UpstreamCredentials, traffic: Traffic) -> Result<Self, CredentialError> {
+        let pool = Self { credentials: credentials.clone(), traffic, shards: Mutex::new(Vec::new()) };
         let first = pool.shard(u32::MAX)?;
         pool.shards.lock().push(first);
         Ok(pool)
     }
 
     /// Sends a request; its stream counts until the response body is dropped. If its server has certainly not processed
-    /// it, it is retried on another connection.
+    /// it, it is retried on another connection. So is a watch whose connection turns out to allow fewer streams.
     pub(super) async fn send(&self, outgoing: CountedRequest) -> Result<Response<ResponseBody>, Error> {
-        let mut resendable = RetryableRequest::new(outgoing);
-        loop {
-            match send_by(self.place(), resendable.attempt()).await {
-                Err(error) if resendable.may_retry(&error).await => {}
-                answer => return answer,
-            }
-        }
-    }
-
-    /// Sends a request of the proxy that changes nothing and has no body. If its connection turns out to allow fewer
-    /// streams, the request is sent on another one.
-    pub(super) async fn ask(&self, outgoing: CountedRequest) -> Result<Response<ResponseBody>, Error> {
         let mut resendable = RetryableRequest::new(outgoing);
         loop {
             let (connections, slot) = self.place();
@@ -159,53 +156,33 @@ impl Pool {
                     Err(error) if resendable.may_retry(&error).await => {}
                     answer => return answer,
                 },
-                () = limit.is_exceeded_by(before) => {}
+                () = limit.is_exceeded_by(before), if self.traffic == Traffic::Watches => {}
             }
         }
     }
 
-    /// Sends a request on the connections where `server` was met; returns the request if they do not belong to this
-    /// pool.
-    pub(super) async fn send_beside(
-        &self,
-        server: &Server,
-        outgoing: CountedRequest,
-    ) -> Result<Result<Response<ResponseBody>, Error>, CountedRequest> {
-        match self.place_beside(server) {
-            Some(place) => Ok(send_by(place, outgoing).await),
-            None => Err(outgoing),
-        }
-    }
-
-    /// Acquires a stream on a connection above the limit for long-lived streams, which is below the apiserver's own
-    /// limit.
-    fn place_beside(&self, server: &Server) -> Option<(Connections, StreamSlot)> {
+    /// Acquires a stream on the connections where `server` was met, if they belong to this pool. It may be above the
+    /// limit for long-lived streams, which is below the apiserver's.
+    pub(super) fn place_beside(&self, server: &Server) -> Option<Place> {
         let shards = self.shards.lock();
         let shard = shards.iter().find(|shard| Arc::ptr_eq(&shard.streams, &server.streams))?;
         // Usually one stream above `STREAMS_MAX` is still below the server's limit.
         let is_taken = shard.streams.load(Ordering::Relaxed) < shard.limit.get();
-        is_taken.then(|| self.slot(shard.clone()))
+        is_taken.then(|| shard.slot(&self.credentials))
     }
 
-    fn slot(&self, Shard { connections, streams, limit }: Shard) -> (Connections, StreamSlot) {
-        let before = streams.fetch_add(1, Ordering::Relaxed);
-        (connections, StreamSlot { before, limit, streams, endpoint: self.credentials.endpoint })
-    }
-
-    fn place(&self) -> (Connections, StreamSlot) {
+    fn place(&self) -> Place {
         let mut shards = self.shards.lock();
-        let free = shards.iter().find(|shard| shard.has_room()).cloned();
+        if let Some(free) = shards.iter().find(|shard| shard.has_room()) {
+            return free.slot(&self.credentials);
+        }
         // A new connection is presumed to have the lowest limit of the existing ones.
         let presumed = shards.iter().map(|shard| shard.limit.get()).min().unwrap_or(u32::MAX);
-        let shard = free.unwrap_or_else(|| match (self.protocol, self.shard(presumed)) {
-            (PoolProtocol::Multiplexed { .. }, Ok(shard)) => {
-                shards.push(shard.clone());
-                shard
-            }
-            // With HTTP/1.1 the client opens a connection per request, so one shard suffices.
-            _ => shards[0].clone(),
-        });
-        self.slot(shard)
+        // With HTTP/1.1 the client opens a connection per request, so one shard suffices.
+        let fresh = self.traffic.stream_window().and_then(|_| self.shard(presumed).ok());
+        let slot = fresh.as_ref().unwrap_or(&shards[0]).slot(&self.credentials);
+        shards.extend(fresh);
+        slot
     }
 
     fn shard(&self, presumed: u32) -> Result<Shard, CredentialError> {
@@ -215,14 +192,11 @@ impl Pool {
         tcp.set_nodelay(true);
         tcp.set_keepalive(Some(Self::PING_AFTER));
         tcp.set_connect_timeout(Some(Self::CONNECT_TIMEOUT));
-        let stream_window = match self.protocol {
-            PoolProtocol::Multiplexed { stream_window, .. } => Some(stream_window),
-            PoolProtocol::Single | PoolProtocol::Once => {
-                // Callers may not read their streams, so the kernel's receive buffer for each is bounded as well.
-                tcp.set_recv_buffer_size(Some(UNREAD_BYTES as usize));
-                None
-            }
-        };
+        let stream_window = self.traffic.stream_window();
+        if stream_window.is_none() {
+            // Callers may not read their streams, so the kernel's receive buffer for each is bounded as well.
+            tcp.set_recv_buffer_size(Some(UNREAD_BYTES as usize));
+        }
         let mut tls = HttpsConnectorBuilder::new().with_tls_config(self.credentials.tls.clone()).https_or_http();
         if let Some(name) = &self.credentials.server_name {
             let name = name
@@ -231,17 +205,23 @@ impl Pool {
                 .map_err(|_| CredentialError::Tls(format!("invalid tls-server-name {name:?}")))?;
             tls = tls.with_server_name_resolver(FixedServerNameResolver::new(name));
         }
-        let (dialer, idle_max) = match &self.credentials.memory {
-            None => (Dialer::Tcp(tcp), self.idle_max),
-            Some(memory) => {
-                (Dialer::Memory(memory.speaking(stream_window.is_some())), self.idle_max.min(memory.idle_max()))
-            }
+        let idle_max = match self.traffic {
+            Traffic::Streams { idle_max } => idle_max,
+            Traffic::Once => 0,
+            Traffic::Watches | Traffic::Short | Traffic::Forwards => IDLE_CONNECTIONS_MAX,
         };
+        let memory = self.credentials.memory.as_ref();
+        let idle_max = idle_max.min(memory.map_or(usize::MAX, InMemoryUpstream::idle_max));
+        let multiplexes_memory = stream_window.is_some() && memory.is_some_and(InMemoryUpstream::multiplexes);
+        let dialer = dialer(tcp, memory);
         let connector = match stream_window {
             Some(_) => tls.enable_all_versions().wrap_connector(dialer),
             None => tls.enable_http1().wrap_connector(dialer),
         };
-        let runtime = self.protocol.runtime();
+        let runtime = match self.traffic {
+            Traffic::Watches | Traffic::Short => ConnectionRuntime::Home,
+            Traffic::Forwards | Traffic::Streams { .. } | Traffic::Once => ConnectionRuntime::Current,
+        };
         let connections = legacy::Client::builder(runtime)
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
@@ -257,13 +237,14 @@ impl Pool {
             // `RetryableRequest` retries instead: it covers more cases and has a bound.
             .retry_canceled_requests(false)
             .pool_max_idle_per_host(idle_max)
-            .build(PeerConnector::new(connector, runtime, limit.clone()));
+            .build(PeerConnector { connector, runtime, limit: limit.clone(), multiplexes_memory });
         Ok(Shard { connections, streams: Arc::new(AtomicU32::new(0)), limit })
     }
 }
 
-async fn send_by(
-    (connections, slot): (Connections, StreamSlot),
+/// Sends a request on an acquired stream.
+pub(super) async fn send_by(
+    (connections, slot): Place,
     CountedRequest { request, counter }: CountedRequest,
 ) -> Result<Response<ResponseBody>, Error> {
     counter.sent();

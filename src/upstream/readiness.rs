@@ -23,9 +23,11 @@ impl Client {
         loop {
             let decision = choice.next(event, Instant::now());
             if let Some(switch) = decision.switch {
+                let EndpointSwitch { from, to, cause } = switch;
                 endpoints.switch(switch);
                 metrics.switched(switch);
-                say(&endpoints, switch, &std::mem::take(&mut why));
+                let ([from, to], reason) = ([from, to].map(|at| &endpoints.servers()[at]), std::mem::take(&mut why));
+                tracing::warn!(%from, %to, cause = cause.as_str(), reason, "switched to another upstream server");
                 // Wakes tasks that wait until upstream is reachable again.
                 self.note_answer();
             }
@@ -62,12 +64,6 @@ impl Client {
 /// the endpoint.
 fn is_well(code: u16) -> bool {
     matches!(code, 200..=299 | 403 | 404 | 429)
-}
-
-fn say(endpoints: &Endpoints, switch: EndpointSwitch, why: &str) {
-    let EndpointSwitch { from, to, cause } = switch;
-    let [from, to] = [from, to].map(|at| &endpoints.servers()[at]);
-    tracing::warn!(%from, %to, cause = cause.as_str(), reason = why, "switched to another upstream server");
 }
 
 #[cfg(test)]

@@ -1,8 +1,10 @@
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
+use super::client::{Via, get};
 use super::{Build, Cause, Client, Error, Release, Server};
 
 const VERSION: &str = "/version";
@@ -51,7 +53,8 @@ impl Client {
 
     async fn ask_what_it_is(&self, server: &Server) -> Result<(), Error> {
         let asking = async {
-            let response = self.open_beside(Cause::Discovery, server, VERSION, "application/json").await?;
+            let request = get("application/json");
+            let response = self.ask(Cause::Discovery, Via::Beside(server), VERSION, request, Bytes::new()).await?;
             let by = response.body().server().clone();
             let body = self.read(response).await?;
             server.answered(&by, Build::parse(&body));

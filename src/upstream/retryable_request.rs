@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::Request;
+use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Empty};
 use hyper::body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
@@ -15,8 +16,17 @@ use tokio::time::sleep;
 
 use super::Error;
 use super::cost::CostCounter;
-use super::outgoing::{CountedRequest, UpstreamBody};
 use base::random;
+
+/// A request body on its way upstream.
+pub type UpstreamBody = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;
+
+/// A request with its cost counter, which ensures that every request is counted.
+#[derive(Debug)]
+pub(super) struct CountedRequest {
+    pub(super) request: Request<UpstreamBody>,
+    pub(super) counter: CostCounter,
+}
 
 /// A request that can be retried as long as the part of its body that was read is kept.
 #[derive(Debug)]

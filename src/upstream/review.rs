@@ -12,7 +12,8 @@ use k8s_openapi::api::authorization::v1::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{Cause, Client, Error};
+use super::client::{Via, post_json, read_whole};
+use super::{BODY_BYTES_MAX, Cause, Client, Error, UpstreamRequestKind};
 use kubeapi::{Access, AccessTarget, ResourceTarget, User};
 
 /// The result of a token review.
@@ -53,14 +54,14 @@ impl Client {
             audiences: (!audiences.is_empty()).then(|| audiences.to_vec()),
         };
         let asked = TokenReview { spec, ..TokenReview::default() };
-        let answer = self.create(Cause::TokenReview, TOKEN_REVIEWS, &asked).await?;
-        TokenReviewResult::read(&answer).ok_or_else(|| Error::OtherDocument(TOKEN_REVIEWS.to_owned()))
+        let answered = self.create(Cause::TokenReview, TOKEN_REVIEWS, &asked).await?;
+        Ok(TokenReviewResult::of(answered.status.unwrap_or_default()))
     }
 
     /// Reviews whether `user` may perform `access`. An upstream proxy receives `cause`.
     pub async fn review_access(&self, cause: Cause, user: &User, access: &Access) -> Result<AccessReviewResult, Error> {
-        let answer = self.create(cause, ACCESS_REVIEWS, &access_question(user, access)).await?;
-        AccessReviewResult::read(&answer).ok_or_else(|| Error::OtherDocument(ACCESS_REVIEWS.to_owned()))
+        let answered = self.create(cause, ACCESS_REVIEWS, &access_question(user, access)).await?;
+        Ok(AccessReviewResult::of(answered.status.unwrap_or_default()))
     }
 
     /// Reviews whether the proxy itself may perform `access`. Any user may request this review.
@@ -68,31 +69,38 @@ impl Client {
         let (resource_attributes, non_resource_attributes) = attributes(access);
         let spec = SelfSubjectAccessReviewSpec { resource_attributes, non_resource_attributes };
         let asked = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
-        let answer = self.create(Cause::SelfReview, SELF_SUBJECT_ACCESS_REVIEWS, &asked).await?;
-        let answered: SelfSubjectAccessReview =
-            read(&answer).ok_or_else(|| Error::OtherDocument(SELF_SUBJECT_ACCESS_REVIEWS.to_owned()))?;
+        let answered = self.create(Cause::SelfReview, SELF_SUBJECT_ACCESS_REVIEWS, &asked).await?;
         Ok(AccessReviewResult::of(answered.status.unwrap_or_default()))
     }
 
     /// Requests the user as which upstream authenticates the proxy.
     pub async fn who_am_i(&self) -> Result<User, Error> {
-        let answer = self.create(Cause::SelfReview, SELF_SUBJECT_REVIEWS, &SelfSubjectReview::default()).await?;
-        let answered: SelfSubjectReview =
-            read(&answer).ok_or_else(|| Error::OtherDocument(SELF_SUBJECT_REVIEWS.to_owned()))?;
+        let answered = self.create(Cause::SelfReview, SELF_SUBJECT_REVIEWS, &SelfSubjectReview::default()).await?;
         let info = answered.status.and_then(|status| status.user_info);
         Ok(info.map(user).unwrap_or_default())
     }
 
-    async fn create<Q: Serialize>(&self, cause: Cause, path: &str, asked: &Q) -> Result<Bytes, Error> {
+    /// Creates a review, whose response is the same document with a status.
+    async fn create<R: Serialize + DeserializeOwned>(&self, cause: Cause, path: &str, asked: &R) -> Result<R, Error> {
         let body = serde_json::to_vec(asked).map_err(|_| Error::InvalidRequest(path.to_owned()))?;
-        self.post(cause, path, body).await
+        let response = self.ask(cause, Via::Any(UpstreamRequestKind::Short), path, post_json(), body.into()).await?;
+        let body = read_whole(response.into_body(), BODY_BYTES_MAX, |_| Ok(())).await?;
+        read(&body).ok_or_else(|| Error::OtherDocument(path.to_owned()))
     }
 }
 
 impl TokenReviewResult {
     /// Parses a `TokenReview` response; returns `None` if it is not one.
     pub fn read(answer: &[u8]) -> Option<Self> {
-        Some(token_verdict(read::<TokenReview>(answer)?.status.unwrap_or_default()))
+        Some(Self::of(read::<TokenReview>(answer)?.status.unwrap_or_default()))
+    }
+
+    /// Only `authenticated: true` with a name authenticates a user: a response that lacks either must not be trusted
+    /// (CVE-2023-48312).
+    fn of(status: TokenReviewStatus) -> Self {
+        let known = status.authenticated == Some(true) && status.error.is_none_or(|error| error.is_empty());
+        let user = status.user.filter(|_| known).map(user).filter(|user| !user.name.is_empty());
+        Self { user, audiences: status.audiences.unwrap_or_default() }
     }
 }
 
@@ -106,7 +114,9 @@ impl AccessReviewResult {
     /// nothing else that the response could depend on.
     pub fn question(asked: &[u8]) -> Option<(User, Access)> {
         let SubjectAccessReview { spec, .. } = read(asked)?;
-        let (user, access) = (asked_user(&spec), asked_access(&spec)?);
+        let access = asked_access(&spec)?;
+        let SubjectAccessReviewSpec { user: username, uid, groups, extra, .. } = spec;
+        let user = user(UserInfo { username, uid, groups, extra });
         (serde_json::to_vec(&access_question(&user, &access)).ok()? == asked).then_some((user, access))
     }
 
@@ -142,14 +152,6 @@ fn read<A: DeserializeOwned>(answer: &[u8]) -> Option<A> {
     serde_json::from_slice(answer).ok()
 }
 
-/// Converts the status of a TokenReview. Only `authenticated: true` with a name authenticates a user: a response that
-/// lacks either must not be trusted (CVE-2023-48312).
-fn token_verdict(status: TokenReviewStatus) -> TokenReviewResult {
-    let known = status.authenticated == Some(true) && status.error.is_none_or(|error| error.is_empty());
-    let user = status.user.filter(|_| known).map(user).filter(|user| !user.name.is_empty());
-    TokenReviewResult { user, audiences: status.audiences.unwrap_or_default() }
-}
-
 fn user(info: UserInfo) -> User {
     User {
         name: info.username.unwrap_or_default(),
@@ -159,38 +161,24 @@ fn user(info: UserInfo) -> User {
     }
 }
 
+/// The complete request: if an attribute were omitted, the response would apply to more than was asked (A3).
 fn access_question(user: &User, access: &Access) -> SubjectAccessReview {
-    SubjectAccessReview { spec: access_spec(user, access), ..SubjectAccessReview::default() }
-}
-
-/// Builds the complete review: if an attribute were omitted, the decision would apply to more than was requested (A3).
-fn access_spec(user: &User, access: &Access) -> SubjectAccessReviewSpec {
     let (resource_attributes, non_resource_attributes) = attributes(access);
-    SubjectAccessReviewSpec {
+    let spec = SubjectAccessReviewSpec {
         user: Some(user.name.clone()),
         uid: some(&user.uid),
         groups: (!user.groups.is_empty()).then(|| user.groups.clone()),
         extra: (!user.extra.is_empty()).then(|| user.extra.clone()),
         resource_attributes,
         non_resource_attributes,
-    }
-}
-
-fn asked_user(spec: &SubjectAccessReviewSpec) -> User {
-    User {
-        name: spec.user.clone().unwrap_or_default(),
-        uid: spec.uid.clone().unwrap_or_default(),
-        groups: spec.groups.clone().unwrap_or_default(),
-        extra: spec.extra.clone().unwrap_or_default(),
-    }
+    };
+    SubjectAccessReview { spec, ..SubjectAccessReview::default() }
 }
 
 fn asked_access(spec: &SubjectAccessReviewSpec) -> Option<Access> {
+    let text = |said: &Option<String>| said.clone().unwrap_or_default();
     match (&spec.resource_attributes, &spec.non_resource_attributes) {
         (Some(asked), None) => {
-            let text = |said: &Option<String>| said.clone().unwrap_or_default();
-            let label_selector = asked.label_selector.as_ref().and_then(|selector| selector.raw_selector.clone());
-            let field_selector = asked.field_selector.as_ref().and_then(|selector| selector.raw_selector.clone());
             let target = ResourceTarget {
                 group: text(&asked.group),
                 version: text(&asked.version),
@@ -198,8 +186,8 @@ fn asked_access(spec: &SubjectAccessReviewSpec) -> Option<Access> {
                 subresource: text(&asked.subresource),
                 namespace: text(&asked.namespace),
                 name: text(&asked.name),
-                field_selector: field_selector.unwrap_or_default(),
-                label_selector: label_selector.unwrap_or_default(),
+                field_selector: asked.field_selector.as_ref().map_or_else(String::new, |said| text(&said.raw_selector)),
+                label_selector: asked.label_selector.as_ref().map_or_else(String::new, |said| text(&said.raw_selector)),
             };
             Some(Access { verb: text(&asked.verb), target: AccessTarget::Resource(Box::new(target)) })
         }
@@ -211,34 +199,30 @@ fn asked_access(spec: &SubjectAccessReviewSpec) -> Option<Access> {
     }
 }
 
+/// Selectors are sent unchanged: upstream parses them like those of the request itself (R-AUTHZ-2).
 fn attributes(access: &Access) -> (Option<ResourceAttributes>, Option<NonResourceAttributes>) {
-    match &access.target {
+    let target = match &access.target {
         AccessTarget::Path(path) => {
-            let attributes = NonResourceAttributes { path: Some(path.clone()), verb: Some(access.verb.clone()) };
-            (None, Some(attributes))
+            let (path, verb) = (Some(path.clone()), Some(access.verb.clone()));
+            return (None, Some(NonResourceAttributes { path, verb }));
         }
-        AccessTarget::Resource(target) => (Some(resource_attributes(&access.verb, target)), None),
-    }
-}
-
-/// Converts the attributes of an access. Selectors are sent unchanged: upstream parses them like those of the request
-/// itself (R-AUTHZ-2).
-fn resource_attributes(verb: &str, target: &ResourceTarget) -> ResourceAttributes {
-    let field_selector = some(&target.field_selector)
-        .map(|raw| FieldSelectorAttributes { raw_selector: Some(raw), ..FieldSelectorAttributes::default() });
-    let label_selector = some(&target.label_selector)
-        .map(|raw| LabelSelectorAttributes { raw_selector: Some(raw), ..LabelSelectorAttributes::default() });
-    ResourceAttributes {
-        verb: some(verb),
+        AccessTarget::Resource(target) => target,
+    };
+    let (field_selector, label_selector) = (some(&target.field_selector), some(&target.label_selector));
+    let attributes = ResourceAttributes {
+        verb: some(&access.verb),
         group: some(&target.group),
         version: some(&target.version),
         resource: some(&target.resource),
         subresource: some(&target.subresource),
         namespace: some(&target.namespace),
         name: some(&target.name),
-        field_selector,
-        label_selector,
-    }
+        field_selector: field_selector
+            .map(|raw| FieldSelectorAttributes { raw_selector: Some(raw), ..FieldSelectorAttributes::default() }),
+        label_selector: label_selector
+            .map(|raw| LabelSelectorAttributes { raw_selector: Some(raw), ..LabelSelectorAttributes::default() }),
+    };
+    (Some(attributes), None)
 }
 
 fn some(text: &str) -> Option<String> {
@@ -271,7 +255,7 @@ mod tests {
             ..ResourceTarget::default()
         };
         let access = Access { verb: "watch".to_owned(), target: AccessTarget::Resource(Box::new(target)) };
-        let spec = serde_json::to_value(access_spec(&user, &access)).expect("JSON");
+        let spec = serde_json::to_value(access_question(&user, &access).spec).expect("JSON");
         let expected = json!({
             "user": "ada", "uid": "7", "groups": ["dev"], "extra": {"scopes": ["a"]},
             "resourceAttributes": {
@@ -290,14 +274,9 @@ mod tests {
         let target = ResourceTarget { resource: "pods".to_owned(), name: "p".to_owned(), ..ResourceTarget::default() };
         for target in [AccessTarget::Path("/version".to_owned()), AccessTarget::Resource(Box::new(target))] {
             let access = Access { verb: "watch".to_owned(), target };
-            let spec = access_spec(&node, &access);
-            let asked = serde_json::to_value(SubjectAccessReview { spec, ..SubjectAccessReview::default() });
-            let asked = asked.expect("JSON");
+            let asked = serde_json::to_value(access_question(&node, &access)).expect("JSON");
             let read = |asked: &serde_json::Value| AccessReviewResult::question(asked.to_string().as_bytes());
-            let written = serde_json::to_vec(&SubjectAccessReview {
-                spec: access_spec(&node, &access),
-                ..SubjectAccessReview::default()
-            });
+            let written = serde_json::to_vec(&access_question(&node, &access));
             assert_eq!(AccessReviewResult::question(&written.expect("JSON")), Some((node.clone(), access.clone())));
             for (at, said) in [("/spec/unknown", "x"), ("/metadata/name", "x"), ("/unknown", "x")] {
                 let mut more = asked.clone();
@@ -319,7 +298,7 @@ mod tests {
         let ada = UserInfo { username: Some("ada".to_owned()), ..UserInfo::default() };
         let says = |authenticated, error: Option<&str>, user| {
             let error = error.map(str::to_owned);
-            token_verdict(TokenReviewStatus { authenticated, error, user, audiences: None }).user
+            TokenReviewResult::of(TokenReviewStatus { authenticated, error, user, audiences: None }).user
         };
         assert!(says(Some(true), None, Some(ada.clone())).is_some());
         assert!(says(Some(true), Some(""), Some(ada.clone())).is_some());

@@ -2,8 +2,9 @@ use std::fmt;
 use std::str::FromStr;
 
 use http::Uri;
+use http::uri::Scheme;
 
-use super::credentials::is_private;
+use crate::net::is_loopback;
 
 /// The address of one server of upstream in the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,9 +50,49 @@ impl fmt::Display for ServerUrl {
     }
 }
 
+/// Whether the traffic to a server is protected: by TLS, or because it does not leave this machine.
+pub(super) fn is_private(server: &Uri) -> bool {
+    let host = server.host().unwrap_or_default();
+    let address = host.trim_start_matches('[').trim_end_matches(']').parse();
+    let is_local = host.eq_ignore_ascii_case("localhost") || address.is_ok_and(is_loopback);
+    server.scheme() == Some(&Scheme::HTTPS) || is_local
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn plaintext_server_url_is_allowed_only_on_loopback() {
+        for server in [
+            "https://10.0.0.1:6443",
+            "https://kubernetes.default.svc",
+            "HTTPS://kubernetes.default.svc",
+            "http://127.0.0.1:8001",
+            "http://127.9.9.9",
+            "http://localhost:8001/prefix",
+            "http://LOCALHOST:8001",
+            "http://[::1]:8001",
+            "http://[::ffff:127.0.0.1]:8001",
+        ] {
+            assert!(is_private(&server.parse().expect(server)), "{server}");
+        }
+        for server in [
+            "http://10.0.0.1:6443",
+            "http://kubernetes.default.svc",
+            "http://0.0.0.0:8001",
+            "http://[::]:8001",
+            "http://127.1:8001",
+            "http://127.0.0.1.nip.io",
+            "http://127.0.0.1:80@evil.example",
+            "http://localhost.:8001",
+            "http://localhost.evil.example",
+            "HTTP://evil.example",
+            "evil.example:80",
+        ] {
+            assert!(!is_private(&server.parse().expect(server)), "{server}");
+        }
+    }
 
     #[test]
     fn server_url_requires_tls_or_loopback() {

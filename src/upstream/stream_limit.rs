@@ -3,7 +3,6 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use hyper::rt::{Read, ReadBuf, ReadBufCursor};
@@ -12,29 +11,27 @@ use tokio::sync::watch;
 
 /// The last limit that the servers of one shard of a pool announced. Clones share the value.
 #[derive(Debug, Clone)]
-pub(super) struct StreamLimit {
-    said: Arc<watch::Sender<u32>>,
-}
+pub(super) struct StreamLimit(watch::Sender<u32>);
 
 impl StreamLimit {
     pub(super) fn new(presumed: u32) -> Self {
-        Self { said: Arc::new(watch::Sender::new(presumed)) }
+        Self(watch::Sender::new(presumed))
     }
 
     pub(super) fn get(&self) -> u32 {
-        *self.said.borrow()
+        *self.0.borrow()
     }
 
     /// Records an announced limit. One stream is always tried: a server that allows none at the moment may allow one
     /// later.
     fn say(&self, limit: u32) {
-        self.said.send_replace(limit.max(1));
+        self.0.send_replace(limit.max(1));
     }
 
     /// Completes when the limit turns out to be exceeded by a request with `before` streams before it.
     pub(super) async fn is_exceeded_by(&self, before: u32) {
         // The caller holds the sender, so waiting cannot fail.
-        let _ = self.said.subscribe().wait_for(|limit| *limit <= before).await;
+        let _ = self.0.subscribe().wait_for(|limit| *limit <= before).await;
     }
 }
 

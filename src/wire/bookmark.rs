@@ -5,9 +5,9 @@ use serde_json::value::RawValue;
 
 use super::envelope::json_text;
 use super::object::Digits;
-use super::proto_object::{META_ANNOTATIONS, META_RESOURCE_VERSION};
-use super::protobuf::{self, Fields, map_entry, put_field, put_header};
+use super::proto_reader::{META_ANNOTATIONS, META_RESOURCE_VERSION};
 use super::{Encoding, Envelope, JsonLayout, Object, WireError, table};
+use kubeapi::protobuf::{self, Fields, map_entry, put_field, put_header};
 use kubeapi::{EventType, ResourceVersion};
 
 /// A template made from the last upstream bookmark, whose version is replaced for each bookmark sent.
@@ -67,9 +67,25 @@ impl BookmarkTemplate {
     /// Returns the body of a bookmark at `rv`. It has the annotation `"k8s.io/initial-events-end":"true"` if and only
     /// if it closes the initial events.
     pub fn body(&self, rv: ResourceVersion, initial_events_end: bool) -> Bytes {
-        let hole = if initial_events_end { &self.initial_events_end } else { &self.plain };
+        let BodyTemplate { before, after, rest } =
+            if initial_events_end { &self.initial_events_end } else { &self.plain };
+        let [before, after, rest] = [before, after, rest].map(Vec::as_slice);
         let mut digits = Digits::default();
-        hole.filled(self.envelope.encoding(), digits.write(rv)).freeze()
+        let digits = digits.write(rv.0);
+        match self.envelope.encoding() {
+            Encoding::Json => [before, digits, after].concat().into(),
+            Encoding::Table => [before, digits, after, digits, rest].concat().into(),
+            Encoding::Protobuf => {
+                let metadata_len = before.len() + protobuf::field_len(digits.len()) + after.len();
+                let mut out = BytesMut::with_capacity(metadata_len + rest.len() + HEADERS_MAX);
+                put_header(&mut out, METADATA, metadata_len);
+                out.put_slice(before);
+                put_field(&mut out, RESOURCE_VERSION, digits);
+                out.put_slice(after);
+                out.put_slice(rest);
+                out.freeze()
+            }
+        }
     }
 }
 
@@ -94,33 +110,6 @@ impl BodyTemplate {
             }
         };
         hole.expect("the minimal bodies are well-formed")
-    }
-
-    fn filled(&self, encoding: Encoding, digits: &[u8]) -> BytesMut {
-        let Self { before, after, rest } = self;
-        let mut out = BytesMut::with_capacity(before.len() + digits.len() + after.len() + rest.len() + HEADERS_MAX);
-        match encoding {
-            Encoding::Json => {
-                out.put_slice(before);
-                out.put_slice(digits);
-                out.put_slice(after);
-            }
-            Encoding::Table => {
-                out.put_slice(before);
-                out.put_slice(digits);
-                out.put_slice(after);
-                out.put_slice(digits);
-                out.put_slice(rest);
-            }
-            Encoding::Protobuf => {
-                put_header(&mut out, METADATA, before.len() + protobuf::field_len(digits.len()) + after.len());
-                out.put_slice(before);
-                put_field(&mut out, RESOURCE_VERSION, digits);
-                out.put_slice(after);
-                out.put_slice(rest);
-            }
-        }
-        out
     }
 
     fn in_json(shape: JsonLayout, body: &[u8], end: bool) -> Result<Self, WireError> {
@@ -178,7 +167,7 @@ impl BodyTemplate {
         let (mut before, mut after) = (Vec::new(), Vec::new());
         let (mut version_seen, mut pending) = (false, end);
         let mut fields = Fields::new(metadata);
-        while let Some(field) = fields.next()? {
+        while let Some(field) = fields.next_field()? {
             let annotation = if field.number == META_ANNOTATIONS { Some(map_entry(field.bytes()?)?.0) } else { None };
             if field.number == META_RESOURCE_VERSION {
                 version_seen = true;
@@ -272,5 +261,5 @@ const METADATA: u8 = 1;
 const RESOURCE_VERSION: u8 = 6;
 const ANNOTATIONS: u8 = 12;
 
-/// The maximum size of the tags and lengths that [`BodyTemplate::filled`] adds.
+/// Maximum size of the tag and length that [`BookmarkTemplate::body`] adds.
 const HEADERS_MAX: usize = 16;

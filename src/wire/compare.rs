@@ -1,8 +1,8 @@
 use memchr::memmem;
 
 use super::Encoding;
-use super::proto_document::Document;
-use super::protobuf::leading_message;
+use super::proto_reader::Document;
+use kubeapi::protobuf::leading_message;
 
 /// Returns whether two LIST responses in the built-in layout are equal except for their own metadata: version, continue
 /// token and remaining count. Returns false if either is not such a document.

@@ -17,12 +17,9 @@
 mod custom_metadata;
 mod facts;
 mod go_json;
-mod json_object;
 mod metadata;
 mod refused;
 mod scalar;
-mod schema;
-mod transcoder;
 mod writer;
 
 #[cfg(test)]
@@ -31,4 +28,57 @@ mod tests;
 pub use facts::is_of_kubernetes;
 pub use metadata::MetadataRenderer;
 pub use refused::{RefusalReason, TranscodeError};
-pub use transcoder::Transcoder;
+
+use std::ops::RangeInclusive;
+
+use facts::{Message, TypeSchema};
+use writer::BodyWriter;
+
+/// Converts the protobuf bodies of one kind to JSON, as a server of one release does.
+///
+/// Copies are cheap. The table of a release is parsed at its first use.
+#[derive(Clone, Copy)]
+pub struct Transcoder {
+    facts: &'static TypeSchema,
+    message: &'static Message,
+}
+
+impl Transcoder {
+    /// Returns the transcoder of `kind` in `api_version` (`v1`, `apps/v1`) for a server of release `1.minor`. `None`
+    /// outside of [`minors`](Self::minors), and for kinds that are not built-in, such as custom resources. Releases
+    /// differ in absent fields: a nil list without omitempty is `null`, and so was a zero `creationTimestamp` until
+    /// 1.33.
+    pub fn for_server(minor: u32, api_version: &str, kind: &str) -> Option<Self> {
+        let facts = TypeSchema::of(minor)?;
+        facts.kind(api_version, kind).map(|message| Self { facts, message })
+    }
+
+    /// Returns the releases in the table.
+    pub fn minors() -> RangeInclusive<u32> {
+        TypeSchema::minors()
+    }
+
+    /// Appends the JSON body of the object with this protobuf body. If it is refused, `out` is unchanged.
+    pub fn json(&self, body: &[u8], out: &mut Vec<u8>) -> Result<(), TranscodeError> {
+        self.put_body(body, false, out)
+    }
+
+    /// Appends the JSON of a bookmark, which is the zero value of its type except for its metadata. An absent list is
+    /// nil, also in kinds that distinguish it from an empty one.
+    pub fn bookmark_json(&self, body: &[u8], out: &mut Vec<u8>) -> Result<(), TranscodeError> {
+        self.put_body(body, true, out)
+    }
+
+    fn put_body(&self, body: &[u8], of_zero_value: bool, out: &mut Vec<u8>) -> Result<(), TranscodeError> {
+        let start = out.len();
+        let mut writer = BodyWriter::new(self.facts, body, out);
+        writer.of_zero_value = of_zero_value;
+        if let Err(why) = writer.fields(self.message, body) {
+            let refused = TranscodeError::new(writer.path(), why);
+            out.truncate(start);
+            return Err(refused);
+        }
+        out.push(b'}');
+        Ok(())
+    }
+}

@@ -2,9 +2,9 @@ use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::protobuf::{self, field_len, put_field, put_header};
 use super::{Encoding, JsonLayout, ListFrame, ListMeta, table};
 use kubeapi::EventType;
+use kubeapi::protobuf::{self, field_len, put_field, put_header};
 
 /// Wraps a feed's bodies in frames: its encoding, its shape and its kind's `TypeMeta`.
 ///
@@ -114,13 +114,16 @@ impl Envelope {
     /// Returns a GET response: the JSON object and a newline, or `k8s\0` and Unknown.
     pub fn object(&self, body: &[u8]) -> Bytes {
         let mut out = BytesMut::with_capacity(self.object_len(body.len()));
+        out.put_slice(&self.parts.object_head);
         match self.parts.encoding {
             Encoding::Json | Encoding::Table => {
-                out.put_slice(&self.parts.object_head);
                 out.put_slice(body);
                 out.put_u8(b'\n');
             }
-            Encoding::Protobuf => self.put_protobuf_object(&mut out, body),
+            Encoding::Protobuf => {
+                put_field(&mut out, UNKNOWN_RAW, body);
+                out.put_slice(&UNKNOWN_TAIL);
+            }
         }
         debug_assert_eq!(out.len(), out.capacity());
         out.freeze()
@@ -180,12 +183,6 @@ impl Envelope {
             Encoding::Json | Encoding::Table => head + body_len + 1,
             Encoding::Protobuf => head + field_len(body_len) + UNKNOWN_TAIL.len(),
         }
-    }
-
-    fn put_protobuf_object(&self, out: &mut BytesMut, body: &[u8]) {
-        out.put_slice(&self.parts.object_head);
-        put_field(out, UNKNOWN_RAW, body);
-        out.put_slice(&UNKNOWN_TAIL);
     }
 }
 

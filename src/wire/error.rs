@@ -1,4 +1,7 @@
-/// The reason that bytes from upstream were rejected. Nothing of the rejected frame or page has been applied.
+use kubeapi::StatusDecodeError;
+use kubeapi::protobuf::ProtobufError;
+
+/// Reason why bytes from upstream were rejected. Nothing of the rejected frame or page has been applied.
 ///
 /// After any of these errors the stream is unusable: the rest of a watch cannot be interpreted.
 #[derive(Debug, thiserror::Error)]
@@ -50,4 +53,23 @@ pub enum WireError {
     /// The Table has other columns than those before it.
     #[error("the columns of the Table changed")]
     OtherColumns,
+}
+
+impl From<ProtobufError> for WireError {
+    fn from(error: ProtobufError) -> Self {
+        match error {
+            ProtobufError::Truncated => Self::Truncated,
+            ProtobufError::Malformed(what) => Self::Protobuf(what),
+        }
+    }
+}
+
+impl From<StatusDecodeError> for WireError {
+    fn from(error: StatusDecodeError) -> Self {
+        match error {
+            StatusDecodeError::Json(error) => Self::Json(error),
+            StatusDecodeError::Protobuf(error) => error.into(),
+            StatusDecodeError::OtherKind(_) => Self::WrongKind,
+        }
+    }
 }

@@ -4,7 +4,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use super::JsonLayout;
 use super::envelope::{UNKNOWN_RAW, UNKNOWN_TAIL, json_text};
-use super::protobuf::{field_len, put_field, put_header, put_varint, tag, varint_len};
+use kubeapi::protobuf::{field_len, put_field, put_header, put_varint, tag, varint_len};
 use kubeapi::{MetaVersion, ResourceVersion};
 
 /// The list metadata of a LIST response.

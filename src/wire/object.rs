@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use bytes::{BufMut, Bytes, BytesMut};
 use parking_lot::Mutex;
 
-use super::protobuf::{self, put_varint, varint_len};
 use super::{Encoding, Representation, WireError, table};
 use base::Account;
+use kubeapi::protobuf::{self, put_varint, varint_len};
 use kubeapi::{Attributes, ObjectKey, ResourceVersion};
 
 /// One revision of one object, immutable. Its body is held once: store, ring, LIST and every frame share it.
@@ -110,7 +110,7 @@ impl Object {
             return self.body.clone();
         }
         let mut digits = Digits::default();
-        let digits = digits.write(rv);
+        let digits = digits.write(rv.0);
         let (start, end) = (self.rv_at.offset as usize, self.rv_at.offset as usize + usize::from(self.rv_at.len));
         match self.encoding {
             Encoding::Json => [&self.body[..start], digits, &self.body[end..]].concat().into(),
@@ -207,14 +207,14 @@ pub(super) fn sort_labels<T: Ord>(labels: &mut [(T, T)]) -> Result<(), WireError
     Ok(())
 }
 
-/// The decimal digits of a resourceVersion, without an allocation.
+/// The decimal digits of a number, without an allocation.
 #[derive(Default)]
 pub(super) struct Digits([u8; 20]);
 
 impl Digits {
-    pub(super) fn write(&mut self, rv: ResourceVersion) -> &[u8] {
+    pub(super) fn write(&mut self, number: u64) -> &[u8] {
         let mut at = self.0.len();
-        let mut rest = rv.0;
+        let mut rest = number;
         loop {
             at -= 1;
             self.0[at] = b'0' + u8::try_from(rest % 10).expect("a digit");

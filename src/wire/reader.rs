@@ -3,19 +3,17 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::json_document::{self, ParsedPage, ParsedStatus, utf8};
-use super::json_object::{JsonPaths, ObjectParts, check_name, json_found};
+use super::json_reader::{self, JsonPaths, ObjectParts, PageMetadata, ParsedPage, json_found, utf8};
 use super::list_frame::{
     LIST_ITEMS, LIST_META_CONTINUE, LIST_META_REMAINING, LIST_META_RESOURCE_VERSION, LIST_METADATA,
 };
 use super::object::{DecodedFields, parse_resource_version};
-use super::proto_document::{self, Document};
-use super::proto_object::{ProtoMetadata, ProtoPaths};
-use super::protobuf::Fields;
-use super::table::{self, OneRow, Rows};
+use super::proto_reader::{self, Document, ProtoPaths};
+use super::table::{self, OneRow};
 use super::{Columns, Encoding, JsonLayout, Object, WireError};
 use base::Account;
-use kubeapi::{EventType, FieldTable, ResourceVersion};
+use kubeapi::protobuf::Fields;
+use kubeapi::{EventType, FieldTable, ResourceVersion, Status};
 
 /// Decoder for the objects of one feed.
 ///
@@ -25,8 +23,9 @@ pub struct ObjectReader {
     shape: JsonLayout,
     fields: Arc<FieldTable>,
     paths: Paths,
-    expected: Option<TypeMeta>,
-    /// The memory account for everything that is read.
+    /// `apiVersion` and kind.
+    expected: Option<(String, String)>,
+    /// Account for everything that is read.
     account: Option<Arc<Account>>,
 }
 
@@ -34,11 +33,6 @@ enum Paths {
     Json(JsonPaths),
     Protobuf(ProtoPaths),
     Table(JsonPaths, Columns),
-}
-
-struct TypeMeta {
-    api_version: String,
-    kind: String,
 }
 
 /// One decoded watch frame.
@@ -62,23 +56,8 @@ pub enum WatchItem {
         /// Whether the bookmark ends the initial events of a streamed list.
         initial_events_end: bool,
     },
-    /// The watch has ended with an error.
-    Error { event: ErrorEvent },
-}
-
-/// The Status of an ERROR event: the parts that determine the reaction, and the original bytes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ErrorEvent {
-    /// The HTTP status code; 0 if absent.
-    pub code: i64,
-    /// The reason of the Status: `Expired`, `InternalError`, …; may be empty.
-    pub reason: String,
-    pub message: String,
-    /// The value of `details.retryAfterSeconds`, if positive.
-    pub retry_after_seconds: Option<u32>,
-    /// The encoded Status, in the form that [`Envelope::error_frame`](super::Envelope::error_frame) takes: bare JSON,
-    /// or `k8s\0` and Unknown.
-    pub status: Bytes,
+    /// The watch has ended with an error. Boxed, because every event has the size of the largest variant.
+    Error { status: Box<Status> },
 }
 
 /// One decoded page of a LIST.
@@ -95,6 +74,24 @@ pub struct ListPage {
     /// The kind of the list itself, such as `PodList`.
     pub kind: String,
     pub api_version: String,
+}
+
+impl ListPage {
+    fn of(
+        metadata: PageMetadata<'_>,
+        items: Result<Vec<Object>, WireError>,
+        kind: &str,
+        api_version: &str,
+    ) -> Result<Self, WireError> {
+        Ok(Self {
+            resource_version: parse_resource_version(&metadata.resource_version)?,
+            continue_token: metadata.continue_token,
+            remaining: metadata.remaining.and_then(|count| u64::try_from(count).ok()),
+            items: items?,
+            kind: kind.to_owned(),
+            api_version: api_version.to_owned(),
+        })
+    }
 }
 
 impl ObjectReader {
@@ -128,8 +125,7 @@ impl ObjectReader {
     /// Tables, for example, would be read as objects.
     #[must_use]
     pub fn expecting(self, api_version: &str, kind: &str) -> Self {
-        let expected = TypeMeta { api_version: api_version.to_owned(), kind: kind.to_owned() };
-        Self { expected: Some(expected), ..self }
+        Self { expected: Some((api_version.to_owned(), kind.to_owned())), ..self }
     }
 
     /// Returns the encoding that the reader decodes.
@@ -153,12 +149,16 @@ impl ObjectReader {
     pub fn watch_event(&self, frame: Bytes) -> Result<WatchItem, WireError> {
         check_size(&frame)?;
         let (event_type, document) = match self.paths {
-            Paths::Json(_) | Paths::Table(..) => json_document::split_event(&frame)?,
-            Paths::Protobuf(_) => proto_document::split_event(&frame)?,
+            Paths::Json(_) | Paths::Table(..) => json_reader::split_event(&frame)?,
+            Paths::Protobuf(_) => proto_reader::split_event(&frame)?,
         };
         if event_type == EventType::Error {
-            let event = self.error_event(frame.slice_ref(document))?;
-            return Ok(WatchItem::Error { event });
+            let status = match self.paths {
+                // Of any kind, although the apiserver sends no other.
+                Paths::Json(_) | Paths::Table(..) => serde_json::from_slice(document)?,
+                Paths::Protobuf(_) => Status::from_protobuf(document)?,
+            };
+            return Ok(WatchItem::Error { status: Box::new(status) });
         }
         if let Paths::Table(paths, columns) = &self.paths {
             return self.row_event(paths, columns, frame);
@@ -213,7 +213,7 @@ impl ObjectReader {
                 };
                 self.check_kind(api_version, kind)?;
                 let body_at = match self.shape {
-                    JsonLayout::BuiltIn => json_document::type_meta_len(found.document(), kind, api_version)?,
+                    JsonLayout::BuiltIn => json_reader::type_meta_len(found.document(), kind, api_version)?,
                     JsonLayout::Custom => 0,
                 };
                 let initial_events_end = found.is_initial_events_end();
@@ -222,9 +222,8 @@ impl ObjectReader {
             Paths::Protobuf(paths) => {
                 let Document { api_version, kind, raw } = Document::split(document)?;
                 self.check_kind(api_version, kind)?;
-                let metadata = protobuf_metadata(raw, named)?;
-                let initial_events_end = metadata.initial_events_end;
-                Ok((raw, paths.reading(raw, metadata)?, initial_events_end))
+                let (reading, initial_events_end) = paths.read(raw, named)?;
+                Ok((raw, reading, initial_events_end))
             }
             Paths::Table(..) => Err(WireError::Layout("a Table row outside of a watch or a list")),
         }
@@ -232,7 +231,7 @@ impl ObjectReader {
 
     fn check_kind(&self, api_version: &str, kind: &str) -> Result<(), WireError> {
         match &self.expected {
-            Some(expected) if expected.kind != kind || expected.api_version != api_version => Err(WireError::WrongKind),
+            Some((version, expected)) if expected != kind || version != api_version => Err(WireError::WrongKind),
             _ => Ok(()),
         }
     }
@@ -243,14 +242,7 @@ impl ObjectReader {
         }
         let ParsedPage { kind, api_version, metadata, items } = serde_json::from_str(utf8(document)?)?;
         let items = items.0.unwrap_or_default().into_iter().map(|item| self.json_item(paths, item.get().as_bytes()));
-        Ok(ListPage {
-            resource_version: parse_resource_version(&metadata.resource_version)?,
-            continue_token: metadata.continue_token,
-            remaining: metadata.remaining.and_then(|count| u64::try_from(count).ok()),
-            items: items.collect::<Result<_, _>>()?,
-            kind: kind.into_owned(),
-            api_version: api_version.into_owned(),
-        })
+        ListPage::of(metadata, items.collect(), &kind, &api_version)
     }
 
     fn json_item(&self, paths: &JsonPaths, item: &[u8]) -> Result<Object, WireError> {
@@ -281,7 +273,7 @@ impl ObjectReader {
     }
 
     fn table_list(&self, paths: &JsonPaths, columns: &Columns, page: &[u8]) -> Result<ListPage, WireError> {
-        let Rows { metadata, rows } = table::rows(utf8(page)?, columns)?;
+        let (metadata, rows) = table::rows(utf8(page)?, columns)?;
         let items = rows.into_iter().map(|row| {
             check_size(row.as_bytes())?;
             let (found, object_at, body) = table::listed_row(row, paths)?;
@@ -289,14 +281,7 @@ impl ObjectReader {
             let (reading, held) = (paths.reading(found, 0)?.moved(object_at)?, body.len());
             Ok(self.within(body, 0..held, reading).0)
         });
-        Ok(ListPage {
-            resource_version: parse_resource_version(&metadata.resource_version)?,
-            continue_token: metadata.continue_token,
-            remaining: metadata.remaining.and_then(|count| u64::try_from(count).ok()),
-            items: items.collect::<Result<_, WireError>>()?,
-            kind: table::KIND.to_owned(),
-            api_version: table::API_VERSION.to_owned(),
-        })
+        ListPage::of(metadata, items.collect(), table::KIND, table::API_VERSION)
     }
 
     /// Checks the object of a row, which has the same layout as an object outside of lists.
@@ -306,7 +291,7 @@ impl ObjectReader {
         };
         self.check_kind(api_version, kind)?;
         match self.shape {
-            JsonLayout::BuiltIn => json_document::type_meta_len(found.document(), kind, api_version).map(drop),
+            JsonLayout::BuiltIn => json_reader::type_meta_len(found.document(), kind, api_version).map(drop),
             JsonLayout::Custom => Ok(()),
         }
     }
@@ -316,12 +301,12 @@ impl ObjectReader {
         let (mut resource_version, mut continue_token, mut remaining) = ("", "", None);
         let mut items = Vec::new();
         let mut fields = Fields::new(raw);
-        while let Some(field) = fields.next()? {
+        while let Some(field) = fields.next_field()? {
             let message = field.bytes()?;
             match u8::try_from(field.number).unwrap_or(u8::MAX) {
                 LIST_METADATA => {
                     let mut fields = Fields::new(message);
-                    while let Some(field) = fields.next()? {
+                    while let Some(field) = fields.next_field()? {
                         match u8::try_from(field.number).unwrap_or(u8::MAX) {
                             LIST_META_RESOURCE_VERSION => resource_version = field.text()?,
                             LIST_META_CONTINUE => continue_token = field.text()?,
@@ -332,8 +317,7 @@ impl ObjectReader {
                 }
                 LIST_ITEMS => {
                     check_size(message)?;
-                    let reading = paths.reading(message, protobuf_metadata(message, true)?)?;
-                    items.push(self.copied(message, reading));
+                    items.push(self.copied(message, paths.read(message, true)?.0));
                 }
                 _ => return Err(WireError::Protobuf("a list with fields beyond metadata and items")),
             }
@@ -363,22 +347,6 @@ impl ObjectReader {
     fn copied(&self, body: &[u8], reading: DecodedFields) -> Object {
         self.within(Bytes::copy_from_slice(body), 0..body.len(), reading).0
     }
-
-    fn error_event(&self, status: Bytes) -> Result<ErrorEvent, WireError> {
-        let ParsedStatus { code, reason, message, details } = match self.paths {
-            Paths::Json(_) | Paths::Table(..) => serde_json::from_slice(&status)?,
-            Paths::Protobuf(_) => proto_document::status(&status)?,
-        };
-        let retry = details.map_or(0, |details| details.retry_after_seconds);
-        let retry_after_seconds = u32::try_from(retry).ok().filter(|seconds| *seconds > 0);
-        Ok(ErrorEvent { code, reason, message, retry_after_seconds, status })
-    }
-}
-
-fn protobuf_metadata(body: &[u8], named: bool) -> Result<ProtoMetadata<'_>, WireError> {
-    let metadata = ProtoMetadata::read(body)?;
-    check_name(named, metadata.namespace, metadata.name)?;
-    Ok(metadata)
 }
 
 /// Checks that offsets into the data fit into 32 bits.

@@ -137,7 +137,9 @@ impl Renderer {
             (RenderMethod::Metadata(metadata, Encoding::Protobuf), Encoding::Protobuf) => metadata.protobuf(body),
             (RenderMethod::Metadata(metadata, Encoding::Json), Encoding::Protobuf) => metadata.protobuf_from_json(body),
             _ => {
-                let mut out = Vec::with_capacity(self.capacity(body));
+                // JSON is up to twice its protobuf, metadata is most of a small object.
+                let growth = if matches!(self.0.means, RenderMethod::Json(_)) { 2 } else { 1 };
+                let mut out = Vec::with_capacity(body.len() * growth);
                 self.put_body(body, &mut out)?;
                 Ok(out.into())
             }
@@ -193,15 +195,6 @@ impl Renderer {
         match self.0.representation {
             Representation::Metadata(Encoding::Json, version) => ListFrame::metadata(version, meta, items),
             _ => self.0.envelope.list(meta),
-        }
-    }
-
-    /// Estimates the size of a rendered body in bytes: JSON is up to twice its protobuf, metadata is most of a small
-    /// object.
-    fn capacity(&self, body: &Bytes) -> usize {
-        match self.0.means {
-            RenderMethod::Json(_) => body.len() * 2,
-            _ => body.len(),
         }
     }
 }

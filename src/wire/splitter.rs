@@ -47,8 +47,27 @@ impl FrameSplitter {
     /// # Errors
     /// [`WireError::FrameTooLarge`] as soon as it is certain; the splitter then stays in that state.
     pub fn next_frame(&mut self) -> Result<Option<Bytes>, WireError> {
-        let max = self.frame_bytes_max;
-        let Some(end) = self.frame_end()? else { return Ok(None) };
+        let (max, rest) = (self.frame_bytes_max, &self.buffer[self.start..]);
+        let end = match self.encoding {
+            Encoding::Json | Encoding::Table => {
+                let Some(at) = memchr(b'\n', &self.buffer[self.searched..]) else {
+                    self.searched = self.buffer.len();
+                    return if rest.len() >= max { Err(WireError::FrameTooLarge { max }) } else { Ok(None) };
+                };
+                self.searched + at + 1
+            }
+            Encoding::Protobuf => {
+                let Some((prefix, body)) = rest.split_first_chunk() else { return Ok(None) };
+                let len = usize::try_from(u32::from_be_bytes(*prefix)).unwrap_or(usize::MAX);
+                if len > max.saturating_sub(prefix.len()) {
+                    return Err(WireError::FrameTooLarge { max });
+                }
+                if len > body.len() {
+                    return Ok(None);
+                }
+                self.start + prefix.len() + len
+            }
+        };
         if end - self.start > max {
             return Err(WireError::FrameTooLarge { max });
         }
@@ -64,29 +83,6 @@ impl FrameSplitter {
     /// [`WireError::Truncated`] if a frame is incomplete: the stream was interrupted, not closed.
     pub fn finish(&self) -> Result<(), WireError> {
         if self.start == self.buffer.len() { Ok(()) } else { Err(WireError::Truncated) }
-    }
-
-    /// Returns the end in the buffer of the frame that begins at `start`, if all of it has arrived.
-    fn frame_end(&mut self) -> Result<Option<usize>, WireError> {
-        let max = self.frame_bytes_max;
-        let rest = &self.buffer[self.start..];
-        match self.encoding {
-            Encoding::Json | Encoding::Table => {
-                if let Some(at) = memchr(b'\n', &self.buffer[self.searched..]) {
-                    return Ok(Some(self.searched + at + 1));
-                }
-                self.searched = self.buffer.len();
-                if rest.len() >= max { Err(WireError::FrameTooLarge { max }) } else { Ok(None) }
-            }
-            Encoding::Protobuf => {
-                let Some((prefix, body)) = rest.split_first_chunk() else { return Ok(None) };
-                let len = usize::try_from(u32::from_be_bytes(*prefix)).unwrap_or(usize::MAX);
-                if len > max.saturating_sub(prefix.len()) {
-                    return Err(WireError::FrameTooLarge { max });
-                }
-                Ok((len <= body.len()).then_some(self.start + prefix.len() + len))
-            }
-        }
     }
 }
 

@@ -27,8 +27,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::WireError;
-use super::json_document::{self, PageMetadata, utf8};
-use super::json_object::{JsonPaths, ObjectParts, json_found};
+use super::json_reader::{self, JsonPaths, ObjectParts, PageMetadata, json_found, utf8};
 use kubeapi::EventType;
 
 /// The columns of a Table, once upstream has sent them. Clones share them.
@@ -64,12 +63,6 @@ pub(super) struct OneRow<'a> {
     pub(super) object_at: usize,
 }
 
-/// The rows of a list, in the normal form.
-pub(super) struct Rows<'a> {
-    pub(super) metadata: PageMetadata<'a>,
-    pub(super) rows: Vec<&'a str>,
-}
-
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Document<'a> {
@@ -94,7 +87,7 @@ struct Row<'a> {
 
 /// Returns the frame without its columns, which are recorded. `None` if it has none.
 pub(super) fn without_columns(frame: &[u8], columns: &Columns) -> Result<Option<Bytes>, WireError> {
-    let (_, document) = json_document::split_event(frame)?;
+    let (_, document) = json_reader::split_event(frame)?;
     let body = document.strip_prefix(TYPE_META.as_bytes()).unwrap_or_default();
     if version_and_rows(body).is_some() {
         return Ok(None);
@@ -111,7 +104,7 @@ pub(super) fn without_columns(frame: &[u8], columns: &Columns) -> Result<Option<
 /// Decodes a Table frame without columns.
 pub(super) fn one_row<'a>(frame: &'a [u8], paths: &JsonPaths) -> Result<OneRow<'a>, WireError> {
     const ODD: WireError = WireError::Layout("not a Table of one row");
-    let (event_type, document) = json_document::split_event(frame)?;
+    let (event_type, document) = json_reader::split_event(frame)?;
     let document = utf8(document)?;
     let Document { metadata, rows, .. } = document_of(document)?;
     let Some([row]) = rows.as_deref() else { return Err(ODD) };
@@ -130,13 +123,13 @@ pub(super) fn one_row<'a>(frame: &'a [u8], paths: &JsonPaths) -> Result<OneRow<'
     Ok(OneRow { event_type, found, body: start..start + document.len() - TYPE_META.len(), object_at })
 }
 
-/// Splits a list into rows, and records its columns.
-pub(super) fn rows<'a>(list: &'a str, columns: &Columns) -> Result<Rows<'a>, WireError> {
+/// Splits a list into its metadata and its rows in the normal form, and records its columns.
+pub(super) fn rows<'a>(list: &'a str, columns: &Columns) -> Result<(PageMetadata<'a>, Vec<&'a str>), WireError> {
     let Document { metadata, column_definitions, rows, .. } = document_of(list)?;
     if column_definitions.get() != NULL {
         columns.note(column_definitions.get())?;
     }
-    Ok(Rows { metadata, rows: rows.unwrap_or_default().into_iter().map(RawValue::get).collect() })
+    Ok((metadata, rows.unwrap_or_default().into_iter().map(RawValue::get).collect()))
 }
 
 /// Returns the values read from a list's row, the offset of the object in its body, and the body.
@@ -193,12 +186,14 @@ pub(super) fn restamped(body: &[u8], (start, end): (usize, usize), digits: &[u8]
 /// Returns whether `list` has the objects of these rows, in this order. Cells are not compared, because they depend on
 /// the time of printing.
 pub fn same_rows(bodies: &[Bytes], list: &[u8]) -> bool {
-    let Some(Ok(rows)) = utf8(list).ok().map(|list| rows(list.trim_end(), &Columns::default())) else { return false };
+    let Some(Ok((_, rows))) = utf8(list).ok().map(|list| rows(list.trim_end(), &Columns::default())) else {
+        return false;
+    };
     let same = |(body, row): (&Bytes, &&str)| {
         let (ours, theirs) = (object_of(body), object_in(row).ok());
         ours.zip(theirs).is_some_and(|(ours, theirs)| body[ours] == row.as_bytes()[theirs])
     };
-    rows.rows.len() == bodies.len() && bodies.iter().zip(&rows.rows).all(same)
+    rows.len() == bodies.len() && bodies.iter().zip(&rows).all(same)
 }
 
 /// The start of every Table in JSON.

@@ -8,7 +8,7 @@ use crate::source::{Kind, Source, is};
 /// Rooms of the daemon that answer clients.
 const ANSWERING: [&str; 2] = ["serve", "admin"];
 /// Rooms that parse upstream's responses.
-const READING: [&str; 2] = ["upstream", "reflect"];
+const READING: [&str; 3] = ["upstream", "reflect", "wire"];
 /// Functions that parse a response. Only received codes may be converted, because a literal number would be a response
 /// of our own.
 const READS: [&str; 3] = ["from_json", "from_protobuf", "from_code"];

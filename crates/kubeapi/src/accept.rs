@@ -29,19 +29,6 @@ impl MediaType {
             Self::Protobuf => "application/vnd.kubernetes.protobuf",
         }
     }
-
-    /// The exact `Content-Type` of a response: clients choose their decoder by it (R-TYPE-1).
-    pub fn content_type(self, watch: bool) -> &'static str {
-        match self {
-            Self::Protobuf if watch => "application/vnd.kubernetes.protobuf;stream=watch",
-            _ => self.as_str(),
-        }
-    }
-
-    /// Whether a watch can be encoded in this media type.
-    fn streams(self) -> bool {
-        self != Self::Yaml
-    }
 }
 
 /// Another kind to which an object can be converted, such as a Table.
@@ -119,8 +106,7 @@ pub enum NegotiatedType {
     Converted { media: MediaType, target: Conversion, version: MetaVersion },
     /// No clause of the Accept header fits: 406, [`Status::not_acceptable`](super::Status::not_acceptable).
     NotAcceptable,
-    /// The best clause for a watch is YAML: 406,
-    /// [`Status::not_acceptable_stream`](super::Status::not_acceptable_stream).
+    /// A watch whose best clause is YAML: 406.
     NotStreamable,
 }
 
@@ -152,11 +138,8 @@ pub fn check_accept_length(accept: &str) -> Result<(), Status> {
 pub fn negotiate(accept: Option<&str>, offers: SupportedTypes) -> NegotiatedType {
     match chosen(accept, offers) {
         None => NegotiatedType::NotAcceptable,
-        Some(ClauseMatch { media, .. }) if offers.watch && !media.streams() => NegotiatedType::NotStreamable,
-        Some(ClauseMatch { media, conversion: None, .. }) => NegotiatedType::Plain(media),
-        Some(ClauseMatch { media, conversion: Some((target, version)), .. }) => {
-            NegotiatedType::Converted { media, target, version }
-        }
+        Some((chosen, _)) if offers.watch && chosen.media() == Some(MediaType::Yaml) => NegotiatedType::NotStreamable,
+        Some((chosen, _)) => chosen,
     }
 }
 
@@ -178,7 +161,7 @@ const CBOR: &str = "application/cbor";
 /// that fit any other encoding. For a wildcard, other encodings have precedence.
 pub fn prefers_cbor(accept: Option<&str>, offers: SupportedTypes) -> bool {
     let Some(accept) = accept.filter(|accept| accept.contains(CBOR)) else { return false };
-    let fits = |clause: &Clause<'_>| offers.media.iter().any(|media| is_fitting(clause, *media, offers));
+    let fits = |clause: &Clause<'_>| offers.media.iter().any(|media| fit(clause, *media, offers).is_some());
     clauses(accept).iter().find(|clause| clause.names(CBOR) || fits(clause)).is_some_and(|first| first.names(CBOR))
 }
 
@@ -198,7 +181,7 @@ pub fn pretty(query: &Query, user_agent: Option<&str>, accept: Option<&str>, off
     if offers.watch {
         return false;
     }
-    if chosen(accept, offers).is_some_and(|chosen| chosen.pretty) {
+    if chosen(accept, offers).is_some_and(|(_, pretty)| pretty) {
         return true;
     }
     // The apiserver decodes the query only if it contains the word.
@@ -208,32 +191,23 @@ pub fn pretty(query: &Query, user_agent: Option<&str>, accept: Option<&str>, off
     }
 }
 
-/// A clause of the Accept header that fits an encoding.
-struct ClauseMatch {
-    media: MediaType,
-    conversion: Option<(Conversion, MetaVersion)>,
-    pretty: bool,
-}
-
-/// Returns the first pair of clause and encoding that fits, ordered by clause and then by encoding.
-fn chosen(accept: Option<&str>, offers: SupportedTypes) -> Option<ClauseMatch> {
+/// The type of the first pair of clause and encoding that fits, ordered by clause and then by encoding, and whether the
+/// clause has `pretty=1`.
+fn chosen(accept: Option<&str>, offers: SupportedTypes) -> Option<(NegotiatedType, bool)> {
     let Some(accept) = accept.filter(|accept| !accept.is_empty()) else {
-        return Some(ClauseMatch { media: MediaType::Json, conversion: None, pretty: false });
+        return Some((NegotiatedType::Plain(MediaType::Json), false));
     };
-    clauses(accept).iter().find_map(|clause| {
-        let mut fitting = offers.media.iter().copied().filter(|media| clause.covers(media.as_str()));
-        fitting.find_map(|media| fit(clause, media, offers))
-    })
+    clauses(accept).iter().find_map(|clause| offers.media.iter().find_map(|media| fit(clause, *media, offers)))
 }
 
-fn is_fitting(clause: &Clause<'_>, media: MediaType, offers: SupportedTypes) -> bool {
-    clause.covers(media.as_str()) && fit(clause, media, offers).is_some()
-}
-
-/// Matches the clause's parameters with one encoding; `None` if one of them is not acceptable, which skips the pair.
-fn fit(clause: &Clause<'_>, media: MediaType, offers: SupportedTypes) -> Option<ClauseMatch> {
+/// Matches a clause with one encoding; `None` if the media range does not include it, or if a parameter is not
+/// acceptable, which skips the pair.
+fn fit(clause: &Clause<'_>, media: MediaType, offers: SupportedTypes) -> Option<(NegotiatedType, bool)> {
+    if !clause.covers(media.as_str()) {
+        return None;
+    }
     let given = |name| clause.parameter(name).filter(|value| !value.is_empty());
-    if given("stream").is_some_and(|stream| stream != "watch" || !media.streams()) {
+    if given("stream").is_some_and(|stream| stream != "watch" || media == MediaType::Yaml) {
         return None;
     }
     // `sv` names the version of meta.k8s.io; errors have no such version.
@@ -241,16 +215,16 @@ fn fit(clause: &Clause<'_>, media: MediaType, offers: SupportedTypes) -> Option<
         return None;
     }
     let asked = ["as", "g", "v"].map(|name| clause.parameter(name));
-    let conversion = match asked {
+    let chosen = match asked {
         [None, None, None] if media == MediaType::Protobuf && !offers.protobuf => return None,
-        [None, None, None] => None,
+        [None, None, None] => NegotiatedType::Plain(media),
         _ if !offers.conversions => return None,
-        [kind, group, version] => Some(conversion(kind?, group?, version?, media)?),
+        [kind, group, version] => conversion(kind?, group?, version?, media)?,
     };
-    Some(ClauseMatch { media, conversion, pretty: clause.parameter("pretty") == Some("1") })
+    Some((chosen, clause.parameter("pretty") == Some("1")))
 }
 
-fn conversion(kind: &str, group: &str, version: &str, media: MediaType) -> Option<(Conversion, MetaVersion)> {
+fn conversion(kind: &str, group: &str, version: &str, media: MediaType) -> Option<NegotiatedType> {
     let target = match kind {
         "Table" if media != MediaType::Protobuf => Conversion::Table,
         "PartialObjectMetadata" => Conversion::PartialObjectMetadata,
@@ -262,5 +236,5 @@ fn conversion(kind: &str, group: &str, version: &str, media: MediaType) -> Optio
         ("meta.k8s.io", "v1beta1") => MetaVersion::V1beta1,
         _ => return None,
     };
-    Some((target, version))
+    Some(NegotiatedType::Converted { media, target, version })
 }

@@ -84,9 +84,6 @@ pub struct FieldMatcher {
     conditions: Arc<[Condition]>,
     /// The conditions in the form that is matched.
     wants: MergedFieldTerms,
-    /// The positions of the first conditions that require a name and a namespace.
-    name: Option<usize>,
-    namespace: Option<usize>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -126,9 +123,7 @@ impl FieldMatcher {
         let first: Vec<_> = conditions.iter().map(|condition| seen.insert(condition)).collect();
         let mut first = first.into_iter();
         conditions.retain(|_| first.next().unwrap_or_default());
-        let place = |key: &str| conditions.iter().position(|condition| !condition.negated && &*condition.key == key);
-        let (name, namespace) = (place(NAME_KEY), place(NAMESPACE_KEY));
-        Self { wants: MergedFieldTerms::of(&conditions), conditions: conditions.into(), name, namespace }
+        Self { wants: MergedFieldTerms::of(&conditions), conditions: conditions.into() }
     }
 
     /// Whether an object matches. `attributes` must come from the same [`FieldTable`] as the matcher; a field beyond
@@ -147,7 +142,7 @@ impl FieldMatcher {
 
     /// Whether the conditions contradict each other, so that no object matches.
     pub fn is_impossible(&self) -> bool {
-        self.wants.are_impossible()
+        self.wants.impossible
     }
 
     /// Returns the maximum number of texts that [`matches`](Self::matches) compares.
@@ -169,12 +164,12 @@ impl FieldMatcher {
     /// Returns the only name that a matching object can have. A list with such a selector is a read of one key
     /// (R-LIST-2).
     pub fn required_name(&self) -> Option<&str> {
-        self.name.and_then(|place| self.conditions.get(place)).map(|condition| &*condition.value)
+        self.required_field(NAME_KEY)
     }
 
     /// Returns the only namespace in which a matching object can be.
     pub fn required_namespace(&self) -> Option<&str> {
-        self.namespace.and_then(|place| self.conditions.get(place)).map(|condition| &*condition.value)
+        self.required_field(NAMESPACE_KEY)
     }
 
     /// Returns the value that the first `=` condition on `key` requires. `key` is the converted one: `spec.nodeName`

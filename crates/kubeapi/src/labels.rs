@@ -42,12 +42,12 @@ impl LabelSelector {
 
     /// Whether the label requirements contradict each other, so that no object matches.
     pub fn is_impossible(&self) -> bool {
-        self.wants.are_impossible()
+        self.wants.impossible
     }
 
     /// Returns the number of different label keys.
     pub fn keys(&self) -> usize {
-        self.wants.keys()
+        self.wants.all.len()
     }
 
     /// Returns the maximum number of texts that [`matches`](Self::matches) compares for an object with `labels` labels.
@@ -67,15 +67,6 @@ impl LabelSelector {
 
     pub fn requirements(&self) -> &[Requirement] {
         &self.requirements
-    }
-
-    /// Returns the only value that `key` can have, if the first requirement on it is `k=v`, `k==v` or `k in (v)`.
-    pub fn required_value(&self, key: &str) -> Option<&str> {
-        let requirement = self.requirements.iter().find(|requirement| &*requirement.key == key)?;
-        match (requirement.operator, &*requirement.values) {
-            (Operator::Equals | Operator::DoubleEquals | Operator::In, [only]) => Some(only),
-            _ => None,
-        }
     }
 }
 
@@ -213,4 +204,9 @@ impl fmt::Display for Operator {
             Self::LessThan => "<",
         })
     }
+}
+
+/// The maximum number of texts that a binary search compares among `sorted` ones.
+pub(super) fn steps(sorted: usize) -> usize {
+    (usize::BITS - sorted.leading_zeros()) as usize
 }

@@ -16,7 +16,6 @@ mod access;
 mod attributes;
 mod builtin_fields;
 mod continue_token;
-mod cost;
 mod event_type;
 mod field_selector;
 mod field_term;
@@ -27,6 +26,7 @@ mod gvr;
 mod key;
 mod labels;
 mod list_options;
+pub mod protobuf;
 mod query;
 mod request_info;
 mod selector;
@@ -36,7 +36,6 @@ mod status_constructors;
 mod timeout;
 mod user;
 mod version;
-mod written_at;
 
 pub use accept::{
     Conversion, MediaType, MetaVersion, NegotiatedType, SupportedTypes, asks_for, check_accept_length,
@@ -63,4 +62,7 @@ pub use status::{Status, StatusCause, StatusDecodeError, StatusDetails, StatusMe
 pub use timeout::check_timeout;
 pub use user::User;
 pub use version::{ResourceVersion, ResourceVersionError};
-pub use written_at::WRITTEN_AT;
+
+/// The annotation with the time at which an object was written, in nanoseconds of the writer's own clock. A writer that
+/// also watches can measure the delivery time of an event.
+pub const WRITTEN_AT: &str = "kube-fanout.io/written-at-ns";

@@ -79,42 +79,6 @@ impl ListOptions {
         self
     }
 
-    /// Refuses options that exclude each other (R-OPTIONS-1). `as_watch` is the `watch` parameter, not the verb: the
-    /// `/watch/` path form without `watch=true` is validated as a list.
-    ///
-    /// # Errors
-    /// A 422 with all problems.
-    pub fn validate(&self, as_watch: bool) -> Result<(), Status> {
-        self.validate_for(as_watch, true)
-    }
-
-    /// Validates like [`validate`](Self::validate), for a server whose feature gate `WatchList` may be disabled.
-    ///
-    /// # Errors
-    /// A 422 with all problems.
-    pub fn validate_for(&self, as_watch: bool, watch_list_gate: bool) -> Result<(), Status> {
-        match validate::problems(self, as_watch, watch_list_gate) {
-            problems if problems.is_empty() => Ok(()),
-            problems => Err(Status::invalid_list_options(problems)),
-        }
-    }
-
-    /// Returns the plan of a validated LIST.
-    ///
-    /// # Errors
-    /// A 400 if the resourceVersion is not a number, or if the continue token is invalid or combined with a version.
-    pub fn list_plan(&self) -> Result<ListPlan, Status> {
-        version_match::list_plan(self)
-    }
-
-    /// Returns the start of a defaulted and validated WATCH.
-    ///
-    /// # Errors
-    /// A 500 if the resourceVersion is not a number.
-    pub fn watch_start(&self) -> Result<WatchStart, Status> {
-        version_match::watch_start(self)
-    }
-
     /// Whether the watch replaces a list: initial events, and a bookmark that ends them.
     pub fn is_watch_list(&self) -> bool {
         self.send_initial_events == Some(true) && self.allow_watch_bookmarks

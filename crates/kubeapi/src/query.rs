@@ -53,9 +53,7 @@ impl Query {
         if memchr::memchr2(b'%', b'+', raw.as_bytes()).is_none() {
             return Some((Text::Literal(at), true));
         }
-        let unescaped = unescape(raw, true)?;
-        let is_exact = unescaped.is_exact();
-        Some((Text::Decoded(unescaped.into_text()), is_exact))
+        unescape(raw, true).map(|(text, is_exact)| (Text::Decoded(text), is_exact))
     }
 
     /// Returns the first value of the parameter `name`; `""` for a bare name.
@@ -91,28 +89,11 @@ impl Query {
     }
 }
 
-/// The percent-decoded bytes of a text, which may not be UTF-8.
-pub(super) enum Unescaped {
-    Exact(String),
-    Lossy(String),
-}
-
-impl Unescaped {
-    pub(super) fn is_exact(&self) -> bool {
-        matches!(self, Self::Exact(_))
-    }
-
-    pub(super) fn into_text(self) -> String {
-        match self {
-            Self::Exact(text) | Self::Lossy(text) => text,
-        }
-    }
-}
-
-/// Percent-decodes like Go's `url.unescape`; `None` if Go reports an invalid escape.
-pub(super) fn unescape(text: &str, plus_is_space: bool) -> Option<Unescaped> {
+/// Percent-decodes like Go's `url.unescape`; `None` if Go reports an invalid escape. Also returns whether the text is
+/// exact, because it may not be UTF-8.
+pub(super) fn unescape(text: &str, plus_is_space: bool) -> Option<(String, bool)> {
     if memchr::memchr2(b'%', b'+', text.as_bytes()).is_none() {
-        return Some(Unescaped::Exact(text.to_owned()));
+        return Some((text.to_owned(), true));
     }
     let mut decoded = Vec::with_capacity(text.len());
     let mut bytes = text.bytes();
@@ -124,8 +105,8 @@ pub(super) fn unescape(text: &str, plus_is_space: bool) -> Option<Unescaped> {
         });
     }
     Some(match String::from_utf8(decoded) {
-        Ok(text) => Unescaped::Exact(text),
-        Err(error) => Unescaped::Lossy(String::from_utf8_lossy(error.as_bytes()).into_owned()),
+        Ok(text) => (text, true),
+        Err(error) => (String::from_utf8_lossy(error.as_bytes()).into_owned(), false),
     })
 }
 

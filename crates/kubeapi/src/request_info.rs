@@ -1,17 +1,16 @@
 mod inside;
-mod path;
 #[cfg(test)]
 mod tests;
 
 use super::go_text::{escape_html, quote};
+use super::query::unescape;
 use super::{ListOptions, Query};
 pub use inside::reaches_inside;
-use path::Path;
 use std::fmt;
 
-/// The attributes of a request, as the apiserver derives them before anything else: authentication, authorization,
-/// priority and routing all depend on them (R-PATH-1).
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The meaning of a request, as the apiserver derives it before anything else: authentication, authorization, priority
+/// and routing all depend on it (R-PATH-1).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RequestInfo {
     /// Whether the path is below `/api/VERSION/` or `/apis/GROUP/VERSION/`. If not, only `path` and `verb` are
     /// meaningful.
@@ -85,12 +84,14 @@ impl Verb {
             "PUT" => Self::Update,
             "PATCH" => Self::Patch,
             "DELETE" => Self::Delete,
-            _ => Self::Other(String::new()),
+            _ => Self::default(),
         }
     }
+}
 
-    fn has_selectors(&self) -> bool {
-        matches!(self, Self::List | Self::Watch | Self::DeleteCollection)
+impl Default for Verb {
+    fn default() -> Self {
+        Self::Other(String::new())
     }
 }
 
@@ -121,8 +122,14 @@ impl RequestInfo {
     /// One of the two cases in which the apiserver fails before it determines the attributes.
     pub fn parse(method: &str, path: &str, query: &Query) -> Result<Self, RequestInfoError> {
         let path = Path::parse(path).ok_or(RequestInfoError::BadEscape)?;
-        let mut info = Self::non_resource(method, &path);
-        let segments = path.segments();
+        let verb = match method {
+            "GET" => Verb::Get,
+            "PATCH" => Verb::Patch,
+            "DELETE" => Verb::Delete,
+            _ => Verb::Other(method.to_lowercase()),
+        };
+        let (is_canonical, segments) = (path.is_canonical(), path.segments());
+        let mut info = Self { path: path.decoded.clone(), verb, is_canonical, ..Self::default() };
         let mut rest = match segments.as_slice() {
             ["api", rest @ ..] if rest.len() >= 2 => rest,
             ["apis", group, rest @ ..] if rest.len() >= 2 => {
@@ -137,7 +144,7 @@ impl RequestInfo {
         rest = &rest[1..];
 
         info.verb = match rest[0] {
-            "watch" | "proxy" if rest.len() < 2 => return Err(no_resource(&path, query)),
+            "watch" | "proxy" if rest.len() < 2 => return Err(no_resource(path.raw, query)),
             "watch" => Verb::Watch,
             "proxy" => Verb::Proxy,
             _ => Verb::of_method(method),
@@ -146,56 +153,25 @@ impl RequestInfo {
             info.watch_via_path = rest[0] == "watch";
             rest = &rest[1..];
         }
-        info.take_object(rest);
-        info.take_query(query);
-        Ok(info)
-    }
-
-    fn non_resource(method: &str, path: &Path) -> Self {
-        let verb = match method {
-            "GET" => Verb::Get,
-            "PATCH" => Verb::Patch,
-            "DELETE" => Verb::Delete,
-            _ => Verb::Other(method.to_lowercase()),
-        };
-        Self {
-            is_resource: false,
-            path: path.decoded().to_owned(),
-            verb,
-            prefix: String::new(),
-            group: String::new(),
-            version: String::new(),
-            namespace: String::new(),
-            resource: String::new(),
-            subresource: String::new(),
-            name: String::new(),
-            watch_via_path: false,
-            field_selector: None,
-            label_selector: None,
-            is_canonical: path.is_canonical(),
-        }
-    }
-
-    /// Sets namespace, resource, name and subresource, from the segments after the version and the verb.
-    fn take_object(&mut self, segments: &[&str]) {
-        let parts = match segments {
+        let parts = match rest {
             // Two subresources belong to the Namespace itself; any other segment is a resource inside it.
             ["namespaces", namespace, "status" | "finalize", ..] | ["namespaces", namespace] => {
-                (*namespace).clone_into(&mut self.namespace);
-                segments
+                (*namespace).clone_into(&mut info.namespace);
+                rest
             }
             ["namespaces", namespace, inside @ ..] => {
-                (*namespace).clone_into(&mut self.namespace);
+                (*namespace).clone_into(&mut info.namespace);
                 inside
             }
-            _ => segments,
+            _ => rest,
         };
         let part = |at: usize| parts.get(at).copied().unwrap_or_default().to_owned();
-        self.resource = part(0);
-        self.name = part(1);
-        if self.verb != Verb::Proxy {
-            self.subresource = part(2);
+        (info.resource, info.name) = (part(0), part(1));
+        if info.verb != Verb::Proxy {
+            info.subresource = part(2);
         }
+        info.take_query(query);
+        Ok(info)
     }
 
     /// Sets the parts of the verb, the name and the selectors that depend on the query.
@@ -208,27 +184,57 @@ impl RequestInfo {
             });
             self.verb = if options.watch { Verb::Watch } else { Verb::List };
             let name = options.fields.requires_exact("metadata.name");
-            if let Some(name) = name.filter(|name| is_path_segment(name)) {
+            // Only a name that could be a path segment.
+            if let Some(name) = name.filter(|name| !matches!(*name, "." | "..") && !name.contains(['/', '%'])) {
                 name.clone_into(&mut self.name);
             }
         }
         if self.name.is_empty() && self.verb == Verb::Delete {
             self.verb = Verb::DeleteCollection;
         }
-        if self.verb.has_selectors() && !self.watch_via_path {
+        let has_selectors = matches!(self.verb, Verb::List | Verb::Watch | Verb::DeleteCollection);
+        if has_selectors && !self.watch_via_path {
             self.field_selector = query.first("fieldSelector").map(str::to_owned);
             self.label_selector = query.first("labelSelector").map(str::to_owned);
         }
     }
 }
 
-/// Whether a name could be a path segment.
-fn is_path_segment(name: &str) -> bool {
-    !matches!(name, "." | "..") && !name.contains(['/', '%'])
+/// The path of a request as Go's `net/url` and the apiserver's `splitPath` parse it.
+struct Path<'a> {
+    raw: &'a str,
+    decoded: String,
 }
 
-fn no_resource(path: &Path, query: &Query) -> RequestInfoError {
-    let uri = if query.raw().is_empty() { path.raw().to_owned() } else { format!("{}?{}", path.raw(), query.raw()) };
+impl<'a> Path<'a> {
+    /// Parses a path; `None` for an invalid escape. Escapes are resolved before the path is split, so `%2F` separates
+    /// segments.
+    fn parse(raw: &'a str) -> Option<Self> {
+        Some(Self { raw, decoded: unescape(raw, false)?.0 })
+    }
+
+    /// The segments. Slashes at both ends are ignored, however many; empty segments inside are kept.
+    fn segments(&self) -> Vec<&str> {
+        match self.decoded.trim_matches('/') {
+            "" => Vec::new(),
+            path => path.split('/').collect(),
+        }
+    }
+
+    /// See [`RequestInfo::is_canonical`]. A colon is allowed, because names of RBAC objects contain it.
+    fn is_canonical(&self) -> bool {
+        let Some(path) = self.raw.strip_prefix('/') else { return false };
+        let path = path.strip_suffix('/').unwrap_or(path);
+        path.split('/').all(|segment| {
+            let bytes = segment.as_bytes();
+            bytes.iter().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b':'))
+                && bytes.iter().any(|&byte| byte != b'.')
+        })
+    }
+}
+
+fn no_resource(path: &str, query: &Query) -> RequestInfoError {
+    let uri = if query.raw().is_empty() { path.to_owned() } else { format!("{path}?{}", query.raw()) };
     let why = format!("failed to create RequestInfo: unable to determine kind and namespace from url, {uri}");
     RequestInfoError::NoResource(escape_html(&format!("Internal Server Error: {}: {why}", quote(&uri))))
 }

@@ -3,6 +3,7 @@ mod protobuf;
 mod tests;
 
 use super::go_text::escape_json;
+use super::protobuf::ProtobufError;
 use serde::{Deserialize, Serialize};
 
 /// The API's `Status`: the apiserver's response if there is no object to return, usually an error, in a response or in
@@ -87,9 +88,9 @@ pub struct StatusCause {
 pub enum StatusDecodeError {
     #[error("cannot decode a Status from JSON: {0}")]
     Json(#[from] serde_json::Error),
-    #[error("cannot decode a Status from protobuf: {0}")]
-    Protobuf(&'static str),
-    #[error("cannot decode a Status: the object is of kind {0:?}")]
+    #[error("not a Status in protobuf: {0}")]
+    Protobuf(#[from] ProtobufError),
+    #[error("expected a Status, found {0:?}")]
     OtherKind(String),
 }
 
@@ -130,7 +131,7 @@ impl Status {
     /// # Errors
     /// The bytes are not a valid `k8s\0` document, or an object of another kind.
     pub fn from_protobuf(document: &[u8]) -> Result<Self, StatusDecodeError> {
-        protobuf::decode(document).map_err(StatusDecodeError::Protobuf)?.checked_kind()
+        protobuf::decode(document)?.checked_kind()
     }
 
     /// Returns the code for the response's status line; 500 if the Status has no valid one.

@@ -60,6 +60,8 @@ pub(crate) struct DiscoveryCache {
 /// How long a copy of a document is used without comparing it with upstream.
 const CURRENT_MAX: Duration = Duration::from_secs(10);
 const COPIES_BYTES_MAX: u64 = 64 << 20;
+/// The largest document that is shared, in bytes.
+const DOCUMENT_BYTES_MAX: usize = 16 << 20;
 /// How long a request waits for a document. Then it is forwarded.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 const VERSION: &str = "/version";
@@ -162,7 +164,7 @@ impl DiscoveryCache {
             headers.insert(IF_NONE_MATCH, etag.clone());
         }
         let asked = Instant::now();
-        let value = match (self.client.document(&key.path, headers).await?, last) {
+        let value = match (self.client.document(&key.path, headers, DOCUMENT_BYTES_MAX).await?, last) {
             (Some(SharedDocument { headers, body }), _) => {
                 let values =
                     |name: HeaderName| headers.get_all(&name).iter().map(move |value| (name.clone(), value.clone()));

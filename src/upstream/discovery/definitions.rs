@@ -1,13 +1,58 @@
-//! The parts of `CustomResourceDefinitions` that the proxy reads.
+//! The parts of `CustomResourceDefinitions` that the proxy reads, and the contents of single definitions and APIServices,
+//! for code that follows them by a watch.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde::Deserialize;
 
+use super::documents::{ApiService, ServedApi};
 use kubeapi::Gvr;
 
-/// The properties of one served version of a custom resource.
+/// The resources whose objects declare what upstream serves besides its own resources.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeclaringResource {
+    /// `CustomResourceDefinitions`.
+    Definitions,
+    /// `APIServices`, which list the APIs of the aggregation layer.
+    Services,
+}
+
+/// The contents of one object.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Declaration(pub(super) Declared);
+
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Declared {
+    /// The served versions; none while the definition is not established.
+    Customs(Vec<(Gvr, Definition)>),
+    /// The API that another server serves, if there is one.
+    Remote(Option<ServedApi>),
+}
+
+impl DeclaringResource {
+    pub const ALL: [Self; 2] = [Self::Definitions, Self::Services];
+
+    pub fn gvr(self) -> Gvr {
+        match self {
+            Self::Definitions => Gvr::new("apiextensions.k8s.io", "v1", "customresourcedefinitions"),
+            Self::Services => Gvr::new("apiregistration.k8s.io", "v1", "apiservices"),
+        }
+    }
+
+    /// Parses an object in JSON; returns `None` if it is not such an object.
+    pub fn read(self, json: &[u8]) -> Option<Declaration> {
+        let said = match self {
+            Self::Definitions => {
+                Declared::Customs(serde_json::from_slice::<CustomResourceDefinition>(json).ok()?.served().collect())
+            }
+            Self::Services => Declared::Remote(serde_json::from_slice::<ApiService>(json).ok()?.remote()),
+        };
+        Some(Declaration(said))
+    }
+}
+
+/// What upstream serves under one version of a custom resource.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Definition {
     /// The edition, which changes whenever the decoding of objects may change: with the schema, its defaults or the

@@ -11,8 +11,8 @@ use super::{Documents, Resource, ResourceOrigin};
 use crate::wire::{Encoding, is_of_kubernetes};
 use kubeapi::{FieldTable, Gvr, PageStore};
 
-/// The API groups that kube-apiserver serves itself, for identities that may not read APIServices.
-const BUILT_IN_GROUPS: [&str; 21] = [
+/// Groups that kube-apiserver serves itself, for identities that may not read APIServices.
+const BUILT_IN_GROUPS: [&str; 23] = [
     "",
     "admissionregistration.k8s.io",
     "apiextensions.k8s.io",
@@ -34,8 +34,9 @@ const BUILT_IN_GROUPS: [&str; 21] = [
     "rbac.authorization.k8s.io",
     "resource.k8s.io",
     "scheduling.k8s.io",
+    "storage.k8s.io",
+    "storagemigration.k8s.io",
 ];
-const BUILT_IN_STORAGE_GROUPS: [&str; 2] = ["storage.k8s.io", "storagemigration.k8s.io"];
 
 /// The known facts about the resources and their servers.
 #[derive(Debug, Default)]
@@ -181,7 +182,7 @@ impl DiscoveryState {
 
 /// Whether kube-apiserver itself serves an API group.
 fn is_built_in(group: &str) -> bool {
-    BUILT_IN_GROUPS.contains(&group) || BUILT_IN_STORAGE_GROUPS.contains(&group)
+    BUILT_IN_GROUPS.contains(&group)
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The output formats of Go's `encoding/json` and `strconv`: text, numbers and JSON inside JSON.
 
 use super::RefusalReason;
+use crate::wire::object::Digits;
 
 /// Writes `text` as a JSON string, HTML-safe: `< > &` and U+2028/9 escaped, invalid UTF-8 replaced byte by byte
 /// (R-JSON-1).
@@ -139,16 +140,7 @@ pub(super) fn put_int(out: &mut Vec<u8>, value: i64) {
 }
 
 pub(super) fn put_uint(out: &mut Vec<u8>, value: u64) {
-    let (mut digits, mut at, mut rest) = ([0; 20], 20, value);
-    loop {
-        at -= 1;
-        digits[at] = digit(rest % 10);
-        rest /= 10;
-        if rest == 0 {
-            break;
-        }
-    }
-    out.extend_from_slice(&digits[at..]);
+    out.extend_from_slice(Digits::default().write(value));
 }
 
 /// Writes `value`, which must be less than 10^`width`, with leading zeros.

@@ -4,7 +4,7 @@ use super::custom_metadata::ObjectMeta;
 use super::facts::TypeSchema;
 use super::writer::BodyWriter;
 use super::{RefusalReason, TranscodeError};
-use crate::wire::protobuf::{Fields, leading_message, map_entry, put_field};
+use kubeapi::protobuf::{Fields, leading_message, map_entry, put_field};
 
 /// Derives `PartialObjectMetadata` from the bodies of one kind: their metadata only.
 ///
@@ -89,7 +89,7 @@ impl MetadataRenderer {
         }
         let mut kept = Vec::with_capacity(metadata.len());
         let mut fields = Fields::new(metadata);
-        while let Some(field) = fields.next()? {
+        while let Some(field) = fields.next_field()? {
             if field.number != ANNOTATIONS || !self.hidden.contains(&map_entry(field.bytes()?)?.0) {
                 kept.extend_from_slice(&metadata[field.start..field.end]);
             }

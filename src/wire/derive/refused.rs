@@ -1,4 +1,4 @@
-use crate::wire::WireError;
+use kubeapi::protobuf::ProtobufError;
 
 /// A body that cannot be written in another encoding, with the field that prevents it. Nothing of the body was written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -42,11 +42,11 @@ impl TranscodeError {
     }
 }
 
-impl From<WireError> for RefusalReason {
-    fn from(error: WireError) -> Self {
+impl From<ProtobufError> for RefusalReason {
+    fn from(error: ProtobufError) -> Self {
         Self::Malformed(match error {
-            WireError::Protobuf(what) => what,
-            _ => "truncated field",
+            ProtobufError::Malformed(what) => what,
+            ProtobufError::Truncated => "truncated field",
         })
     }
 }

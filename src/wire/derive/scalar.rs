@@ -3,33 +3,15 @@
 
 use super::RefusalReason;
 use super::go_json::{put_compact, put_duration, put_int, put_padded, put_text};
-use crate::wire::protobuf::{Fields, RawField, Value};
+use kubeapi::protobuf::{Fields, RawField, Value};
 
-/// Writes a `metav1.Time`: RFC 3339 in UTC without fractions; the zero time, which is an empty message, is `null`.
-pub(super) fn put_time(out: &mut Vec<u8>, message: &[u8]) -> Result<(), RefusalReason> {
-    let Some(time) = Timestamp::read(message)? else {
-        put_null(out);
-        return Ok(());
-    };
-    if time.seconds == ZERO_TIME {
-        put_null(out);
-        return Ok(());
+/// Writes a `metav1.Time`, RFC 3339 in UTC without fractions, or a `metav1.MicroTime`, always with six decimals. The zero
+/// time, which is an empty message, is `null`.
+pub(super) fn put_time(out: &mut Vec<u8>, message: &[u8], micro: bool) -> Result<(), RefusalReason> {
+    match Timestamp::read(message)? {
+        Some(time) if time.seconds != ZERO_TIME || micro && time.nanoseconds >= 1_000 => time.put(out, micro),
+        _ => put_null(out),
     }
-    time.put(out, false);
-    Ok(())
-}
-
-/// Writes a `metav1.MicroTime`: always six decimals.
-pub(super) fn put_micro_time(out: &mut Vec<u8>, message: &[u8]) -> Result<(), RefusalReason> {
-    let Some(time) = Timestamp::read(message)? else {
-        put_null(out);
-        return Ok(());
-    };
-    if time.seconds == ZERO_TIME && time.nanoseconds < 1_000 {
-        put_null(out);
-        return Ok(());
-    }
-    time.put(out, true);
     Ok(())
 }
 
@@ -125,7 +107,7 @@ pub(super) fn for_each<'a>(
     mut take: impl FnMut(RawField<'a>) -> Result<(), RefusalReason>,
 ) -> Result<(), RefusalReason> {
     let mut fields = Fields::new(message);
-    while let Some(field) = fields.next()? {
+    while let Some(field) = fields.next_field()? {
         take(field)?;
     }
     Ok(())

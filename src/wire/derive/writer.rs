@@ -9,13 +9,13 @@ use super::RefusalReason;
 use super::facts::{Absent, Arity, FieldSchema, Message, MessageId, Omit, TypeSchema, ValueKind};
 use super::go_json::{put_double, put_int, put_text};
 use super::scalar::{self, REPEATED};
-use crate::wire::protobuf::{Fields, Value};
+use kubeapi::protobuf::{Fields, Value};
 
 /// Writes one protobuf body as JSON.
 pub(super) struct BodyWriter<'f, 'b, 'o> {
     facts: &'f TypeSchema,
-    pub(super) out: &'o mut Vec<u8>,
-    /// The position in `out` at which this body starts, and the maximum length of `out`.
+    out: &'o mut Vec<u8>,
+    /// Start of this body in `out`, and the maximum length of `out`.
     start: usize,
     limit: usize,
     depth: u32,
@@ -35,7 +35,7 @@ struct WireField<'b> {
 }
 
 #[derive(Clone, Copy)]
-pub(super) enum Item<'b> {
+enum Item<'b> {
     Varint(u64),
     Double(f64),
     Bytes(&'b [u8]),
@@ -77,8 +77,8 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
         Ok(())
     }
 
-    /// Writes one protobuf message as a JSON object.
-    pub(super) fn message(&mut self, id: MessageId, bytes: &'b [u8]) -> Result<(), RefusalReason> {
+    /// Writes one message as an object.
+    fn message(&mut self, id: MessageId, bytes: &'b [u8]) -> Result<(), RefusalReason> {
         self.element(id, bytes, b"")
     }
 
@@ -100,7 +100,7 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
         let base = self.found.len();
         let (mut last, mut sorted) = (0, true);
         let mut fields = Fields::new(bytes);
-        while let Some(field) = fields.next()? {
+        while let Some(field) = fields.next_field()? {
             let index = message.index_of(field.number).ok_or(RefusalReason::UnknownField(field.number))?;
             let item = match field.value {
                 Value::Varint(value) => Item::Varint(value),
@@ -225,8 +225,8 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
             ValueKind::Double => put_double(self.out, item.double()?)?,
             ValueKind::Bytes => self.base64(item.bytes()?),
             ValueKind::Strings => scalar::put_strings(self.out, item.bytes()?)?,
-            ValueKind::Time => scalar::put_time(self.out, item.bytes()?)?,
-            ValueKind::MicroTime => scalar::put_micro_time(self.out, item.bytes()?)?,
+            ValueKind::Time => scalar::put_time(self.out, item.bytes()?, false)?,
+            ValueKind::MicroTime => scalar::put_time(self.out, item.bytes()?, true)?,
             ValueKind::Duration => scalar::put_duration_message(self.out, item.bytes()?)?,
             ValueKind::Quantity => scalar::put_quantity(self.out, item.bytes()?)?,
             ValueKind::IntOrString => scalar::put_int_or_string(self.out, item.bytes()?)?,
@@ -248,9 +248,65 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
     }
 }
 
+/// The unions in apiextensions' `JSONSchemaProps`: each is written as the member that is set
+/// (apiextensions/v1/marshal.go).
+impl<'b> BodyWriter<'_, 'b, '_> {
+    fn schema_or_bool(&mut self, schema: MessageId, union: &'b [u8]) -> Result<(), RefusalReason> {
+        let (mut allows, mut props) = (None, None);
+        scalar::for_each(union, |field| match (field.number, field.value) {
+            (1, Value::Varint(value)) => scalar::once(&mut allows, value),
+            (2, Value::Bytes(value)) => scalar::once(&mut props, value),
+            _ => Err(scalar::unknown(field)),
+        })?;
+        if let Some(props) = props {
+            return self.message(schema, props);
+        }
+        let allows = Item::Varint(allows.unwrap_or_default()).bool()?;
+        self.out.extend_from_slice(if allows { b"true" } else { b"false" });
+        Ok(())
+    }
+
+    fn schema_or_array(&mut self, schema: MessageId, union: &'b [u8]) -> Result<(), RefusalReason> {
+        self.schema_or_list(schema, union, |writer, props| writer.message(schema, props))
+    }
+
+    fn schema_or_strings(&mut self, schema: MessageId, union: &'b [u8]) -> Result<(), RefusalReason> {
+        self.schema_or_list(schema, union, |writer, text| {
+            put_text(writer.out, text);
+            Ok(())
+        })
+    }
+
+    /// Writes a list if it has elements, else the schema, else `null`.
+    fn schema_or_list(
+        &mut self,
+        schema: MessageId,
+        union: &'b [u8],
+        put: impl Fn(&mut Self, &'b [u8]) -> Result<(), RefusalReason>,
+    ) -> Result<(), RefusalReason> {
+        let mut props = None;
+        let mut separator = b'[';
+        scalar::for_each(union, |field| match (field.number, field.value) {
+            (1, Value::Bytes(value)) => scalar::once(&mut props, value),
+            (2, Value::Bytes(value)) => {
+                self.out.push(separator);
+                separator = b',';
+                put(self, value)
+            }
+            _ => Err(scalar::unknown(field)),
+        })?;
+        match props {
+            _ if separator == b',' => self.out.push(b']'),
+            Some(props) => self.message(schema, props)?,
+            None => scalar::put_null(self.out),
+        }
+        Ok(())
+    }
+}
+
 impl<'b> Item<'b> {
     #[inline]
-    pub(super) fn bytes(self) -> Result<&'b [u8], RefusalReason> {
+    fn bytes(self) -> Result<&'b [u8], RefusalReason> {
         if let Self::Bytes(bytes) = self { Ok(bytes) } else { Err(WIRE_TYPE) }
     }
 
@@ -262,7 +318,7 @@ impl<'b> Item<'b> {
         if let Self::Double(value) = self { Ok(value) } else { Err(WIRE_TYPE) }
     }
 
-    pub(super) fn bool(self) -> Result<bool, RefusalReason> {
+    fn bool(self) -> Result<bool, RefusalReason> {
         match self.varint()? {
             0 => Ok(false),
             1 => Ok(true),

@@ -115,7 +115,7 @@ pub(super) fn told(item: &WatchItem) -> String {
     match item {
         WatchItem::Change { event_type, object, .. } => format!("{event_type} {} {}", object.key, object.rv),
         WatchItem::Bookmark { rv, initial_events_end, .. } => format!("bookmark {rv} {initial_events_end}"),
-        WatchItem::Error { event } => format!("error {} {}", event.code, event.reason),
+        WatchItem::Error { status } => format!("error {} {}", status.code, status.reason),
     }
 }
 

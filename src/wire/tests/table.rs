@@ -96,7 +96,7 @@ impl Printed {
         match self.reader().watch_event(frame).expect("a Table of one row") {
             WatchItem::Change { object, frame, .. } => (object, frame),
             WatchItem::Bookmark { object, .. } => (object, Bytes::new()),
-            WatchItem::Error { event } => panic!("{event:?}"),
+            WatchItem::Error { status } => panic!("{status:?}"),
         }
     }
 

@@ -114,7 +114,7 @@ fn options(query: &Query) {
     let _ = (check_timeout(query), GetOptions::decode(query).map(|options| options.version_match()));
     let Ok(options) = ListOptions::decode(query) else { return };
     let options = options.defaulted();
-    let is_refused = options.validate(options.watch).is_err();
+    let is_refused = options.validate(options.watch, true).is_err();
     let (plan, start) = (options.list_plan(), options.watch_start());
     if is_refused {
         return;

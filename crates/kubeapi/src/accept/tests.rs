@@ -188,19 +188,6 @@ fn kind_matches_only_within_one_accept_clause() {
 }
 
 #[test]
-fn content_types_match_the_apiservers() {
-    for (media, watch, text) in [
-        (Json, false, "application/json"),
-        (Json, true, "application/json"),
-        (Yaml, false, "application/yaml"),
-        (Protobuf, false, PROTOBUF),
-        (Protobuf, true, "application/vnd.kubernetes.protobuf;stream=watch"),
-    ] {
-        assert_eq!(media.content_type(watch), text);
-    }
-}
-
-#[test]
 fn browsers_and_curl_receive_indented_json() {
     let json = Some("application/json");
     for (query, agent, accept, indented) in [

@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::super::cost::steps;
+use super::super::labels::steps;
 use super::super::{Attributes, ObjectKey};
 use super::{Condition, Subject};
 
@@ -11,7 +11,7 @@ use super::{Condition, Subject};
 pub(super) struct MergedFieldTerms {
     all: Arc<[(Subject, FieldConstraint)]>,
     /// Whether the conditions contradict each other.
-    impossible: bool,
+    pub(super) impossible: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -52,10 +52,6 @@ impl MergedFieldTerms {
                     Subject::Absent => "",
                 })
             })
-    }
-
-    pub(super) fn are_impossible(&self) -> bool {
-        self.impossible
     }
 
     pub(super) fn comparisons(&self) -> usize {

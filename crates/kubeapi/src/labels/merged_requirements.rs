@@ -3,18 +3,18 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::super::Attributes;
-use super::super::cost::steps;
+use super::steps;
 use super::{ALLOCATION_BYTES, Operator, Requirement, Values, has, held_bytes};
 
 /// The merged requirements, one per key, in the order of keys. The cost per object depends on the smaller of its labels
 /// and these keys, not on how often or how verbosely a selector names them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct MergedRequirements {
-    all: Arc<[(Box<str>, LabelConstraint)]>,
+    pub(super) all: Arc<[(Box<str>, LabelConstraint)]>,
     /// The number of requirements that need the label to be present.
     needed: usize,
-    /// Whether the requirements contradict each other, so that no object matches.
-    impossible: bool,
+    /// Whether the requirements contradict each other.
+    pub(super) impossible: bool,
     /// The number of values in the largest set.
     values: usize,
     /// The length in bytes of the longest text in the requirements.
@@ -23,7 +23,7 @@ pub(super) struct MergedRequirements {
 
 /// The merged requirement on one label.
 #[derive(Debug, Clone)]
-enum LabelConstraint {
+pub(super) enum LabelConstraint {
     Absent,
     OneOf(Values),
     Other {
@@ -72,14 +72,6 @@ impl MergedRequirements {
             rest = &rest[at.unwrap_or_else(|at| at)..];
         }
         found == self.needed
-    }
-
-    pub(super) fn are_impossible(&self) -> bool {
-        self.impossible
-    }
-
-    pub(super) fn keys(&self) -> usize {
-        self.all.len()
     }
 
     pub(super) fn comparisons(&self, labels: usize) -> usize {

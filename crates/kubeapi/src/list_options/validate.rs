@@ -1,12 +1,20 @@
 //! The table of R-OPTIONS-1, from apimachinery's `pkg/apis/meta/internalversion/validation`.
 
-use super::super::StatusCause;
 use super::super::go_text::json_string;
+use super::super::{Status, StatusCause};
 use super::{EXACT, ListOptions, NOT_OLDER_THAN};
 
-/// Returns all problems, in the apiserver's order.
-pub(super) fn problems(options: &ListOptions, as_watch: bool, watch_list_gate: bool) -> Vec<StatusCause> {
-    if as_watch { watch_problems(options, watch_list_gate) } else { list_problems(options) }
+impl ListOptions {
+    /// Refuses options that exclude each other (R-OPTIONS-1). `as_watch` is the `watch` parameter, not the verb: the
+    /// `/watch/` path form without `watch=true` is validated as a list. `watch_list_gate` states whether the server's
+    /// feature gate `WatchList` is enabled.
+    ///
+    /// # Errors
+    /// 422 with all problems, in the apiserver's order.
+    pub fn validate(&self, as_watch: bool, watch_list_gate: bool) -> Result<(), Status> {
+        let problems = if as_watch { watch_problems(self, watch_list_gate) } else { list_problems(self) };
+        if problems.is_empty() { Ok(()) } else { Err(Status::invalid_list_options(problems)) }
+    }
 }
 
 fn list_problems(options: &ListOptions) -> Vec<StatusCause> {

@@ -1,7 +1,6 @@
 //! Detects requests that reach into a workload or node rather than its API object.
 
-use super::path::Path;
-use super::{RequestInfo, Verb};
+use super::{Path, RequestInfo, Verb};
 
 /// The subresources that lead to a process, a port or a kubelet: of pods, services and nodes, and of aggregated APIs
 /// (virtual machines, other clusters). Roles usually allow them with the verb `get`, which does not show their effect.

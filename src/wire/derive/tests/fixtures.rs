@@ -7,7 +7,7 @@ use std::process::Command;
 use super::super::Transcoder;
 use super::super::go_json::put_compact;
 use super::{Tally, report};
-use crate::wire::proto_document::Document;
+use crate::wire::proto_reader::Document;
 
 /// Directories of the testdata with their minors.
 const RELEASES: [(&str, u32); 5] = [("v1.33.0", 33), ("v1.34.0", 34), ("v1.35.0", 35), ("v1.36.0", 36), ("HEAD", 37)];

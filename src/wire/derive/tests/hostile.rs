@@ -29,7 +29,7 @@ fn bodies() -> Vec<(String, String, Vec<u8>)> {
 }
 
 fn check(api_version: &str, kind: &str, body: &[u8]) {
-    let transcoder = Transcoder::for_kind(api_version, kind).unwrap();
+    let transcoder = Transcoder::for_server(37, api_version, kind).unwrap();
     let metadata = MetadataRenderer::for_server(37, api_version, kind);
     let mut out = b"{".to_vec();
     if transcoder.json(body, &mut out).is_ok() {

@@ -1,9 +1,9 @@
 //! Rules of R-DERIVE-6 and R-DERIVE-7 that random objects rarely or never exercise.
 
 use super::super::go_json::{put_compact, put_double, put_duration, put_text};
-use super::super::scalar::{put_micro_time, put_time};
+use super::super::scalar::put_time;
 use super::super::{RefusalReason, Transcoder};
-use crate::wire::protobuf::put_varint;
+use kubeapi::protobuf::put_varint;
 
 fn printed(put: impl FnOnce(&mut Vec<u8>)) -> String {
     let mut out = Vec::new();
@@ -98,10 +98,13 @@ fn times_outside_four_digit_years_render_like_go() {
         put_varint(&mut message, i64::cast_unsigned(seconds));
         message.push(16);
         put_varint(&mut message, nanoseconds);
-        assert_eq!(printed(|out| put_time(out, &message).unwrap()), format!("\"{want}Z\""));
-        assert_eq!(printed(|out| put_micro_time(out, &message).unwrap()), format!("\"{want}.{micros}Z\""));
+        assert_eq!(printed(|out| put_time(out, &message, false).unwrap()), format!("\"{want}Z\""));
+        assert_eq!(printed(|out| put_time(out, &message, true).unwrap()), format!("\"{want}.{micros}Z\""));
     }
-    assert!(put_time(&mut Vec::new(), b"\x08\x00\x10\x80\x94\xeb\xdc\x03").is_err(), "a whole second of nanoseconds");
+    assert!(
+        put_time(&mut Vec::new(), b"\x08\x00\x10\x80\x94\xeb\xdc\x03", false).is_err(),
+        "a whole second of nanoseconds"
+    );
 }
 
 /// Metadata with only an empty creationTimestamp, as in a bookmark.
@@ -121,9 +124,9 @@ fn releases_outside_the_table_have_no_transcoder() {
     for minor in [0, 32, 38, u32::MAX] {
         assert!(Transcoder::for_server(minor, "v1", "Pod").is_none());
     }
-    assert!(Transcoder::for_kind("v1", "Pod").is_some());
-    assert!(Transcoder::for_kind("example.com/v1", "Gadget").is_none());
-    assert!(Transcoder::for_kind("apps/v1", "Pod").is_none());
+    assert!(Transcoder::for_server(37, "v1", "Pod").is_some());
+    assert!(Transcoder::for_server(37, "example.com/v1", "Gadget").is_none());
+    assert!(Transcoder::for_server(37, "apps/v1", "Pod").is_none());
 }
 
 #[test]
@@ -144,7 +147,7 @@ fn transcoder_error_names_the_field_and_keeps_the_output() {
         ),
         (b"\x12\x02\x58\x02", "spec.hostNetwork", RefusalReason::Value("neither true nor false")),
     ];
-    let transcoder = Transcoder::for_kind("v1", "Pod").unwrap();
+    let transcoder = Transcoder::for_server(37, "v1", "Pod").unwrap();
     for (body, path, why) in rows {
         let mut out = b"before".to_vec();
         let refused = transcoder.json(body, &mut out).unwrap_err();
@@ -165,7 +168,7 @@ fn schema_nesting_depth_is_limited() {
         let schema = (0..levels).fold(Vec::new(), |schema, _| within(&[0xe2, 1], schema));
         [0x0a, 0x22, 0x3a, 0x12].into_iter().fold(schema, |message, tag| within(&[tag], message))
     };
-    let transcoder = Transcoder::for_kind("apiextensions.k8s.io/v1", "CustomResourceDefinition").unwrap();
+    let transcoder = Transcoder::for_server(37, "apiextensions.k8s.io/v1", "CustomResourceDefinition").unwrap();
     let refused = transcoder.json(&nested(10_000), &mut Vec::new()).unwrap_err();
     assert_eq!(refused.why, RefusalReason::TooDeep);
     let json = printed(|out| transcoder.json(&nested(100), out).unwrap());
@@ -176,6 +179,6 @@ fn schema_nesting_depth_is_limited() {
 fn transcoder_output_is_limited_relative_to_its_input() {
     // An endpoint of two bytes is `{"addresses":null}`.
     let body: Vec<u8> = std::iter::repeat_n([0x12, 0], 100_000).flatten().collect();
-    let transcoder = Transcoder::for_kind("discovery.k8s.io/v1", "EndpointSlice").unwrap();
+    let transcoder = Transcoder::for_server(37, "discovery.k8s.io/v1", "EndpointSlice").unwrap();
     assert_eq!(transcoder.json(&body, &mut Vec::new()).unwrap_err().why, RefusalReason::TooLarge);
 }

@@ -1,4 +1,5 @@
-//! Decoder of one JSON object: a single validating pass that keeps only the values that a [`PathTrie`] selects.
+//! Decoder of JSON: of event lines, LIST pages and objects. An object takes a single validating pass that keeps only the
+//! values that a [`PathTrie`] selects.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -6,13 +7,73 @@ use std::fmt;
 use memchr::{memchr, memchr2};
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Unexpected, Visitor};
+use serde_json::value::RawValue;
 
 use super::WireError;
 use super::bookmark::INITIAL_EVENTS_END;
-use super::json_document::utf8;
+use super::envelope::{JSON_EVENT_HEAD, JSON_EVENT_OBJECT, JSON_EVENT_TAIL, json_text};
 use super::object::{DecodedFields, RvSpan, parse_resource_version, sort_labels};
 use super::path_trie::{FieldSlots, NodeId, PathTrie};
-use kubeapi::{Attributes, FieldTable, ObjectKey, ResourceVersion};
+use kubeapi::{Attributes, EventType, FieldTable, ObjectKey, ResourceVersion};
+
+/// Splits an event line into its type and its object. The line must have the bytes that
+/// [`Envelope::frame`](super::Envelope::frame) puts around them: another layout could not be reproduced from the body.
+/// The object's reader checks that it is one JSON value.
+pub(super) fn split_event(line: &[u8]) -> Result<(EventType, &[u8]), WireError> {
+    const ODD: WireError = WireError::Layout("a watch line is not {\"type\":…,\"object\":…} and a newline");
+    if line.first() != Some(&b'{') {
+        return Err(WireError::WrongForm);
+    }
+    let rest = line.strip_prefix(JSON_EVENT_HEAD).ok_or(ODD)?;
+    let name = &rest[..memchr(b'"', rest).ok_or(ODD)?];
+    let rest = rest[name.len()..].strip_prefix(JSON_EVENT_OBJECT).ok_or(ODD)?;
+    let object = rest.strip_suffix(JSON_EVENT_TAIL).ok_or(ODD)?;
+    let event_type = std::str::from_utf8(name).ok().and_then(EventType::parse).ok_or(WireError::UnknownEventType)?;
+    Ok((event_type, object))
+}
+
+/// Returns the length of the `TypeMeta` at the start of a built-in kind's object, which its body omits.
+pub(super) fn type_meta_len(document: &str, kind: &str, api_version: &str) -> Result<usize, WireError> {
+    let head = |document: &str| -> Option<usize> {
+        let rest = document.strip_prefix(r#"{"kind":"#)?.strip_prefix(&*json_text(kind))?;
+        let rest = rest.strip_prefix(r#","apiVersion":"#)?.strip_prefix(&*json_text(api_version))?;
+        Some(document.len() - rest.strip_prefix(',')?.len())
+    };
+    head(document).ok_or(WireError::Layout("an object does not begin with kind and apiVersion"))
+}
+
+/// Converts JSON text to a `str`, so that it is validated once.
+pub(super) fn utf8(bytes: &[u8]) -> Result<&str, WireError> {
+    std::str::from_utf8(bytes).map_err(|_| WireError::NotUtf8)
+}
+
+/// A LIST page; its items are slices of it.
+#[derive(Deserialize)]
+pub(super) struct ParsedPage<'a> {
+    #[serde(borrow)]
+    pub(super) kind: Cow<'a, str>,
+    #[serde(borrow, rename = "apiVersion")]
+    pub(super) api_version: Cow<'a, str>,
+    #[serde(borrow)]
+    pub(super) metadata: PageMetadata<'a>,
+    /// `null` for an empty `PartialObjectMetadataList` (R-META-1); required, so that an object is not mistaken for a
+    /// list.
+    #[serde(borrow)]
+    pub(super) items: Items<'a>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Items<'a>(#[serde(borrow)] pub(super) Option<Vec<&'a RawValue>>);
+
+#[derive(Deserialize)]
+pub(super) struct PageMetadata<'a> {
+    #[serde(borrow, default, rename = "resourceVersion")]
+    pub(super) resource_version: Cow<'a, str>,
+    #[serde(default, rename = "continue")]
+    pub(super) continue_token: String,
+    #[serde(default, rename = "remainingItemCount")]
+    pub(super) remaining: Option<i64>,
+}
 
 /// The paths that are read from the objects of one feed.
 pub(super) struct JsonPaths {

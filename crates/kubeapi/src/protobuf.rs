@@ -3,30 +3,37 @@
 
 use bytes::BufMut;
 
-use super::WireError;
+/// Prefix of every top-level document (R-PROTO-1).
+pub const MAGIC: &[u8; 4] = b"k8s\0";
 
-/// The prefix of every top-level protobuf document (R-PROTO-1).
-pub(super) const MAGIC: &[u8; 4] = b"k8s\0";
+/// Why bytes are not a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ProtobufError {
+    #[error("the data ends in the middle of a field")]
+    Truncated,
+    #[error("{0}")]
+    Malformed(&'static str),
+}
 
 /// A cursor over the fields of one message.
-pub(super) struct Fields<'a> {
+pub struct Fields<'a> {
     message: &'a [u8],
     at: usize,
 }
 
 /// One protobuf field as it is on the wire.
 #[derive(Clone, Copy)]
-pub(super) struct RawField<'a> {
-    pub(super) number: u32,
-    pub(super) value: Value<'a>,
-    /// The offset of the field's tag in the message.
-    pub(super) start: usize,
-    /// The offset of the field's end in the message.
-    pub(super) end: usize,
+pub struct RawField<'a> {
+    pub number: u32,
+    pub value: Value<'a>,
+    /// Offset of the tag in the message.
+    pub start: usize,
+    /// Offset of the field's end in the message.
+    pub end: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Value<'a> {
+pub enum Value<'a> {
     Varint(u64),
     Bytes(&'a [u8]),
     /// A `fixed32` or `fixed64`, which is skipped, because no field that is read has these types.
@@ -34,20 +41,21 @@ pub(super) enum Value<'a> {
 }
 
 impl<'a> Fields<'a> {
-    pub(super) fn new(message: &'a [u8]) -> Self {
+    #[inline]
+    pub fn new(message: &'a [u8]) -> Self {
         Self { message, at: 0 }
     }
 
     /// Returns the next field; `None` at the end. Lengths are checked against the message before they are used.
     #[inline]
-    pub(super) fn next(&mut self) -> Result<Option<RawField<'a>>, WireError> {
+    pub fn next_field(&mut self) -> Result<Option<RawField<'a>>, ProtobufError> {
         if self.at == self.message.len() {
             return Ok(None);
         }
         let start = self.at;
         let tag = self.varint()?;
         let Ok(number @ 1..=FIELD_NUMBER_MAX) = u32::try_from(tag >> 3) else {
-            return Err(WireError::Protobuf("impossible field number"));
+            return Err(ProtobufError::Malformed("impossible field number"));
         };
         let value = match tag & 7 {
             0 => Value::Varint(self.varint()?),
@@ -57,25 +65,25 @@ impl<'a> Fields<'a> {
                 Value::Bytes(self.take(len)?)
             }
             5 => self.take(4).map(|_| Value::Fixed)?,
-            _ => return Err(WireError::Protobuf("wire type that the apiserver does not use")),
+            _ => return Err(ProtobufError::Malformed("wire type that the apiserver does not use")),
         };
         Ok(Some(RawField { number, value, start, end: self.at }))
     }
 
     #[inline]
-    fn take(&mut self, len: u64) -> Result<&'a [u8], WireError> {
+    fn take(&mut self, len: u64) -> Result<&'a [u8], ProtobufError> {
         let rest = &self.message[self.at..];
         match usize::try_from(len) {
             Ok(len) if len <= rest.len() => {
                 self.at += len;
                 Ok(&rest[..len])
             }
-            _ => Err(WireError::Truncated),
+            _ => Err(ProtobufError::Truncated),
         }
     }
 
     #[inline]
-    fn varint(&mut self) -> Result<u64, WireError> {
+    fn varint(&mut self) -> Result<u64, ProtobufError> {
         let (value, len) = varint(&self.message[self.at..])?;
         self.at += len;
         Ok(value)
@@ -83,19 +91,21 @@ impl<'a> Fields<'a> {
 }
 
 impl<'a> RawField<'a> {
-    pub(super) fn bytes(&self) -> Result<&'a [u8], WireError> {
+    #[inline]
+    pub fn bytes(&self) -> Result<&'a [u8], ProtobufError> {
         match self.value {
             Value::Bytes(bytes) => Ok(bytes),
-            _ => Err(WireError::Protobuf("wire type differs from the API's")),
+            _ => Err(ProtobufError::Malformed("wire type differs from the API's")),
         }
     }
 
-    pub(super) fn text(&self) -> Result<&'a str, WireError> {
+    #[inline]
+    pub fn text(&self) -> Result<&'a str, ProtobufError> {
         text(self.bytes()?)
     }
 
-    /// Returns the value as a count; `None` if it is negative or not a number.
-    pub(super) fn count(&self) -> Option<u64> {
+    /// Returns a count; `None` if it is negative or not a number.
+    pub fn count(&self) -> Option<u64> {
         match self.value {
             Value::Varint(count) => i64::try_from(count).ok()?.try_into().ok(),
             Value::Bytes(_) | Value::Fixed => None,
@@ -103,12 +113,14 @@ impl<'a> RawField<'a> {
     }
 }
 
-pub(super) fn text(bytes: &[u8]) -> Result<&str, WireError> {
-    std::str::from_utf8(bytes).map_err(|_| WireError::Protobuf("text is not UTF-8"))
+#[inline]
+pub fn text(bytes: &[u8]) -> Result<&str, ProtobufError> {
+    std::str::from_utf8(bytes).map_err(|_| ProtobufError::Malformed("text is not UTF-8"))
 }
 
 /// Returns the payload (offset, length) of field 1, if `message` starts with it and it is length-delimited.
-pub(super) fn leading_message(message: &[u8]) -> Option<(usize, usize)> {
+#[inline]
+pub fn leading_message(message: &[u8]) -> Option<(usize, usize)> {
     if *message.first()? != tag(1) {
         return None;
     }
@@ -120,7 +132,8 @@ pub(super) fn leading_message(message: &[u8]) -> Option<(usize, usize)> {
 
 /// Returns the payload of the field `number` (below 16) at the start of `message`, and the rest. `None` if the message
 /// starts with another field, or with an encoding that [`put_field`] would not produce.
-pub(super) fn plain_field(message: &[u8], number: u8) -> Option<(&[u8], &[u8])> {
+#[inline]
+pub fn plain_field(message: &[u8], number: u8) -> Option<(&[u8], &[u8])> {
     let (first, rest) = message.split_first()?;
     if *first != tag(number) {
         return None;
@@ -133,14 +146,15 @@ pub(super) fn plain_field(message: &[u8], number: u8) -> Option<(&[u8], &[u8])> 
 }
 
 /// Returns one `map<string, string>` entry; an absent key or value is `""`.
-pub(super) fn map_entry(entry: &[u8]) -> Result<(&str, &str), WireError> {
+#[inline]
+pub fn map_entry(entry: &[u8]) -> Result<(&str, &str), ProtobufError> {
     let (mut key, mut value) = ("", "");
     let mut fields = Fields::new(entry);
-    while let Some(field) = fields.next()? {
+    while let Some(field) = fields.next_field()? {
         match field.number {
             1 => key = field.text()?,
             2 => value = field.text()?,
-            _ => return Err(WireError::Protobuf("map entry with a third field")),
+            _ => return Err(ProtobufError::Malformed("map entry with a third field")),
         }
     }
     Ok((key, value))
@@ -148,19 +162,19 @@ pub(super) fn map_entry(entry: &[u8]) -> Result<(&str, &str), WireError> {
 
 /// Reads one varint: its value and its width.
 #[inline]
-fn varint(bytes: &[u8]) -> Result<(u64, usize), WireError> {
+fn varint(bytes: &[u8]) -> Result<(u64, usize), ProtobufError> {
     match bytes.first() {
         Some(&byte) if byte < 0x80 => Ok((u64::from(byte), 1)),
         _ => long_varint(bytes),
     }
 }
 
-fn long_varint(bytes: &[u8]) -> Result<(u64, usize), WireError> {
+fn long_varint(bytes: &[u8]) -> Result<(u64, usize), ProtobufError> {
     let mut value = 0_u64;
     for (at, &byte) in bytes.iter().take(10).enumerate() {
         // The tenth byte can only hold the last of 64 bits.
         if at == 9 && byte > 1 {
-            return Err(WireError::Protobuf("varint of more than 64 bits"));
+            return Err(ProtobufError::Malformed("varint of more than 64 bits"));
         }
         value |= u64::from(byte & 0x7f) << (7 * at);
         if byte < 0x80 {
@@ -168,20 +182,22 @@ fn long_varint(bytes: &[u8]) -> Result<(u64, usize), WireError> {
         }
     }
     // A tenth byte always returns above, so this is a truncated varint.
-    Err(WireError::Truncated)
+    Err(ProtobufError::Truncated)
 }
 
 /// Returns the tag byte of a length-delimited field; `number` < 16.
-pub(super) const fn tag(number: u8) -> u8 {
+#[inline]
+pub const fn tag(number: u8) -> u8 {
     number << 3 | 2
 }
 
 /// Returns the number of bytes that [`put_varint`] writes.
-pub(super) fn varint_len(value: u64) -> usize {
+#[inline]
+pub fn varint_len(value: u64) -> usize {
     ((64 - (value | 1).leading_zeros()) as usize).div_ceil(7)
 }
 
-pub(super) fn put_varint(out: &mut impl BufMut, mut value: u64) {
+pub fn put_varint(out: &mut impl BufMut, mut value: u64) {
     while value >= 0x80 {
         out.put_u8(value.to_le_bytes()[0] | 0x80);
         value >>= 7;
@@ -190,19 +206,26 @@ pub(super) fn put_varint(out: &mut impl BufMut, mut value: u64) {
 }
 
 /// Returns the size of a length-delimited field (number < 16) with a payload of `len` bytes.
-pub(super) fn field_len(len: usize) -> usize {
+#[inline]
+pub fn field_len(len: usize) -> usize {
     1 + varint_len(len as u64) + len
 }
 
 /// Writes the tag and length of a length-delimited field; the caller writes the payload.
-pub(super) fn put_header(out: &mut impl BufMut, number: u8, len: usize) {
+pub fn put_header(out: &mut impl BufMut, number: u8, len: usize) {
     out.put_u8(tag(number));
     put_varint(out, len as u64);
 }
 
-pub(super) fn put_field(out: &mut impl BufMut, number: u8, payload: &[u8]) {
+pub fn put_field(out: &mut impl BufMut, number: u8, payload: &[u8]) {
     put_header(out, number, payload.len());
     out.put_slice(payload);
+}
+
+/// Writes a number (number < 16). Negative ones take ten bytes, as in protobuf's `int32` and `int64`.
+pub fn put_int(out: &mut impl BufMut, number: u8, value: i64) {
+    out.put_u8(number << 3);
+    put_varint(out, value.cast_unsigned());
 }
 
 const FIELD_NUMBER_MAX: u32 = (1 << 29) - 1;

@@ -1,0 +1,228 @@
+//! Decoder of protobuf: of watch events, Unknown documents and objects. An object takes a field walk that skips
+//! everything that a [`PathTrie`] does not select. So its cost does not depend on the object's size (R-DERIVE-2).
+
+use std::borrow::Cow;
+
+use super::WireError;
+use super::bookmark::INITIAL_EVENTS_END;
+use super::envelope::{
+    EVENT_OBJECT, EVENT_TYPE, LENGTH_PREFIX, RAW_EXTENSION_RAW, UNKNOWN_CONTENT_ENCODING, UNKNOWN_CONTENT_TYPE,
+    UNKNOWN_RAW, UNKNOWN_TAIL, UNKNOWN_TYPE_META,
+};
+use super::json_reader::check_name;
+use super::object::{DecodedFields, RvSpan, parse_resource_version, sort_labels};
+use super::path_trie::{FieldSlots, NodeId, PathTrie};
+use kubeapi::protobuf::{self, Fields, MAGIC, Value, map_entry, plain_field};
+use kubeapi::{Attributes, EventType, FieldKind, FieldTable, ObjectKey, ResourceVersion};
+
+/// The parts of `k8s\0` and Unknown.
+pub(super) struct Document<'a> {
+    pub(super) api_version: &'a str,
+    pub(super) kind: &'a str,
+    pub(super) raw: &'a [u8],
+}
+
+impl<'a> Document<'a> {
+    /// Splits a whole document. It checks all lengths against the document.
+    pub(super) fn split(document: &'a [u8]) -> Result<Self, WireError> {
+        let unknown = document.strip_prefix(MAGIC).ok_or(WireError::WrongForm)?;
+        let (mut type_meta, mut raw) = (None, None);
+        let mut fields = Fields::new(unknown);
+        while let Some(field) = fields.next_field()? {
+            let bytes = field.bytes()?;
+            let number = u8::try_from(field.number).unwrap_or(u8::MAX);
+            let repeated = match number {
+                UNKNOWN_TYPE_META => type_meta.replace(bytes).is_some(),
+                UNKNOWN_RAW => raw.replace(bytes).is_some(),
+                // Compressed content, or content other than protobuf, would be declared here.
+                UNKNOWN_CONTENT_ENCODING | UNKNOWN_CONTENT_TYPE => !bytes.is_empty(),
+                _ => true,
+            };
+            if repeated {
+                return Err(WireError::Protobuf("not a plain Unknown document"));
+            }
+        }
+        // The same message as a map entry: two strings, numbered 1 and 2.
+        let (api_version, kind) = map_entry(type_meta.unwrap_or_default())?;
+        if !is_plain_document(unknown) {
+            return Err(WireError::Layout("an Unknown document in another order or length"));
+        }
+        // An absent raw is the empty message, which has no metadata.
+        Ok(Self { api_version, kind, raw: raw.unwrap_or_default() })
+    }
+}
+
+/// Splits a watch frame into its type and its document.
+pub(super) fn split_event(frame: &[u8]) -> Result<(EventType, &[u8]), WireError> {
+    let (prefix, message) = frame.split_first_chunk::<LENGTH_PREFIX>().ok_or(WireError::Truncated)?;
+    let len = usize::try_from(u32::from_be_bytes(*prefix)).unwrap_or(usize::MAX);
+    if len > message.len() {
+        return Err(if prefix.starts_with(b"{") { WireError::WrongForm } else { WireError::Truncated });
+    }
+    if len < message.len() {
+        return Err(WireError::Protobuf("bytes after the watch event"));
+    }
+    let (mut event_type, mut object) = (None, None);
+    let mut fields = Fields::new(message);
+    while let Some(field) = fields.next_field()? {
+        let repeated = match u8::try_from(field.number).unwrap_or(u8::MAX) {
+            EVENT_TYPE => event_type.replace(field.bytes()?).is_some(),
+            EVENT_OBJECT => object.replace(field.bytes()?).is_some(),
+            _ => true,
+        };
+        if repeated {
+            return Err(WireError::Protobuf("not a plain WatchEvent"));
+        }
+    }
+    let event_type = event_type.and_then(|name| std::str::from_utf8(name).ok()).and_then(EventType::parse);
+    let event_type = event_type.ok_or(WireError::UnknownEventType)?;
+    let document = sole_field(object.unwrap_or_default(), RAW_EXTENSION_RAW)?;
+    if !is_plain_event(message) {
+        return Err(WireError::Layout("a watch event in another order or length"));
+    }
+    Ok((event_type, document))
+}
+
+/// Returns whether Unknown is encoded as the apiserver and this module encode it: each field once, in order, with
+/// lengths of minimal size.
+fn is_plain_document(unknown: &[u8]) -> bool {
+    let plain = || {
+        let (type_meta, rest) = plain_field(unknown, UNKNOWN_TYPE_META)?;
+        let (_, kind) = plain_field(type_meta, 1)?;
+        let (_, end) = plain_field(kind, 2)?;
+        // An empty body is omitted.
+        let tail = plain_field(rest, UNKNOWN_RAW).map_or(rest, |(_, tail)| tail);
+        Some(end.is_empty() && tail == UNKNOWN_TAIL)
+    };
+    plain().unwrap_or(false)
+}
+
+/// Returns the same for a `WatchEvent`.
+fn is_plain_event(message: &[u8]) -> bool {
+    let plain = || {
+        let (_, rest) = plain_field(message, EVENT_TYPE)?;
+        let (object, end) = plain_field(rest, EVENT_OBJECT)?;
+        let (_, object_end) = plain_field(object, RAW_EXTENSION_RAW)?;
+        Some(end.is_empty() && object_end.is_empty())
+    };
+    plain().unwrap_or(false)
+}
+
+/// Returns the payload of field `number`, which must be the only field of `message`.
+fn sole_field(message: &[u8], number: u8) -> Result<&[u8], WireError> {
+    let mut fields = Fields::new(message);
+    match (fields.next_field()?, fields.next_field()?) {
+        (Some(field), None) if field.number == u32::from(number) => Ok(field.bytes()?),
+        _ => Err(WireError::Protobuf("not a plain RawExtension")),
+    }
+}
+
+/// The paths that are read from the objects of one feed.
+pub(super) struct ProtoPaths {
+    trie: PathTrie<u32>,
+    fields: Vec<FieldSlots>,
+}
+
+impl ProtoPaths {
+    pub(super) fn new(table: &FieldTable) -> Self {
+        let mut trie = PathTrie::new();
+        let fields = FieldSlots::protobuf(&mut trie, table);
+        Self { trie, fields }
+    }
+
+    /// Reads the metadata of `body`, which must come first, as Go writes it, and the selectable fields. Also returns
+    /// whether the object closes the initial events.
+    pub(super) fn read(&self, body: &[u8], named: bool) -> Result<(DecodedFields, bool), WireError> {
+        let (at, len) = protobuf::leading_message(body).ok_or(WireError::NoMetadata)?;
+        let (mut name, mut namespace, mut version) = ("", "", "");
+        let (mut labels, mut initial_events_end) = (Vec::new(), false);
+        let mut metadata = Fields::new(&body[at..at + len]);
+        while let Some(field) = metadata.next_field()? {
+            match field.number {
+                META_NAME => name = field.text()?,
+                META_NAMESPACE => namespace = field.text()?,
+                META_RESOURCE_VERSION if !version.is_empty() => return Err(WireError::BadResourceVersion),
+                META_RESOURCE_VERSION => version = field.text()?,
+                META_LABELS => labels.push(map_entry(field.bytes()?)?),
+                META_ANNOTATIONS => {
+                    // Only bookmarks have it. Comparing the length first is cheaper than passing the event type.
+                    let entry = field.bytes()?;
+                    initial_events_end |= entry.len() == INITIAL_EVENTS_END_ENTRY_LEN
+                        && map_entry(entry)? == (INITIAL_EVENTS_END, "true");
+                }
+                _ => {}
+            }
+        }
+        check_name(named, namespace, name)?;
+        let (rv, rv_at) = resource_version(body, version)?;
+        let mut values = vec![None; self.trie.slots()];
+        // Needed even without selectable fields: the top level has three fields, and the walk detects a truncated body.
+        self.walk(PathTrie::<u32>::ROOT, body, &mut values)?;
+        let text = |kind, slot: usize| values[slot].map(|value| render(kind, value)).transpose();
+        let fields = FieldSlots::values(&self.fields, text)?;
+        sort_labels(&mut labels)?;
+        let (key, attributes) = (ObjectKey::new(namespace, name), Attributes::new(&labels, &fields));
+        Ok((DecodedFields { key, rv, rv_at, attributes }, initial_events_end))
+    }
+
+    fn walk<'a>(&self, node: NodeId, message: &'a [u8], values: &mut [Option<Value<'a>>]) -> Result<(), WireError> {
+        // The bits of the children seen: only the first element of a repeated field counts.
+        let mut seen = 0_u64;
+        let mut fields = Fields::new(message);
+        while let Some(field) = fields.next_field()? {
+            if field.number == OBJECT_METADATA && node == PathTrie::<u32>::ROOT && field.start > 0 {
+                return Err(WireError::Protobuf("object with two metadata fields"));
+            }
+            let Some((bit, child)) = self.trie.child(node, |number| *number == field.number) else { continue };
+            if seen & bit != 0 {
+                continue;
+            }
+            seen |= bit;
+            if let Some(slot) = self.trie.slot_at(child) {
+                values[slot] = Some(field.value);
+            }
+            if !self.trie.is_leaf(child) {
+                self.walk(child, field.bytes()?, values)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the version whose digits are a part of `body`, and their position.
+fn resource_version(body: &[u8], digits: &str) -> Result<(ResourceVersion, RvSpan), WireError> {
+    let rv = parse_resource_version(digits)?;
+    let at = digits.as_ptr().addr() - body.as_ptr().addr();
+    let len = u8::try_from(digits.len()).map_err(|_| WireError::BadResourceVersion)?;
+    // Re-stamping rewrites the single length byte before the digits. That byte follows the tag; a longer encoding of the
+    // same length would have a continuation byte in between.
+    let header = at.checked_sub(2).and_then(|header| body.get(header..at));
+    if header != Some(&[RESOURCE_VERSION_TAG, len]) {
+        return Err(WireError::BadResourceVersion);
+    }
+    Ok((rv, RvSpan { offset: u32::try_from(at).map_err(|_| WireError::BadResourceVersion)?, len }))
+}
+
+/// Returns a selectable field's text (R-FIELD-4).
+fn render(kind: FieldKind, value: Value<'_>) -> Result<Cow<'_, str>, WireError> {
+    Ok(match (kind, value) {
+        (FieldKind::Text | FieldKind::Any, Value::Bytes(bytes)) => protobuf::text(bytes)?.into(),
+        (FieldKind::Bool, Value::Varint(bit)) => if bit != 0 { "true" } else { "false" }.into(),
+        (FieldKind::Integer | FieldKind::Any, Value::Varint(number)) => number.cast_signed().to_string().into(),
+        _ => return Err(WireError::Protobuf("selectable field of an unexpected type")),
+    })
+}
+
+/// Field number of the metadata in every top-level kind.
+const OBJECT_METADATA: u32 = 1;
+
+/// Field numbers of `ObjectMeta`.
+const META_NAME: u32 = 1;
+const META_NAMESPACE: u32 = 3;
+pub(super) const META_RESOURCE_VERSION: u32 = 6;
+const META_LABELS: u32 = 11;
+pub(super) const META_ANNOTATIONS: u32 = 12;
+const RESOURCE_VERSION_TAG: u8 = protobuf::tag(6);
+
+/// Length of the key and the value, each with tag and length.
+const INITIAL_EVENTS_END_ENTRY_LEN: usize = 2 + INITIAL_EVENTS_END.len() + 2 + "true".len();
