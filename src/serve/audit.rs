@@ -16,7 +16,6 @@
 
 mod event;
 mod queue;
-mod queued_record;
 mod record;
 #[cfg(test)]
 mod tests;

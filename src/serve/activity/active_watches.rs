@@ -3,7 +3,6 @@
 
 mod filter;
 mod open_watch;
-mod order;
 mod recent;
 mod request_source;
 
@@ -18,8 +17,7 @@ use kubeapi::Query;
 
 use filter::Filter;
 pub(crate) use open_watch::WatchDescription;
-use open_watch::WatchEntry;
-use open_watch::WatchRow;
+use open_watch::{WatchEntry, WatchRow, micros};
 use recent::{RecentLog, RecentRow};
 pub(crate) use request_source::RequestSource;
 use request_source::shortened;
@@ -135,17 +133,19 @@ impl ActiveWatches {
 impl ActiveWatch {
     /// Records the last version sent, the position of the next event, and whether the watch is idle.
     pub(crate) fn told(&self, rv: u64, next: u64, is_parked: bool) {
-        self.watch.told(rv, next, self.of.0.began.elapsed(), is_parked);
+        let asked = micros(self.of.0.began.elapsed()) << 1 | u64::from(is_parked);
+        self.watch.told.store(rv, Ordering::Relaxed);
+        self.watch.next.store(next, Ordering::Relaxed);
+        self.watch.asked.store(asked, Ordering::Relaxed);
     }
 
     pub(crate) fn sent(&self, bytes: u64) {
-        self.watch.sent(bytes);
+        self.watch.bytes.store(self.watch.bytes.load(Ordering::Relaxed) + bytes, Ordering::Relaxed);
     }
 
     /// Records why the watch ended.
     pub(crate) fn ended(&self, reason: &'static str) {
-        let place = self.watch.place();
-        self.of.0.ended.note(self.watch.who(), "WATCH", &place, reason.into());
+        self.of.0.ended.note(&self.watch.what.who, "WATCH", &self.watch.place(), reason.into());
     }
 }
 

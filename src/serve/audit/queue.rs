@@ -3,8 +3,7 @@ use std::sync::Arc;
 
 use tokio::sync::{Semaphore, mpsc};
 
-use super::queued_record::QueuedRecord;
-use super::writer::{AuditWriter, Destination};
+use super::writer::{AuditWriter, Destination, QueuedRecord};
 use crate::serve::activity::metrics;
 
 /// The audit log, which may be off. Clones share the same queue.

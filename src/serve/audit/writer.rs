@@ -4,9 +4,8 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-use super::queued_record::QueuedRecord;
 use crate::serve::activity::metrics;
 
 /// The destination of audit records.
@@ -23,6 +22,13 @@ pub enum Destination {
 pub struct AuditWriter {
     lines: mpsc::Receiver<QueuedRecord>,
     output: Output,
+}
+
+/// A queued record. Dropping it releases its bytes in the queue.
+#[derive(Debug)]
+pub(super) struct QueuedRecord {
+    pub(super) text: Vec<u8>,
+    pub(super) _room: OwnedSemaphorePermit,
 }
 
 #[derive(Debug)]

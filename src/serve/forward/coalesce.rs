@@ -205,8 +205,11 @@ mod tests {
                 Box::pin(async move {
                     authorizer.acquire().await.expect("never closed").forget();
                     let body = Bytes::from(number.to_string());
-                    let place =
-                        ConcurrencyLimits::new(&ConcurrencyConfig::default()).forward(None).expect("a place").into();
+                    let place = ConcurrencyLimits::new(&ConcurrencyConfig::default())
+                        .forwards
+                        .take(None)
+                        .expect("a place")
+                        .into();
                     Ok(SharedResponse { status: StatusCode::OK, headers: HeaderMap::new(), body, place })
                 })
             };

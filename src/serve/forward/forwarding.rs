@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, EXPECT, HeaderValue, X_CONTENT_TYPE_OPTIONS};
+use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, EXPECT, HeaderValue, UPGRADE, X_CONTENT_TYPE_OPTIONS};
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Empty};
@@ -35,20 +35,6 @@ use crate::serve::watch::websocket;
 use crate::upstream::{ActingAs, CAUSE, Client, Error, ForwardPool, Forwarder, HOPS, ResponseBody, UpstreamBody};
 use base::{AbortSignal, DrainWatch, Tasks};
 use kubeapi::{FlowDistinguisher, Query, RequestInfo, Status, Verb};
-
-/// The result of a coalesced request.
-enum CoalescedResult {
-    ReadResult(Box<Response<ReplyBody>>),
-    /// The response cannot be shared, because it is large or its user has no permits left. Each caller sends its own
-    /// request and reads at its own pace.
-    TooLarge(Arc<ConcurrencyPermit>),
-}
-
-impl CoalescedResult {
-    fn answered(response: Response<ReplyBody>) -> Self {
-        Self::ReadResult(Box::new(response))
-    }
-}
 
 /// Upstream's response, or why there is none.
 type ReadResult = Result<Response<ResponseBody>, Error>;
@@ -102,7 +88,8 @@ impl Forwarding {
         reason: ForwardReason,
     ) -> Response<ReplyBody> {
         metrics::forwarded(reason);
-        let mut response = self.carry(request, caller, info, query, context, reason).await;
+        let carried = self.carry(request, caller, info, query, context, reason).await;
+        let mut response = carried.unwrap_or_else(|status| context.status(&status));
         response.headers_mut().insert(REASON, HeaderValue::from_static(reason.as_str()));
         response
     }
@@ -115,49 +102,55 @@ impl Forwarding {
         query: &Query,
         context: &ResponseContext,
         reason: ForwardReason,
-    ) -> Response<ReplyBody> {
-        let lane = lane_of(request.headers(), request.method(), info);
-        let acting_as = match self.acting_as(caller, request.headers(), info).await {
+    ) -> Result<Response<ReplyBody>, Status> {
+        let (payer, lane) = (caller.payer(), lane_of(request.headers(), request.method(), info));
+        let acting_as = {
+            let found_out = pin!(self.acting_as(caller, request.headers(), info));
+            self.concurrency.waiting.while_waiting(payer.as_ref(), found_out).await
+        };
+        let acting_as = match acting_as.unwrap_or_else(|shed| Err(too_many(shed, LIST_RETRY_SECONDS))) {
             Ok(acting_as) => acting_as,
             // Upstream rejects an unreadable path, and does so before it authenticates the caller (R-ORDER-1).
             Err(_) if info.is_none() => ActingAs::Anonymous,
             Err(status) => {
                 if let Some(status) = info.and_then(|info| bad_timeout(info, query)) {
-                    return context.status(&status);
+                    return Err(status);
                 }
                 let mut refused = context.status(&status);
                 refused.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-                return refused;
+                return Ok(refused);
             }
         };
-        let place = match self.place(lane, caller, &acting_as, reason) {
-            Ok(place) => place,
-            Err(shed) => return context.status(&too_many(shed, LIST_RETRY_SECONDS)),
+        let is_anonymous = acting_as == ActingAs::Anonymous;
+        let pool = match (lane, reason) {
+            _ if is_anonymous => &self.concurrency.anonymous,
+            (_, ForwardReason::Syncing) => &self.concurrency.unready,
+            (ForwardPool::Short, _) => &self.concurrency.forwards,
+            (ForwardPool::Stream | ForwardPool::Tunnel, _) => &self.concurrency.streams,
         };
+        let place = pool.take(payer.as_ref().filter(|_| !is_anonymous));
+        let place = Arc::new(place.map_err(|shed| too_many(shed, LIST_RETRY_SECONDS))?);
         if lane == ForwardPool::Tunnel {
             return self.tunnel(request, &acting_as, context, place).await;
         }
-        let alike = match reason {
+        let is_alike = match reason {
             ForwardReason::ConsistentGet | ForwardReason::NoProof => true,
             ForwardReason::Table => is_short_table(info, query),
             _ => false,
         };
-        let shared =
-            alike && lane == ForwardPool::Short && acting_as != ActingAs::Anonymous && request.body().is_end_stream();
-        let place = if shared {
-            match self.shared(&request, (caller.payer(), acting_as.clone()), context, place).await {
-                CoalescedResult::ReadResult(response) => return *response,
-                CoalescedResult::TooLarge(place) => place,
-            }
-        } else {
-            Arc::new(place)
-        };
-        let repeatable = request.method().is_safe();
-        let is_broken = Arc::new(AtomicBool::new(false));
-        if let Err(status) = self.make_outgoing(request.headers_mut(), &acting_as) {
-            return context.status(&status);
+        self.make_outgoing(request.headers_mut(), &acting_as);
+        if is_alike
+            && lane == ForwardPool::Short
+            && !is_anonymous
+            && request.body().is_end_stream()
+            && let Some(response) = self.shared(&request, payer, acting_as.clone(), context, &place).await?
+        {
+            return Ok(response);
         }
-        let is_short = is_short(lane, &acting_as);
+        let is_repeatable = request.method().is_safe();
+        let is_broken = Arc::new(AtomicBool::new(false));
+        // A request and its response have a deadline of one minute each. A caller without a credential always has one.
+        let is_short = lane == ForwardPool::Short || is_anonymous;
         let request = request.map(|body| {
             let is_broken = is_broken.clone();
             if is_short {
@@ -170,10 +163,10 @@ impl Forwarding {
         let answering = Box::pin(self.forwarder.forward(&acting_as, lane, request));
         let answer = if is_short { self.in_time(answering).await } else { answering.await };
         match answer {
-            Ok(response) => self.passed(response, is_short, place, context),
-            Err(_) if is_broken.load(Ordering::Relaxed) => context.status(&Status::bad_request(BROKEN_BODY)),
-            Err(error) if !repeatable && error.may_have_been_carried_out() => context.status(&unknown(&error)),
-            Err(error) => context.status(&unreachable(&error)),
+            Ok(response) => Ok(self.passed(response, is_short, place, context)),
+            Err(_) if is_broken.load(Ordering::Relaxed) => Err(Status::bad_request(BROKEN_BODY)),
+            Err(error) if !is_repeatable && error.may_have_been_carried_out() => Err(unknown(&error)),
+            Err(error) => Err(unreachable(&error)),
         }
     }
 
@@ -192,25 +185,23 @@ impl Forwarding {
         context: &ResponseContext,
     ) -> Response<ReplyBody> {
         let is_short = is_short || !response.status().is_success();
-        response.map(|body| {
-            if is_short {
-                ReplyBody::short(body, place, &self.slow_readers, context.cut.clone())
-            } else {
-                ReplyBody::stream(body, place)
-            }
-        })
+        let deadline = is_short.then(|| (&self.slow_readers, context.cut.clone()));
+        response.map(|body| ReplyBody::forwarded(body, place, deadline))
     }
 
     /// Answers a read by sharing the response with identical requests. The response is buffered. The permit is held
     /// until the last caller stops waiting and the upstream request has ended.
+    ///
+    /// Returns `None` if the response cannot be shared, because it is large or its user has no permits left. Each caller
+    /// then sends its own request and reads at its own pace.
     async fn shared(
         &self,
         request: &Request<RequestBody>,
-        (payer, acting_as): (Option<FlowDistinguisher>, ActingAs),
+        payer: Option<FlowDistinguisher>,
+        acting_as: ActingAs,
         context: &ResponseContext,
-        place: ConcurrencyPermit,
-    ) -> CoalescedResult {
-        let place = Arc::new(place);
+        place: &Arc<ConcurrencyPermit>,
+    ) -> Result<Option<Response<ReplyBody>>, Status> {
         let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         let encoding = request.headers().get(ACCEPT_ENCODING).and_then(|value| value.to_str().ok());
         let key = Key {
@@ -220,25 +211,30 @@ impl Forwarding {
             accept_encoding: encoding.map(str::to_owned),
             user_agent: context.user_agent.clone(),
         };
-        let mut headers = request.headers().clone();
-        if let Err(status) = self.make_outgoing(&mut headers, &acting_as) {
-            return CoalescedResult::answered(context.status(&status));
-        }
-        let (client, forwarder, concurrency) = (self.client.clone(), self.forwarder.clone(), self.concurrency.clone());
-        let held = place.clone();
+        let (held, headers) = (place.clone(), request.headers().clone());
+        let parts = (self.client.clone(), self.forwarder.clone(), self.concurrency.clone());
         let ask = move || -> Pin<Box<dyn Future<Output = _> + Send>> {
-            let question = (path.clone(), headers.clone());
-            let asking = ask(client.clone(), forwarder.clone(), acting_as.clone(), question);
-            let (held, concurrency, payer) = (held.clone(), concurrency.clone(), payer.clone());
+            let ((client, forwarder, concurrency), acting_as) = (parts.clone(), acting_as.clone());
+            let (held, payer) = (held.clone(), payer.clone());
+            let mut request = Request::new(no_body());
+            *request.uri_mut() = Uri::from(path.clone());
+            request.headers_mut().clone_from(&headers);
             Box::pin(async move {
-                let answer = asking.await;
+                let response = forwarder.forward(&acting_as, ForwardPool::Short, request).await?;
+                let (status, mut headers) = (response.status(), response.headers().clone());
+                let body = match client.read_at_most(response, SHARED_BYTES_MAX).await {
+                    Err(Error::TooLarge(_)) => return Err(CoalesceError::TooLarge),
+                    body => body?,
+                };
                 drop(held);
-                in_place(answer?, &concurrency, payer.as_ref())
+                headers.remove(CONTENT_LENGTH);
+                let place = room_for(&body, &concurrency, payer.as_ref())?;
+                Ok(SharedResponse { status, headers, body, place })
             })
         };
-        let response = match self.coalesced.ask(key, &self.tasks, Arc::new(ask)).await {
+        match self.coalesced.ask(key, &self.tasks, Arc::new(ask)).await {
             Some(Ok(SharedResponse { status, headers, body, place: room })) => {
-                let whole = CompleteBody::of(body, vec![place, room]);
+                let whole = CompleteBody::of(body, vec![place.clone(), room]);
                 let mut response = Response::new(ReplyBody::whole(whole, &self.slow_readers, context.cut.clone()));
                 *response.status_mut() = status;
                 *response.headers_mut() = headers;
@@ -247,15 +243,14 @@ impl Forwarding {
                     response.headers_mut().insert(AUDIT_ID, id.clone());
                     response.extensions_mut().insert(ServedLocally::default());
                 }
-                response
+                Ok(Some(response))
             }
             Some(Err(why)) => match &*why {
-                CoalesceError::TooLarge => return CoalescedResult::TooLarge(place),
-                CoalesceError::Failed(error) => context.status(&unreachable(error)),
+                CoalesceError::TooLarge => Ok(None),
+                CoalesceError::Failed(error) => Err(unreachable(error)),
             },
-            None => context.status(&Status::shutting_down()),
-        };
-        CoalescedResult::answered(response)
+            None => Err(Status::shutting_down()),
+        }
     }
 
     /// Forwards an upgrade request. Bytes flow in both directions only after upstream has accepted the upgrade (P3).
@@ -264,27 +259,25 @@ impl Forwarding {
         mut request: Request<RequestBody>,
         acting_as: &ActingAs,
         context: &ResponseContext,
-        place: ConcurrencyPermit,
-    ) -> Response<ReplyBody> {
+        place: Arc<ConcurrencyPermit>,
+    ) -> Result<Response<ReplyBody>, Status> {
         let downstream = hyper::upgrade::on(&mut request);
-        if let Err(status) = self.make_outgoing(request.headers_mut(), acting_as) {
-            return context.status(&status);
+        self.make_outgoing(request.headers_mut(), acting_as);
+        let mut request = request.map(|_| no_body());
+        for name in [CONTENT_LENGTH, EXPECT] {
+            request.headers_mut().remove(name);
         }
-        let request = without_body(request);
         let held = self.drain.hold();
         let answering = Box::pin(self.forwarder.forward(acting_as, ForwardPool::Tunnel, request));
         let answer = if *acting_as == ActingAs::Anonymous { self.in_time(answering).await } else { answering.await };
-        let mut response = match answer {
-            Ok(response) => response,
-            Err(error) => return context.status(&unreachable(&error)),
-        };
+        let mut response = answer.map_err(|error| unreachable(&error))?;
         if response.status().is_redirection() {
             // Redirects are not passed on, because clients follow them with their credentials, and some with those of
             // the tunnel (R-THREAT-9).
-            return context.status(&Status::from_code(502, REDIRECTED));
+            return Err(Status::from_code(502, REDIRECTED));
         }
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-            return self.passed(response, true, Arc::new(place), context);
+            return Ok(self.passed(response, true, place, context));
         }
         let upstream = hyper::upgrade::on(&mut response);
         self.tasks.spawn("tunnel", async move {
@@ -296,26 +289,15 @@ impl Forwarding {
             }
             drop((place, held));
         });
-        response.map(|_| ReplyBody::empty())
+        Ok(response.map(|_| ReplyBody::empty()))
     }
 
     /// Returns the identity with which a request is forwarded.
     ///
     /// # Errors
-    /// The caller impersonates another user without permission, or with invalid headers. This is checked here only if the
-    /// caller's credential cannot be forwarded. Or too many requests are waiting.
+    /// The caller impersonates another user without permission, or with invalid headers. This is checked here only if
+    /// the caller's credential cannot be forwarded.
     async fn acting_as(
-        &self,
-        caller: &Caller,
-        headers: &HeaderMap,
-        info: Option<&RequestInfo>,
-    ) -> Result<ActingAs, Status> {
-        let found_out = pin!(self.identity(caller, headers, info));
-        let acting_as = self.concurrency.while_waiting(caller.payer().as_ref(), found_out).await;
-        acting_as.map_err(|shed| too_many(shed, LIST_RETRY_SECONDS))?
-    }
-
-    async fn identity(
         &self,
         caller: &Caller,
         headers: &HeaderMap,
@@ -334,30 +316,13 @@ impl Forwarding {
         Ok(ActingAs::User(Arc::new(user)))
     }
 
-    fn place(
-        &self,
-        lane: ForwardPool,
-        caller: &Caller,
-        acting_as: &ActingAs,
-        reason: ForwardReason,
-    ) -> Result<ConcurrencyPermit, OverLimit> {
-        let payer = &caller.payer();
-        match (lane, reason) {
-            _ if *acting_as == ActingAs::Anonymous => self.concurrency.anonymous(),
-            (_, ForwardReason::Syncing) => self.concurrency.unready(payer.as_ref()),
-            (ForwardPool::Short, _) => self.concurrency.forward(payer.as_ref()),
-            (ForwardPool::Stream | ForwardPool::Tunnel, _) => self.concurrency.stream(payer.as_ref()),
-        }
-    }
-
     /// Rewrites the headers of a request for its next hop.
-    fn make_outgoing(&self, headers: &mut HeaderMap, acting_as: &ActingAs) -> Result<(), Status> {
-        self.add_hop(headers)?;
+    fn make_outgoing(&self, headers: &mut HeaderMap, acting_as: &ActingAs) {
+        headers.insert(HOPS, self.hops_with_us(headers));
         headers.remove(CAUSE);
-        if !keeps_token(acting_as) {
+        if !matches!(acting_as, ActingAs::Bearer(..) | ActingAs::Anonymous) {
             websocket::drop_bearer(headers);
         }
-        Ok(())
     }
 
     /// Rejects a request that has passed this proxy before, or too many proxies.
@@ -367,16 +332,10 @@ impl Forwarding {
         if looped { Err(Status::from_code(508, LOOPED)) } else { Ok(()) }
     }
 
-    fn add_hop(&self, headers: &mut HeaderMap) -> Result<(), Status> {
-        self.check_hops(headers)?;
-        headers.insert(HOPS, self.hops_with_us(headers)?);
-        Ok(())
-    }
-
     /// Returns the hop list, including this proxy.
-    pub(crate) fn hops_with_us(&self, headers: &HeaderMap) -> Result<HeaderValue, Status> {
+    pub(crate) fn hops_with_us(&self, headers: &HeaderMap) -> HeaderValue {
         let hops = hops(headers).into_iter().chain([self.client.instance()]).collect::<Vec<_>>().join(",");
-        HeaderValue::from_str(&hops).map_err(|_| Status::bad_request("malformed proxy hop list"))
+        HeaderValue::from_str(&hops).expect("the items are visible ASCII")
     }
 }
 
@@ -392,18 +351,8 @@ where
     body.map_err(notice).boxed_unsync()
 }
 
-/// Whether a request and its response have a deadline of one minute each. A caller without a credential always has one.
-fn is_short(lane: ForwardPool, acting_as: &ActingAs) -> bool {
-    lane == ForwardPool::Short || *acting_as == ActingAs::Anonymous
-}
-
-/// Returns the request without its body and without the headers that describe the body.
-fn without_body(request: Request<RequestBody>) -> Request<UpstreamBody> {
-    let mut request = request.map(|_| Empty::new().map_err(|never| match never {}).boxed_unsync());
-    for name in [CONTENT_LENGTH, EXPECT] {
-        request.headers_mut().remove(name);
-    }
-    request
+fn no_body() -> UpstreamBody {
+    Empty::new().map_err(|never| match never {}).boxed_unsync()
 }
 
 /// Returns the proxies in the hop list, up to [`HOPS_MAX`].
@@ -412,43 +361,14 @@ fn hops(headers: &HeaderMap) -> Vec<&str> {
     hops.split(',').map(str::trim).filter(|hop| !hop.is_empty()).take(HOPS_MAX).collect()
 }
 
-/// Whether the token of a request may be forwarded to upstream.
-fn keeps_token(acting_as: &ActingAs) -> bool {
-    matches!(acting_as, ActingAs::Bearer(..) | ActingAs::Anonymous)
-}
-
-async fn ask(
-    client: Client,
-    forwarder: Arc<Forwarder>,
-    acting_as: ActingAs,
-    (path, headers): (PathAndQuery, HeaderMap),
-) -> Result<Response<Bytes>, CoalesceError> {
-    let body: UpstreamBody = Empty::new().map_err(|never| match never {}).boxed_unsync();
-    let mut request = Request::new(body);
-    *request.uri_mut() = Uri::from(path);
-    *request.headers_mut() = headers;
-    let response = forwarder.forward(&acting_as, ForwardPool::Short, request).await?;
-    let (status, mut headers) = (response.status(), response.headers().clone());
-    let mut whole = match client.read_at_most(response, SHARED_BYTES_MAX).await {
-        Ok(body) => Response::new(body),
-        Err(Error::TooLarge(_)) => return Err(CoalesceError::TooLarge),
-        Err(error) => return Err(error.into()),
-    };
-    headers.remove(CONTENT_LENGTH);
-    (*whole.status_mut(), *whole.headers_mut()) = (status, headers);
-    Ok(whole)
-}
-
 /// Takes a permit for the response's bytes. All requests that share the response hold the permit together, because each
 /// may keep the bytes until its deadline.
-fn in_place(
-    answer: Response<Bytes>,
+fn room_for(
+    body: &Bytes,
     concurrency: &ConcurrencyLimits,
     payer: Option<&FlowDistinguisher>,
-) -> Result<SharedResponse, CoalesceError> {
-    let (head, body) = answer.into_parts();
-    let place = concurrency.whole(payer, body.len()).map_err(|OverLimit(_)| CoalesceError::TooLarge)?;
-    Ok(SharedResponse { status: head.status, headers: head.headers, body, place: place.into() })
+) -> Result<Arc<ConcurrencyPermit>, CoalesceError> {
+    concurrency.whole(payer, body.len()).map(Arc::new).map_err(|OverLimit(_)| CoalesceError::TooLarge)
 }
 
 /// Whether a Table is short enough to be buffered and shared: a single row, or one page. kubectl requests pages of 500.
@@ -459,7 +379,9 @@ fn is_short_table(info: Option<&RequestInfo>, query: &Query) -> bool {
 
 /// Returns the connection pool for a forwarded request.
 fn lane_of(headers: &HeaderMap, method: &Method, info: Option<&RequestInfo>) -> ForwardPool {
-    if headers.contains_key(http::header::UPGRADE) && (websocket::is_upgrade(headers) || is_spdy(headers)) {
+    let protocol = headers.get(UPGRADE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let is_spdy = protocol.to_ascii_lowercase().starts_with("spdy/") && websocket::asks_for_upgrade(headers);
+    if is_spdy || websocket::is_upgrade(headers) {
         return ForwardPool::Tunnel;
     }
     let Some(info) = info else { return ForwardPool::Short };
@@ -468,14 +390,6 @@ fn lane_of(headers: &HeaderMap, method: &Method, info: Option<&RequestInfo>) -> 
         || matches!(info.subresource.as_str(), "exec" | "attach" | "portforward" | "proxy" | "log")
         || (!info.is_resource && info.path.starts_with("/debug/pprof/"));
     if streams && *method != Method::HEAD { ForwardPool::Stream } else { ForwardPool::Short }
-}
-
-fn is_spdy(headers: &HeaderMap) -> bool {
-    let asks = websocket::asks_for_upgrade(headers);
-    asks && headers
-        .get(http::header::UPGRADE)
-        .and_then(|value| value.to_str().ok())
-        .is_some_and(|protocol| protocol.to_ascii_lowercase().starts_with("spdy/"))
 }
 
 /// Returns the Status for a client when upstream did not respond.

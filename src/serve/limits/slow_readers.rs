@@ -30,6 +30,9 @@ use crate::feeds::Feed;
 use crate::serve::limits::state_pin::StatePin;
 use base::{AbortSignal, DrainWatch, Timed, Timer, Timers, random};
 
+/// The reason given for a cut body.
+pub(crate) const TOO_SLOW: &str = "too_slow";
+
 /// The time limits for clients that do not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlowReaderLimits {
@@ -119,10 +122,11 @@ impl SlowReaderReaper {
         &self.0.timers
     }
 
-    /// Pins the initial state of a watch.
-    pub(crate) fn pin(&self, feed: &Feed, state: &Snapshot, cut: &AbortSignal) -> StatePin {
-        let pin = feed.pin(state, cut.clone());
-        StatePin::new(pin, &self.0.timers, (self.0.unread.state_idle_max, "stalled"), cut)
+    /// Pins a state that is sent to a client. `cut` ends the response when the state's time is over: for a LIST, the
+    /// time limit of a body; for the initial state of a watch, the time since its client took something.
+    pub(crate) fn pin(&self, feed: &Feed, state: &Snapshot, cut: &AbortSignal, is_list: bool) -> StatePin {
+        let limit = if is_list { (self.0.body_max, TOO_SLOW) } else { (self.0.unread.state_idle_max, "stalled") };
+        StatePin::new(feed.pin(state, cut.clone()), &self.0.timers, limit, cut)
     }
 
     /// Fires timers when they are due; never completes.

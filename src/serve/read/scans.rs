@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use http::Response;
 
-use super::request::{ReadRequest, ReadResult};
-use super::sources::NotServable;
+use super::request::{NotServable, ReadRequest, ReadResult};
 use crate::auth::{Permit, Readable};
 use crate::cache::{Snapshot, View};
 use crate::listing::{CpuSlices, OverLimit, ScanBudget, ScanPace, ScanQueue, cost, namespace_check};

@@ -137,7 +137,10 @@ impl WatchSession {
             columns,
             metrics,
             scan_budget,
-            changes: terms.by_proxy.then(|| begins_for_a_proxy(&feed, cursor.start())),
+            changes: terms.by_proxy.then(|| {
+                feed.proxy_begins();
+                feed.body_release.written_from(cursor.start()).changes
+            }),
             _place: place,
             feed,
             cursor,
@@ -435,13 +438,6 @@ impl Common {
     fn has_another_writer(&self) -> bool {
         self.changes.is_some_and(|changes| changes != self.feed.body_release.changes())
     }
-}
-
-/// Registers a downstream proxy as a follower of the feed. Returns how often the build that writes its bodies has
-/// changed.
-fn begins_for_a_proxy(feed: &FeedHandle, start: ResourceVersion) -> u32 {
-    feed.proxy_begins();
-    feed.body_release.written_from(start).changes
 }
 
 impl Drop for WatchSession {

@@ -26,7 +26,7 @@ use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Message, Role, WebSoc
 use self::inbound_budget::{InboundBudget, InboundBudgetExceeded};
 use crate::auth::BEARER_PROTOCOL;
 use crate::listing::{ScanBudget, cost};
-use crate::serve::response::ReplyBody;
+use crate::serve::response::{ReplyBody, plain};
 use crate::serve::watch::body::BATCH_BYTES;
 use crate::serve::watch::session::WatchSession;
 use crate::wire::{Encoding, websocket_payload};
@@ -61,23 +61,18 @@ pub fn drop_bearer(headers: &mut HeaderMap) {
 
 /// Returns the 101 for a well-formed handshake, or the error of the apiserver's library for any other.
 pub fn handshake(headers: &HeaderMap) -> Result<Response<ReplyBody>, Response<ReplyBody>> {
-    let refuse = |code: StatusCode, text: &'static str| {
-        let mut response = Response::new(ReplyBody::full(Bytes::from_static(text.as_bytes())));
-        *response.status_mut() = code;
-        response
-    };
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     if text(SEC_WEBSOCKET_VERSION) != Some("13") {
-        let mut response = refuse(StatusCode::BAD_REQUEST, "missing or bad WebSocket Version");
+        let mut response = plain(StatusCode::BAD_REQUEST, "missing or bad WebSocket Version");
         response.headers_mut().insert(SEC_WEBSOCKET_VERSION, HeaderValue::from_static("13"));
         return Err(response);
     }
     let Some(key) = text(SEC_WEBSOCKET_KEY).filter(|key| !key.is_empty()) else {
-        return Err(refuse(StatusCode::BAD_REQUEST, "mismatch challenge/response"));
+        return Err(plain(StatusCode::BAD_REQUEST, "mismatch challenge/response"));
     };
     // Any origin is accepted, but it must be present and parse.
     if !text(ORIGIN).is_some_and(is_request_uri) {
-        return Err(refuse(StatusCode::FORBIDDEN, ""));
+        return Err(plain(StatusCode::FORBIDDEN, ""));
     }
     // Like Go, reads only the first header, including its empty items.
     let named = text(SEC_WEBSOCKET_PROTOCOL).map(str::trim).filter(|named| !named.is_empty());
@@ -87,8 +82,7 @@ pub fn handshake(headers: &HeaderMap) -> Result<Response<ReplyBody>, Response<Re
         .map(str::trim)
         .filter(|protocol| !protocol.starts_with(BEARER_PROTOCOL))
         .collect();
-    let mut response = Response::new(ReplyBody::empty());
-    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let mut response = plain(StatusCode::SWITCHING_PROTOCOLS, "");
     let answer = response.headers_mut();
     answer.insert(UPGRADE, HeaderValue::from_static("websocket"));
     answer.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
@@ -102,7 +96,7 @@ pub fn handshake(headers: &HeaderMap) -> Result<Response<ReplyBody>, Response<Re
                 answer.insert(SEC_WEBSOCKET_PROTOCOL, protocol);
             }
         }
-        _ => return Err(refuse(StatusCode::BAD_REQUEST, "")),
+        _ => return Err(plain(StatusCode::BAD_REQUEST, "")),
     }
     Ok(response)
 }

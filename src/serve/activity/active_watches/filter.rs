@@ -1,5 +1,4 @@
-use super::open_watch::WatchEntry;
-use super::order::SortBy;
+use super::open_watch::{SortBy, WatchEntry};
 use super::recent::RecentRow;
 use kubeapi::Query;
 
@@ -36,7 +35,7 @@ impl Filter {
         if [&self.user, &self.agent, &self.resource, &self.text].iter().all(|part| part.is_none()) {
             return true;
         }
-        let (user, agent) = watch.who().names();
+        let (user, agent) = watch.what.who.names();
         self.takes(user, agent, &watch.place())
     }
 

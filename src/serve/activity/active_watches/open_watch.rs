@@ -4,16 +4,15 @@ use std::time::Duration;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::order::{SortBy, WatchRank};
 use super::request_source::RequestSource;
 use crate::cache::{Cursor, EventsWaiting, Follower};
-use crate::serve::activity::watch_transport::WatchTransport;
+use crate::serve::activity::WatchTransport;
 use crate::serve::route::WatchRead;
 use crate::wire::Representation;
 
 /// The properties of a watch that are fixed when it opens.
 pub(crate) struct WatchDescription {
-    who: RequestSource,
+    pub(super) who: RequestSource,
     follower: Follower,
     representation: Representation,
     protocol: WatchTransport,
@@ -21,15 +20,16 @@ pub(crate) struct WatchDescription {
 
 /// An open watch with the counters shown on the debug pages.
 pub(crate) struct WatchEntry {
-    what: WatchDescription,
+    pub(super) what: WatchDescription,
     /// When the watch opened, in microseconds since the registry was created.
     opened: u64,
-    told: AtomicU64,
-    next: AtomicU64,
-    bytes: AtomicU64,
+    pub(super) told: AtomicU64,
+    pub(super) next: AtomicU64,
+    /// Only the watch's own [`ActiveWatch`](super::ActiveWatch) adds to it.
+    pub(super) bytes: AtomicU64,
     /// When the client last polled for frames, in microseconds since the registry was created, shifted left by one bit.
     /// The lowest bit is set if the watch was idle then.
-    asked: AtomicU64,
+    pub(super) asked: AtomicU64,
 }
 
 /// One row of `/debug/watches`.
@@ -62,8 +62,42 @@ pub(super) struct WatchRow {
     state_seconds: u64,
 }
 
+/// The sort column of `/debug/watches`. An unknown name selects `Behind`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum SortBy {
+    #[default]
+    Behind,
+    Since,
+    Sent,
+    Open,
+    Agent,
+    User,
+    Resource,
+}
+
+/// The sort key of a watch.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum WatchRank {
+    Number(u64, u64),
+    Text(String),
+}
+
 /// A watch with pending events is reported as stalled if its client took no data for longer than this.
 const SENDING_MAX: Duration = Duration::from_secs(1);
+
+impl SortBy {
+    pub(super) fn of(name: &str) -> Self {
+        match name {
+            "since" => Self::Since,
+            "sent" => Self::Sent,
+            "open" => Self::Open,
+            "agent" => Self::Agent,
+            "user" => Self::User,
+            "resource" => Self::Resource,
+            _ => Self::Behind,
+        }
+    }
+}
 
 impl WatchDescription {
     pub(crate) fn new(who: RequestSource, cursor: &Cursor, read: &WatchRead, protocol: WatchTransport) -> Self {
@@ -89,10 +123,6 @@ impl WatchEntry {
         Self { what, opened: micros(at), told, next, bytes, asked }
     }
 
-    pub(super) fn who(&self) -> &RequestSource {
-        &self.what.who
-    }
-
     /// Returns the watched resource and, if there is one, its namespace.
     pub(super) fn place(&self) -> String {
         let resource = self.what.follower.resource();
@@ -102,22 +132,10 @@ impl WatchEntry {
         }
     }
 
-    pub(super) fn told(&self, rv: u64, next: u64, at: Duration, is_parked: bool) {
-        self.told.store(rv, Ordering::Relaxed);
-        self.next.store(next, Ordering::Relaxed);
-        self.asked.store((micros(at) << 1) | u64::from(is_parked), Ordering::Relaxed);
-    }
-
-    /// Adds to the bytes sent. Only the watch's own [`ActiveWatch`](super::ActiveWatch) may call this, because
-    /// concurrent calls would lose updates.
-    pub(super) fn sent(&self, bytes: u64) {
-        self.bytes.store(self.bytes.load(Ordering::Relaxed) + bytes, Ordering::Relaxed);
-    }
-
     /// Returns the sort key of the watch. With [`SortBy::Behind`], ties are sorted by the time since the last poll.
     pub(super) fn rank(&self, by: SortBy, began: Instant, now: Instant) -> WatchRank {
         let silent = u64::MAX - (self.asked.load(Ordering::Relaxed) >> 1);
-        let (user, agent) = self.who().names();
+        let (user, agent) = self.what.who.names();
         let text = |text: Option<&str>| WatchRank::Text(text.unwrap_or_default().to_owned());
         match by {
             SortBy::Behind => {
@@ -177,7 +195,7 @@ impl WatchEntry {
     }
 }
 
-fn micros(at: Duration) -> u64 {
+pub(super) fn micros(at: Duration) -> u64 {
     u64::try_from(at.as_micros()).unwrap_or(u64::MAX >> 1)
 }
 

@@ -77,7 +77,7 @@ impl WatchTimers {
 
     /// Pins a state that the watch sends. The pin is released if the watch is cut.
     pub(super) fn pin(&self, feed: &FeedHandle, state: &Snapshot) -> StatePin {
-        self.watchdog.slow_readers().pin(feed, state, self.watchdog.cut())
+        self.watchdog.slow_readers().pin(feed, state, self.watchdog.cut(), false)
     }
 
     /// Returns the exit of a watch whose permission was revoked.
