@@ -117,9 +117,9 @@ pub enum NegotiatedType {
     Plain(MediaType),
     /// Another kind to which the object is converted.
     Converted { media: MediaType, target: Conversion, version: MetaVersion },
-    /// No clause fits: 406, [`Status::not_acceptable`](super::Status::not_acceptable).
+    /// No clause fits: 406.
     NotAcceptable,
-    /// A watch whose best clause is YAML: 406, [`Status::not_acceptable_stream`](super::Status::not_acceptable_stream).
+    /// A watch whose best clause is YAML: 406.
     NotStreamable,
 }
 

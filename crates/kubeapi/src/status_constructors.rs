@@ -2,12 +2,10 @@
 
 use super::go_text::{aggregate, escape_html, parse_uint, quote};
 use super::status::{Status, StatusCause, StatusDetails};
-use super::{Access, AccessTarget, Gvr, RequestInfo, SelectorError};
+use super::{Access, AccessTarget, Gvr, SelectorError};
 
 /// The retry delay for "too large resource version", as in the watch cache.
 const TOO_LARGE_RETRY_AFTER_SECONDS: i32 = 1;
-const SERVER_TIMEOUT_RETRY_AFTER_SECONDS: i32 = 2;
-const STARTING_RETRY_AFTER_SECONDS: i32 = 5;
 
 impl Status {
     /// A failure without details.
@@ -62,12 +60,6 @@ impl Status {
         Self::failure(404, "NotFound", message).with_details(about(gvr, name))
     }
 
-    /// 404: no such resource in a served group and version.
-    pub fn unknown_resource() -> Self {
-        Self::failure(404, "NotFound", "the server could not find the requested resource")
-            .with_details(StatusDetails::default())
-    }
-
     /// 400 with only a message.
     pub fn bad_request(message: impl Into<String>) -> Self {
         Self::failure(400, "BadRequest", message)
@@ -94,28 +86,9 @@ impl Status {
         Self::expired(format!("too old resource version: {requested} ({oldest_minus_one})"))
     }
 
-    /// 410 for the same watch on a resource that the apiserver does not cache (R-GONE-2).
-    pub fn too_old_uncached_watch() -> Self {
-        Self::expired("The resourceVersion for the provided watch is too old.")
-    }
-
     /// 410 for a list at an exact version that is no longer available (R-GONE-3).
     pub fn too_old_list() -> Self {
         Self::expired("The resourceVersion for the provided list is too old.")
-    }
-
-    /// 410 for a continue token whose version is no longer available; `new_token` continues from the same key at the
-    /// current version (R-CONTINUE-4).
-    pub fn continue_expired(new_token: impl Into<String>) -> Self {
-        let mut status = Self::expired(
-            "The provided continue parameter is too old to display a consistent list result. You can start a new list \
-             without the continue parameter, or use the continue token in this response to retrieve the remainder of \
-             the results. Continuing with the provided token results in an inconsistent list - objects that were \
-             created, modified, or deleted between the time the first chunk was returned and now may show up in the \
-             list.",
-        );
-        status.metadata.continue_token = new_token.into();
-        status
     }
 
     /// 504: a future version that was not reached in time (R-VERSION-4).
@@ -131,15 +104,6 @@ impl Status {
         Self::failure(504, "Timeout", message).with_details(details)
     }
 
-    /// 504 for a list at an exact version, which storage returns at once and without a retry delay (R-LIST-5).
-    pub fn too_large_exact(requested: u64, current: u64) -> Self {
-        let mut status = Self::too_large(requested, current);
-        if let Some(details) = &mut status.details {
-            details.retry_after_seconds = 0;
-        }
-        status
-    }
-
     /// 429: the request may be retried after `retry_after_seconds`.
     pub fn too_many_requests(message: impl Into<String>, retry_after_seconds: u32) -> Self {
         let retry_after_seconds = i32::try_from(retry_after_seconds).unwrap_or(i32::MAX);
@@ -150,67 +114,6 @@ impl Status {
     /// 429 while a cache fills (R-LIST-5).
     pub fn initializing(retry_after_seconds: u32) -> Self {
         Self::too_many_requests("storage is (re)initializing", retry_after_seconds)
-    }
-
-    /// 500 `ServerTimeout`: the storage did not respond (R-LIST-5). `operation` is the verb.
-    pub fn server_timeout(gvr: &Gvr, operation: &str) -> Self {
-        let resource = gvr.group_resource();
-        let message = format!(
-            "The {operation} operation against {resource} could not be completed at this time, please try again."
-        );
-        let retry_after_seconds = SERVER_TIMEOUT_RETRY_AFTER_SECONDS;
-        let details = StatusDetails { retry_after_seconds, ..about(gvr, operation) };
-        Self::failure(500, "ServerTimeout", message).with_details(details)
-    }
-
-    /// 405 for a method without a route (R-METHOD-1).
-    pub fn method_not_allowed() -> Self {
-        Self::failure(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
-            .with_details(StatusDetails::default())
-    }
-
-    /// 405 for a watch of a resource that does not support it (R-METHOD-3).
-    pub fn watch_not_supported(gvr: &Gvr) -> Self {
-        let message = format!("watch is not supported on resources of kind {}", quote(&gvr.group_resource()));
-        Self::failure(405, "MethodNotAllowed", message).with_details(about(gvr, ""))
-    }
-
-    /// 406 of the router (R-ACCEPT-4). Only collection routes also support watches.
-    pub fn not_acceptable_router(collection: bool) -> Self {
-        let streams = if collection {
-            ", application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch"
-        } else {
-            ""
-        };
-        let types = "application/json, application/yaml, application/vnd.kubernetes.protobuf";
-        let message = format!("406: Not Acceptable\n\nAvailable representations: {types}{streams}");
-        Self::failure(406, "NotAcceptable", message).with_details(StatusDetails::default())
-    }
-
-    /// 406 of the handler (R-ACCEPT-4): no clause of the Accept header fits.
-    pub fn not_acceptable() -> Self {
-        let types = "application/json, application/yaml, application/vnd.kubernetes.protobuf";
-        Self::failure(406, "NotAcceptable", format!("only the following media types are accepted: {types}"))
-    }
-
-    /// 406 of the handler for a watch whose best clause has no stream form (YAML).
-    pub fn not_acceptable_stream() -> Self {
-        let types = "application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch";
-        Self::failure(406, "NotAcceptable", format!("only the following media types are accepted: {types}"))
-    }
-
-    /// 500 with the error's text in the message and in a cause.
-    pub fn internal(message: impl Into<String>) -> Self {
-        let message = message.into();
-        let text = format!("Internal error occurred: {message}");
-        let cause = StatusCause { message, ..StatusCause::default() };
-        let details = StatusDetails { causes: vec![cause], ..StatusDetails::default() };
-        Self::failure(500, "InternalError", text).with_details(details)
-    }
-
-    /// 500 for stored data that cannot be decoded.
-    pub fn storage_read_error(message: impl Into<String>) -> Self {
-        Self::failure(500, "StorageReadError", message)
     }
 
     /// 500 without a reason: the response of GET and WATCH to a resourceVersion that is not a number (R-QUERY-4).
@@ -232,11 +135,6 @@ impl Status {
     ///
     /// As in the apiserver, text that the caller controls is HTML-escaped; the authorizer's reason and the object's
     /// name are not.
-    pub fn forbidden(user: &str, request: &RequestInfo, reason: &str) -> Self {
-        Self::forbidden_access(user, &Access::of(request), reason)
-    }
-
-    /// 403 for an access that is part of a request.
     pub fn forbidden_access(user: &str, access: &Access, reason: &str) -> Self {
         let denied = escape_html(&denied(user, access));
         let denied = if reason.is_empty() { denied } else { format!("{denied}: {reason}") };
@@ -260,27 +158,6 @@ impl Status {
     /// 503 during shutdown (R-STATUS-3). The caller adds the header `Retry-After: 1`, which is not in the body.
     pub fn shutting_down() -> Self {
         Self::service_unavailable("apiserver is shutting down")
-    }
-
-    /// 503 before the API is known (R-PATH-5).
-    pub fn starting() -> Self {
-        let message = "the request has been made before all known HTTP paths have been installed, please try again";
-        let retry_after_seconds = STARTING_RETRY_AFTER_SECONDS;
-        let details = StatusDetails { retry_after_seconds, ..StatusDetails::default() };
-        Self::service_unavailable(message).with_details(details)
-    }
-
-    /// 504 for a LIST or GET that did not finish in time. The apiserver sends it without kind and apiVersion, and with
-    /// a `text/plain` content type (R-TIMEOUT-3).
-    pub fn deadline_exceeded() -> Self {
-        let message = "Timeout: request did not complete within the allotted timeout";
-        let status = Self::failure(504, "Timeout", message).with_details(StatusDetails::default());
-        Self { kind: String::new(), api_version: String::new(), ..status }
-    }
-
-    /// 504 with another message: an upstream server did not respond.
-    pub fn gateway_timeout(message: impl AsRef<str>) -> Self {
-        Self::failure(504, "Timeout", format!("Timeout: {}", message.as_ref())).with_details(StatusDetails::default())
     }
 }
 
