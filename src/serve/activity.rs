@@ -7,7 +7,7 @@ use http::{Request, Version};
 
 pub use active_watches::ActiveWatches;
 
-pub(crate) use active_watches::{RequestSource, WatchDescription};
+pub(crate) use active_watches::RequestSource;
 
 /// The protocol that frames the events of a watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -1,20 +1,16 @@
-mod scrapes;
-
-pub use self::scrapes::ScrapeAuthorizer;
-
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::header::{HeaderValue, STRICT_TRANSPORT_SECURITY, USER_AGENT};
-use http::{Method, Request, Response, StatusCode, Version};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Version};
 
 use crate::auth::{Authorizer, BrowserGuard, Caller, NotGranted, Permit, RequestSender};
 use crate::feeds::Feeds;
 use crate::net::{Peer, PeerAddress, RequestBody};
 use crate::serve::activity::{ActiveWatches, RequestSource, metrics};
 use crate::serve::audit::{Audit, AuditRecord, Decision, ServedLocally};
-use crate::serve::forward::Forwarding;
+use crate::serve::forward::{Forwarding, RequestCoalescer};
 use crate::serve::limits::{ConcurrencyLimits, SlowReaderReaper};
 use crate::serve::peers::{PeerReviews, health};
 use crate::serve::read::{
@@ -22,7 +18,7 @@ use crate::serve::read::{
 };
 use crate::serve::response::{
     AUDIT_ID, LIST_RETRY_SECONDS, REASON, REFUSED_BY, ReplyBody, ResponseContext, expectation_failed,
-    expects_the_impossible, malformed, new_audit_id, too_many, too_many_wait, turned_away, unavailable,
+    expects_the_impossible, malformed, new_audit_id, not_granted, too_many, too_many_wait, turned_away, unavailable,
 };
 use crate::serve::route::readable::Extent;
 use crate::serve::route::{Coverage, ForwardReason, Route, RouteInput, WatchRead, check_kind, route};
@@ -31,7 +27,7 @@ use crate::serve::watch::WatchOpener;
 use crate::upstream::{Catalog, Client, Forwarder, Resource, SERVED, inspect, is_impersonation};
 use crate::wire::Representation;
 use base::{DrainWatch, Ready, Reloadable, Tasks};
-use kubeapi::{FlowDistinguisher, Gvr, RequestInfo, RequestInfoError, Status, reaches_inside};
+use kubeapi::{Access, FlowDistinguisher, Gvr, Query, RequestInfo, RequestInfoError, Status, reaches_inside};
 
 /// Receives requests and dispatches each to the part that answers it.
 #[derive(Debug)]
@@ -112,13 +108,16 @@ impl Frontend {
                 slow_readers: slow_readers.clone(),
                 tasks: tasks.clone(),
             },
-            forwarding: Forwarding::new(
-                client.clone(),
-                deps.forwarder,
-                authorizer.clone(),
-                concurrency.clone(),
-                (tasks, drain, slow_readers),
-            ),
+            forwarding: Forwarding {
+                client: client.clone(),
+                forwarder: Arc::new(deps.forwarder),
+                authorizer: authorizer.clone(),
+                concurrency: concurrency.clone(),
+                coalesced: RequestCoalescer::default(),
+                tasks,
+                drain,
+                slow_readers,
+            },
             authorizer,
             catalog,
             config,
@@ -496,5 +495,37 @@ fn recorded(context: &ResponseContext, response: Response<ReplyBody>) -> Respons
             context.status(&unavailable("the audit log queue is full, and this read must be audited; try again"))
         }
         _ => response,
+    }
+}
+
+/// Allows callers to read metrics if upstream allows them to `get` the path `/metrics`.
+#[derive(Clone)]
+pub struct ScrapeAuthorizer {
+    authorizer: Authorizer,
+    browsers: Reloadable<BrowserGuard>,
+}
+
+impl ScrapeAuthorizer {
+    /// Creates the authorizer. `browsers` checks senders with client certificates, because a browser sends the
+    /// certificate for any page.
+    pub fn new(authorizer: Authorizer, browsers: Reloadable<BrowserGuard>) -> Self {
+        Self { authorizer, browsers }
+    }
+
+    /// Checks whether the sender of a request may read the metrics.
+    ///
+    /// # Errors
+    /// The sender is not authorized, or upstream cannot be asked.
+    pub async fn admit(self, sender: RequestSender, headers: HeaderMap) -> Result<(), Status> {
+        let info = RequestInfo::parse("GET", "/metrics", &Query::default());
+        let info = info.map_err(|error| Status::bad_request(error.to_string()))?;
+        let refused = |why: &NotGranted, user: &str| not_granted(why, user, &Access::of(&info));
+        let caller = self.authorizer.authenticate(sender, &headers).await.map_err(|why| refused(&why, ""))?;
+        if caller.shows_certificate() {
+            let site = self.browsers.get().check_site(&headers);
+            site.map_err(|foreign| Status::from_code(403, &foreign.to_string()))?;
+        }
+        let granted = self.authorizer.grant(&caller, &info).await;
+        granted.map(drop).map_err(|why| refused(&why, caller.name()))
     }
 }

@@ -5,7 +5,6 @@
 //! ```
 
 mod body;
-mod event_chunks;
 mod initial_rows;
 mod opener;
 mod session;

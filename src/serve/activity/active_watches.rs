@@ -1,7 +1,6 @@
 //! The open watches and the recent events (ended watches, refusals, forwarded requests) shown on the debug pages. Only
 //! authorized operators can read these pages. Object contents are never recorded.
 
-mod filter;
 mod open_watch;
 mod recent;
 mod request_source;
@@ -13,11 +12,12 @@ use dashmap::DashMap;
 use serde::Serialize;
 use tokio::time::Instant;
 
+use crate::cache::Follower;
+use crate::serve::activity::WatchTransport;
+use crate::wire::Representation;
 use kubeapi::Query;
 
-use filter::Filter;
-pub(crate) use open_watch::WatchDescription;
-use open_watch::{WatchEntry, WatchRow, micros};
+use open_watch::{SortBy, WatchEntry, WatchRow, micros};
 use recent::{RecentLog, RecentRow};
 pub(crate) use request_source::RequestSource;
 use request_source::shortened;
@@ -112,9 +112,15 @@ impl ActiveWatches {
     }
 
     /// Registers an opened watch.
-    pub(crate) fn opened(&self, watch: WatchDescription) -> ActiveWatch {
+    pub(crate) fn opened(
+        &self,
+        who: RequestSource,
+        follower: Follower,
+        representation: Representation,
+        protocol: WatchTransport,
+    ) -> ActiveWatch {
         let id = self.0.next.fetch_add(1, Ordering::Relaxed);
-        let watch = Arc::new(WatchEntry::new(watch, self.0.began.elapsed()));
+        let watch = Arc::new(WatchEntry::new(who, follower, representation, protocol, self.0.began.elapsed()));
         self.0.watches.insert(id, watch.clone());
         ActiveWatch { of: self.clone(), id, watch }
     }
@@ -133,7 +139,7 @@ impl ActiveWatches {
 impl ActiveWatch {
     /// Records the last version sent, the position of the next event, and whether the watch is idle.
     pub(crate) fn told(&self, rv: u64, next: u64, is_parked: bool) {
-        let asked = micros(self.of.0.began.elapsed()) << 1 | u64::from(is_parked);
+        let asked = (micros(self.of.0.began.elapsed()) << 1) | u64::from(is_parked);
         self.watch.told.store(rv, Ordering::Relaxed);
         self.watch.next.store(next, Ordering::Relaxed);
         self.watch.asked.store(asked, Ordering::Relaxed);
@@ -145,12 +151,66 @@ impl ActiveWatch {
 
     /// Records why the watch ended.
     pub(crate) fn ended(&self, reason: &'static str) {
-        self.of.0.ended.note(&self.watch.what.who, "WATCH", &self.watch.place(), reason.into());
+        self.of.0.ended.note(&self.watch.who, "WATCH", &self.watch.place(), reason.into());
     }
 }
 
 impl Drop for ActiveWatch {
     fn drop(&mut self) {
         self.of.0.watches.remove(&self.id);
+    }
+}
+
+/// The filter, order and limit that the query of a debug page requests. `user`, `agent` and `resource` are substrings
+/// of these columns. `text` is a case-insensitive substring of any of them. `limit` caps the number of rows. `sort` and
+/// `order` apply to watches only.
+#[derive(Debug, Clone)]
+struct Filter {
+    user: Option<String>,
+    agent: Option<String>,
+    resource: Option<String>,
+    text: Option<String>,
+    limit: usize,
+    sort: SortBy,
+    /// Sorts in ascending order.
+    is_up: bool,
+}
+
+const LIMIT_DEFAULT: usize = 500;
+const LIMIT_MAX: usize = 10_000;
+
+impl Filter {
+    fn of(query: &Query) -> Self {
+        let text = |name| query.first(name).filter(|text| !text.is_empty()).map(str::to_owned);
+        let limit = query.first("limit").and_then(|limit| limit.parse().ok()).unwrap_or(LIMIT_DEFAULT);
+        let sort = query.first("sort").map(SortBy::of).unwrap_or_default();
+        let is_up = query.first("order").is_some_and(|order| order == "up");
+        let [user, agent, resource, text] = ["user", "agent", "resource", "text"].map(text);
+        let text = text.map(|text| text.to_lowercase());
+        Self { user, agent, resource, text, limit: limit.min(LIMIT_MAX), sort, is_up }
+    }
+
+    fn takes_watch(&self, watch: &WatchEntry) -> bool {
+        if [&self.user, &self.agent, &self.resource, &self.text].iter().all(|part| part.is_none()) {
+            return true;
+        }
+        let (user, agent) = watch.who.names();
+        self.takes(user, agent, &watch.place())
+    }
+
+    fn takes_recent(&self, row: &RecentRow) -> bool {
+        self.takes(row.user.as_deref(), row.user_agent.as_deref(), &row.asked)
+    }
+
+    fn takes(&self, user: Option<&str>, agent: Option<&str>, resource: &str) -> bool {
+        let holds = |part: &Option<String>, text: &str| part.as_deref().is_none_or(|part| text.contains(part));
+        let (user, agent) = (user.unwrap_or_default(), agent.unwrap_or_default());
+        holds(&self.user, user)
+            && holds(&self.agent, agent)
+            && holds(&self.resource, resource)
+            && self
+                .text
+                .as_ref()
+                .is_none_or(|part| [user, agent, resource].iter().any(|text| text.to_lowercase().contains(part)))
     }
 }

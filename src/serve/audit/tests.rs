@@ -3,9 +3,8 @@ use std::net::{IpAddr, SocketAddr};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, Uri};
 use serde_json::{Value, json};
 
-use super::queue::{Queue, QueueFull};
+use super::queue::{Queue, QueueFull, QueuedRecord};
 use super::record::{STRANGER_RECORD_BYTES_MAX, shortened, source_ips, without_tokens};
-use super::writer::QueuedRecord;
 use super::{Audit, AuditRecord, Decision, Destination, ServedLocally};
 use crate::auth::Caller;
 use crate::net::{Connection, Peer, PeerAddress};

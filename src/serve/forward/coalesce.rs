@@ -94,7 +94,9 @@ impl RequestCoalescer {
     }
 }
 
-/// A request that is in flight. When it is dropped, a new request is sent for the callers that arrived since.
+/// A request that is in flight. When it is dropped for any reason, a new request is sent for the callers that arrived
+/// since. If there are none, the key is removed, because later requests would otherwise wait forever.
+#[derive(Clone)]
 struct InFlightRequest {
     waiting: Arc<WaiterMap>,
     key: Key,
@@ -105,40 +107,11 @@ struct InFlightRequest {
 impl Drop for InFlightRequest {
     fn drop(&mut self) {
         let Some(askers) = take(&self.waiting, &self.key) else { return };
-        let mut next = NextRequest { waiting: self.waiting.clone(), key: self.key.clone(), is_kept: true };
-        let ask = self.ask.clone();
+        let next = self.clone();
         self.tasks.spawn("coalesced", async move {
-            let mut askers = Some(askers);
-            while let Some(waited) = askers {
-                let answer = question(&ask, waited.len()).await;
-                waited.into_iter().for_each(|asker| drop(asker.send(answer.clone())));
-                askers = take(&next.waiting, &next.key);
-            }
-            next.let_go();
+            let answer = question(&next.ask, askers.len()).await;
+            askers.into_iter().for_each(|asker| drop(asker.send(answer.clone())));
         });
-    }
-}
-
-/// The task that sends requests for a key. When it ends for any reason, the key is removed, because later requests
-/// would otherwise wait forever.
-struct NextRequest {
-    waiting: Arc<WaiterMap>,
-    key: Key,
-    is_kept: bool,
-}
-
-impl NextRequest {
-    /// Gives up the key. From here on, another task may own it.
-    fn let_go(&mut self) {
-        self.is_kept = false;
-    }
-}
-
-impl Drop for NextRequest {
-    fn drop(&mut self) {
-        if self.is_kept {
-            self.waiting.remove(&self.key);
-        }
     }
 }
 

@@ -13,7 +13,7 @@ use crate::auth::Permit;
 use crate::cache::{Cursor, FeedState, OpenedWatch, StartPosition, TooOld};
 use crate::feeds::FeedHandle;
 use crate::listing::{PageChunks, cost};
-use crate::serve::activity::{ActiveWatches, RequestSource, WatchDescription, WatchEnd, WatchTransport, metrics};
+use crate::serve::activity::{ActiveWatches, RequestSource, WatchEnd, WatchTransport, metrics};
 use crate::serve::audit::ServedLocally;
 use crate::serve::limits::{ConcurrencyLimits, ConcurrencyPermit, SlowReaderReaper};
 use crate::serve::read::{
@@ -141,7 +141,7 @@ impl WatchOpener {
         metrics::served("watch", key, read.representation);
         let transport = transport(request);
         let who = RequestSource::new(request.caller.payer(), request.http.headers().get(USER_AGENT));
-        let active_watch = self.active_watches.opened(WatchDescription::new(who, &cursor, read, transport));
+        let active_watch = self.active_watches.opened(who, cursor.follower(), read.representation, transport);
         let metrics = self.watches.open(key, read.representation, transport, Some(active_watch));
         let terms = WatchOptions {
             bookmarks: read.bookmarks,

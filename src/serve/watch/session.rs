@@ -8,7 +8,6 @@
 //! ```
 
 mod end;
-mod frame_batch;
 mod initial_events;
 mod partial_view;
 #[cfg(test)]
@@ -24,8 +23,7 @@ use bytes::Bytes;
 pub(crate) use self::timers::WatchTimers;
 
 use self::end::Exit;
-use self::frame_batch::{FrameBatch, SendProgress};
-use self::initial_events::InitialEvents;
+use self::initial_events::{FrameBatch, InitialEvents, SendProgress};
 use self::partial_view::PartialView;
 use crate::auth::{Permit, Readable};
 use crate::cache::{Chunk, Cursor, FeedState, Pull, Snapshot, StopReason};

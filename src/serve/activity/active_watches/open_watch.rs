@@ -5,22 +5,16 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use super::request_source::RequestSource;
-use crate::cache::{Cursor, EventsWaiting, Follower};
+use crate::cache::{EventsWaiting, Follower};
 use crate::serve::activity::WatchTransport;
-use crate::serve::route::WatchRead;
 use crate::wire::Representation;
 
-/// The properties of a watch that are fixed when it opens.
-pub(crate) struct WatchDescription {
+/// An open watch with the counters shown on the debug pages.
+pub(crate) struct WatchEntry {
     pub(super) who: RequestSource,
     follower: Follower,
     representation: Representation,
     protocol: WatchTransport,
-}
-
-/// An open watch with the counters shown on the debug pages.
-pub(crate) struct WatchEntry {
-    pub(super) what: WatchDescription,
     /// When the watch opened, in microseconds since the registry was created.
     opened: u64,
     pub(super) told: AtomicU64,
@@ -99,9 +93,17 @@ impl SortBy {
     }
 }
 
-impl WatchDescription {
-    pub(crate) fn new(who: RequestSource, cursor: &Cursor, read: &WatchRead, protocol: WatchTransport) -> Self {
-        Self { who, follower: cursor.follower(), representation: read.representation, protocol }
+impl WatchEntry {
+    /// Creates an entry for a watch that opens at `opened`, relative to the creation of the registry.
+    pub(super) fn new(
+        who: RequestSource,
+        follower: Follower,
+        representation: Representation,
+        protocol: WatchTransport,
+        opened: Duration,
+    ) -> Self {
+        let [told, next, bytes, asked] = std::array::from_fn(|_| AtomicU64::new(0));
+        Self { who, follower, representation, protocol, opened: micros(opened), told, next, bytes, asked }
     }
 
     /// Returns which kinds of selector the watch uses, but not their values.
@@ -114,19 +116,11 @@ impl WatchDescription {
             (false, false) => "labels and fields",
         }
     }
-}
-
-impl WatchEntry {
-    /// Creates an entry for a watch that opens at `at`, relative to the creation of the registry.
-    pub(super) fn new(what: WatchDescription, at: Duration) -> Self {
-        let [told, next, bytes, asked] = std::array::from_fn(|_| AtomicU64::new(0));
-        Self { what, opened: micros(at), told, next, bytes, asked }
-    }
 
     /// Returns the watched resource and, if there is one, its namespace.
     pub(super) fn place(&self) -> String {
-        let resource = self.what.follower.resource();
-        match self.what.follower.view().namespace() {
+        let resource = self.follower.resource();
+        match self.follower.view().namespace() {
             Some(namespace) => format!("{resource} in {namespace}"),
             None => resource,
         }
@@ -135,7 +129,7 @@ impl WatchEntry {
     /// Returns the sort key of the watch. With [`SortBy::Behind`], ties are sorted by the time since the last poll.
     pub(super) fn rank(&self, by: SortBy, began: Instant, now: Instant) -> WatchRank {
         let silent = u64::MAX - (self.asked.load(Ordering::Relaxed) >> 1);
-        let (user, agent) = self.what.who.names();
+        let (user, agent) = self.who.names();
         let text = |text: Option<&str>| WatchRank::Text(text.unwrap_or_default().to_owned());
         match by {
             SortBy::Behind => {
@@ -157,12 +151,12 @@ impl WatchEntry {
     }
 
     fn waiting(&self) -> EventsWaiting {
-        self.what.follower.waiting(self.next.load(Ordering::Relaxed))
+        self.follower.waiting(self.next.load(Ordering::Relaxed))
     }
 
     /// Builds the row as of `now`. `began` is when the registry was created.
     pub(super) fn row(&self, began: Instant, now: Instant) -> WatchRow {
-        let (what, asked) = (&self.what, self.asked.load(Ordering::Relaxed));
+        let asked = self.asked.load(Ordering::Relaxed);
         let (events_behind, events_behind_at_least) = match self.waiting() {
             EventsWaiting::Exactly(events) => (events, false),
             EventsWaiting::AtLeast(events) | EventsWaiting::Lost(events) => (events, true),
@@ -176,17 +170,17 @@ impl WatchEntry {
             "stalled"
         };
         WatchRow {
-            user: what.who.user_name(),
-            user_agent: what.who.agent.as_deref().map(str::to_owned),
-            resource: what.follower.resource(),
-            namespace: what.follower.view().namespace().map(str::to_owned),
-            selectors: what.selectors(),
-            representation: what.representation.as_str(),
-            protocol: what.protocol.as_str(),
+            user: self.who.user_name(),
+            user_agent: self.who.agent.as_deref().map(str::to_owned),
+            resource: self.follower.resource(),
+            namespace: self.follower.view().namespace().map(str::to_owned),
+            selectors: self.selectors(),
+            representation: self.representation.as_str(),
+            protocol: self.protocol.as_str(),
             open_seconds: self.open_for(began, now).as_secs(),
             bytes_sent: self.bytes.load(Ordering::Relaxed),
             resource_version: self.told.load(Ordering::Relaxed).to_string(),
-            feed_resource_version: what.follower.progress().rv.to_string(),
+            feed_resource_version: self.follower.progress().rv.to_string(),
             events_behind,
             events_behind_at_least,
             state,

@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 
-use super::frame_batch::{FrameBatch, SendProgress};
+use super::initial_events::{FrameBatch, SendProgress};
 use crate::auth::{Readable, Verdict, VerdictChanges};
 use crate::cache::{Cursor, Event, FilteredEvent, Pull, Snapshot, SnapshotMark, View};
 use crate::serve::limits::StatePin;
