@@ -229,17 +229,30 @@ impl Frontend {
         }
     }
 
-    /// Returns the response to a request that needs no caller: a refusal, or a proxy's health check. It also closes the
-    /// connection, unless an authenticated caller has used it. So each such response costs the sender a handshake.
+    /// Returns the response to a request that needs no caller: the refusal of one that is not addressed to this proxy or
+    /// is ambiguous, or a proxy's health check. It also closes the connection, unless an authenticated caller has used it. So each such response costs the sender a handshake.
     fn unauthenticated(
         &self,
         peer: &Peer,
         request: &UnauthenticatedRequest,
         info: Option<&RequestInfo>,
     ) -> Option<Response<ReplyBody>> {
-        let refused = self.admit(peer, &request.http, &request.context).err().map(|refusal| *refusal);
-        let below = info.filter(|_| request.context.by_proxy);
-        let response = refused.or_else(|| health(&request.http, below?, &self.ready))?;
+        let (http, context) = (&request.http, &request.context);
+        let response = if let Err(looped) = self.forwarding.check_hops(http.headers()) {
+            context.status(&looped)
+        } else if let Some(status) = &context.accept_refused {
+            context.status(status)
+        } else if expects_the_impossible(http) {
+            expectation_failed()
+        } else if let Err(ambiguous) = inspect(http.headers()) {
+            context.status(&Status::bad_request(ambiguous.to_string()))
+        } else if self.is_open_to_all(peer)
+            && let Err(foreign) = self.browsers.get().check(http.uri(), http.headers())
+        {
+            context.status(&Status::from_code(403, &foreign.to_string()))
+        } else {
+            health(http, info.filter(|_| context.by_proxy)?, &self.ready)?
+        };
         peer.connection.turn_away();
         Some(response)
     }
@@ -258,30 +271,6 @@ impl Frontend {
             response.headers_mut().entry(REFUSED_BY).or_insert(HeaderValue::from_static("proxy"));
         }
         if without_body { response.map(ReplyBody::of_head) } else { response }
-    }
-
-    /// Checks that the request is addressed to this proxy and is unambiguous.
-    fn admit(
-        &self,
-        peer: &Peer,
-        request: &Request<RequestBody>,
-        context: &ResponseContext,
-    ) -> Result<(), Box<Response<ReplyBody>>> {
-        self.forwarding.check_hops(request.headers()).map_err(|status| Box::new(context.status(&status)))?;
-        if let Some(status) = &context.accept_refused {
-            return Err(Box::new(context.status(status)));
-        }
-        if expects_the_impossible(request) {
-            return Err(Box::new(expectation_failed()));
-        }
-        if let Err(ambiguous) = inspect(request.headers()) {
-            return Err(Box::new(context.status(&Status::bad_request(ambiguous.to_string()))));
-        }
-        if !self.is_open_to_all(peer) {
-            return Ok(());
-        }
-        let checked = self.browsers.get().check(request.uri(), request.headers());
-        checked.map_err(|foreign| Box::new(context.status(&Status::from_code(403, &foreign.to_string()))))
     }
 
     /// Whether any process on this machine can connect and act with the proxy's rights.

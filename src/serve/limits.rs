@@ -4,15 +4,13 @@
 mod bounded_body;
 mod concurrency;
 mod slow_readers;
-mod state_pin;
 
 pub use concurrency::ConcurrencyConfig;
 pub use slow_readers::SlowReaderLimits;
 
 pub(crate) use bounded_body::{BoundedBody, CompleteBody, PIECE_BYTES_MAX, StreamedList};
 pub(crate) use concurrency::{ConcurrencyLimits, ConcurrencyPermit};
-pub(crate) use slow_readers::{FiredTimer, SlowReaderReaper, TOO_SLOW, Watchdog};
-pub(crate) use state_pin::StatePin;
+pub(crate) use slow_readers::{FiredTimer, SlowReaderReaper, StatePin, TOO_SLOW, Watchdog};
 
 /// The reason why a body ended early.
 pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;

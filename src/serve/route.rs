@@ -144,7 +144,32 @@ pub(crate) fn route<'a>(
     resource: Option<&'a Resource>,
     coverage: &Coverage,
 ) -> Result<(&'a Resource, Route), ForwardReason> {
-    let resource = cacheable(asked, resource)?;
+    check_kind(asked)?;
+    let info = asked.info;
+    let resource = resource.ok_or(ForwardReason::Unknown)?;
+    if resource.origin == ResourceOrigin::Aggregated {
+        return Err(ForwardReason::Aggregated);
+    }
+    if !resource.watchable {
+        return Err(ForwardReason::NotWatchable);
+    }
+    // A request for a Namespace has the Namespace's name as its namespace (R-PATH-2).
+    let is_namespace = &*resource.gvr.resource == "namespaces" && resource.gvr.group.is_empty();
+    // A path that repeats the namespaces segment is not a path of the API: `/api/v1/namespaces/a/namespaces/a` parses
+    // like a request for the Namespace `a`.
+    let is_inside_itself = info.path.matches("/namespaces/").count() > 1;
+    let scoped_wrongly = match (resource.namespaced, info.namespace.is_empty()) {
+        // No path watches one object without its namespace.
+        (true, true) => info.verb == Verb::Get || info.watch_via_path && !info.name.is_empty(),
+        (false, false) => !(is_namespace && info.name == info.namespace && !is_inside_itself),
+        _ => false,
+    };
+    if scoped_wrongly {
+        return Err(ForwardReason::AmbiguousUrl);
+    }
+    if asked.query.first("shardSelector").is_some() {
+        return Err(ForwardReason::UnsupportedParameter);
+    }
     let scope = coverage.scope(resource)?;
     if !covers(&scope, asked.info) {
         return Err(ForwardReason::OutOfScope);
@@ -178,37 +203,6 @@ pub(crate) fn check_kind(asked: &RouteInput<'_>) -> Result<(), ForwardReason> {
         return Err(ForwardReason::Subresource);
     }
     Ok(())
-}
-
-/// Returns the resource, if requests of this kind for it can be answered here at all.
-fn cacheable<'a>(asked: &RouteInput<'_>, resource: Option<&'a Resource>) -> Result<&'a Resource, ForwardReason> {
-    check_kind(asked)?;
-    let info = asked.info;
-    let resource = resource.ok_or(ForwardReason::Unknown)?;
-    if resource.origin == ResourceOrigin::Aggregated {
-        return Err(ForwardReason::Aggregated);
-    }
-    if !resource.watchable {
-        return Err(ForwardReason::NotWatchable);
-    }
-    // A request for a Namespace has the Namespace's name as its namespace (R-PATH-2).
-    let is_namespace = &*resource.gvr.resource == "namespaces" && resource.gvr.group.is_empty();
-    // A path that repeats the namespaces segment is not a path of the API: `/api/v1/namespaces/a/namespaces/a` parses
-    // like a request for the Namespace `a`.
-    let is_inside_itself = info.path.matches("/namespaces/").count() > 1;
-    let scoped_wrongly = match (resource.namespaced, info.namespace.is_empty()) {
-        // No path watches one object without its namespace.
-        (true, true) => info.verb == Verb::Get || info.watch_via_path && !info.name.is_empty(),
-        (false, false) => !(is_namespace && info.name == info.namespace && !is_inside_itself),
-        _ => false,
-    };
-    if scoped_wrongly {
-        return Err(ForwardReason::AmbiguousUrl);
-    }
-    if asked.query.first("shardSelector").is_some() {
-        return Err(ForwardReason::UnsupportedParameter);
-    }
-    Ok(resource)
 }
 
 /// Returns the read, or the refusal that upstream would give. The order of checks is the apiserver's (R-ORDER-2).

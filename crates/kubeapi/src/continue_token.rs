@@ -66,12 +66,6 @@ impl ContinueToken {
         Self { at, start: format!("{relative}\0") }
     }
 
-    /// The same position at the current version, as the 410 for an expired token offers it.
-    #[must_use]
-    pub fn at_latest(&self) -> Self {
-        Self { at: ContinueAt::Latest, start: self.start.clone() }
-    }
-
     /// Encodes the token as base64url without padding, of JSON in the apiserver's member order.
     pub fn encode(&self, pages: PageStore) -> String {
         let version = match self.at {

@@ -68,15 +68,6 @@ impl LabelSelector {
     pub fn requirements(&self) -> &[Requirement] {
         &self.requirements
     }
-
-    /// The only value that `key` can have, if the first requirement on it is `k=v`, `k==v` or `k in (v)`.
-    pub fn required_value(&self, key: &str) -> Option<&str> {
-        let requirement = self.requirements.iter().find(|requirement| &*requirement.key == key)?;
-        match (requirement.operator, &*requirement.values) {
-            (Operator::Equals | Operator::DoubleEquals | Operator::In, [only]) => Some(only),
-            _ => None,
-        }
-    }
 }
 
 /// Removes duplicates. Requirements of equal keys must be adjacent.

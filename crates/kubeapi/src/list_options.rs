@@ -9,7 +9,7 @@ pub use version_match::{ListPlan, VersionMatch, WatchStart};
 pub use watch_timeout::WatchTimeout;
 
 use super::go_text::parse_int;
-use super::{ContinueToken, FieldSelector, LabelSelector, Query, SELECTOR_BYTES_MAX, Status};
+use super::{FieldSelector, LabelSelector, Query, SELECTOR_BYTES_MAX, Status};
 
 /// The query parameters of a LIST or WATCH, decoded (R-QUERY-2).
 ///
@@ -77,58 +77,6 @@ impl ListOptions {
             return Self { send_initial_events: Some(true), resource_version_match, ..self };
         }
         self
-    }
-
-    /// Refuses options that exclude each other (R-OPTIONS-1). `as_watch` is the `watch` parameter, not the verb: the
-    /// `/watch/` path form without `watch=true` is validated as a list.
-    ///
-    /// # Errors
-    /// 422 with all problems.
-    pub fn validate(&self, as_watch: bool) -> Result<(), Status> {
-        self.validate_for(as_watch, true)
-    }
-
-    /// Validates like [`validate`](Self::validate), for a server whose feature gate `WatchList` may be disabled.
-    ///
-    /// # Errors
-    /// 422 with all problems.
-    pub fn validate_for(&self, as_watch: bool, watch_list_gate: bool) -> Result<(), Status> {
-        match validate::problems(self, as_watch, watch_list_gate) {
-            problems if problems.is_empty() => Ok(()),
-            problems => Err(Status::invalid_list_options(problems)),
-        }
-    }
-
-    /// The plan of a validated LIST.
-    ///
-    /// # Errors
-    /// 400 if the resourceVersion is not a number, or if the continue token is invalid or combined with a version.
-    pub fn list_plan(&self) -> Result<ListPlan, Status> {
-        version_match::list_plan(self)
-    }
-
-    /// The start of a defaulted and validated WATCH.
-    ///
-    /// # Errors
-    /// 500 if the resourceVersion is not a number.
-    pub fn watch_start(&self) -> Result<WatchStart, Status> {
-        version_match::watch_start(self)
-    }
-
-    /// Whether the watch replaces a list: initial events, and a bookmark that ends them.
-    pub fn is_watch_list(&self) -> bool {
-        self.send_initial_events == Some(true) && self.allow_watch_bookmarks
-    }
-
-    /// The decoded `continue` token, if there is one.
-    ///
-    /// # Errors
-    /// 400 with the decoder's text.
-    pub fn continue_from(&self) -> Result<Option<ContinueToken>, Status> {
-        if self.continue_token.is_empty() {
-            return Ok(None);
-        }
-        ContinueToken::decode(&self.continue_token).map(Some).map_err(|error| Status::bad_request(error.to_string()))
     }
 }
 

@@ -10,8 +10,7 @@ use parking_lot::Mutex;
 use crate::listing::{GzipList, ListBody};
 use crate::serve::limits::BodyError;
 use crate::serve::limits::concurrency::ConcurrencyPermit;
-use crate::serve::limits::slow_readers::{SlowReaderReaper, TOO_SLOW};
-use crate::serve::limits::state_pin::StatePin;
+use crate::serve::limits::slow_readers::{SlowReaderReaper, StatePin, TOO_SLOW};
 use base::{AbortSignal, Timed, Timer, Timers};
 
 /// A body that ends at its deadline, even if the client does not read it.

@@ -84,24 +84,6 @@ fn requirements_on_one_key_keep_their_order() {
 }
 
 #[test]
-fn required_value_is_returned_if_only_one_value_can_match() {
-    for (selector, value) in [
-        ("app=web", Some("web")),
-        ("app==web", Some("web")),
-        ("app in (web)", Some("web")),
-        ("app=", Some("")),
-        ("app in (web,db)", None),
-        ("app!=web", None),
-        ("app", None),
-        ("other=web", None),
-        ("app!=db,app=web", None),
-        ("", None),
-    ] {
-        assert_eq!(LabelSelector::parse(selector).expect("valid").required_value("app"), value, "{selector}");
-    }
-}
-
-#[test]
 fn invalid_grammar_returns_the_apiservers_messages() {
     for (text, refused) in [
         ("a in", "unable to parse requirement: found '' expected: '('"),

@@ -47,12 +47,8 @@ pub enum WatchStart {
 }
 
 impl WatchStart {
-    /// Whether synthetic `ADDED` events come first.
-    pub fn sends_initial_events(self) -> bool {
-        matches!(self, Self::State { .. })
-    }
-
-    /// Whether the bookmark with the annotation `k8s.io/initial-events-end` follows them.
+    /// Whether synthetic `ADDED` events come first, and the bookmark with the annotation `k8s.io/initial-events-end`
+    /// follows them.
     pub fn ends_with_bookmark(self) -> bool {
         matches!(self, Self::State { end_bookmark: true, .. })
     }
@@ -66,42 +62,56 @@ pub(super) fn get_version(text: &str) -> Result<VersionMatch, Status> {
     })
 }
 
-pub(super) fn list_plan(options: &ListOptions) -> Result<ListPlan, Status> {
-    let text = options.resource_version.as_str();
-    let limit = u64::try_from(options.limit).ok().filter(|&limit| limit > 0 && text != "0");
-    if let Some(ContinueToken { at, start }) = options.continue_from()? {
-        if !matches!(text, "" | "0") {
-            return Err(Status::bad_request("specifying resource version is not allowed when using continue"));
+impl ListOptions {
+    /// The plan of a validated LIST.
+    ///
+    /// # Errors
+    /// 400 if the resourceVersion is not a number, or if the continue token is invalid or combined with a version.
+    pub fn list_plan(&self) -> Result<ListPlan, Status> {
+        let text = self.resource_version.as_str();
+        let limit = u64::try_from(self.limit).ok().filter(|&limit| limit > 0 && text != "0");
+        if !self.continue_token.is_empty() {
+            let token = ContinueToken::decode(&self.continue_token);
+            let ContinueToken { at, start } = token.map_err(|error| Status::bad_request(error.to_string()))?;
+            if !matches!(text, "" | "0") {
+                return Err(Status::bad_request("specifying resource version is not allowed when using continue"));
+            }
+            let version = match at {
+                ContinueAt::Version(version) => VersionMatch::Exact(version),
+                ContinueAt::Latest => VersionMatch::Unset,
+            };
+            return Ok(ListPlan { version, limit, start: Some(start) });
         }
-        let version = match at {
-            ContinueAt::Version(version) => VersionMatch::Exact(version),
-            ContinueAt::Latest => VersionMatch::Unset,
+        let version = parse(text).map_err(|_| Status::bad_list_resource_version(text))?;
+        let version = match (self.resource_version_match.as_str(), version) {
+            (_, None) => VersionMatch::Unset,
+            (_, Some(ResourceVersion(0))) => VersionMatch::Any,
+            (EXACT, Some(version)) => VersionMatch::Exact(version),
+            // A page without a match parameter is of an exact version, as before that parameter existed.
+            ("", Some(version)) if limit.is_some() => VersionMatch::Exact(version),
+            (_, Some(version)) => VersionMatch::NotOlderThan(version),
         };
-        return Ok(ListPlan { version, limit, start: Some(start) });
+        Ok(ListPlan { version, limit, start: None })
     }
-    let version = parse(text).map_err(|_| Status::bad_list_resource_version(text))?;
-    let version = match (options.resource_version_match.as_str(), version) {
-        (_, None) => VersionMatch::Unset,
-        (_, Some(ResourceVersion(0))) => VersionMatch::Any,
-        (EXACT, Some(version)) => VersionMatch::Exact(version),
-        // A page without a match parameter is of an exact version, as before that parameter existed.
-        ("", Some(version)) if limit.is_some() => VersionMatch::Exact(version),
-        (_, Some(version)) => VersionMatch::NotOlderThan(version),
-    };
-    Ok(ListPlan { version, limit, start: None })
-}
 
-pub(super) fn watch_start(options: &ListOptions) -> Result<WatchStart, Status> {
-    let end_bookmark = options.is_watch_list();
-    let version = get_version(&options.resource_version)?;
-    Ok(match (options.send_initial_events, version) {
-        (Some(true), at) => WatchStart::State { at, end_bookmark },
-        // Without sendInitialEvents, a missing version means any: the oldest form of watch.
-        (None, VersionMatch::Unset | VersionMatch::Any) => WatchStart::State { at: VersionMatch::Any, end_bookmark },
-        (Some(false), VersionMatch::Unset) => WatchStart::FromCurrent,
-        (Some(false), VersionMatch::Any) => WatchStart::FromCached,
-        (_, VersionMatch::NotOlderThan(version) | VersionMatch::Exact(version)) => WatchStart::After(version),
-    })
+    /// The start of a defaulted and validated WATCH.
+    ///
+    /// # Errors
+    /// 500 if the resourceVersion is not a number.
+    pub fn watch_start(&self) -> Result<WatchStart, Status> {
+        let end_bookmark = self.send_initial_events == Some(true) && self.allow_watch_bookmarks;
+        let version = get_version(&self.resource_version)?;
+        Ok(match (self.send_initial_events, version) {
+            (Some(true), at) => WatchStart::State { at, end_bookmark },
+            // Without sendInitialEvents, a missing version means any: the oldest form of watch.
+            (None, VersionMatch::Unset | VersionMatch::Any) => {
+                WatchStart::State { at: VersionMatch::Any, end_bookmark }
+            }
+            (Some(false), VersionMatch::Unset) => WatchStart::FromCurrent,
+            (Some(false), VersionMatch::Any) => WatchStart::FromCached,
+            (_, VersionMatch::NotOlderThan(version) | VersionMatch::Exact(version)) => WatchStart::After(version),
+        })
+    }
 }
 
 /// Parses a version; an empty text is `None`. Leading zeros are allowed, as in the apiserver.
