@@ -146,8 +146,10 @@ impl Frontend {
         peer: Peer,
         request: Request<RequestBody>,
     ) -> impl Future<Output = Response<ReplyBody>> + Send {
-        let mut request = UnauthenticatedRequest::new(&peer, request);
+        let request = UnauthenticatedRequest::new(&peer, request);
         async move {
+            // Moved, so that they are dropped with the answer and not with the future.
+            let (peer, mut request) = (peer, request);
             let without_body = request.http.method() == Method::HEAD && request.http.version() == Version::HTTP_2;
             let finish = |response| self.finished(response, without_body);
             let (method, path) = (request.http.method().clone(), request.http.uri().path().to_owned());
@@ -303,7 +305,7 @@ impl Frontend {
 
     async fn dispatch(&self, mut request: Box<ReadRequest>) -> Response<ReplyBody> {
         let mut reroutes = 0;
-        // Once more for each feed that ends while the request waits.
+        // The request is routed again if its feed ends while it waits.
         loop {
             let asked = RouteInput {
                 method: request.http.method(),
