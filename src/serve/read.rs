@@ -8,14 +8,12 @@ mod coalescing_cache;
 mod discovery_cache;
 mod reader;
 mod request;
-mod scans;
 mod sources;
 
 pub use sources::spec;
 
 pub(crate) use coalescing_cache::{CoalescingCache, Fetched};
 pub(crate) use discovery_cache::DiscoveryCache;
-pub(crate) use reader::{FREE_BYTES_MAX, ReadHandler};
+pub(crate) use reader::{FREE_BYTES_MAX, ReadHandler, ScanScheduler, too_expensive};
 pub(crate) use request::{NotServable, ReadRequest, ReadResult, UnauthenticatedRequest};
-pub(crate) use scans::{ScanScheduler, too_expensive};
 pub(crate) use sources::{FeedRequirements, FeedSource, FeedSources, ReadKind};

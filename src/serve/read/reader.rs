@@ -7,20 +7,24 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use http::Response;
 
 use super::request::{NotServable, ReadRequest, ReadResult};
-use super::scans::{ScanScheduler, too_expensive};
 use super::sources::{FeedRequirements, FeedSource, FeedSources, ReadKind};
-use crate::auth::Permit;
-use crate::listing::{ListRead, cost, gzip, page};
+use crate::auth::{Permit, Readable};
+use crate::cache::{Snapshot, View};
+use crate::listing::{
+    CpuSlices, ListRead, OverLimit, ScanBudget, ScanPace, ScanQueue, cost, gzip, namespace_check, page,
+};
 use crate::serve::activity::metrics;
 use crate::serve::limits::{
     CompleteBody, ConcurrencyLimits, PIECE_BYTES_MAX, SlowReaderReaper, StreamedList, TOO_SLOW,
 };
-use crate::serve::response::{FeedStatus, LIST_RETRY_SECONDS, ReplyBody, gzipped, put_served};
+use crate::serve::response::{FeedStatus, LIST_RETRY_SECONDS, ReplyBody, gzipped, put_served, too_many};
 use crate::serve::route::{ForwardReason, GetRead};
 use crate::upstream::Resource;
 use crate::wire::{Encoding, Envelope};
+use base::half_of_the_cores;
 use kubeapi::{Status, VersionMatch};
 
 /// Responses up to this size take no permit. Most are far smaller, and few connections have that many streams.
@@ -178,4 +182,60 @@ impl ReadHandler {
         let response = request.context.served(read.representation.encoding(), false, FeedStatus::of(feed), body);
         Ok(if is_gzip { gzipped(response) } else { response })
     }
+}
+
+const TOO_DEAR: &str = "the selectors are too expensive for a list of the permitted namespaces; simplify them, or list \
+                        one namespace at a time";
+
+/// The queue of scans and the CPU slices of callers, which LISTs and watches share.
+#[derive(Debug, Clone)]
+pub(crate) struct ScanScheduler {
+    queue: ScanQueue,
+    slices: CpuSlices,
+}
+
+impl ScanScheduler {
+    pub(crate) fn new() -> Self {
+        Self { queue: ScanQueue::at_a_time(half_of_the_cores()), slices: CpuSlices::new(half_of_the_cores()) }
+    }
+
+    /// Prepares a scan with this cost. A scan above a minimum cost waits for its turn.
+    pub(crate) async fn pace(&self, request: &ReadRequest, cost: usize) -> Result<ScanPace, OverLimit> {
+        let whose = request.caller.payer();
+        let turn = if cost > cost::SMALL { Some(self.queue.turn(whose.clone()).await?) } else { None };
+        Ok(ScanPace::new(turn, (self.queue.clone(), self.slices.clone()), whose))
+    }
+
+    /// Returns the budget of a stream, which scans objects for as long as it lasts.
+    pub(crate) fn budget(&self, request: &ReadRequest, is_expensive: bool) -> ScanBudget {
+        ScanBudget::new(self.slices.clone(), request.caller.payer(), is_expensive)
+    }
+
+    /// Returns the namespaces with something to show, after their permissions are decided.
+    pub(crate) async fn permitted_namespaces(
+        &self,
+        request: &ReadRequest,
+        part: &Readable,
+        state: &Snapshot,
+        (view, start): (&View, Option<&str>),
+        retry_seconds: u32,
+    ) -> Result<Vec<Arc<str>>, Box<Response<ReplyBody>>> {
+        // Only reads across namespaces show a part of a collection.
+        let pace = self.pace(request, cost::of_scan(view, true, state)).await;
+        let mut pace = pace.map_err(|shed| Box::new(request.context.status(&too_many(shed, retry_seconds))))?;
+        let namespaces = namespace_check::namespaces(state, view, start, Readable::ASKED_MAX, &mut pace).await;
+        // Ends the turn, so that other scans do not wait for authorization responses from upstream.
+        drop(pace);
+        let asked = part.find_out(namespaces.iter().map(|namespace| &**namespace)).await;
+        asked.map(|()| namespaces).map_err(|refused| Box::new(request.turned_away(&refused)))
+    }
+}
+
+/// Handles a read that costs too much. It is forwarded, unless it is for the readable part of a collection. Upstream
+/// would deny that without giving a reason, so the proxy rejects it.
+pub(crate) fn too_expensive(request: &ReadRequest, permit: &Permit) -> ReadResult {
+    if permit.part().is_none() {
+        return Err(NotServable::Forward(ForwardReason::ExpensiveSelector));
+    }
+    Ok(request.context.status(&Status::bad_request(TOO_DEAR)))
 }

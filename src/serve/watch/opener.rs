@@ -59,7 +59,11 @@ impl WatchOpener {
             return too_expensive(request, &permit);
         }
         // Taken before any wait, so that waiting watches count against the limit.
-        let place = self.concurrency.watch(request.caller.payer().as_ref(), selector_bytes(request, &read));
+        // It holds its selector as written, to re-check the permission, and as compiled.
+        let written = [&request.info.label_selector, &request.info.field_selector];
+        let written: usize = written.into_iter().flatten().map(String::len).sum();
+        let selector_bytes = written + read.view.selector().held_bytes();
+        let place = self.concurrency.watch(request.caller.payer().as_ref(), selector_bytes);
         let refused = |shed| NotServable::Refuse(Box::new(too_many(shed, WATCH_RETRY_SECONDS)));
         let place = place.map_err(refused)?;
         let row = self.initial_row(request, resource, &mut read).await.map_err(NotServable::Forward)?;
@@ -227,13 +231,6 @@ impl FeedSources {
 
 fn transport(request: &ReadRequest) -> WatchTransport {
     WatchTransport::of(&request.http, websocket::is_upgrade(request.http.headers()))
-}
-
-/// Returns how many bytes a watch holds for its selector: as written, to re-check the permission, and as compiled.
-fn selector_bytes(request: &ReadRequest, read: &WatchRead) -> usize {
-    let written = [&request.info.label_selector, &request.info.field_selector];
-    let written: usize = written.into_iter().flatten().map(String::len).sum();
-    written + read.view.selector().held_bytes()
 }
 
 #[cfg(test)]
