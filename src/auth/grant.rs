@@ -29,20 +29,15 @@ impl Grant {
         &self.reason
     }
 
-    /// Whether the grant covers this collection. A grant for a namespace covers no other namespace, and not the whole
-    /// collection.
-    pub fn covers(&self, gvr: &Gvr, namespaced: bool, namespace: Option<&str>) -> bool {
+    /// Whether it covers reads of this collection, or of an object in it with this name. A grant for a namespace covers
+    /// no other namespace, and not the whole collection. A grant for one name covers no other name, and no read without
+    /// a name.
+    pub fn covers(&self, gvr: &Gvr, namespaced: bool, namespace: Option<&str>, name: Option<&str>) -> bool {
         let AccessTarget::Resource(target) = &self.access.target else { return false };
         let same = *target.group == *gvr.group && *target.version == *gvr.version && *target.resource == *gvr.resource;
         let within = !namespaced || target.namespace == namespace.unwrap_or_default();
-        same && within && target.subresource.is_empty()
-    }
-
-    /// Whether the grant covers reads of the object `name`. A grant for one name covers no other name, and no read
-    /// without a name.
-    pub(super) fn names(&self, name: Option<&str>) -> bool {
-        let AccessTarget::Resource(target) = &self.access.target else { return false };
-        target.name.is_empty() || name == Some(&*target.name)
+        let named = target.name.is_empty() || name == Some(&*target.name);
+        same && within && named && target.subresource.is_empty()
     }
 
     pub(super) fn lease(&self) -> Option<&Arc<GrantLease>> {
@@ -61,15 +56,15 @@ mod tests {
         let maps = Gvr::new("", "v1", "configmaps");
         let grant = |uri| Grant::new(Arc::new(Access::of(&info(uri))), None);
         let one = grant("/api/v1/namespaces/t1/configmaps?fieldSelector=metadata.name%3Da");
-        assert!(one.names(Some("a")) && grant("/api/v1/namespaces/t1/configmaps/a").names(Some("a")));
+        assert!(grant("/api/v1/namespaces/t1/configmaps/a").covers(&maps, true, Some("t1"), Some("a")));
         for other in [Some("a-b"), Some("a0"), Some("aa"), Some(""), None] {
-            assert!(!one.names(other), "{other:?}");
+            assert!(!one.covers(&maps, true, Some("t1"), other), "{other:?}");
         }
         for (namespace, covered) in [(Some("t1"), true), (Some("t10"), false), (Some("t1-x"), false), (None, false)] {
-            assert_eq!(one.covers(&maps, true, namespace), covered, "{namespace:?}");
+            assert_eq!(one.covers(&maps, true, namespace, Some("a")), covered, "{namespace:?}");
         }
         let all = grant("/api/v1/configmaps?fieldSelector=metadata.name!%3Da");
-        assert!(all.names(None) && all.names(Some("a")) && all.covers(&maps, true, None));
-        assert!(!all.covers(&maps, true, Some("t1")), "that of all is asked for as such");
+        assert!([None, Some("a")].into_iter().all(|name| all.covers(&maps, true, None, name)));
+        assert!(!all.covers(&maps, true, Some("t1"), None), "that of all is asked for as such");
     }
 }

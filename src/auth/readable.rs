@@ -36,22 +36,14 @@ pub struct GrantStatus(Option<Arc<GrantLease>>);
 pub struct VerdictChanges(watch::Receiver<namespace_verdicts::VerdictMap>);
 
 impl Permit {
-    /// Whether the permission covers this collection, or a part of it.
-    pub fn covers(&self, gvr: &Gvr, namespaced: bool, namespace: Option<&str>) -> bool {
+    /// Whether it covers this collection or a part of it, or reads of this name in it.
+    pub fn covers(&self, gvr: &Gvr, namespaced: bool, namespace: Option<&str>, name: Option<&str>) -> bool {
         match self {
-            Self::Whole(grant) => grant.covers(gvr, namespaced, namespace),
+            Self::Whole(grant) => grant.covers(gvr, namespaced, namespace, name),
             Self::Part(readable) => {
                 let across = namespaced && namespace.is_none();
-                across && Grant::new(readable.access.clone(), None).covers(gvr, namespaced, namespace)
+                across && Grant::new(readable.access.clone(), None).covers(gvr, namespaced, namespace, name)
             }
-        }
-    }
-
-    /// Whether the permission covers reads of the object `name`; `None` means reads of any name.
-    pub fn names(&self, name: Option<&str>) -> bool {
-        match self {
-            Self::Whole(grant) => grant.names(name),
-            Self::Part(readable) => Grant::new(readable.access.clone(), None).names(name),
         }
     }
 

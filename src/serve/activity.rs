@@ -2,11 +2,79 @@
 
 mod active_watches;
 pub(crate) mod metrics;
-mod watch_end;
-mod watch_transport;
+
+use http::{Request, Version};
 
 pub use active_watches::ActiveWatches;
 
-pub(crate) use active_watches::{RequestSource, WatchDescription};
-pub(crate) use watch_end::WatchEnd;
-pub(crate) use watch_transport::WatchTransport;
+pub(crate) use active_watches::RequestSource;
+
+/// The protocol that frames the events of a watch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum WatchTransport {
+    Http1,
+    Http2,
+    WebSocket,
+}
+
+impl WatchTransport {
+    /// Returns the transport of a watch request.
+    pub(crate) fn of<B>(request: &Request<B>, is_websocket: bool) -> Self {
+        match (is_websocket, request.version()) {
+            (true, _) => Self::WebSocket,
+            (false, Version::HTTP_2) => Self::Http2,
+            _ => Self::Http1,
+        }
+    }
+
+    /// Returns the name used in metrics and on the debug pages.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Http1 => "h1",
+            Self::Http2 => "h2",
+            Self::WebSocket => "websocket",
+        }
+    }
+}
+
+/// Why a watch has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WatchEnd {
+    /// Its timeout expired.
+    Timeout,
+    /// Its position left the history, or its feed started a new history: 410.
+    Expired,
+    /// The requested state did not arrive in time: 504.
+    TooLarge,
+    /// Its feed has ended.
+    FeedEnded,
+    /// Its representation can no longer be derived: the client goes on from another feed.
+    NotDerivable,
+    /// Its client may not read any more: 403 or 401.
+    Revoked,
+    /// Another build of the apiserver writes later events, which a downstream proxy must know.
+    UpstreamUpgraded,
+    /// The proxy is going away.
+    Drained,
+    /// The client went away.
+    ClientClosed,
+    /// It was cut from outside, for this reason.
+    Cut(&'static str),
+}
+
+impl WatchEnd {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Timeout => "timeout",
+            Self::Expired => "expired",
+            Self::TooLarge => "too_large",
+            Self::FeedEnded => "feed_ended",
+            Self::NotDerivable => "not_derivable",
+            Self::Revoked => "revoked",
+            Self::UpstreamUpgraded => "upstream_upgraded",
+            Self::Drained => "drained",
+            Self::ClientClosed => "client_closed",
+            Self::Cut(why) => why,
+        }
+    }
+}

@@ -16,14 +16,11 @@
 
 mod event;
 mod queue;
-mod queued_record;
 mod record;
 #[cfg(test)]
 mod tests;
-mod writer;
 
-pub use queue::Audit;
+pub use queue::{Audit, AuditWriter, Destination};
 pub use record::{source_ips, without_tokens};
-pub use writer::{AuditWriter, Destination};
 
 pub(crate) use record::{AuditRecord, Decision, ServedLocally};

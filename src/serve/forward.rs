@@ -1,6 +1,412 @@
-//! Forwards requests that the cache does not answer to upstream, with limits on how many and for how long.
+//! Forwards requests that the cache does not answer to upstream, with limits on how many and for how long, and streams
+//! in both directions.
 
 mod coalesce;
-mod forwarding;
+#[cfg(test)]
+mod tests;
 
-pub(crate) use forwarding::{Forwarding, unreachable};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, EXPECT, HeaderValue, UPGRADE, X_CONTENT_TYPE_OPTIONS};
+use http::uri::PathAndQuery;
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
+use http_body_util::{BodyExt, Empty};
+use hyper::body::Body as _;
+use hyper_util::rt::TokioIo;
+use tokio::io::copy_bidirectional;
+use tokio::time::timeout;
+
+pub(crate) use self::coalesce::RequestCoalescer;
+
+use self::coalesce::{CoalesceError, Key, SharedResponse};
+use crate::auth::{Authorizer, Caller, Impersonation};
+use crate::listing::OverLimit;
+use crate::net::RequestBody;
+use crate::serve::activity::metrics;
+use crate::serve::audit::ServedLocally;
+use crate::serve::limits::{
+    BodyError, BoundedBody, CompleteBody, ConcurrencyLimits, ConcurrencyPermit, SlowReaderReaper,
+};
+use crate::serve::response::{
+    AUDIT_ID, LIST_RETRY_SECONDS, REASON, ReplyBody, ResponseContext, bad_timeout, not_granted, too_many, unavailable,
+};
+use crate::serve::route::ForwardReason;
+use crate::serve::watch::websocket;
+use crate::upstream::{ActingAs, CAUSE, Client, Error, ForwardPool, Forwarder, HOPS, ResponseBody, UpstreamBody};
+use base::{AbortSignal, DrainWatch, Tasks};
+use kubeapi::{FlowDistinguisher, Query, RequestInfo, Status, Verb};
+
+/// Upstream's response, or why there is none.
+type ReadResult = Result<Response<ResponseBody>, Error>;
+
+/// How long upstream may exceed the time limit for bodies before its response starts. This lets upstream's own timeout
+/// error arrive first.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The largest response that is buffered to be shared.
+const SHARED_BYTES_MAX: usize = 4 << 20;
+/// The longest chain of proxies.
+const HOPS_MAX: usize = 16;
+const REDIRECTED: &str = "the backend attempted to redirect this request, which is not permitted";
+const LOOPED: &str = "loop detected: the request has passed this proxy before (its upstream leads back to it)";
+const BROKEN_BODY: &str = "the request body is malformed or incomplete";
+/// The most rows of a Table that identical requests share.
+const SHARED_ROWS_MAX: usize = 1_000;
+
+/// Forwards requests with the rights of their callers.
+#[derive(Debug)]
+pub(crate) struct Forwarding {
+    pub(crate) client: Client,
+    pub(crate) forwarder: Arc<Forwarder>,
+    pub(crate) authorizer: Authorizer,
+    pub(crate) concurrency: Arc<ConcurrencyLimits>,
+    pub(crate) coalesced: RequestCoalescer,
+    pub(crate) tasks: Tasks,
+    pub(crate) drain: DrainWatch,
+    pub(crate) slow_readers: SlowReaderReaper,
+}
+
+impl Forwarding {
+    /// Forwards a request unchanged. The response has a header with the reason.
+    pub(crate) async fn forward(
+        &self,
+        request: Request<RequestBody>,
+        caller: &Caller,
+        info: Option<&RequestInfo>,
+        query: &Query,
+        context: &ResponseContext,
+        reason: ForwardReason,
+    ) -> Response<ReplyBody> {
+        metrics::forwarded(reason);
+        let carried = self.carry(request, caller, info, query, context, reason).await;
+        let mut response = carried.unwrap_or_else(|status| context.status(&status));
+        response.headers_mut().insert(REASON, HeaderValue::from_static(reason.as_str()));
+        response
+    }
+
+    async fn carry(
+        &self,
+        mut request: Request<RequestBody>,
+        caller: &Caller,
+        info: Option<&RequestInfo>,
+        query: &Query,
+        context: &ResponseContext,
+        reason: ForwardReason,
+    ) -> Result<Response<ReplyBody>, Status> {
+        let (payer, lane) = (caller.payer(), lane_of(request.headers(), request.method(), info));
+        let acting_as = {
+            let found_out = pin!(self.acting_as(caller, request.headers(), info));
+            self.concurrency.waiting.while_waiting(payer.as_ref(), found_out).await
+        };
+        let acting_as = match acting_as.unwrap_or_else(|shed| Err(too_many(shed, LIST_RETRY_SECONDS))) {
+            Ok(acting_as) => acting_as,
+            // Upstream rejects an unreadable path, and does so before it authenticates the caller (R-ORDER-1).
+            Err(_) if info.is_none() => ActingAs::Anonymous,
+            Err(status) => {
+                if let Some(status) = info.and_then(|info| bad_timeout(info, query)) {
+                    return Err(status);
+                }
+                let mut refused = context.status(&status);
+                refused.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+                return Ok(refused);
+            }
+        };
+        let is_anonymous = acting_as == ActingAs::Anonymous;
+        let pool = match (lane, reason) {
+            _ if is_anonymous => &self.concurrency.anonymous,
+            (_, ForwardReason::Syncing) => &self.concurrency.unready,
+            (ForwardPool::Short, _) => &self.concurrency.forwards,
+            (ForwardPool::Stream | ForwardPool::Tunnel, _) => &self.concurrency.streams,
+        };
+        let place = pool.take(payer.as_ref().filter(|_| !is_anonymous));
+        let place = Arc::new(place.map_err(|shed| too_many(shed, LIST_RETRY_SECONDS))?);
+        if lane == ForwardPool::Tunnel {
+            return self.tunnel(request, &acting_as, context, place).await;
+        }
+        let is_alike = match reason {
+            ForwardReason::ConsistentGet | ForwardReason::NoProof => true,
+            ForwardReason::Table => is_short_table(info, query),
+            _ => false,
+        };
+        self.make_outgoing(request.headers_mut(), &acting_as);
+        if is_alike
+            && lane == ForwardPool::Short
+            && !is_anonymous
+            && request.body().is_end_stream()
+            && let Some(response) = self.shared(&request, payer, acting_as.clone(), context, &place).await?
+        {
+            return Ok(response);
+        }
+        let is_repeatable = request.method().is_safe();
+        let is_broken = Arc::new(AtomicBool::new(false));
+        // A request and its response have a deadline of one minute each. A caller without a credential always has one.
+        let is_short = lane == ForwardPool::Short || is_anonymous;
+        let request = request.map(|body| {
+            let is_broken = is_broken.clone();
+            if is_short {
+                noticed(BoundedBody::new(body, &self.slow_readers, AbortSignal::default()), is_broken)
+            } else {
+                noticed(body, is_broken)
+            }
+        });
+        // Boxed, because the future has about 3 KB and moving it into another future would double that.
+        let answering = Box::pin(self.forwarder.forward(&acting_as, lane, request));
+        let answer = if is_short { self.in_time(answering).await } else { answering.await };
+        match answer {
+            Ok(response) => Ok(self.passed(response, is_short, place, context)),
+            Err(_) if is_broken.load(Ordering::Relaxed) => Err(Status::bad_request(BROKEN_BODY)),
+            Err(error) if !is_repeatable && error.may_have_been_carried_out() => Err(unknown(&error)),
+            Err(error) => Err(unreachable(&error)),
+        }
+    }
+
+    /// Awaits the head of a response, and gives up after the timeout.
+    async fn in_time(&self, answering: impl Future<Output = ReadResult>) -> ReadResult {
+        let max = self.slow_readers.body_max() + PATIENCE;
+        timeout(max, answering).await.unwrap_or(Err(Error::Timeout(max)))
+    }
+
+    /// Passes upstream's response on. An error response is always treated as short.
+    fn passed(
+        &self,
+        response: Response<ResponseBody>,
+        is_short: bool,
+        place: Arc<ConcurrencyPermit>,
+        context: &ResponseContext,
+    ) -> Response<ReplyBody> {
+        let is_short = is_short || !response.status().is_success();
+        let deadline = is_short.then(|| (&self.slow_readers, context.cut.clone()));
+        response.map(|body| ReplyBody::forwarded(body, place, deadline))
+    }
+
+    /// Answers a read by sharing the response with identical requests. The response is buffered. The permit is held
+    /// until the last caller stops waiting and the upstream request has ended.
+    ///
+    /// Returns `None` if the response cannot be shared, because it is large or its user has no permits left. Each caller
+    /// then sends its own request and reads at its own pace.
+    async fn shared(
+        &self,
+        request: &Request<RequestBody>,
+        payer: Option<FlowDistinguisher>,
+        acting_as: ActingAs,
+        context: &ResponseContext,
+        place: &Arc<ConcurrencyPermit>,
+    ) -> Result<Option<Response<ReplyBody>>, Status> {
+        let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+        let encoding = request.headers().get(ACCEPT_ENCODING).and_then(|value| value.to_str().ok());
+        let key = Key {
+            acting_as: acting_as.clone(),
+            path_and_query: path.as_str().to_owned(),
+            accept: context.accept.clone(),
+            accept_encoding: encoding.map(str::to_owned),
+            user_agent: context.user_agent.clone(),
+        };
+        let (held, headers) = (place.clone(), request.headers().clone());
+        let parts = (self.client.clone(), self.forwarder.clone(), self.concurrency.clone());
+        let ask = move || -> Pin<Box<dyn Future<Output = _> + Send>> {
+            let ((client, forwarder, concurrency), acting_as) = (parts.clone(), acting_as.clone());
+            let (held, payer) = (held.clone(), payer.clone());
+            let mut request = Request::new(no_body());
+            *request.uri_mut() = Uri::from(path.clone());
+            request.headers_mut().clone_from(&headers);
+            Box::pin(async move {
+                let response = forwarder.forward(&acting_as, ForwardPool::Short, request).await?;
+                let (status, mut headers) = (response.status(), response.headers().clone());
+                let body = match client.read_at_most(response, SHARED_BYTES_MAX).await {
+                    Err(Error::TooLarge(_)) => return Err(CoalesceError::TooLarge),
+                    body => body?,
+                };
+                drop(held);
+                headers.remove(CONTENT_LENGTH);
+                let place = room_for(&body, &concurrency, payer.as_ref())?;
+                Ok(SharedResponse { status, headers, body, place })
+            })
+        };
+        match self.coalesced.ask(key, &self.tasks, Arc::new(ask)).await {
+            Some(Ok(SharedResponse { status, headers, body, place: room })) => {
+                let whole = CompleteBody::of(body, vec![place.clone(), room]);
+                let mut response = Response::new(ReplyBody::whole(whole, &self.slow_readers, context.cut.clone()));
+                *response.status_mut() = status;
+                *response.headers_mut() = headers;
+                // Upstream's audit log has one entry for all requests that share a response.
+                if let (Some(_), Some(id)) = (&context.record, &context.audit_id) {
+                    response.headers_mut().insert(AUDIT_ID, id.clone());
+                    response.extensions_mut().insert(ServedLocally::default());
+                }
+                Ok(Some(response))
+            }
+            Some(Err(why)) => match &*why {
+                CoalesceError::TooLarge => Ok(None),
+                CoalesceError::Failed(error) => Err(unreachable(error)),
+            },
+            None => Err(Status::shutting_down()),
+        }
+    }
+
+    /// Forwards an upgrade request. Bytes flow in both directions only after upstream has accepted the upgrade (P3).
+    async fn tunnel(
+        &self,
+        mut request: Request<RequestBody>,
+        acting_as: &ActingAs,
+        context: &ResponseContext,
+        place: Arc<ConcurrencyPermit>,
+    ) -> Result<Response<ReplyBody>, Status> {
+        let downstream = hyper::upgrade::on(&mut request);
+        self.make_outgoing(request.headers_mut(), acting_as);
+        let mut request = request.map(|_| no_body());
+        for name in [CONTENT_LENGTH, EXPECT] {
+            request.headers_mut().remove(name);
+        }
+        let held = self.drain.hold();
+        let answering = Box::pin(self.forwarder.forward(acting_as, ForwardPool::Tunnel, request));
+        let answer = if *acting_as == ActingAs::Anonymous { self.in_time(answering).await } else { answering.await };
+        let mut response = answer.map_err(|error| unreachable(&error))?;
+        if response.status().is_redirection() {
+            // Redirects are not passed on, because clients follow them with their credentials, and some with those of
+            // the tunnel (R-THREAT-9).
+            return Err(Status::from_code(502, REDIRECTED));
+        }
+        if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            return Ok(self.passed(response, true, place, context));
+        }
+        let upstream = hyper::upgrade::on(&mut response);
+        self.tasks.spawn("tunnel", async move {
+            if let (Ok(down), Ok(up)) = tokio::join!(downstream, upstream) {
+                let (mut down, mut up) = (TokioIo::new(down), TokioIo::new(up));
+                if let Err(error) = copy_bidirectional(&mut down, &mut up).await {
+                    tracing::debug!(%error, "tunnel closed with an error");
+                }
+            }
+            drop((place, held));
+        });
+        Ok(response.map(|_| ReplyBody::empty()))
+    }
+
+    /// Returns the identity with which a request is forwarded.
+    ///
+    /// # Errors
+    /// The caller impersonates another user without permission, or with invalid headers. This is checked here only if
+    /// the caller's credential cannot be forwarded.
+    async fn acting_as(
+        &self,
+        caller: &Caller,
+        headers: &HeaderMap,
+        info: Option<&RequestInfo>,
+    ) -> Result<ActingAs, Status> {
+        let acting_as = self.authorizer.acting_as(caller).await;
+        if !matches!(acting_as, ActingAs::User(_)) {
+            return Ok(acting_as);
+        }
+        let Some(impersonation) = Impersonation::of(headers).map_err(|why| Status::bad_request(why.to_string()))?
+        else {
+            return Ok(acting_as);
+        };
+        let user = Box::pin(self.authorizer.impersonation(caller, &impersonation, info)).await;
+        let user = user.map_err(|impeded| not_granted(&impeded.refused, caller.name(), &impeded.access))?;
+        Ok(ActingAs::User(Arc::new(user)))
+    }
+
+    /// Rewrites the headers of a request for its next hop.
+    fn make_outgoing(&self, headers: &mut HeaderMap, acting_as: &ActingAs) {
+        headers.insert(HOPS, self.hops_with_us(headers));
+        headers.remove(CAUSE);
+        if !matches!(acting_as, ActingAs::Bearer(..) | ActingAs::Anonymous) {
+            websocket::drop_bearer(headers);
+        }
+    }
+
+    /// Rejects a request that has passed this proxy before, or too many proxies.
+    pub(crate) fn check_hops(&self, headers: &HeaderMap) -> Result<(), Status> {
+        let passed = hops(headers);
+        let looped = passed.contains(&self.client.instance()) || passed.len() >= HOPS_MAX;
+        if looped { Err(Status::from_code(508, LOOPED)) } else { Ok(()) }
+    }
+
+    /// Returns the hop list, including this proxy.
+    pub(crate) fn hops_with_us(&self, headers: &HeaderMap) -> HeaderValue {
+        let hops = hops(headers).into_iter().chain([self.client.instance()]).collect::<Vec<_>>().join(",");
+        HeaderValue::from_str(&hops).expect("the items are visible ASCII")
+    }
+}
+
+/// Wraps a body and records when it breaks off, because then the sender is at fault and not upstream.
+fn noticed<B>(body: B, is_broken: Arc<AtomicBool>) -> UpstreamBody
+where
+    B: hyper::body::Body<Data = Bytes, Error: Into<BodyError>> + Send + 'static,
+{
+    let notice = move |error: B::Error| {
+        is_broken.store(true, Ordering::Relaxed);
+        error.into()
+    };
+    body.map_err(notice).boxed_unsync()
+}
+
+fn no_body() -> UpstreamBody {
+    Empty::new().map_err(|never| match never {}).boxed_unsync()
+}
+
+/// Returns the proxies in the hop list, up to [`HOPS_MAX`].
+fn hops(headers: &HeaderMap) -> Vec<&str> {
+    let hops = headers.get(HOPS).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    hops.split(',').map(str::trim).filter(|hop| !hop.is_empty()).take(HOPS_MAX).collect()
+}
+
+/// Takes a permit for the response's bytes. All requests that share the response hold the permit together, because each
+/// may keep the bytes until its deadline.
+fn room_for(
+    body: &Bytes,
+    concurrency: &ConcurrencyLimits,
+    payer: Option<&FlowDistinguisher>,
+) -> Result<Arc<ConcurrencyPermit>, CoalesceError> {
+    concurrency.whole(payer, body.len()).map(Arc::new).map_err(|OverLimit(_)| CoalesceError::TooLarge)
+}
+
+/// Whether a Table is short enough to be buffered and shared: a single row, or one page. kubectl requests pages of 500.
+fn is_short_table(info: Option<&RequestInfo>, query: &Query) -> bool {
+    let limit = query.first("limit").and_then(|limit| limit.parse::<usize>().ok());
+    info.is_some_and(|info| info.verb == Verb::Get) || limit.is_some_and(|limit| (1..=SHARED_ROWS_MAX).contains(&limit))
+}
+
+/// Returns the connection pool for a forwarded request.
+fn lane_of(headers: &HeaderMap, method: &Method, info: Option<&RequestInfo>) -> ForwardPool {
+    let protocol = headers.get(UPGRADE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let is_spdy = protocol.to_ascii_lowercase().starts_with("spdy/") && websocket::asks_for_upgrade(headers);
+    if is_spdy || websocket::is_upgrade(headers) {
+        return ForwardPool::Tunnel;
+    }
+    let Some(info) = info else { return ForwardPool::Short };
+    // Upstream lets only these requests run longer than a minute.
+    let streams = matches!(info.verb, Verb::Watch | Verb::Proxy)
+        || matches!(info.subresource.as_str(), "exec" | "attach" | "portforward" | "proxy" | "log")
+        || (!info.is_resource && info.path.starts_with("/debug/pprof/"));
+    if streams && *method != Method::HEAD { ForwardPool::Stream } else { ForwardPool::Short }
+}
+
+/// Returns the Status for a client when upstream did not respond.
+pub(crate) fn unreachable(error: &Error) -> Status {
+    match error {
+        Error::Refused(status) => Status::clone(status),
+        Error::Unsendable(_) => Status::from_code(403, &error.for_callers()),
+        Error::Timeout(_) => Status::from_code(504, &error.for_callers()),
+        Error::Unreachable(_) | Error::Credentials(_) => unavailable(&error.for_callers()),
+        // Most of these occur only for responses that the proxy decodes; forwarded responses are not decoded.
+        Error::Broken(_)
+        | Error::InvalidRequest(_)
+        | Error::OtherDocument(_)
+        | Error::OtherRepresentation { .. }
+        | Error::NotInitial(_)
+        | Error::EndlessPages
+        | Error::HiddenDefinitions
+        | Error::TooLarge(_)
+        | Error::OverBudget
+        | Error::Wire(_) => Status::from_code(502, &error.for_callers()),
+    }
+}
+
+/// Returns the Status for a write that may have been applied. It has no `Retry-After`, because clients would retry.
+fn unknown(error: &Error) -> Status {
+    Status::from_code(502, &error.for_callers())
+}

@@ -1,30 +1,24 @@
-mod scrapes;
-
-pub use self::scrapes::ScrapeAuthorizer;
-
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::header::{HeaderValue, STRICT_TRANSPORT_SECURITY, USER_AGENT};
-use http::{Method, Request, Response, Version};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Version};
 
 use crate::auth::{Authorizer, BrowserGuard, Caller, NotGranted, Permit, RequestSender};
 use crate::feeds::Feeds;
 use crate::net::{Peer, PeerAddress, RequestBody};
 use crate::serve::activity::{ActiveWatches, RequestSource, metrics};
-use crate::serve::audit::{Audit, AuditRecord, Decision};
-use crate::serve::forward::Forwarding;
+use crate::serve::audit::{Audit, AuditRecord, Decision, ServedLocally};
+use crate::serve::forward::{Forwarding, RequestCoalescer};
 use crate::serve::limits::{ConcurrencyLimits, SlowReaderReaper};
 use crate::serve::peers::{PeerReviews, health};
 use crate::serve::read::{
-    DiscoveryCache, DocumentKey, FeedSources, NotServable, ReadHandler, ReadRequest, ScanScheduler,
-    UnauthenticatedRequest,
+    DiscoveryCache, FeedSources, NotServable, ReadHandler, ReadRequest, ScanScheduler, UnauthenticatedRequest,
 };
 use crate::serve::response::{
     AUDIT_ID, LIST_RETRY_SECONDS, REASON, REFUSED_BY, ReplyBody, ResponseContext, expectation_failed,
-    expects_the_impossible, forbid, malformed, new_audit_id, outcome, too_many, too_many_wait, turned_away,
-    unavailable,
+    expects_the_impossible, malformed, new_audit_id, not_granted, too_many, too_many_wait, turned_away, unavailable,
 };
 use crate::serve::route::readable::Extent;
 use crate::serve::route::{Coverage, ForwardReason, Route, RouteInput, WatchRead, check_kind, route};
@@ -33,7 +27,7 @@ use crate::serve::watch::WatchOpener;
 use crate::upstream::{Catalog, Client, Forwarder, Resource, SERVED, inspect, is_impersonation};
 use crate::wire::Representation;
 use base::{DrainWatch, Ready, Reloadable, Tasks};
-use kubeapi::{FlowDistinguisher, Gvr, RequestInfo, RequestInfoError, Status, reaches_inside};
+use kubeapi::{Access, FlowDistinguisher, Gvr, Query, RequestInfo, RequestInfoError, Status, reaches_inside};
 
 /// Receives requests and dispatches each to the part that answers it.
 #[derive(Debug)]
@@ -84,20 +78,8 @@ const REDISCOVER_MAX: Duration = Duration::from_secs(5);
 const REROUTES_MAX: u32 = 2;
 
 impl Frontend {
-    pub fn new(config: ServeConfig, parts: FrontendDeps) -> Self {
-        let FrontendDeps {
-            client,
-            forwarder,
-            catalog,
-            feeds,
-            authorizer,
-            browsers,
-            audit,
-            active_watches,
-            tasks,
-            drain,
-            ready,
-        } = parts;
+    pub fn new(config: ServeConfig, deps: FrontendDeps) -> Self {
+        let FrontendDeps { client, catalog, feeds, authorizer, tasks, drain, .. } = deps;
         let concurrency = Arc::new(ConcurrencyLimits::new(&config.limits));
         let slow_readers = SlowReaderReaper::new(config.unread, config.body_max);
         tasks.spawn_needed("slow readers", slow_readers.clone().keep(drain.clone()));
@@ -106,36 +88,44 @@ impl Frontend {
             DiscoveryCache::new(client.clone(), known, concurrency.clone(), slow_readers.clone(), config.lag_max);
         let reviews = PeerReviews::new(client.clone(), authorizer.clone(), concurrency.clone(), &config);
         let config = Reloadable::new(config);
-        let sources = Arc::new(FeedSources::new(config.clone(), feeds, drain.clone()));
-        let scans = ScanScheduler::new();
+        let (sources, scans) = (Arc::new(FeedSources::new(config.clone(), feeds, drain.clone())), ScanScheduler::new());
         Self {
             discovery,
             reviews,
-            ready,
-            reader: ReadHandler::new(sources.clone(), scans.clone(), (concurrency.clone(), slow_readers.clone())),
-            watches: WatchOpener::new(
+            ready: deps.ready,
+            reader: ReadHandler {
+                sources: sources.clone(),
+                scans: scans.clone(),
+                concurrency: concurrency.clone(),
+                slow_readers: slow_readers.clone(),
+            },
+            watches: WatchOpener {
                 sources,
                 scans,
-                client.clone(),
-                concurrency.clone(),
-                slow_readers.clone(),
-                active_watches.clone(),
-                tasks.clone(),
-            ),
-            forwarding: Forwarding::new(
-                client.clone(),
-                forwarder,
-                authorizer.clone(),
-                concurrency.clone(),
-                (tasks, drain, slow_readers),
-            ),
+                client: client.clone(),
+                concurrency: concurrency.clone(),
+                watches: metrics::Watches::default(),
+                active_watches: deps.active_watches.clone(),
+                slow_readers: slow_readers.clone(),
+                tasks: tasks.clone(),
+            },
+            forwarding: Forwarding {
+                client: client.clone(),
+                forwarder: Arc::new(deps.forwarder),
+                authorizer: authorizer.clone(),
+                concurrency: concurrency.clone(),
+                coalesced: RequestCoalescer::default(),
+                tasks,
+                drain,
+                slow_readers,
+            },
             authorizer,
             catalog,
             config,
             concurrency,
-            browsers,
-            audit,
-            active_watches,
+            browsers: deps.browsers,
+            audit: deps.audit,
+            active_watches: deps.active_watches,
             client,
         }
     }
@@ -158,74 +148,114 @@ impl Frontend {
         request: Request<RequestBody>,
     ) -> impl Future<Output = Response<ReplyBody>> + Send {
         let request = UnauthenticatedRequest::new(&peer, request);
-        self.answer_received(peer, request)
-    }
-
-    async fn answer_received(
-        self: Arc<Self>,
-        peer: Peer,
-        mut request: Box<UnauthenticatedRequest>,
-    ) -> Response<ReplyBody> {
-        let without_body = request.http.method() == Method::HEAD && request.http.version() == Version::HTTP_2;
-        let finish = |response| self.finished(response, without_body);
-        let (method, path) = (request.http.method().clone(), request.http.uri().path().to_owned());
-        let info = RequestInfo::parse(method.as_str(), &path, &request.query).map(Box::new);
-        let mut record = info.as_ref().ok().and_then(|info| self.record(&peer, &mut request, info));
-        if let Some(response) = self.unauthenticated(&peer, &request, info.as_deref().ok()) {
+        async move {
+            // Moved, so that they are dropped with the answer and not with the future.
+            let (peer, mut request) = (peer, request);
+            let without_body = request.http.method() == Method::HEAD && request.http.version() == Version::HTTP_2;
+            let finish = |response| self.finished(response, without_body);
+            let (method, path) = (request.http.method().clone(), request.http.uri().path().to_owned());
+            let info = RequestInfo::parse(method.as_str(), &path, &request.query).map(Box::new);
+            let mut record = info.as_ref().ok().filter(|_| self.audit.is_on()).and_then(|info| {
+                // The answer names the record.
+                let id = request.context.audit_id.get_or_insert_with(new_audit_id);
+                let head = (request.http.uri(), request.http.headers());
+                AuditRecord::new(&self.audit, &peer, head, info, id).map(Box::new)
+            });
+            if let Some(response) = self.unauthenticated(&peer, &request, info.as_deref().ok()) {
+                request.context.record = record.map(Arc::from);
+                return finish(recorded(&request.context, response));
+            }
+            let caller = {
+                let mut found_out =
+                    Box::pin(self.authorizer.authenticate(RequestSender::of(&peer), request.http.headers()));
+                let found_out = self.concurrency.unknown.while_waiting(None, found_out.as_mut()).await;
+                found_out.map_err(too_many_wait).flatten()
+            };
+            if let (Some(record), Ok(caller)) = (&mut record, &caller) {
+                record.put_caller(caller);
+            }
             request.context.record = record.map(Arc::from);
-            return finish(outcome::record(&request.context, response));
-        }
-        let caller = Box::pin(self.authenticate(&peer, &request.http)).await;
-        if let (Some(record), Ok(caller)) = (&mut record, &caller) {
-            record.put_caller(caller);
-        }
-        request.context.record = record.map(Arc::from);
-        let recording = request.context.record.is_some().then(|| Box::new(request.context.clone()));
-        let payer = caller.as_ref().ok().and_then(Caller::payer);
-        let has_place = settle(&peer, caller.as_ref().ok(), payer.as_ref());
-        let (who, received) = (RequestSource::new(payer, request.http.headers().get(USER_AGENT)), request.received);
-        let forbidden = caller.as_ref().ok().and_then(|caller| self.forbids(&peer, &request.http, &info, caller));
-        let response = match (info, caller) {
-            _ if !has_place => request.context.status(&Status::too_many_requests(NO_SHARE, NO_SHARE_RETRY_SECONDS)),
-            _ if forbidden.is_some() => forbid(&request.context, &forbidden.unwrap_or_default()),
-            (Ok(info), Ok(caller)) => self.dispatch(request.of(caller, info)).await,
-            // Upstream rejects a path that names no resource in its own words, for any caller.
-            (Err(RequestInfoError::NoResource(_)), caller) => {
-                Box::pin(self.pass_unread(request, caller.unwrap_or(Caller::Anonymous))).await
+            let recording = request.context.record.is_some().then(|| Box::new(request.context.clone()));
+            let payer = caller.as_ref().ok().and_then(Caller::payer);
+            let has_place = match &caller {
+                Ok(Caller::ProxyItself | Caller::Known(_)) => {
+                    peer.connection.found_known(payer.as_ref().map(FlowDistinguisher::number))
+                }
+                // Like upstream, closes the connection of an unknown caller after this response, and reads no further
+                // requests from it. A connection that a load balancer shares with known callers stays open (R-THREAT-14).
+                Ok(Caller::Anonymous) | Err(_) => {
+                    peer.connection.turn_away();
+                    true
+                }
+            };
+            let (who, received) = (RequestSource::new(payer, request.http.headers().get(USER_AGENT)), request.received);
+            let forbidden = caller.as_ref().ok().and_then(|caller| self.forbids(&peer, &request.http, &info, caller));
+            let response = match (info, caller, forbidden) {
+                _ if !has_place => request.context.status(&Status::too_many_requests(NO_SHARE, NO_SHARE_RETRY_SECONDS)),
+                (.., Some(why)) => request.context.status(&Status::from_code(403, &why)),
+                (Ok(info), Ok(caller), _) => self.dispatch(request.of(caller, info)).await,
+                // Upstream rejects a path that names no resource in its own words, for any caller.
+                (Err(RequestInfoError::NoResource(_)), caller, _) => {
+                    Box::pin(self.pass_unread(request, caller.unwrap_or(Caller::Anonymous))).await
+                }
+                // A path with an invalid escape is not forwarded, because upstream would close the connection.
+                (Err(RequestInfoError::BadEscape), ..) => {
+                    metrics::refused(400);
+                    malformed(request.http.version())
+                }
+                (Ok(info), Err(refused), _) => turned_away(&request.context, "", &info, &request.query, &refused),
+            };
+            let mut response = match recording {
+                Some(context) => recorded(&context, response),
+                None => response,
+            };
+            if let Some(id) = response.headers_mut().get_mut(AUDIT_ID) {
+                // Every audit id is unique. As sensitive values, they are not added to HTTP/2's header table, which would
+                // store each one and compare it with all others.
+                id.set_sensitive(true);
             }
-            // A path with an invalid escape is not forwarded, because upstream would close the connection.
-            (Err(RequestInfoError::BadEscape), _) => {
-                metrics::refused(400);
-                malformed(request.http.version())
+            let (code, took) = (response.status().as_u16(), received.elapsed());
+            let cached = response.headers().contains_key(SERVED);
+            tracing::debug!(target: "access", %method, path, code, cached, ?took, "request");
+            // The recent events of the debug pages have the refusals, and the reads that were forwarded.
+            let asked = (method.as_str(), &*path);
+            if let Some(ServedLocally { status: Some(status), .. }) = response.extensions().get() {
+                if response.status() != StatusCode::NOT_FOUND {
+                    self.active_watches.refused(&who, asked, (status.http_code(), &status.message));
+                }
+            } else if let Some(reason) = response.headers().get(REASON).and_then(|reason| reason.to_str().ok())
+                && [Method::GET, Method::HEAD].contains(&method)
+            {
+                self.active_watches.passed(&who, asked, reason);
             }
-            (Ok(info), Err(refused)) => turned_away(&request.context, "", &info, &request.query, &refused),
-        };
-        let mut response = match recording {
-            Some(context) => outcome::record(&context, response),
-            None => response,
-        };
-        if let Some(id) = response.headers_mut().get_mut(AUDIT_ID) {
-            // Every audit id is unique. As sensitive values, they are not added to HTTP/2's header table, which would
-            // store each one and compare it with all others.
-            id.set_sensitive(true);
+            finish(response)
         }
-        let (code, took) = (response.status().as_u16(), received.elapsed());
-        let cached = response.headers().contains_key(SERVED);
-        tracing::debug!(target: "access", %method, path, code, cached, ?took, "response sent");
-        outcome::show(&self.active_watches, &response, &who, (method.as_str(), &path));
-        finish(response)
     }
 
-    /// Returns the response to a request that needs no caller: a refusal, or a proxy's health check. It also closes the
-    /// connection, unless an authenticated caller has used it. So each such response costs the sender a handshake.
+    /// Returns the response to a request that needs no caller: the refusal of one that is not addressed to this proxy or
+    /// is ambiguous, or a proxy's health check. It also closes the connection, unless an authenticated caller has used it. So each such response costs the sender a handshake.
     fn unauthenticated(
         &self,
         peer: &Peer,
         request: &UnauthenticatedRequest,
         info: Option<&RequestInfo>,
     ) -> Option<Response<ReplyBody>> {
-        let refused = self.admit(peer, &request.http, &request.context).err().map(|refusal| *refusal);
-        let response = refused.or_else(|| self.health(request, info))?;
+        let (http, context) = (&request.http, &request.context);
+        let response = if let Err(looped) = self.forwarding.check_hops(http.headers()) {
+            context.status(&looped)
+        } else if let Some(status) = &context.accept_refused {
+            context.status(status)
+        } else if expects_the_impossible(http) {
+            expectation_failed()
+        } else if let Err(ambiguous) = inspect(http.headers()) {
+            context.status(&Status::bad_request(ambiguous.to_string()))
+        } else if self.is_open_to_all(peer)
+            && let Err(foreign) = self.browsers.get().check(http.uri(), http.headers())
+        {
+            context.status(&Status::from_code(403, &foreign.to_string()))
+        } else {
+            health(http, info.filter(|_| context.by_proxy)?, &self.ready)?
+        };
         peer.connection.turn_away();
         Some(response)
     }
@@ -233,7 +263,9 @@ impl Frontend {
     /// Completes a response. Responses of the proxy itself get upstream's `Strict-Transport-Security`, and its errors
     /// get a header that names the origin of the refusal.
     fn finished(&self, mut response: Response<ReplyBody>, without_body: bool) -> Response<ReplyBody> {
-        outcome::count(&response);
+        if let Some(ServedLocally { status: Some(status), .. }) = response.extensions().get() {
+            metrics::refused(status.http_code());
+        }
         let is_ours = !response.headers().contains_key(REASON);
         if let Some(said) = self.client.strict_transport_security().filter(|_| is_ours) {
             response.headers_mut().insert(STRICT_TRANSPORT_SECURITY, said);
@@ -244,54 +276,7 @@ impl Frontend {
         if without_body { response.map(ReplyBody::of_head) } else { response }
     }
 
-    async fn authenticate(&self, peer: &Peer, request: &Request<RequestBody>) -> Result<Caller, NotGranted> {
-        let identified = pin!(self.authorizer.authenticate(RequestSender::of(peer), request.headers()));
-        self.concurrency.while_unknown(identified).await.map_err(too_many_wait)?
-    }
-
-    /// Answers a downstream proxy that checks the health of its upstream, which is this proxy.
-    fn health(&self, request: &UnauthenticatedRequest, info: Option<&RequestInfo>) -> Option<Response<ReplyBody>> {
-        let info = info.filter(|_| request.context.by_proxy)?;
-        health(&request.http, info, &self.ready)
-    }
-
-    /// Returns the audit record of the request, if requests are recorded. The response names the record.
-    fn record(
-        &self,
-        peer: &Peer,
-        request: &mut UnauthenticatedRequest,
-        info: &RequestInfo,
-    ) -> Option<Box<AuditRecord>> {
-        let context = &mut request.context;
-        let id = self.audit.is_on().then(|| context.audit_id.get_or_insert_with(new_audit_id))?;
-        AuditRecord::new(&self.audit, peer, (request.http.uri(), request.http.headers()), info, id).map(Box::new)
-    }
-
-    /// Checks that the request is addressed to this proxy and is unambiguous.
-    fn admit(
-        &self,
-        peer: &Peer,
-        request: &Request<RequestBody>,
-        context: &ResponseContext,
-    ) -> Result<(), Box<Response<ReplyBody>>> {
-        self.forwarding.check_hops(request.headers()).map_err(|status| Box::new(context.status(&status)))?;
-        if let Some(status) = &context.accept_refused {
-            return Err(Box::new(context.status(status)));
-        }
-        if expects_the_impossible(request) {
-            return Err(Box::new(expectation_failed()));
-        }
-        if let Err(ambiguous) = inspect(request.headers()) {
-            return Err(Box::new(context.status(&Status::bad_request(ambiguous.to_string()))));
-        }
-        if !self.is_open_to_all(peer) {
-            return Ok(());
-        }
-        let checked = self.browsers.get().check(request.uri(), request.headers());
-        checked.map_err(|foreign| Box::new(forbid(context, &foreign.to_string())))
-    }
-
-    /// Whether any process on this machine can connect and act with the proxy's permissions.
+    /// Whether any process on this machine can connect and act with the proxy's rights.
     fn is_open_to_all(&self, peer: &Peer) -> bool {
         self.authorizer.is_open() && matches!(peer.address, PeerAddress::Tcp(_))
     }
@@ -320,110 +305,130 @@ impl Frontend {
     }
 
     async fn dispatch(&self, mut request: Box<ReadRequest>) -> Response<ReplyBody> {
-        let asked = RouteInput {
-            method: request.http.method(),
-            info: &request.info,
-            query: &request.query,
-            accept: request.context.accept.as_deref(),
-            user_agent: request.context.user_agent.as_deref(),
-            impersonates: request.http.headers().keys().any(is_impersonation),
-            fills_a_feed: request.fills_a_feed(),
-            readable: request.readable,
-        };
-        let resource = match self.resource(&request.caller, &asked).await {
-            Ok(resource) => resource,
-            Err(status) => return request.context.status(&status),
-        };
-        let config = self.config.get();
-        let (resource, route) = match route(&asked, resource.as_deref(), &config.coverage) {
-            Err(ForwardReason::NonResource) => return Box::pin(self.document(request)).await,
-            Err(ForwardReason::Verb) if PeerReviews::has(&request) => return Box::pin(self.review(request)).await,
-            Err(reason) => return self.pass(request, reason).await,
-            Ok(_) if !self.authorizer.serves(&request.caller) => {
-                return self.pass(request, ForwardReason::Anonymous).await;
+        let mut reroutes = 0;
+        // The request is routed again if its feed ends while it waits.
+        loop {
+            let asked = RouteInput {
+                method: request.http.method(),
+                info: &request.info,
+                query: &request.query,
+                accept: request.context.accept.as_deref(),
+                user_agent: request.context.user_agent.as_deref(),
+                impersonates: request.http.headers().keys().any(is_impersonation),
+                fills_a_feed: request.fills_a_feed(),
+                readable: request.readable,
+            };
+            let resource = match self.resource(&request.caller, &asked).await {
+                Ok(resource) => resource,
+                Err(status) => return request.context.status(&status),
+            };
+            let config = self.config.get();
+            let (resource, route) = match route(&asked, resource.as_deref(), &config.coverage) {
+                Err(ForwardReason::NonResource) => return Box::pin(self.document(request)).await,
+                Err(ForwardReason::Verb) if PeerReviews::has(&request) => return Box::pin(self.review(request)).await,
+                Err(reason) => return self.pass(request, reason).await,
+                Ok(_) if !self.authorizer.serves(&request.caller) => {
+                    return self.pass(request, ForwardReason::Anonymous).await;
+                }
+                Ok(ours) => ours,
+            };
+            // Authorization comes first, so that an unauthorized caller learns nothing about other errors in the request.
+            let permit = match self.permit(&mut request, resource).await {
+                Ok(permit) => permit,
+                Err(refused) => return request.turned_away(&refused),
+            };
+            let payer = request.caller.payer();
+            let decision = self.audit.is_on().then(|| Decision::Allowed(permit.reason()));
+            // Boxed, so that the future of another request does not reserve room for them: it is copied as it comes.
+            let answered = match route {
+                Route::Refuse(status) => Err(NotServable::Refuse(status)),
+                Route::Get(read) => {
+                    let mut reading = Box::pin(self.reader.get(&request, &permit, resource, read));
+                    let answered = self.concurrency.waiting.while_waiting(payer.as_ref(), reading.as_mut()).await;
+                    answered.unwrap_or_else(|shed| Err(shed.into()))
+                }
+                Route::List(read) => {
+                    let mut reading = Box::pin(self.reader.list(&request, &permit, resource, read));
+                    let answered = self.concurrency.waiting.while_waiting(payer.as_ref(), reading.as_mut()).await;
+                    answered.unwrap_or_else(|shed| Err(shed.into()))
+                }
+                Route::Watch(WatchRead { representation: Representation::Table(_), .. }) if permit.part().is_some() => {
+                    Err(NotServable::Forward(ForwardReason::Table))
+                }
+                Route::Watch(read) => Box::pin(self.watches.open(&mut request, permit, resource, read)).await,
+            };
+            let mut response = match answered {
+                Ok(response) => response,
+                Err(NotServable::FeedEnded) if reroutes < REROUTES_MAX => {
+                    reroutes += 1;
+                    continue;
+                }
+                Err(NotServable::FeedEnded) => self.pass(request, ForwardReason::Unavailable).await,
+                // Upstream would deny a collection that the caller may read only in part.
+                Err(NotServable::Forward(ForwardReason::Syncing | ForwardReason::NoProof))
+                    if request.context.extent == Some(Extent::Some) =>
+                {
+                    let why = "the readable part of this collection is not known yet; try again";
+                    request.context.status(&unavailable(why))
+                }
+                Err(NotServable::Forward(reason)) => self.pass(request, reason).await,
+                Err(NotServable::Late(status) | NotServable::Refuse(status)) => request.context.status(&status),
+            };
+            if let Some(decision) = decision {
+                response.extensions_mut().insert(decision);
             }
-            Ok(ours) => ours,
-        };
-        // Authorization comes first, so that an unauthorized caller learns nothing about other errors in the request.
-        let permit = match self.permit(&mut request, resource).await {
-            Ok(permit) => permit,
-            Err(refused) => return request.turned_away(&refused),
-        };
-        let payer = request.caller.payer();
-        let decision = self.audit.is_on().then(|| Decision::Allowed(permit.reason()));
-        // Boxed, so that the future of another request does not reserve room for them: it is copied as it comes.
-        let answered = match route {
-            Route::Refuse(status) => Err(NotServable::Refuse(status)),
-            Route::Get(read) => {
-                let mut reading = Box::pin(self.reader.get(&request, &permit, resource, read));
-                let answered = self.concurrency.while_waiting(payer.as_ref(), reading.as_mut()).await;
-                answered.unwrap_or_else(|shed| Err(shed.into()))
-            }
-            Route::List(read) => {
-                let mut reading = Box::pin(self.reader.list(&request, &permit, resource, read));
-                let answered = self.concurrency.while_waiting(payer.as_ref(), reading.as_mut()).await;
-                answered.unwrap_or_else(|shed| Err(shed.into()))
-            }
-            Route::Watch(WatchRead { representation: Representation::Table(_), .. }) if permit.part().is_some() => {
-                Err(NotServable::Forward(ForwardReason::Table))
-            }
-            Route::Watch(read) => Box::pin(self.watches.open(&mut request, permit, resource, read)).await,
-        };
-        let mut response = match answered {
-            Ok(response) => response,
-            Err(why) => Box::pin(self.unready(request, why)).await,
-        };
-        // A request that was routed again keeps its latest decision.
-        if let (Some(decision), None) = (decision, response.extensions().get::<Decision>()) {
-            response.extensions_mut().insert(decision);
+            return response;
         }
-        response
     }
 
     /// Answers a request that is not for a resource. If the cache cannot answer it or the caller may not send it, the
     /// request is forwarded.
     async fn document(&self, request: Box<ReadRequest>) -> Response<ReplyBody> {
-        let key = self.discovery.key(&request).filter(|_| self.authorizer.serves(&request.caller));
-        if let Some(key) = key {
+        if let Some(key) = self.discovery.key(&request).filter(|_| self.authorizer.serves(&request.caller)) {
+            let answering = pin!(async {
+                let grant = self.authorizer.grant(&request.caller, &request.info).await.ok()?;
+                let hops = self.forwarding.hops_with_us(request.http.headers());
+                let mut response = self.discovery.answer(&request, &key, hops).await?;
+                response.extensions_mut().insert(Decision::Allowed(grant.reason().clone()));
+                Some(response)
+            });
             let payer = request.caller.payer();
-            let answering = pin!(self.cached_document(&request, &key));
-            if let Ok(Some(response)) = self.concurrency.while_waiting(payer.as_ref(), answering).await {
+            if let Ok(Some(response)) = self.concurrency.waiting.while_waiting(payer.as_ref(), answering).await {
                 return response;
             }
         }
         self.pass(request, ForwardReason::NonResource).await
     }
 
-    async fn cached_document(&self, request: &ReadRequest, key: &DocumentKey) -> Option<Response<ReplyBody>> {
-        let grant = self.authorizer.grant(&request.caller, &request.info).await.ok()?;
-        let hops = self.forwarding.hops_with_us(request.http.headers()).ok()?;
-        let mut response = self.discovery.answer(request, key, hops).await?;
-        response.extensions_mut().insert(Decision::Allowed(grant.reason().clone()));
-        Some(response)
-    }
-
-    /// Answers a review request of a downstream proxy, if the proxy may send it.
+    /// Answers a proxy that asks for a review, if it may.
     async fn review(&self, request: Box<ReadRequest>) -> Response<ReplyBody> {
         let may = {
             let asked = pin!(self.authorizer.lets_proxy(&request.caller, &request.info));
-            self.concurrency.while_waiting(request.caller.payer().as_ref(), asked).await.unwrap_or(false)
+            self.concurrency.waiting.while_waiting(request.caller.payer().as_ref(), asked).await.unwrap_or(false)
         };
-        match self.forwarding.hops_with_us(request.http.headers()) {
-            Ok(hops) if may => Box::pin(self.reviews.answer(request, hops)).await,
-            _ => self.pass(request, ForwardReason::Verb).await,
+        if !may {
+            return self.pass(request, ForwardReason::Verb).await;
         }
+        let hops = self.forwarding.hops_with_us(request.http.headers());
+        Box::pin(self.reviews.answer(request, hops)).await
     }
 
     async fn permit(&self, request: &mut ReadRequest, resource: &Resource) -> Result<Permit, NotGranted> {
         let payer = request.caller.payer();
-        if !request.is_for_readable(resource) {
-            let mut granted = Box::pin(self.authorizer.grant(&request.caller, &request.info));
-            let granted = self.concurrency.while_waiting(payer.as_ref(), granted.as_mut()).await;
-            return granted.map_err(too_many_wait)?.map(Permit::Whole);
+        let is_for_readable = request.is_for_readable(resource);
+        let (caller, info) = (&request.caller, &request.info);
+        let mut permitted = Box::pin(async move {
+            if is_for_readable {
+                self.authorizer.readable(caller, info).await
+            } else {
+                self.authorizer.grant(caller, info).await.map(Permit::Whole)
+            }
+        });
+        let permitted = self.concurrency.waiting.while_waiting(payer.as_ref(), permitted.as_mut()).await;
+        let permit = permitted.map_err(too_many_wait).flatten()?;
+        if is_for_readable {
+            request.context.extent = Some(if permit.part().is_some() { Extent::Some } else { Extent::All });
         }
-        let mut permit = Box::pin(self.authorizer.readable(&request.caller, &request.info));
-        let permit = self.concurrency.while_waiting(payer.as_ref(), permit.as_mut()).await.map_err(too_many_wait)??;
-        request.context.extent = Some(if permit.part().is_some() { Extent::Some } else { Extent::All });
         Ok(permit)
     }
 
@@ -447,7 +452,7 @@ impl Frontend {
             return Ok(None);
         }
         let mut asked = Box::pin(self.catalog.refresh_for(REDISCOVER_EVERY, REDISCOVER_MAX));
-        match self.concurrency.while_waiting(caller.payer().as_ref(), asked.as_mut()).await {
+        match self.concurrency.waiting.while_waiting(caller.payer().as_ref(), asked.as_mut()).await {
             Ok(Ok(())) => {}
             Ok(Err(failure)) if failure.is_outage => {
                 return Err(unavailable(&format!("upstream discovery has not completed yet: {}", failure.why)));
@@ -474,39 +479,47 @@ impl Frontend {
         let UnauthenticatedRequest { http: request, query, context, .. } = *request;
         self.forwarding.forward(request, &caller, None, &query, &context, ForwardReason::AmbiguousUrl).await
     }
+}
 
-    /// Handles a request that could not be answered from a feed: it is routed again, forwarded, or refused.
-    async fn unready(&self, mut request: Box<ReadRequest>, why: NotServable) -> Response<ReplyBody> {
-        match why {
-            NotServable::FeedEnded if request.rerouted < REROUTES_MAX => {
-                request.rerouted += 1;
-                self.dispatch(request).await
-            }
-            NotServable::FeedEnded => self.pass(request, ForwardReason::Unavailable).await,
-            // Upstream would deny a collection that the caller may read only in part.
-            NotServable::Forward(ForwardReason::Syncing | ForwardReason::NoProof)
-                if request.context.extent == Some(Extent::Some) =>
-            {
-                let why = "the readable part of this collection is not known yet; try again";
-                request.context.status(&unavailable(why))
-            }
-            NotServable::Forward(reason) => self.pass(request, reason).await,
-            NotServable::Refuse(status) => request.context.status(&status),
+/// Writes the audit record of the response. Returns the response, or a refusal if a required record cannot be written.
+fn recorded(context: &ResponseContext, response: Response<ReplyBody>) -> Response<ReplyBody> {
+    match &context.record {
+        Some(record) if !record.answered(&response) => {
+            metrics::records("refused", 1);
+            context.status(&unavailable("the audit log queue is full, and this read must be audited; try again"))
         }
+        _ => response,
     }
 }
 
-/// Charges the connection to its caller. Returns false if the caller's share of the listener is used up.
-fn settle(peer: &Peer, caller: Option<&Caller>, payer: Option<&FlowDistinguisher>) -> bool {
-    match caller {
-        // Like upstream, closes the connection of an unknown caller after this response, and reads no further requests
-        // from it. A connection that a load balancer shares with known callers stays open (R-THREAT-14).
-        Some(Caller::Anonymous) | None => {
-            peer.connection.turn_away();
-            true
+/// Allows callers to read metrics if upstream allows them to `get` the path `/metrics`.
+#[derive(Clone)]
+pub struct ScrapeAuthorizer {
+    authorizer: Authorizer,
+    browsers: Reloadable<BrowserGuard>,
+}
+
+impl ScrapeAuthorizer {
+    /// Creates the authorizer. `browsers` checks senders with client certificates, because a browser sends the
+    /// certificate for any page.
+    pub fn new(authorizer: Authorizer, browsers: Reloadable<BrowserGuard>) -> Self {
+        Self { authorizer, browsers }
+    }
+
+    /// Checks whether the sender of a request may read the metrics.
+    ///
+    /// # Errors
+    /// The sender is not authorized, or upstream cannot be asked.
+    pub async fn admit(self, sender: RequestSender, headers: HeaderMap) -> Result<(), Status> {
+        let info = RequestInfo::parse("GET", "/metrics", &Query::default());
+        let info = info.map_err(|error| Status::bad_request(error.to_string()))?;
+        let refused = |why: &NotGranted, user: &str| not_granted(why, user, &Access::of(&info));
+        let caller = self.authorizer.authenticate(sender, &headers).await.map_err(|why| refused(&why, ""))?;
+        if caller.shows_certificate() {
+            let site = self.browsers.get().check_site(&headers);
+            site.map_err(|foreign| Status::from_code(403, &foreign.to_string()))?;
         }
-        Some(Caller::ProxyItself | Caller::Known(_)) => {
-            peer.connection.found_known(payer.map(FlowDistinguisher::number))
-        }
+        let granted = self.authorizer.grant(&caller, &info).await;
+        granted.map(drop).map_err(|why| refused(&why, caller.name()))
     }
 }

@@ -2,16 +2,16 @@
 
 mod body;
 mod context;
-pub(crate) mod outcome;
 mod refusals;
-mod statuses;
 
 pub use body::ReplyBody;
 
 pub(crate) use body::WatchFrames;
 pub(crate) use context::{
-    AUDIT_ID, FeedStatus, REASON, REFUSED_BY, ResponseContext, expectation_failed, gzipped, malformed, new_audit_id,
-    put_served,
+    AUDIT_ID, FeedStatus, REASON, REFUSED_BY, ResponseContext, TEXT, expectation_failed, gzipped, malformed,
+    new_audit_id, plain, put_served,
 };
-pub(crate) use refusals::{bad_timeout, expects_the_impossible, forbid, turned_away};
-pub(crate) use statuses::{LIST_RETRY_SECONDS, not_granted, revoked, too_many, too_many_wait, unavailable};
+pub(crate) use refusals::{
+    LIST_RETRY_SECONDS, bad_timeout, expects_the_impossible, not_granted, revoked, too_many, too_many_wait,
+    turned_away, unavailable,
+};

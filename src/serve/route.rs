@@ -16,9 +16,9 @@ use crate::listing::ListRead;
 use crate::upstream::{Resource, ResourceOrigin};
 use crate::wire::{Encoding, Include, Representation};
 use kubeapi::{
-    ContinueToken, Conversion, FieldMatcher, GetOptions, ListOptions, ListPlan, MediaType, MetaVersion, NegotiatedType,
-    ObjectKey, Query, RequestInfo, Selector, Status, SupportedTypes, Verb, VersionMatch, WatchStart, check_timeout,
-    negotiate, prefers_cbor, pretty, router_accepts,
+    ContinueToken, Conversion, GetOptions, ListOptions, ListPlan, MediaType, MetaVersion, NegotiatedType, ObjectKey,
+    Query, RequestInfo, Selector, Status, SupportedTypes, Verb, VersionMatch, WatchStart, check_timeout, negotiate,
+    prefers_cbor, pretty, router_accepts,
 };
 
 /// The response that the proxy gives, if the caller may read.
@@ -47,11 +47,11 @@ pub(crate) enum ForwardReason {
     Anonymous,
     /// The caller's permission is not for the collection that would be read.
     PermissionMismatch,
-    /// Discovery does not list the resource.
+    /// Discovery does not know the resource. Upstream answers with 404 (R-PATH-5).
     Unknown,
     /// Another server behind the aggregation layer serves the resource.
     Aggregated,
-    /// The resource cannot be watched, so it cannot be cached.
+    /// The resource cannot be watched, so it cannot be cached. Upstream refuses a watch with 405 (R-METHOD-3).
     NotWatchable,
     /// The client requests YAML, CBOR or indented JSON.
     Representation,
@@ -102,13 +102,7 @@ pub(crate) struct GetRead {
     pub(crate) version: VersionMatch,
 }
 
-impl GetRead {
-    pub(crate) fn namespace(&self) -> Option<&str> {
-        Some(self.key.namespace()).filter(|namespace| !namespace.is_empty())
-    }
-}
-
-/// A watch, as read from its request.
+/// A watch.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct WatchRead {
     pub(crate) representation: Representation,
@@ -151,8 +145,36 @@ pub(crate) fn route<'a>(
     resource: Option<&'a Resource>,
     coverage: &Coverage,
 ) -> Result<(&'a Resource, Route), ForwardReason> {
-    let resource = cacheable(asked, resource)?;
-    let scope = covered(asked, resource, coverage)?;
+    check_kind(asked)?;
+    let info = asked.info;
+    let resource = resource.ok_or(ForwardReason::Unknown)?;
+    if resource.origin == ResourceOrigin::Aggregated {
+        return Err(ForwardReason::Aggregated);
+    }
+    if !resource.watchable {
+        return Err(ForwardReason::NotWatchable);
+    }
+    // A request for a Namespace has the Namespace's name as its namespace (R-PATH-2).
+    let is_namespace = &*resource.gvr.resource == "namespaces" && resource.gvr.group.is_empty();
+    // A path that repeats the namespaces segment is not a path of the API: `/api/v1/namespaces/a/namespaces/a` parses
+    // like a request for the Namespace `a`.
+    let is_inside_itself = info.path.matches("/namespaces/").count() > 1;
+    let scoped_wrongly = match (resource.namespaced, info.namespace.is_empty()) {
+        // No path watches one object without its namespace.
+        (true, true) => info.verb == Verb::Get || info.watch_via_path && !info.name.is_empty(),
+        (false, false) => !(is_namespace && info.name == info.namespace && !is_inside_itself),
+        _ => false,
+    };
+    if scoped_wrongly {
+        return Err(ForwardReason::AmbiguousUrl);
+    }
+    if asked.query.first("shardSelector").is_some() {
+        return Err(ForwardReason::UnsupportedParameter);
+    }
+    let scope = coverage.scope(resource)?;
+    if !covers(&scope, asked.info) {
+        return Err(ForwardReason::OutOfScope);
+    }
     match read(asked, resource, &scope) {
         Ok(read) => Ok((resource, read)),
         Err(NotCacheable::Refuse(status)) => Ok((resource, Route::Refuse(status))),
@@ -182,46 +204,6 @@ pub(crate) fn check_kind(asked: &RouteInput<'_>) -> Result<(), ForwardReason> {
         return Err(ForwardReason::Subresource);
     }
     Ok(())
-}
-
-/// Returns the resource, if the cache can answer requests of this kind for it.
-fn cacheable<'a>(asked: &RouteInput<'_>, resource: Option<&'a Resource>) -> Result<&'a Resource, ForwardReason> {
-    check_kind(asked)?;
-    let info = asked.info;
-    let resource = resource.ok_or(ForwardReason::Unknown)?;
-    if resource.origin == ResourceOrigin::Aggregated {
-        return Err(ForwardReason::Aggregated);
-    }
-    if !resource.watchable {
-        return Err(ForwardReason::NotWatchable);
-    }
-    // A request for a Namespace has the Namespace's name as its namespace (R-PATH-2).
-    let is_namespace = &*resource.gvr.resource == "namespaces" && resource.gvr.group.is_empty();
-    let scoped_wrongly = match (resource.namespaced, info.namespace.is_empty()) {
-        // No path watches one object without its namespace.
-        (true, true) => info.verb == Verb::Get || info.watch_via_path && !info.name.is_empty(),
-        (false, false) => !(is_namespace && info.name == info.namespace && !is_inside_itself(info)),
-        _ => false,
-    };
-    if scoped_wrongly {
-        return Err(ForwardReason::AmbiguousUrl);
-    }
-    if asked.query.first("shardSelector").is_some() {
-        return Err(ForwardReason::UnsupportedParameter);
-    }
-    Ok(resource)
-}
-
-/// Returns the scope in which the resource is cached, if that covers the request.
-fn covered(asked: &RouteInput<'_>, resource: &Resource, coverage: &Coverage) -> Result<Scope, ForwardReason> {
-    let scope = coverage.scope(resource)?;
-    if covers(&scope, asked.info) { Ok(scope) } else { Err(ForwardReason::OutOfScope) }
-}
-
-/// Whether a path repeats the namespaces segment. `/api/v1/namespaces/a/namespaces/a` parses like a request for the
-/// Namespace `a`, but it is not a path of the API.
-fn is_inside_itself(info: &RequestInfo) -> bool {
-    info.path.matches("/namespaces/").count() > 1
 }
 
 /// Returns the read, or the refusal that upstream would give. The order of checks is the apiserver's (R-ORDER-2).
@@ -259,7 +241,10 @@ fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Ro
     if info.verb == Verb::Get {
         return get(asked, resource, representation);
     }
-    if is_upstreams_selector(asked, resource) {
+    // Longer selectors are not evaluated here, where they cost CPU for each later event. Such reads are forwarded, except
+    // reads of a readable part, which upstream does not offer.
+    let is_part = asked.readable && resource.namespaced && info.namespace.is_empty();
+    if !is_part && !ListOptions::has_short_selectors(query) {
         return Err(ForwardReason::ExpensiveSelector.into());
     }
     let options = ListOptions::decode(query)?.defaulted();
@@ -269,7 +254,8 @@ fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Ro
         return Err(ForwardReason::UnsupportedParameter.into());
     };
     if !info.name.is_empty() {
-        fields = narrow(fields, &info.name)?;
+        // The name in the path (`/watch/…/NAME`) and the selector must agree.
+        fields = fields.narrowed_to(&info.name)?;
     }
     let namespace = (resource.namespaced && !info.namespace.is_empty()).then_some(info.namespace.as_str());
     let view = View::new(namespace, Selector { labels: options.labels.clone(), fields });
@@ -295,13 +281,6 @@ fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Ro
         return Err(reason.into());
     }
     Ok(Route::List(ListRead { representation, view, plan, in_namespace: namespace.is_some(), pages: resource.pages }))
-}
-
-/// Whether a selector is too long to be evaluated here, where it costs CPU for each later event. Such reads are
-/// forwarded, except reads of a readable part, which upstream does not offer.
-fn is_upstreams_selector(asked: &RouteInput<'_>, resource: &Resource) -> bool {
-    let is_part = asked.readable && resource.namespaced && asked.info.namespace.is_empty();
-    !is_part && !ListOptions::has_short_selectors(asked.query)
 }
 
 /// Returns why a list cannot be answered from the data cached in `scope`, however fresh that is.
@@ -380,11 +359,6 @@ fn get(asked: &RouteInput<'_>, resource: &Resource, representation: Representati
     let namespace = if resource.namespaced { asked.info.namespace.as_str() } else { "" };
     let key = ObjectKey::new(namespace, &asked.info.name);
     Ok(Route::Get(GetRead { representation, key, version }))
-}
-
-/// Combines the name in the path (`/watch/…/NAME`) with the selector. Both must agree.
-fn narrow(fields: FieldMatcher, name: &str) -> Result<FieldMatcher, Status> {
-    Ok(fields.narrowed_to(name)?)
 }
 
 impl From<ForwardReason> for NotCacheable {

@@ -1,15 +1,12 @@
 //! Watches: opens them at the right position of a feed, and streams their events over HTTP or WebSocket.
 //!
 //! ```text
-//! WatchOpener: place ─► first row ─► feed ─► fresh ─► history ─► namespaces ─► WatchSession ─► WatchBody | websocket::run
+//! WatchOpener: place ─► first row ─► feed ─► wait_ready ─► history ─► namespaces ─► WatchSession ─► WatchBody | websocket::run
 //! ```
 
 mod body;
-mod event_chunks;
-mod hold;
 mod initial_rows;
 mod opener;
-mod resume;
 mod session;
 pub mod websocket;
 

@@ -55,7 +55,7 @@ fn reason_labels_are_documented() {
     assert_same("a ForwardReason of src/serve/route.rs", &reasons, "in the table of docs/METRICS.md", &rows);
     let words: Names = in_backticks(&metrics).collect();
     for (file, of) in [
-        ("src/serve/activity/watch_end.rs", "WatchEnd"),
+        ("src/serve/activity.rs", "WatchEnd"),
         ("src/reflect/metrics.rs", "SideRequest"),
         ("src/reflect/failure.rs", "FailureKind"),
     ] {

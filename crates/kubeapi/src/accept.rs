@@ -104,7 +104,7 @@ pub enum NegotiatedType {
     Plain(MediaType),
     /// The object is converted to another kind before it is sent.
     Converted { media: MediaType, target: Conversion, version: MetaVersion },
-    /// No clause of the Accept header fits: 406, [`Status::not_acceptable`](super::Status::not_acceptable).
+    /// No clause fits: 406.
     NotAcceptable,
     /// A watch whose best clause is YAML: 406.
     NotStreamable,

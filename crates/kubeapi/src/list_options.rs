@@ -9,7 +9,7 @@ pub use version_match::{ListPlan, VersionMatch, WatchStart};
 pub use watch_timeout::WatchTimeout;
 
 use super::go_text::parse_int;
-use super::{ContinueToken, FieldSelector, LabelSelector, Query, SELECTOR_BYTES_MAX, Status};
+use super::{FieldSelector, LabelSelector, Query, SELECTOR_BYTES_MAX, Status};
 
 /// The query parameters of a LIST or WATCH, decoded (R-QUERY-2).
 ///
@@ -77,22 +77,6 @@ impl ListOptions {
             return Self { send_initial_events: Some(true), resource_version_match, ..self };
         }
         self
-    }
-
-    /// Whether the watch replaces a list: initial events, and a bookmark that ends them.
-    pub fn is_watch_list(&self) -> bool {
-        self.send_initial_events == Some(true) && self.allow_watch_bookmarks
-    }
-
-    /// Decodes the `continue` token, if there is one.
-    ///
-    /// # Errors
-    /// A 400 with the decoder's text.
-    pub fn continue_from(&self) -> Result<Option<ContinueToken>, Status> {
-        if self.continue_token.is_empty() {
-            return Ok(None);
-        }
-        ContinueToken::decode(&self.continue_token).map(Some).map_err(|error| Status::bad_request(error.to_string()))
     }
 }
 

@@ -2,11 +2,10 @@
 
 use super::go_text::{aggregate, escape_html, parse_uint, quote};
 use super::status::{Status, StatusCause, StatusDetails};
-use super::{Access, AccessTarget, Gvr, RequestInfo, SelectorError};
+use super::{Access, AccessTarget, Gvr, SelectorError};
 
 /// The retry delay for "too large resource version", as in the watch cache.
 const TOO_LARGE_RETRY_AFTER_SECONDS: i32 = 1;
-const STARTING_RETRY_AFTER_SECONDS: i32 = 5;
 
 impl Status {
     /// Creates a Status with the result `Failure` and no details.
@@ -118,18 +117,6 @@ impl Status {
         Self::too_many_requests("storage is (re)initializing", retry_after_seconds)
     }
 
-    /// 405 for a method without a route (R-METHOD-1).
-    pub fn method_not_allowed() -> Self {
-        Self::failure(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
-            .with_details(StatusDetails::default())
-    }
-
-    /// 406 of the handler (R-ACCEPT-4): no clause of the Accept header fits.
-    pub fn not_acceptable() -> Self {
-        let types = "application/json, application/yaml, application/vnd.kubernetes.protobuf";
-        Self::failure(406, "NotAcceptable", format!("only the following media types are accepted: {types}"))
-    }
-
     /// 500 without a reason: the response of GET and WATCH to a resourceVersion that is not a number (R-QUERY-4).
     pub fn bad_resource_version(raw: &str) -> Self {
         Self::failure(500, "", invalid_version(raw))
@@ -149,11 +136,6 @@ impl Status {
     ///
     /// As in the apiserver, text that the caller controls is HTML-escaped; the authorizer's reason and the object's
     /// name are not.
-    pub fn forbidden(user: &str, request: &RequestInfo, reason: &str) -> Self {
-        Self::forbidden_access(user, &Access::of(request), reason)
-    }
-
-    /// Creates the 403 for an access that is part of a request.
     pub fn forbidden_access(user: &str, access: &Access, reason: &str) -> Self {
         let denied = escape_html(&denied(user, access));
         let denied = if reason.is_empty() { denied } else { format!("{denied}: {reason}") };
@@ -178,14 +160,6 @@ impl Status {
     /// body.
     pub fn shutting_down() -> Self {
         Self::service_unavailable("apiserver is shutting down")
-    }
-
-    /// Creates the 503 before the API is known (R-PATH-5).
-    pub fn starting() -> Self {
-        let message = "the request has been made before all known HTTP paths have been installed, please try again";
-        let retry_after_seconds = STARTING_RETRY_AFTER_SECONDS;
-        let details = StatusDetails { retry_after_seconds, ..StatusDetails::default() };
-        Self::service_unavailable(message).with_details(details)
     }
 }
 

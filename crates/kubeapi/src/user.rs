@@ -1,11 +1,17 @@
 use std::collections::BTreeMap;
 
-/// The user of a request: the result of authentication and the input of authorization.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+use serde::Serialize;
+
+/// The user of a request: the result of authentication and the input of authorization. It serializes as in audit events.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct User {
+    #[serde(rename = "username", skip_serializing_if = "String::is_empty")]
     pub name: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub uid: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<String>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub extra: BTreeMap<String, Vec<String>>,
 }
 

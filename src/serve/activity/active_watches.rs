@@ -1,9 +1,7 @@
 //! The open watches and the recent events (ended watches, refusals, forwarded requests) shown on the debug pages. Only
 //! authorized operators can read these pages. Object contents are never recorded.
 
-mod filter;
 mod open_watch;
-mod order;
 mod recent;
 mod request_source;
 
@@ -14,12 +12,12 @@ use dashmap::DashMap;
 use serde::Serialize;
 use tokio::time::Instant;
 
+use crate::cache::Follower;
+use crate::serve::activity::WatchTransport;
+use crate::wire::Representation;
 use kubeapi::Query;
 
-use filter::Filter;
-pub(crate) use open_watch::WatchDescription;
-use open_watch::WatchEntry;
-use open_watch::WatchRow;
+use open_watch::{SortBy, WatchEntry, WatchRow, micros};
 use recent::{RecentLog, RecentRow};
 pub(crate) use request_source::RequestSource;
 use request_source::shortened;
@@ -114,10 +112,16 @@ impl ActiveWatches {
         RecentPage { ended, refused, passed_through }
     }
 
-    /// Registers an opened watch for the debug pages.
-    pub(crate) fn opened(&self, watch: WatchDescription) -> ActiveWatch {
+    /// Registers an opened watch.
+    pub(crate) fn opened(
+        &self,
+        who: RequestSource,
+        follower: Follower,
+        representation: Representation,
+        protocol: WatchTransport,
+    ) -> ActiveWatch {
         let id = self.0.next.fetch_add(1, Ordering::Relaxed);
-        let watch = Arc::new(WatchEntry::new(watch, self.0.began.elapsed()));
+        let watch = Arc::new(WatchEntry::new(who, follower, representation, protocol, self.0.began.elapsed()));
         self.0.watches.insert(id, watch.clone());
         ActiveWatch { of: self.clone(), id, watch }
     }
@@ -136,22 +140,78 @@ impl ActiveWatches {
 impl ActiveWatch {
     /// Records the last version sent, the position of the next event, and whether the watch is idle.
     pub(crate) fn told(&self, rv: u64, next: u64, is_parked: bool) {
-        self.watch.told(rv, next, self.of.0.began.elapsed(), is_parked);
+        let asked = (micros(self.of.0.began.elapsed()) << 1) | u64::from(is_parked);
+        self.watch.told.store(rv, Ordering::Relaxed);
+        self.watch.next.store(next, Ordering::Relaxed);
+        self.watch.asked.store(asked, Ordering::Relaxed);
     }
 
     pub(crate) fn sent(&self, bytes: u64) {
-        self.watch.sent(bytes);
+        self.watch.bytes.store(self.watch.bytes.load(Ordering::Relaxed) + bytes, Ordering::Relaxed);
     }
 
     /// Records why the watch ended.
     pub(crate) fn ended(&self, reason: &'static str) {
-        let place = self.watch.place();
-        self.of.0.ended.note(self.watch.who(), "WATCH", &place, reason.into());
+        self.of.0.ended.note(&self.watch.who, "WATCH", &self.watch.place(), reason.into());
     }
 }
 
 impl Drop for ActiveWatch {
     fn drop(&mut self) {
         self.of.0.watches.remove(&self.id);
+    }
+}
+
+/// The filter, order and limit that the query of a debug page requests. `user`, `agent` and `resource` are substrings
+/// of these columns. `text` is a case-insensitive substring of any of them. `limit` caps the number of rows. `sort` and
+/// `order` apply to watches only.
+#[derive(Debug, Clone)]
+struct Filter {
+    user: Option<String>,
+    agent: Option<String>,
+    resource: Option<String>,
+    text: Option<String>,
+    limit: usize,
+    sort: SortBy,
+    /// Sorts in ascending order.
+    is_up: bool,
+}
+
+const LIMIT_DEFAULT: usize = 500;
+const LIMIT_MAX: usize = 10_000;
+
+impl Filter {
+    fn of(query: &Query) -> Self {
+        let text = |name| query.first(name).filter(|text| !text.is_empty()).map(str::to_owned);
+        let limit = query.first("limit").and_then(|limit| limit.parse().ok()).unwrap_or(LIMIT_DEFAULT);
+        let sort = query.first("sort").map(SortBy::of).unwrap_or_default();
+        let is_up = query.first("order").is_some_and(|order| order == "up");
+        let [user, agent, resource, text] = ["user", "agent", "resource", "text"].map(text);
+        let text = text.map(|text| text.to_lowercase());
+        Self { user, agent, resource, text, limit: limit.min(LIMIT_MAX), sort, is_up }
+    }
+
+    fn takes_watch(&self, watch: &WatchEntry) -> bool {
+        if [&self.user, &self.agent, &self.resource, &self.text].iter().all(|part| part.is_none()) {
+            return true;
+        }
+        let (user, agent) = watch.who.names();
+        self.takes(user, agent, &watch.place())
+    }
+
+    fn takes_recent(&self, row: &RecentRow) -> bool {
+        self.takes(row.user.as_deref(), row.user_agent.as_deref(), &row.asked)
+    }
+
+    fn takes(&self, user: Option<&str>, agent: Option<&str>, resource: &str) -> bool {
+        let holds = |part: &Option<String>, text: &str| part.as_deref().is_none_or(|part| text.contains(part));
+        let (user, agent) = (user.unwrap_or_default(), agent.unwrap_or_default());
+        holds(&self.user, user)
+            && holds(&self.agent, agent)
+            && holds(&self.resource, resource)
+            && self
+                .text
+                .as_ref()
+                .is_none_or(|part| [user, agent, resource].iter().any(|text| text.to_lowercase().contains(part)))
     }
 }

@@ -12,8 +12,7 @@ use tokio::time::Instant;
 
 use crate::feeds::FeedKey;
 use crate::serve::activity::active_watches::ActiveWatch;
-use crate::serve::activity::watch_end::WatchEnd;
-use crate::serve::activity::watch_transport::WatchTransport;
+use crate::serve::activity::{WatchEnd, WatchTransport};
 use crate::serve::route::ForwardReason;
 use crate::wire::Representation;
 use kubeapi::{Gvr, ResourceVersion};
@@ -50,12 +49,18 @@ pub(crate) struct WatchMetrics {
 }
 
 impl Watches {
-    /// Counts a watch as open until [`WatchMetrics::ended`].
-    pub(crate) fn open(&self, key: &FeedKey, representation: Representation, protocol: WatchTransport) -> WatchMetrics {
+    /// Counts a watch as open. `active_watch` is its entry on the debug pages.
+    pub(crate) fn open(
+        &self,
+        key: &FeedKey,
+        representation: Representation,
+        protocol: WatchTransport,
+        active_watch: Option<ActiveWatch>,
+    ) -> WatchMetrics {
         let kind = Kind { gvr: key.gvr.clone(), representation, protocol };
         let of = self.0.lock().entry(kind).or_insert_with_key(|kind| Arc::new(MetricHandles::of(kind))).clone();
         of.open.increment(1.0);
-        WatchMetrics { of, opened: Instant::now(), active_watch: None }
+        WatchMetrics { of, opened: Instant::now(), active_watch }
     }
 }
 
@@ -84,12 +89,7 @@ impl fmt::Debug for MetricHandles {
 }
 
 impl WatchMetrics {
-    /// Adds the watch's entry on the debug pages.
-    pub(crate) fn seen(self, active_watch: ActiveWatch) -> Self {
-        Self { active_watch: Some(active_watch), ..self }
-    }
-
-    /// Counts frames that are sent, and the bytes of their pieces.
+    /// Counts frames that are sent in these pieces.
     pub(crate) fn sent(&self, frames: usize, pieces: &[Bytes]) {
         let bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
         self.of.events.increment(frames as u64);

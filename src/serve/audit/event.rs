@@ -19,7 +19,8 @@ pub(super) struct AuditEvent<'a> {
     #[serde(rename = "requestURI")]
     pub(super) request_uri: &'a str,
     pub(super) verb: &'a str,
-    pub(super) user: AuditUser<'a>,
+    /// Empty for an unknown user and for the proxy itself.
+    pub(super) user: &'a User,
     #[serde(rename = "sourceIPs", skip_serializing_if = "<[_]>::is_empty")]
     pub(super) source_ips: &'a [IpAddr],
     #[serde(skip_serializing_if = "str::is_empty")]
@@ -43,20 +44,7 @@ pub(super) enum Stage {
     ResponseComplete,
 }
 
-/// The authenticated user of an audited request.
-#[derive(Debug, Serialize)]
-pub(super) struct AuditUser<'a> {
-    #[serde(skip_serializing_if = "str::is_empty")]
-    username: &'a str,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    uid: &'a str,
-    #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    groups: &'a [String],
-    #[serde(skip_serializing_if = "Option::is_none")]
-    extra: Option<&'a BTreeMap<String, Vec<String>>>,
-}
-
-/// The object or collection that an audited request names.
+/// The requested object or collection.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ObjectReference<'a> {
@@ -77,7 +65,7 @@ pub(super) struct ObjectReference<'a> {
 /// The outcome of the request: the parts of a Status that reveal nothing about an object.
 #[derive(Debug, Serialize)]
 pub(super) struct AuditOutcome<'a> {
-    metadata: EmptyObject,
+    metadata: serde_json::Map<String, serde_json::Value>,
     #[serde(skip_serializing_if = "str::is_empty")]
     status: &'a str,
     #[serde(skip_serializing_if = "str::is_empty")]
@@ -87,20 +75,6 @@ pub(super) struct AuditOutcome<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     details: Option<&'a StatusDetails>,
     code: u16,
-}
-
-/// An empty JSON object `{}`, which replaces a Status's metadata.
-#[derive(Debug, Serialize)]
-struct EmptyObject {}
-
-impl<'a> AuditUser<'a> {
-    /// Returns the user as recorded. Fields are empty for an unknown user and for the proxy itself.
-    pub(super) fn of(user: Option<&'a User>) -> Self {
-        let Some(User { name, uid, groups, extra }) = user else {
-            return Self { username: "", uid: "", groups: &[], extra: None };
-        };
-        Self { username: name, uid, groups, extra: (!extra.is_empty()).then_some(extra) }
-    }
 }
 
 impl<'a> ObjectReference<'a> {
@@ -120,7 +94,7 @@ impl<'a> ObjectReference<'a> {
 impl<'a> AuditOutcome<'a> {
     /// Returns the outcome. `status` is set for an error.
     pub(super) fn of(code: u16, status: Option<&'a Status>) -> Self {
-        let metadata = EmptyObject {};
+        let metadata = serde_json::Map::new();
         let Some(Status { status, message, reason, details, .. }) = status else {
             return Self { metadata, status: "", message: "", reason: "", details: None, code };
         };

@@ -1,10 +1,12 @@
-use std::io;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-use super::queued_record::QueuedRecord;
-use super::writer::{AuditWriter, Destination};
 use crate::serve::activity::metrics;
 
 /// The audit log, which may be off. Clones share the same queue.
@@ -75,5 +77,126 @@ impl Queue {
             metrics::records("dropped", 1);
         }
         put
+    }
+}
+
+/// The destination of audit records.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Destination {
+    Stdout,
+    /// A file opened for appending. If it no longer exists, for example after a rotation by renaming, it is created
+    /// again with mode 0600.
+    File(PathBuf),
+}
+
+/// The task that writes records in order. No request waits for it.
+#[derive(Debug)]
+pub struct AuditWriter {
+    lines: mpsc::Receiver<QueuedRecord>,
+    output: Output,
+}
+
+/// A queued record. Dropping it releases its bytes in the queue.
+#[derive(Debug)]
+pub(super) struct QueuedRecord {
+    pub(super) text: Vec<u8>,
+    pub(super) _room: OwnedSemaphorePermit,
+}
+
+#[derive(Debug)]
+enum Output {
+    Stdout(io::Stdout),
+    File { path: PathBuf, file: File },
+}
+
+/// The maximum number of records per write.
+const BATCH_MAX: usize = 1024;
+/// The time between two attempts when writing fails.
+const AGAIN: Duration = Duration::from_secs(1);
+
+impl AuditWriter {
+    pub(super) fn open(destination: Destination, lines: mpsc::Receiver<QueuedRecord>) -> io::Result<Self> {
+        let output = match destination {
+            Destination::Stdout => Output::Stdout(io::stdout()),
+            Destination::File(path) => Output::File { file: open(&path)?, path },
+        };
+        Ok(Self { lines, output })
+    }
+
+    /// Writes records until all senders are dropped. While writing fails, the queue fills up.
+    pub async fn run(self) {
+        let Self { mut lines, mut output } = self;
+        metrics::audit_failing(false);
+        let mut batch = Vec::with_capacity(BATCH_MAX);
+        while lines.recv_many(&mut batch, BATCH_MAX).await > 0 {
+            let mut rest: Vec<u8> = batch.iter().flat_map(|line| &line.text).copied().collect();
+            let mut is_failing = false;
+            while !rest.is_empty() {
+                // Writing to disks and pipes blocks.
+                let writing = tokio::task::spawn_blocking(move || {
+                    let written = output.write(&mut rest);
+                    (output, rest, written)
+                });
+                // The runtime is shutting down.
+                let Ok((returned, left, written)) = writing.await else { return };
+                (output, rest) = (returned, left);
+                let Err(error) = written else { continue };
+                if !std::mem::replace(&mut is_failing, true) {
+                    tracing::error!(%error, "cannot write the audit log; reads of Secrets fail if its queue fills up");
+                    metrics::audit_failing(true);
+                }
+                tokio::time::sleep(AGAIN).await;
+            }
+            if is_failing {
+                tracing::info!("audit log writes resumed");
+                metrics::audit_failing(false);
+            }
+            metrics::records("written", batch.len());
+            batch.clear();
+        }
+    }
+}
+
+impl Output {
+    /// Writes `lines`, and removes from it whatever was written.
+    fn write(&mut self, lines: &mut Vec<u8>) -> io::Result<()> {
+        match self {
+            Self::Stdout(stdout) => {
+                write(stdout, lines)?;
+                stdout.flush()
+            }
+            Self::File { path, file } => {
+                if !is_at(file, path)? {
+                    *file = open(path)?;
+                }
+                write(file, lines)
+            }
+        }
+    }
+}
+
+fn write(to: &mut impl Write, lines: &mut Vec<u8>) -> io::Result<()> {
+    while !lines.is_empty() {
+        match to.write(lines) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => drop(lines.drain(..written)),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().append(true).create(true).mode(0o600).open(path)
+}
+
+/// Whether the open file is still the one at `path`.
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let identity = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+    match std::fs::metadata(path) {
+        Ok(named) => Ok(identity(named) == identity(file.metadata()?)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
     }
 }

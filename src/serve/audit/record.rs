@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderValue, Response, Uri};
 use k8s_openapi::jiff::Timestamp;
 
 use super::Audit;
-use super::event::{AuditEvent, AuditOutcome, AuditUser, ObjectReference, Stage};
+use super::event::{AuditEvent, AuditOutcome, ObjectReference, Stage};
 use super::queue::{Queue, QueueFull};
 use crate::auth::Caller;
 use crate::net::{Peer, PeerAddress};
@@ -19,7 +19,8 @@ pub(crate) struct AuditRecord {
     audit_id: HeaderValue,
     uri: String,
     info: RequestInfo,
-    user: Option<User>,
+    /// Empty if the caller is not authenticated, or is the proxy itself.
+    user: User,
     is_ourselves: bool,
     source_ips: Vec<IpAddr>,
     user_agent: String,
@@ -79,7 +80,7 @@ impl AuditRecord {
             audit_id: audit_id.clone(),
             uri: without_tokens(uri.path_and_query().map_or("/", |target| target.as_str())),
             info: info.clone(),
-            user: None,
+            user: User::default(),
             is_ourselves: false,
             source_ips: source_ips(headers, peer.address),
             user_agent: shortened(user_agent.unwrap_or_default()),
@@ -91,9 +92,8 @@ impl AuditRecord {
     /// Sets the caller of the recorded request.
     pub(crate) fn put_caller(&mut self, caller: &Caller) {
         self.user = match caller {
-            Caller::ProxyItself => None,
-            Caller::Anonymous => Some(anonymous()),
-            Caller::Known(_) => caller.user().cloned(),
+            Caller::Anonymous => anonymous(),
+            caller => caller.user().cloned().unwrap_or_default(),
         };
         self.is_ourselves = matches!(caller, Caller::ProxyItself);
     }
@@ -141,7 +141,7 @@ impl AuditRecord {
 
     /// Whether the caller is anonymous or not authenticated yet.
     fn is_of_stranger(&self) -> bool {
-        !self.is_ourselves && self.user.as_ref().is_none_or(User::is_anonymous)
+        !self.is_ourselves && (self.user.name.is_empty() || self.user.is_anonymous())
     }
 
     fn event<'a>(&'a self, stage: Stage, at: Timestamp, answered: &'a RecordedResponse) -> AuditEvent<'a> {
@@ -153,7 +153,7 @@ impl AuditRecord {
             stage,
             request_uri: &self.uri,
             verb: self.info.verb.as_str(),
-            user: AuditUser::of(self.user.as_ref()),
+            user: &self.user,
             source_ips: &self.source_ips,
             user_agent: &self.user_agent,
             object_ref: ObjectReference::of(&self.info),

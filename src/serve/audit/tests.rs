@@ -3,8 +3,7 @@ use std::net::{IpAddr, SocketAddr};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, Uri};
 use serde_json::{Value, json};
 
-use super::queue::{Queue, QueueFull};
-use super::queued_record::QueuedRecord;
+use super::queue::{Queue, QueueFull, QueuedRecord};
 use super::record::{STRANGER_RECORD_BYTES_MAX, shortened, source_ips, without_tokens};
 use super::{Audit, AuditRecord, Decision, Destination, ServedLocally};
 use crate::auth::Caller;

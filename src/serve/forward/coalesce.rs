@@ -94,8 +94,9 @@ impl RequestCoalescer {
     }
 }
 
-/// The first request for a key, while it is in flight. When it is dropped, a new request is sent for the callers that
-/// arrived later.
+/// A request that is in flight. When it is dropped for any reason, a new request is sent for the callers that arrived
+/// since. If there are none, the key is removed, because later requests would otherwise wait forever.
+#[derive(Clone)]
 struct InFlightRequest {
     waiting: Arc<WaiterMap>,
     key: Key,
@@ -106,44 +107,15 @@ struct InFlightRequest {
 impl Drop for InFlightRequest {
     fn drop(&mut self) {
         let Some(askers) = take(&self.waiting, &self.key) else { return };
-        let mut next = NextRequest { waiting: self.waiting.clone(), key: self.key.clone(), is_kept: true };
-        let ask = self.ask.clone();
+        let next = self.clone();
         self.tasks.spawn("coalesced", async move {
-            let mut askers = Some(askers);
-            while let Some(waited) = askers {
-                let answer = question(&ask, waited.len()).await;
-                waited.into_iter().for_each(|asker| drop(asker.send(answer.clone())));
-                askers = take(&next.waiting, &next.key);
-            }
-            next.let_go();
+            let answer = question(&next.ask, askers.len()).await;
+            askers.into_iter().for_each(|asker| drop(asker.send(answer.clone())));
         });
     }
 }
 
-/// The task that sends requests for a key. When it ends for any reason, the key is removed, because later requests
-/// would otherwise wait forever.
-struct NextRequest {
-    waiting: Arc<WaiterMap>,
-    key: Key,
-    is_kept: bool,
-}
-
-impl NextRequest {
-    /// Releases the key. After this, another task may own it.
-    fn let_go(&mut self) {
-        self.is_kept = false;
-    }
-}
-
-impl Drop for NextRequest {
-    fn drop(&mut self) {
-        if self.is_kept {
-            self.waiting.remove(&self.key);
-        }
-    }
-}
-
-/// Sends one upstream request on behalf of `askers` callers.
+/// Sends one request on behalf of `askers` callers.
 async fn question(ask: &SendRequest, askers: usize) -> SharedResult {
     crate::serve::activity::metrics::coalesced(askers);
     match timeout(ANSWER_MAX, ask()).await {
@@ -207,8 +179,11 @@ mod tests {
                 Box::pin(async move {
                     authorizer.acquire().await.expect("never closed").forget();
                     let body = Bytes::from(number.to_string());
-                    let place =
-                        ConcurrencyLimits::new(&ConcurrencyConfig::default()).forward(None).expect("a place").into();
+                    let place = ConcurrencyLimits::new(&ConcurrencyConfig::default())
+                        .forwards
+                        .take(None)
+                        .expect("a place")
+                        .into();
                     Ok(SharedResponse { status: StatusCode::OK, headers: HeaderMap::new(), body, place })
                 })
             };

@@ -7,13 +7,10 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
 
-use crate::cache::Snapshot;
-use crate::feeds::Feed;
 use crate::listing::{GzipList, ListBody};
-use crate::serve::limits::body_error::BodyError;
+use crate::serve::limits::BodyError;
 use crate::serve::limits::concurrency::ConcurrencyPermit;
-use crate::serve::limits::slow_readers::SlowReaderReaper;
-use crate::serve::limits::state_pin::StatePin;
+use crate::serve::limits::slow_readers::{SlowReaderReaper, StatePin, TOO_SLOW};
 use base::{AbortSignal, Timed, Timer, Timers};
 
 /// A body that ends at its deadline, even if the client does not read it.
@@ -41,9 +38,6 @@ struct PolledBody<B> {
     /// The waker of the task that waits for more data.
     waker: Option<Waker>,
 }
-
-/// The reason that is recorded for a body that was aborted.
-pub(crate) const TOO_SLOW: &str = "too_slow";
 
 /// The error of a body that was not read, or not sent, before its deadline.
 #[derive(Debug, thiserror::Error)]
@@ -129,19 +123,18 @@ pub(crate) struct StreamedList {
 }
 
 impl StreamedList {
-    /// Pins the state of a LIST, and starts its deadline.
-    pub(crate) fn pin(slow_readers: &SlowReaderReaper, feed: &Feed, state: &Snapshot, cut: &AbortSignal) -> StatePin {
-        let pin = feed.pin(state, cut.clone());
-        StatePin::new(pin, slow_readers.timers(), (slow_readers.body_max(), TOO_SLOW), cut)
-    }
-
-    pub(crate) fn new(written: ListEncoding, place: ConcurrencyPermit, pin: StatePin) -> Self {
+    pub(crate) fn new(list: ListBody, is_gzip: bool, place: ConcurrencyPermit, pin: StatePin) -> Self {
+        let written = if is_gzip {
+            ListEncoding::Gzip(Box::new(GzipList::new(list)))
+        } else {
+            ListEncoding::Plain(Box::new(list))
+        };
         Self { written, _place: place, _pin: pin }
     }
 }
 
 #[derive(Debug)]
-pub(crate) enum ListEncoding {
+enum ListEncoding {
     Plain(Box<ListBody>),
     Gzip(Box<GzipList>),
 }
@@ -252,14 +245,14 @@ mod tests {
     async fn unpolled_body_releases_its_permit_after_timeout() {
         let (slow_readers, concurrency) = one_place();
         let body = BoundedBody::new(
-            Silent(concurrency.forward(None).expect("a place")),
+            Silent(concurrency.forwards.take(None).expect("a place")),
             &slow_readers,
             AbortSignal::default(),
         );
         sleep(Duration::from_secs(59)).await;
-        assert!(concurrency.forward(None).is_err());
+        assert!(concurrency.forwards.take(None).is_err());
         sleep(Duration::from_secs(2)).await;
-        assert!(concurrency.forward(None).is_ok(), "although the body is still there");
+        assert!(concurrency.forwards.take(None).is_ok(), "although the body is still there");
         let mut body = body;
         assert!(body.frame().await.expect("an error, not the end").is_err());
     }
@@ -268,7 +261,7 @@ mod tests {
     async fn reader_of_timed_out_body_gets_error() {
         let (slow_readers, concurrency) = one_place();
         let mut body = BoundedBody::new(
-            Silent(concurrency.forward(None).expect("a place")),
+            Silent(concurrency.forwards.take(None).expect("a place")),
             &slow_readers,
             AbortSignal::default(),
         );
@@ -279,17 +272,17 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn complete_response_holds_permit_until_sent() {
         let (slow_readers, concurrency) = one_place();
-        let place = Arc::new(concurrency.forward(None).expect("a place"));
+        let place = Arc::new(concurrency.forwards.take(None).expect("a place"));
         let text = Bytes::from(vec![b'a'; 3 * PIECE_BYTES_MAX + 1]);
         let mut body =
             BoundedBody::new(CompleteBody::of(text.clone(), vec![place]), &slow_readers, AbortSignal::default());
         assert_eq!(body.size_hint().exact(), Some(text.len() as u64));
         let first = body.frame().now_or_never().expect("at once").expect("some").expect("sound");
         assert_eq!(first.into_data().expect("data").len(), PIECE_BYTES_MAX);
-        assert!(concurrency.forward(None).is_err());
+        assert!(concurrency.forwards.take(None).is_err());
         let rest = body.collect().await.expect("whole").to_bytes();
         assert_eq!(rest.len(), text.len() - PIECE_BYTES_MAX);
-        assert!(concurrency.forward(None).is_ok());
+        assert!(concurrency.forwards.take(None).is_ok());
     }
 
     #[tokio::test]
@@ -316,7 +309,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn body_that_ends_at_once_has_no_timer() {
         let (slow_readers, concurrency) = one_place();
-        let place = Arc::new(concurrency.forward(None).expect("a place"));
+        let place = Arc::new(concurrency.forwards.take(None).expect("a place"));
         let mut body =
             BoundedBody::new(CompleteBody::of(Bytes::new(), vec![place]), &slow_readers, AbortSignal::default());
         assert!(poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await.is_none());

@@ -54,20 +54,21 @@ pub(crate) struct ConcurrencyLimits {
     watches: PermitPool,
     /// The permits for list responses; one permit per KiB.
     lists: PermitPool,
-    forwards: PermitPool,
-    streams: PermitPool,
-    unready: PermitPool,
-    anonymous: PermitPool,
-    waiting: PermitPool,
-    /// The permits for requests that are being authenticated.
-    unknown: PermitPool,
+    pub(crate) forwards: PermitPool,
+    pub(crate) streams: PermitPool,
+    pub(crate) unready: PermitPool,
+    pub(crate) anonymous: PermitPool,
+    /// Requests that wait before they get a permit of their own.
+    pub(crate) waiting: PermitPool,
+    /// Requests that are being authenticated, which are limited per process but not per user.
+    pub(crate) unknown: PermitPool,
 }
 
 /// A pool of permits that limits each user to a share, regardless of how many credentials the user has.
 ///
 /// The semaphores only count. The limits can change while permits are held, and held permits stay valid.
 #[derive(Debug)]
-struct PermitPool {
+pub(crate) struct PermitPool {
     what: &'static str,
     all: Arc<Semaphore>,
     places_max: AtomicUsize,
@@ -151,41 +152,6 @@ impl ConcurrencyLimits {
     ) -> Result<ConcurrencyPermit, OverLimit> {
         self.lists.take_many(payer, bytes.div_ceil(1 << 10)).map_err(|_| OverLimit("large responses"))
     }
-
-    pub(crate) fn forward(&self, payer: Option<&FlowDistinguisher>) -> Result<ConcurrencyPermit, OverLimit> {
-        self.forwards.take(payer)
-    }
-
-    pub(crate) fn stream(&self, payer: Option<&FlowDistinguisher>) -> Result<ConcurrencyPermit, OverLimit> {
-        self.streams.take(payer)
-    }
-
-    pub(crate) fn unready(&self, payer: Option<&FlowDistinguisher>) -> Result<ConcurrencyPermit, OverLimit> {
-        self.unready.take(payer)
-    }
-
-    pub(crate) fn anonymous(&self) -> Result<ConcurrencyPermit, OverLimit> {
-        self.anonymous.take(None)
-    }
-
-    /// Awaits what a request needs before it gets a permit of its own: an authorization decision, a feed, a version, a
-    /// proof. A request holds a waiting permit while it waits. If the future is ready immediately, no permit is taken.
-    ///
-    /// # Errors
-    ///
-    /// All waiting permits are taken. The future is not awaited then.
-    pub(crate) async fn while_waiting<T>(
-        &self,
-        payer: Option<&FlowDistinguisher>,
-        needed: Pin<&mut impl Future<Output = T>>,
-    ) -> Result<T, OverLimit> {
-        self.waiting.while_waiting(payer, needed).await
-    }
-
-    /// Awaits authentication, with the same limits per process but not per user.
-    pub(crate) async fn while_unknown<T>(&self, needed: Pin<&mut impl Future<Output = T>>) -> Result<T, OverLimit> {
-        self.unknown.while_waiting(None, needed).await
-    }
 }
 
 impl PermitPool {
@@ -201,11 +167,18 @@ impl PermitPool {
         self.each_max.store(each, Ordering::Relaxed);
     }
 
-    fn take(&self, payer: Option<&FlowDistinguisher>) -> Result<ConcurrencyPermit, OverLimit> {
+    pub(crate) fn take(&self, payer: Option<&FlowDistinguisher>) -> Result<ConcurrencyPermit, OverLimit> {
         self.take_many(payer, 1)
     }
 
-    async fn while_waiting<T>(
+    /// Awaits what a request needs before it gets a permit of its own: an authorization decision, a feed, a version, a
+    /// proof. A request holds a permit of this pool while it waits. If the future is ready immediately, no permit is
+    /// taken.
+    ///
+    /// # Errors
+    ///
+    /// All permits are taken. The future is not awaited then.
+    pub(crate) async fn while_waiting<T>(
         &self,
         payer: Option<&FlowDistinguisher>,
         mut needed: Pin<&mut impl Future<Output = T>>,
@@ -340,11 +313,13 @@ mod tests {
         let limits = ConcurrencyConfig { lists_bytes_max: 16 * WAITING_BYTES, ..ConcurrencyConfig::default() };
         let (concurrency, ada, bob) = (ConcurrencyLimits::new(&limits), payer("ada"), payer("bob"));
         let concurrency = &concurrency;
-        let wait = |payer| Box::pin(async move { concurrency.while_waiting(Some(payer), pin!(pending::<()>())).await });
+        let wait = |payer| {
+            Box::pin(async move { concurrency.waiting.while_waiting(Some(payer), pin!(pending::<()>())).await })
+        };
         let mut waiting: Vec<_> = (0..8).map(|_| wait(&ada)).collect();
         assert!(waiting.iter_mut().all(|wait| wait.now_or_never().is_none()));
         assert_eq!(wait(&ada).now_or_never(), Some(Err(OverLimit("waiting requests"))), "half of them are one user's");
-        let there = Box::pin(async { concurrency.while_waiting(Some(&ada), pin!(ready(1))).await });
+        let there = Box::pin(async { concurrency.waiting.while_waiting(Some(&ada), pin!(ready(1))).await });
         assert_eq!(there.now_or_never(), Some(Ok(1)));
         let mut bobs: Vec<_> = (0..FEW).map(|_| wait(&bob)).collect();
         assert!(bobs.iter_mut().all(|wait| wait.now_or_never().is_none()));

@@ -25,10 +25,12 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::auth::GrantStatus;
-use crate::cache::Snapshot;
+use crate::cache::{self, Snapshot};
 use crate::feeds::Feed;
-use crate::serve::limits::state_pin::StatePin;
 use base::{AbortSignal, DrainWatch, Timed, Timer, Timers, random};
+
+/// The reason given for a cut body.
+pub(crate) const TOO_SLOW: &str = "too_slow";
 
 /// The time limits for clients that do not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,10 +121,11 @@ impl SlowReaderReaper {
         &self.0.timers
     }
 
-    /// Pins the initial state of a watch that is being sent.
-    pub(crate) fn pin(&self, feed: &Feed, state: &Snapshot, cut: &AbortSignal) -> StatePin {
-        let pin = feed.pin(state, cut.clone());
-        StatePin::new(pin, &self.0.timers, (self.0.unread.state_idle_max, "stalled"), cut)
+    /// Pins a state that is sent to a client. `cut` ends the response when the state's time is over: for a LIST, the
+    /// time limit of a body; for the initial state of a watch, the time since its client took something.
+    pub(crate) fn pin(&self, feed: &Feed, state: &Snapshot, cut: &AbortSignal, is_list: bool) -> StatePin {
+        let limit = if is_list { (self.0.body_max, TOO_SLOW) } else { (self.0.unread.state_idle_max, "stalled") };
+        StatePin::new(feed.pin(state, cut.clone()), &self.0.timers, limit, cut)
     }
 
     /// Fires the timers of all watches when they are due; never completes.
@@ -314,6 +317,65 @@ impl Wake for Watchdog {
     fn wake_by_ref(self: &Arc<Self>) {
         self.wake_task(self.timer.timers().now());
         Timer::schedule(self);
+    }
+}
+
+/// A state that is being sent to a client, with a deadline that progress moves. If the deadline passes, the response is
+/// cut.
+#[derive(Debug)]
+pub(crate) struct StatePin {
+    _pin: cache::Pin,
+    deadline: Arc<StateDeadline>,
+}
+
+/// Times are in microseconds, as those of [`Timers`].
+#[derive(Debug)]
+struct StateDeadline {
+    timer: Timer,
+    at: AtomicU64,
+    /// The time after progress until the next deadline.
+    max: Duration,
+    cut: AbortSignal,
+    why: &'static str,
+}
+
+impl StatePin {
+    /// Starts the deadline. `cut` ends the response with the reason `why`.
+    fn new(pin: cache::Pin, timers: &Timers, (max, why): (Duration, &'static str), cut: &AbortSignal) -> Self {
+        let (timer, at, cut) = (timers.timer(), AtomicU64::new(timers.after(max)), cut.clone());
+        let deadline = Arc::new(StateDeadline { timer, at, max, cut, why });
+        Timer::schedule(&deadline);
+        Self { _pin: pin, deadline }
+    }
+
+    /// Moves the deadline, because the client has taken something.
+    pub(crate) fn progressed(&self) {
+        let StateDeadline { timer, at, max, .. } = &*self.deadline;
+        // Otherwise, the timer is rescheduled when it fires.
+        if at.swap(timer.timers().after(*max), Ordering::AcqRel) == Timers::NEVER {
+            Timer::schedule(&self.deadline);
+        }
+    }
+
+    /// Suspends the deadline until the next progress, because the response waits for something other than its client.
+    pub(crate) fn pause(&self) {
+        self.deadline.at.store(Timers::NEVER, Ordering::Release);
+    }
+}
+
+impl Timed for StateDeadline {
+    fn timer(&self) -> &Timer {
+        &self.timer
+    }
+
+    fn next(&self, now: u64) -> u64 {
+        Some(self.at.load(Ordering::Acquire)).filter(|at| *at > now).unwrap_or(Timers::NEVER)
+    }
+
+    fn fire(&self, _at: u64, now: u64) {
+        if self.at.load(Ordering::Acquire) <= now {
+            self.cut.cut(self.why);
+        }
     }
 }
 

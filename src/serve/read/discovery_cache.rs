@@ -123,7 +123,7 @@ impl DiscoveryCache {
         let payer = request.caller.payer();
         let fetch = async |last| {
             // The fetch takes the same permit as the caller's forwarded request would.
-            let _place = self.concurrency.forward(payer.as_ref()).map_err(|why| why.to_string())?;
+            let _place = self.concurrency.forwards.take(payer.as_ref()).map_err(|why| why.to_string())?;
             self.fetch(key, hops, last).await.map_err(|why| why.to_string())
         };
         let fetching = self.copies.get(key, request.received, |copy| self.is_current(key, copy), fetch);

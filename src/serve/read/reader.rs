@@ -1,41 +1,113 @@
 //! Answers GETs and LISTs from the cache.
-
-mod get;
+//!
+//! **Invariant.** All memory that unread responses hold is counted. A response to a GET shares its object's bytes. A
+//! large one may be the last to keep these bytes alive, so it takes permits for its whole length from its user's LIST
+//! pool. Every response has a deadline.
 
 use std::sync::Arc;
 
-use tokio::time::Instant;
+use bytes::Bytes;
+use http::Response;
 
-use super::object_responder::ObjectResponder;
-use super::request::{ReadRequest, ReadResult};
-use super::scans::{ScanScheduler, too_expensive};
-use super::sources::{FeedSource, FeedSources, NotServable};
-use crate::auth::Permit;
-use crate::listing::{ListRead, cost, page};
+use super::request::{NotServable, ReadRequest, ReadResult};
+use super::sources::{FeedRequirements, FeedSource, FeedSources, ReadKind};
+use crate::auth::{Permit, Readable};
+use crate::cache::{Snapshot, View};
+use crate::listing::{
+    CpuSlices, ListRead, OverLimit, ScanBudget, ScanPace, ScanQueue, cost, gzip, namespace_check, page,
+};
 use crate::serve::activity::metrics;
-use crate::serve::limits::{ConcurrencyLimits, SlowReaderReaper, StreamedList};
-use crate::serve::response::{FeedStatus, LIST_RETRY_SECONDS, too_many};
-use crate::serve::route::ForwardReason;
+use crate::serve::limits::{
+    CompleteBody, ConcurrencyLimits, PIECE_BYTES_MAX, SlowReaderReaper, StreamedList, TOO_SLOW,
+};
+use crate::serve::response::{FeedStatus, LIST_RETRY_SECONDS, ReplyBody, gzipped, put_served, too_many};
+use crate::serve::route::{ForwardReason, GetRead};
 use crate::upstream::Resource;
+use crate::wire::{Encoding, Envelope};
+use base::half_of_the_cores;
 use kubeapi::{Status, VersionMatch};
+
+/// Responses up to this size take no permit. Most are far smaller, and few connections have that many streams.
+pub(crate) const FREE_BYTES_MAX: usize = 64 << 10;
 
 /// Answers GETs and LISTs from feeds.
 #[derive(Debug)]
 pub(crate) struct ReadHandler {
-    sources: Arc<FeedSources>,
-    scans: ScanScheduler,
-    objects: ObjectResponder,
-    concurrency: Arc<ConcurrencyLimits>,
+    pub(crate) sources: Arc<FeedSources>,
+    pub(crate) scans: ScanScheduler,
+    pub(crate) concurrency: Arc<ConcurrencyLimits>,
+    pub(crate) slow_readers: SlowReaderReaper,
 }
 
 impl ReadHandler {
-    pub(crate) fn new(
-        sources: Arc<FeedSources>,
-        scans: ScanScheduler,
-        (concurrency, slow_readers): (Arc<ConcurrencyLimits>, SlowReaderReaper),
-    ) -> Self {
-        let objects = ObjectResponder { concurrency: concurrency.clone(), slow_readers };
-        Self { sources, scans, objects, concurrency }
+    /// Returns one object.
+    pub(crate) async fn get(
+        &self,
+        request: &ReadRequest,
+        permit: &Permit,
+        resource: &Resource,
+        read: GetRead,
+    ) -> ReadResult {
+        let (name, kind) = (Some(read.key.name()), ReadKind::Get(read.version));
+        let need = FeedRequirements::of(request, permit, resource, name, read.representation, kind)?;
+        let Some(source) = self.sources.running_source(resource, &need) else {
+            return Err(NotServable::Forward(ForwardReason::NotCached));
+        };
+        let feed = &source.feed;
+        self.sources.wait_ready(&source, &need).await?;
+        let Some(current) = feed.reader.current() else {
+            return Err(NotServable::FeedEnded);
+        };
+        let Some(object) = current.get(&read.key).cloned() else {
+            metrics::served("get", &feed.spec.key, read.representation);
+            let mut response = request.context.status(&Status::not_found(&resource.gvr, read.key.name()));
+            put_served(response.headers_mut(), FeedStatus::stale_seconds(feed));
+            return Ok(response);
+        };
+        match feed.reader.body(&object, &source.renderer) {
+            Ok(body) => {
+                let (encoding, envelope) = (read.representation.encoding(), source.renderer.envelope());
+                let shown = self.object(request, envelope, (encoding, body), FeedStatus::of(feed)).await?;
+                metrics::served("get", &feed.spec.key, read.representation);
+                Ok(shown)
+            }
+            Err(refused) => {
+                source.refuse(&refused);
+                Err(NotServable::Forward(ForwardReason::NotDerivable))
+            }
+        }
+    }
+
+    /// Returns the response with an object's body. It is compressed if the client accepts that and the body is large
+    /// enough.
+    async fn object(
+        &self,
+        request: &ReadRequest,
+        envelope: &Envelope,
+        (encoding, body): (Encoding, Bytes),
+        feed_status: FeedStatus,
+    ) -> ReadResult {
+        let (context, bytes) = (&request.context, envelope.object_len(body.len()));
+        if bytes <= FREE_BYTES_MAX {
+            // Nothing is allocated for a response that is sent at once, as most are.
+            context.cut.within(self.slow_readers.body_max(), TOO_SLOW);
+            // A response that fits into one piece is copied as cheaply as shared.
+            let body = if bytes <= PIECE_BYTES_MAX {
+                ReplyBody::full(envelope.object(&body))
+            } else {
+                ReplyBody::own(CompleteBody::new(envelope.object_pieces(body), Vec::new()))
+            };
+            return Ok(context.served(encoding, false, feed_status, body));
+        }
+        let place = self.concurrency.whole(request.caller.payer().as_ref(), bytes)?.into();
+        let (slow_readers, cut) = (&self.slow_readers, context.cut.clone());
+        if context.compresses(bytes) {
+            let compressed = gzip::whole(envelope.object(&body)).await;
+            let body = ReplyBody::whole(CompleteBody::of(compressed, vec![place]), slow_readers, cut);
+            return Ok(gzipped(context.served(encoding, false, feed_status, body)));
+        }
+        let body = ReplyBody::whole(CompleteBody::new(envelope.object_pieces(body), vec![place]), slow_readers, cut);
+        Ok(context.served(encoding, false, feed_status, body))
     }
 
     pub(crate) async fn list(
@@ -45,20 +117,14 @@ impl ReadHandler {
         resource: &Resource,
         read: ListRead,
     ) -> ReadResult {
-        if !permit.names(read.view.name()) {
-            return Err(NotServable::Forward(ForwardReason::PermissionMismatch));
-        }
-        let source =
-            match self.sources.source(resource, &request.need(permit, resource, read.representation, None)).await {
-                Ok(source) => source,
-                Err(why) => return Err(why),
-            };
+        let (name, kind) = (read.view.name(), ReadKind::List(read.plan.version));
+        let need = FeedRequirements::of(request, permit, resource, name, read.representation, kind)?;
+        let source = self.sources.source(resource, &need).await?;
         let feed = &source.feed;
         let Some(cost) = cost::of_list(&read.view, resource.namespaced, &feed.reader.snapshot()) else {
             return too_expensive(request, permit);
         };
-        let asked = (request.received, request.context.by_proxy);
-        self.fit_to_show(&source, &read, asked).await?;
+        self.sources.wait_ready(&source, &need).await?;
         // Boxed, so that a request that waits until then has no room for it.
         Box::pin(self.show(request, permit, resource, source, (read, cost))).await
     }
@@ -88,7 +154,7 @@ impl ReadHandler {
                 None => return Err(NotServable::FeedEnded),
             },
         };
-        let pin = StreamedList::pin(&self.objects.slow_readers, feed, &snapshot, &request.context.cut);
+        let pin = self.slow_readers.pin(feed, &snapshot, &request.context.cut, true);
         if let Some(part) = permit.part() {
             let from = (&read.view, read.plan.start.as_deref());
             if let Err(refusal) =
@@ -97,15 +163,9 @@ impl ReadHandler {
                 return Ok(*refusal);
             }
         }
-        let mut pace = match self.scans.pace(request, cost).await {
-            Ok(pace) => pace,
-            Err(shed) => return Ok(request.context.status(&too_many(shed, LIST_RETRY_SECONDS))),
-        };
+        let mut pace = self.scans.pace(request, cost).await?;
         let page = page::page(permit, feed, &snapshot, &read, &mut pace).await;
-        let place = match self.concurrency.list(request.caller.payer().as_ref(), page.bytes()) {
-            Ok(place) => place,
-            Err(shed) => return Ok(request.context.status(&too_many(shed, LIST_RETRY_SECONDS))),
-        };
+        let place = self.concurrency.list(request.caller.payer().as_ref(), page.bytes())?;
         let body = match page.written_by(&source.renderer, &mut pace).await {
             Ok(body) => body,
             Err(refused) => {
@@ -117,18 +177,65 @@ impl ReadHandler {
         };
         drop(pace);
         metrics::served("list", &feed.spec.key, read.representation);
-        let (encoding, feed_status) = (read.representation.encoding(), FeedStatus::of(feed));
-        Ok(request.context.list(encoding, feed_status, body, |it| StreamedList::new(it, place, pin)))
+        let is_gzip = request.context.gzip && body.is_worth_compressing();
+        let body = ReplyBody::own(StreamedList::new(body, is_gzip, place, pin));
+        let response = request.context.served(read.representation.encoding(), false, FeedStatus::of(feed), body);
+        Ok(if is_gzip { gzipped(response) } else { response })
+    }
+}
+
+const TOO_DEAR: &str = "the selectors are too expensive for a list of the permitted namespaces; simplify them, or list \
+                        one namespace at a time";
+
+/// The queue of scans and the CPU slices of callers, which LISTs and watches share.
+#[derive(Debug, Clone)]
+pub(crate) struct ScanScheduler {
+    queue: ScanQueue,
+    slices: CpuSlices,
+}
+
+impl ScanScheduler {
+    pub(crate) fn new() -> Self {
+        Self { queue: ScanQueue::at_a_time(half_of_the_cores()), slices: CpuSlices::new(half_of_the_cores()) }
     }
 
-    /// Waits until the feed can show the state that a list requests.
-    async fn fit_to_show(
-        &self,
-        source: &FeedSource,
-        read: &ListRead,
-        asked: (Instant, bool),
-    ) -> Result<(), NotServable> {
-        self.sources.fresh(&source.feed, read.plan.version, asked).await?;
-        self.sources.of_present(source).await
+    /// Prepares a scan with this cost. A scan above a minimum cost waits for its turn.
+    pub(crate) async fn pace(&self, request: &ReadRequest, cost: usize) -> Result<ScanPace, OverLimit> {
+        let whose = request.caller.payer();
+        let turn = if cost > cost::SMALL { Some(self.queue.turn(whose.clone()).await?) } else { None };
+        Ok(ScanPace::new(turn, (self.queue.clone(), self.slices.clone()), whose))
     }
+
+    /// Returns the budget of a stream, which scans objects for as long as it lasts.
+    pub(crate) fn budget(&self, request: &ReadRequest, is_expensive: bool) -> ScanBudget {
+        ScanBudget::new(self.slices.clone(), request.caller.payer(), is_expensive)
+    }
+
+    /// Returns the namespaces with something to show, after their permissions are decided.
+    pub(crate) async fn permitted_namespaces(
+        &self,
+        request: &ReadRequest,
+        part: &Readable,
+        state: &Snapshot,
+        (view, start): (&View, Option<&str>),
+        retry_seconds: u32,
+    ) -> Result<Vec<Arc<str>>, Box<Response<ReplyBody>>> {
+        // Only reads across namespaces show a part of a collection.
+        let pace = self.pace(request, cost::of_scan(view, true, state)).await;
+        let mut pace = pace.map_err(|shed| Box::new(request.context.status(&too_many(shed, retry_seconds))))?;
+        let namespaces = namespace_check::namespaces(state, view, start, Readable::ASKED_MAX, &mut pace).await;
+        // Ends the turn, so that other scans do not wait for authorization responses from upstream.
+        drop(pace);
+        let asked = part.find_out(namespaces.iter().map(|namespace| &**namespace)).await;
+        asked.map(|()| namespaces).map_err(|refused| Box::new(request.turned_away(&refused)))
+    }
+}
+
+/// Handles a read that costs too much. It is forwarded, unless it is for the readable part of a collection. Upstream
+/// would deny that without giving a reason, so the proxy rejects it.
+pub(crate) fn too_expensive(request: &ReadRequest, permit: &Permit) -> ReadResult {
+    if permit.part().is_none() {
+        return Err(NotServable::Forward(ForwardReason::ExpensiveSelector));
+    }
+    Ok(request.context.status(&Status::bad_request(TOO_DEAR)))
 }

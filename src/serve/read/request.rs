@@ -3,19 +3,38 @@ use std::sync::Arc;
 use http::{HeaderValue, Request, Response};
 use tokio::time::Instant;
 
-use crate::auth::{Caller, NotGranted, Permit};
+use crate::auth::{Caller, NotGranted};
+use crate::listing::OverLimit;
 use crate::net::{Peer, RequestBody};
-use crate::serve::read::sources::{FeedRequirements, NotServable};
-use crate::serve::response::{ReplyBody, ResponseContext, turned_away};
+use crate::serve::response::{LIST_RETRY_SECONDS, ReplyBody, ResponseContext, too_many, turned_away};
 use crate::serve::route::{ForwardReason, readable};
 use crate::upstream::{CAUSE, Cause, Resource};
-use crate::wire::Representation;
-use kubeapi::{Query, RequestInfo, ResourceVersion, Status, Verb};
+use kubeapi::{Query, RequestInfo, Status, Verb};
 
 /// A response, or the reason that the cache cannot give one.
 pub(crate) type ReadResult = Result<Response<ReplyBody>, NotServable>;
 
-/// A request whose caller is not authenticated yet.
+/// Why a feed cannot answer.
+#[derive(Debug, PartialEq)]
+pub(crate) enum NotServable {
+    /// The request must be forwarded to upstream.
+    Forward(ForwardReason),
+    /// The feed ended while the request was waiting. Another feed may replace it, so the request is routed again.
+    FeedEnded,
+    /// The feed did not reach the required version in time. A read is rejected. A watch sends the error in its stream,
+    /// as the apiserver does (R-VERSION-4), because a forwarded one would cost upstream a watch.
+    Late(Box<Status>),
+    /// The request must be rejected.
+    Refuse(Box<Status>),
+}
+
+impl From<OverLimit> for NotServable {
+    fn from(shed: OverLimit) -> Self {
+        Self::Refuse(Box::new(too_many(shed, LIST_RETRY_SECONDS)))
+    }
+}
+
+/// A request whose caller is not known yet.
 pub(crate) struct UnauthenticatedRequest {
     pub(crate) http: Request<RequestBody>,
     pub(crate) query: Arc<Query>,
@@ -41,7 +60,7 @@ impl UnauthenticatedRequest {
     /// with the future that has it.
     pub(crate) fn of(self: Box<Self>, caller: Caller, info: Box<RequestInfo>) -> Box<ReadRequest> {
         let Self { http, query, context, received, readable } = *self;
-        Box::new(ReadRequest { http, caller, info: *info, query, context, received, readable, rerouted: 0 })
+        Box::new(ReadRequest { http, caller, info: *info, query, context, received, readable })
     }
 }
 
@@ -55,8 +74,6 @@ pub(crate) struct ReadRequest {
     pub(crate) received: Instant,
     /// Whether the caller requests only the readable part of a collection, if it may not read all of it.
     pub(crate) readable: bool,
-    /// How many times the request was routed again because its feed had ended.
-    pub(crate) rerouted: u32,
 }
 
 impl ReadRequest {
@@ -90,17 +107,5 @@ impl ReadRequest {
     pub(crate) fn is_for_readable(&self, resource: &Resource) -> bool {
         let across = resource.namespaced && self.info.namespace.is_empty();
         self.readable && across && matches!(self.info.verb, Verb::List | Verb::Watch)
-    }
-
-    /// Returns the requirements of this read for a feed.
-    pub(crate) fn need<'a>(
-        &'a self,
-        permit: &'a Permit,
-        resource: &Resource,
-        representation: Representation,
-        resume: Option<ResourceVersion>,
-    ) -> FeedRequirements<'a> {
-        let namespace = (resource.namespaced && !self.info.namespace.is_empty()).then_some(&*self.info.namespace);
-        FeedRequirements { permit, namespace, representation, received: self.received, resume }
     }
 }

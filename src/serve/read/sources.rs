@@ -5,69 +5,149 @@ mod tests;
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
+use super::request::{NotServable, ReadRequest};
 use crate::auth::Permit;
-use crate::cache::{CacheReader, FeedEnd, FeedState, Snapshot};
+use crate::cache::{FeedEnd, FeedState, Snapshot};
 use crate::feeds::{
-    FeedHandle, FeedKey, FeedSpec, FeedUnavailable, Feeds, RenderingMode, RenderingRefusal as Underived, Scope,
+    FeedHandle, FeedKey, FeedSpec, FeedUnavailable, Feeds, Freshness, RenderingMode, RenderingRefusal as Underived,
+    Scope,
 };
-use crate::listing::OverLimit;
-use crate::serve::response::{LIST_RETRY_SECONDS, too_many, unavailable};
+use crate::serve::activity::metrics;
+use crate::serve::response::{FeedStatus, unavailable};
 use crate::serve::route::ForwardReason;
 use crate::serve::serve_config::{Consistency, ServeConfig};
 use crate::upstream::{Resource, ResourceOrigin};
 use crate::wire::{Encoding, JsonLayout, Renderer, Representation, TranscodeError};
-use base::{DrainWatch, Reloadable};
-use kubeapi::{ResourceVersion, Status, VersionMatch};
+use base::{DrainWatch, Reloadable, until};
+use kubeapi::{ResourceVersion, Status, VersionMatch, WatchStart, WatchTimeout};
 
-/// The requirements of a request for a feed.
+/// What a request requires of a feed. Because its fields are private, only a permission for the request makes one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FeedRequirements<'a> {
-    /// The permission of the caller, without which no feed is returned.
-    pub(crate) permit: &'a Permit,
-    /// The namespace in the request path; `None` for the whole cluster.
-    pub(crate) namespace: Option<&'a str>,
-    pub(crate) representation: Representation,
-    pub(crate) received: Instant,
-    /// The version after which a watch resumes.
-    pub(crate) resume: Option<ResourceVersion>,
+    /// The namespace in the path.
+    namespace: Option<&'a str>,
+    representation: Representation,
+    received: Instant,
+    by_proxy: bool,
+    pub(crate) kind: ReadKind,
 }
 
-/// The reason that a feed cannot answer a request.
-#[derive(Debug)]
-pub(crate) enum NotServable {
-    /// The request must be forwarded to upstream.
-    Forward(ForwardReason),
-    /// The feed ended while the request was waiting. Another feed may replace it, so the request is routed again.
-    FeedEnded,
-    /// The request must be rejected with this Status.
-    Refuse(Box<Status>),
+/// The kind of read, and the version at which it begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ReadKind {
+    Get(VersionMatch),
+    List(VersionMatch),
+    Watch { start: WatchStart, timeout_seconds: Option<i64> },
 }
 
-impl NotServable {
-    /// Rejects a watch that would have to wait during a drain; the client retries at another replica.
-    pub(crate) fn going_away() -> Self {
-        Self::Refuse(Box::new(unavailable("the proxy is shutting down; try again")))
-    }
+/// What a request waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Goal {
+    Nothing,
+    /// Nothing now. But the client has the version from another proxy or the apiserver, so the feed must catch up.
+    Later(ResourceVersion),
+    Version(ResourceVersion),
+    /// A proof that the feed contains every write that was complete when the request arrived (L5).
+    Proof,
 }
 
-impl From<OverLimit> for NotServable {
-    fn from(shed: OverLimit) -> Self {
-        Self::Refuse(Box::new(too_many(shed, LIST_RETRY_SECONDS)))
-    }
+/// How a request continues when its [`Goal`] is not reached in time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Missed {
+    /// It is answered from the present state.
+    Answer,
+    /// It gets the apiserver's error for a version that is too large.
+    TooLarge,
+    /// It needs another proof: a read is forwarded. A watch gets an error instead, because a forwarded one would last.
+    Unproven,
 }
 
 /// How long a read waits for a version of a resource without a watch cache. Its streams have no bookmarks, and a proof
 /// lists the versions of all objects.
 const UNTOLD_MAX: Duration = Duration::from_secs(1);
+/// How long a feed may be disconnected before watches that need a proof fail.
+const CUT_OFF_MAX: Duration = Duration::from_secs(3);
+/// The `Retry-After` for a watch whose feed is still syncing.
+const SYNC_RETRY_SECONDS: u32 = 1;
 
-/// The reason that waiting for a feed failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum FeedWaitError {
-    Timeout,
-    /// The feed has ended while the request waited.
-    FeedEnded,
+impl<'a> FeedRequirements<'a> {
+    /// Returns what a request for objects with this name, or for a collection, requires.
+    ///
+    /// # Errors
+    /// The permission is for other objects.
+    pub(crate) fn of(
+        request: &'a ReadRequest,
+        permit: &Permit,
+        resource: &Resource,
+        name: Option<&str>,
+        representation: Representation,
+        kind: ReadKind,
+    ) -> Result<Self, NotServable> {
+        let namespace = (resource.namespaced && !request.info.namespace.is_empty()).then_some(&*request.info.namespace);
+        if !permit.covers(&resource.gvr, resource.namespaced, namespace, name) {
+            return Err(NotServable::Forward(ForwardReason::PermissionMismatch));
+        }
+        let by_proxy = request.context.by_proxy && !matches!(kind, ReadKind::Get(_));
+        Ok(Self { namespace, representation, received: request.received, by_proxy, kind })
+    }
+
+    /// Decides what the request waits for, how long, and how it continues if that does not come.
+    fn goal(
+        &self,
+        has_watch_cache: bool,
+        wait_max: Duration,
+        shown_before: ResourceVersion,
+    ) -> (Goal, Duration, Missed) {
+        // Without a watch cache, upstream sends no bookmarks on a quiet stream, so the version may well exist.
+        let (version_max, missed) =
+            if has_watch_cache { (wait_max, Missed::TooLarge) } else { (UNTOLD_MAX, Missed::Unproven) };
+        let version = match self.kind {
+            ReadKind::Get(version) | ReadKind::List(version) => version,
+            ReadKind::Watch { start: WatchStart::State { at, .. }, .. } => at,
+            ReadKind::Watch { start: WatchStart::FromCurrent, .. } => VersionMatch::Unset,
+            ReadKind::Watch { start: WatchStart::After(rv), .. } => return (Goal::Later(rv), Duration::ZERO, missed),
+            ReadKind::Watch { start: WatchStart::FromCached, .. } => return (Goal::Nothing, Duration::ZERO, missed),
+        };
+        match (version, self.kind) {
+            (VersionMatch::Exact(_), _) => (Goal::Nothing, Duration::ZERO, missed),
+            (VersionMatch::Any, _) => (Goal::Version(shown_before), version_max, Missed::Answer),
+            (VersionMatch::NotOlderThan(rv), _) => (Goal::Version(rv), version_max, missed),
+            (VersionMatch::Unset, ReadKind::Watch { timeout_seconds, .. }) => {
+                (Goal::Proof, WatchTimeout::of(timeout_seconds).within(Freshness::WAIT_MAX), Missed::Unproven)
+            }
+            (VersionMatch::Unset, _) => (Goal::Proof, wait_max, Missed::Unproven),
+        }
+    }
+
+    /// Returns the version after which a watch resumes.
+    fn resume(&self) -> Option<ResourceVersion> {
+        match self.kind {
+            ReadKind::Watch { start: WatchStart::After(rv), .. } => Some(rv),
+            _ => None,
+        }
+    }
+
+    /// Returns the feed when it has a complete state.
+    async fn synced(&self, feed: FeedHandle, deadline: Instant) -> Result<FeedHandle, NotServable> {
+        match feed.reader.synced(deadline).await {
+            FeedState::Live | FeedState::Stale { .. } => Ok(feed),
+            // A retry would fail in the same way.
+            FeedState::Ended(end) if end.is_refusal() => Err(NotServable::Forward(FeedUnavailable::Ended(end).into())),
+            FeedState::Ended(_) => Err(NotServable::FeedEnded),
+            FeedState::Syncing => Err(self.while_syncing()),
+        }
+    }
+
+    /// Returns the outcome for a feed that is not synced in time. A forwarded watch would last for an hour, so a watch
+    /// gets the apiserver's error for an initializing cache instead (R-LIST-5).
+    fn while_syncing(&self) -> NotServable {
+        match self.kind {
+            ReadKind::Watch { .. } => NotServable::Refuse(Box::new(Status::initializing(SYNC_RETRY_SECONDS))),
+            ReadKind::Get(_) | ReadKind::List(_) => NotServable::Forward(ForwardReason::Syncing),
+        }
+    }
 }
 
 /// A feed, and the renderer for one request.
@@ -105,105 +185,55 @@ impl FeedSources {
         resource: &Resource,
         need: &FeedRequirements<'_>,
     ) -> Result<FeedSource, NotServable> {
-        if !need.permit.covers(&resource.gvr, resource.namespaced, need.namespace) {
-            return Err(NotServable::Forward(ForwardReason::PermissionMismatch));
-        }
-        let mut why = NotServable::Forward(ForwardReason::NotDerivable);
-        for encoding in encodings(resource, need.representation) {
-            match self.source_from(resource, need, *encoding).await {
-                // This encoding is not offered, or cannot be derived from. The next one may do.
-                Err(NotServable::Forward(reason @ (ForwardReason::Unavailable | ForwardReason::NotDerivable))) => {
-                    why = NotServable::Forward(reason);
-                }
-                answer => return answer,
-            }
-        }
-        Err(why)
-    }
-
-    async fn source_from(
-        &self,
-        resource: &Resource,
-        need: &FeedRequirements<'_>,
-        encoding: Encoding,
-    ) -> Result<FeedSource, NotServable> {
         let wanted = need.representation;
-        let widest = self.config.get().coverage.scope(resource).map_err(|why| NotServable::Forward(why.into()))?;
-        if self.feeds.underivable(&key(resource, widest.clone(), encoding), wanted).is_some() {
-            return Err(NotServable::Forward(ForwardReason::NotDerivable));
-        }
-        let feed = self.ready_feed(resource, widest, need, encoding).await?;
-        if wanted == Representation::verbatim(encoding) {
-            let renderer = feed.reader.verbatim().clone();
-            return Ok(FeedSource { feed, renderer });
-        }
-        match while_it_runs(&feed.reader, self.sync_deadline(need), feed.renderings.settled(wanted)).await {
-            Ok(Ok(renderer)) => Ok(FeedSource { feed, renderer }),
-            Ok(Err(_)) => Err(NotServable::Forward(ForwardReason::NotDerivable)),
-            Err(FeedWaitError::Timeout) => Err(NotServable::Forward(ForwardReason::Syncing)),
-            Err(FeedWaitError::FeedEnded) => Err(NotServable::FeedEnded),
-        }
-    }
-
-    /// Returns a feed in the given encoding that covers the request and has a complete state.
-    async fn ready_feed(
-        &self,
-        resource: &Resource,
-        widest: Scope,
-        need: &FeedRequirements<'_>,
-        encoding: Encoding,
-    ) -> Result<FeedHandle, NotServable> {
-        let mut refused = ForwardReason::Unavailable;
-        for scope in scopes(widest, need.namespace) {
-            match self.synced(&spec(resource, scope, encoding), need).await {
-                Err(NotServable::Forward(ForwardReason::Forbidden)) => refused = ForwardReason::Forbidden,
-                answer => return answer,
+        let config = self.config.get();
+        let deadline = need.received + config.sync_wait_max;
+        let widest = config.coverage.scope(resource).map_err(|why| NotServable::Forward(why.into()))?;
+        let mut refused = ForwardReason::NotDerivable;
+        // If an encoding is not offered, or cannot be derived from, the next one may do.
+        for encoding in encodings(resource, wanted) {
+            if self.feeds.underivable(&key(resource, widest.clone(), *encoding), wanted).is_some() {
+                refused = ForwardReason::NotDerivable;
+                continue;
+            }
+            let mut synced = Err(NotServable::Forward(ForwardReason::Unavailable));
+            for scope in scopes(widest.clone(), need.namespace) {
+                synced = match self.feeds.handle(&spec(resource, scope, *encoding), need.resume()) {
+                    Ok(feed) => need.synced(feed, deadline).await,
+                    Err(why) => Err(NotServable::Forward(why.into())),
+                };
+                if !matches!(synced, Err(NotServable::Forward(ForwardReason::Forbidden))) {
+                    break;
+                }
+            }
+            let feed = match synced {
+                Err(NotServable::Forward(ForwardReason::Unavailable)) => {
+                    refused = ForwardReason::Unavailable;
+                    continue;
+                }
+                synced => synced?,
+            };
+            if wanted == Representation::verbatim(*encoding) {
+                let renderer = feed.reader.verbatim().clone();
+                return Ok(FeedSource { feed, renderer });
+            }
+            match while_it_runs(&feed, deadline, feed.renderings.settled(wanted)).await? {
+                Some(Ok(renderer)) => return Ok(FeedSource { feed, renderer }),
+                Some(Err(_)) => refused = ForwardReason::NotDerivable,
+                None => return Err(need.while_syncing()),
             }
         }
         Err(NotServable::Forward(refused))
     }
 
-    async fn synced(&self, spec: &FeedSpec, need: &FeedRequirements<'_>) -> Result<FeedHandle, NotServable> {
-        let leased = self.feeds.handle(spec, need.resume);
-        let feed = leased.map_err(|why| NotServable::Forward(why.into()))?;
-        match feed.reader.synced(self.sync_deadline(need)).await {
-            FeedState::Live | FeedState::Stale { .. } => Ok(feed),
-            // A retry would fail in the same way.
-            FeedState::Ended(end) if end.is_refusal() => Err(NotServable::Forward(FeedUnavailable::Ended(end).into())),
-            FeedState::Ended(_) => Err(NotServable::FeedEnded),
-            FeedState::Syncing => Err(NotServable::Forward(ForwardReason::Syncing)),
-        }
-    }
-
-    /// Returns the minimum duration of a watch without a client timeout; the maximum is twice that.
-    pub(crate) fn watch_min(&self) -> Duration {
-        self.config.get().watch_min
-    }
-
-    fn sync_deadline(&self, need: &FeedRequirements<'_>) -> Instant {
-        need.received + self.config.get().sync_wait_max
-    }
-
     /// Returns a running feed for a read of one object, which does not justify starting a feed.
-    pub(crate) fn running_source(
-        &self,
-        permit: &Permit,
-        resource: &Resource,
-        namespace: Option<&str>,
-        wanted: Representation,
-    ) -> Option<FeedSource> {
-        if !permit.covers(&resource.gvr, resource.namespaced, namespace) {
-            return None;
-        }
+    pub(crate) fn running_source(&self, resource: &Resource, need: &FeedRequirements<'_>) -> Option<FeedSource> {
+        let wanted = need.representation;
         let widest = self.config.get().coverage.scope(resource).ok()?;
-        let running = |encoding: Encoding| {
-            let mut scopes = scopes(widest.clone(), namespace);
-            let found =
-                scopes.find_map(|scope| self.feeds.find(&key(resource, scope, encoding), resource.edition.as_ref()));
-            found.filter(|feed| feed.reader.state() != FeedState::Syncing)
-        };
         encodings(resource, wanted).iter().find_map(|encoding| {
-            let feed = running(*encoding)?;
+            let found = scopes(widest.clone(), need.namespace)
+                .find_map(|scope| self.feeds.find(&key(resource, scope, *encoding), resource.edition.as_ref()));
+            let feed = found.filter(|feed| feed.reader.state() != FeedState::Syncing)?;
             if wanted == Representation::verbatim(*encoding) {
                 return Some(FeedSource { renderer: feed.reader.verbatim().clone(), feed });
             }
@@ -216,87 +246,61 @@ impl FeedSources {
         })
     }
 
-    /// Waits until the feed is as fresh as the request requires, for at most `fresh_wait_max`. Fails if the feed ends.
-    pub(crate) async fn fresh(
-        &self,
-        feed: &FeedHandle,
-        version: VersionMatch,
-        (received, by_proxy): (Instant, bool),
-    ) -> Result<(), NotServable> {
-        // Without a watch cache, upstream sends no bookmarks on a quiet stream, so the version may well exist.
-        let untold = !feed.spec.key.gvr.has_watch_cache();
-        let wait_max = self.config.get().fresh_wait_max;
-        let deadline = Instant::now() + if untold { UNTOLD_MAX } else { wait_max };
-        match version {
-            VersionMatch::Exact(_) => Ok(()),
-            VersionMatch::Any => {
-                match while_it_runs(&feed.reader, deadline, self.reached(feed, feed.shown_before(), by_proxy)).await {
-                    Ok(()) => {}
-                    Err(FeedWaitError::Timeout) => feed.forget_shown(),
-                    Err(FeedWaitError::FeedEnded) => return Err(NotServable::FeedEnded),
+    /// Waits until the feed is as fresh as the request requires. If the request shows a state, the feed must also serve
+    /// no state from before it started, and its bodies must match the server that it follows. Call this right before
+    /// taking a state, because an earlier wait may have spanned an upgrade.
+    pub(crate) async fn wait_ready(&self, source: &FeedSource, need: &FeedRequirements<'_>) -> Result<(), NotServable> {
+        let feed = &source.feed;
+        let (wait_max, sync_wait_max, is_bounded) = {
+            let config = self.config.get();
+            (config.fresh_wait_max, config.sync_wait_max, config.consistency == Consistency::Bounded)
+        };
+        let has_watch_cache = feed.spec.key.gvr.has_watch_cache();
+        let (goal, max, missed) = need.goal(has_watch_cache, wait_max, feed.shown_before());
+        let is_watch = matches!(need.kind, ReadKind::Watch { .. });
+        let waited = match goal {
+            Goal::Nothing => Some(()),
+            Goal::Later(rv) => {
+                if !has_reached(feed, rv, need.by_proxy) {
+                    feed.freshness.want_version(rv);
                 }
-                Ok(())
+                Some(())
             }
-            VersionMatch::NotOlderThan(rv) => {
-                match while_it_runs(&feed.reader, deadline, self.reached(feed, rv, by_proxy)).await {
-                    Ok(()) => Ok(()),
-                    Err(FeedWaitError::FeedEnded) => Err(NotServable::FeedEnded),
-                    Err(FeedWaitError::Timeout) if untold => Err(NotServable::Forward(ForwardReason::NoProof)),
-                    Err(FeedWaitError::Timeout) => {
-                        let reached = feed.reader.progress().rv;
-                        Err(NotServable::Refuse(Box::new(Status::too_large(rv.0, reached.0))))
+            Goal::Proof if is_bounded && feed.reader.state() == FeedState::Live => Some(()),
+            Goal::Proof if is_watch => {
+                // Boxed, so that reads have no room for it.
+                let held = Box::pin(self.hold(feed, max, async {
+                    tokio::select! {
+                        biased;
+                        () = feed.freshness.reached(need.received) => Ok(()),
+                        () = cut_off(feed) => Err(unreachable()),
                     }
-                }
+                }));
+                held.await?.transpose()?
             }
-            VersionMatch::Unset => self.current(feed, received, Instant::now() + wait_max).await,
+            Goal::Proof => while_it_runs(feed, Instant::now() + max, feed.freshness.reached(need.received)).await?,
+            Goal::Version(rv) => while_it_runs(feed, Instant::now() + max, reached(feed, rv, need.by_proxy)).await?,
+        };
+        if waited.is_none() {
+            let reached = feed.reader.progress().rv.0;
+            let too_large = |requested| NotServable::Late(Box::new(Status::too_large(requested, reached)));
+            match (missed, goal) {
+                (Missed::Answer, _) => feed.forget_shown(),
+                (Missed::TooLarge, Goal::Version(rv)) => return Err(too_large(rv.0)),
+                _ if !is_watch => return Err(NotServable::Forward(ForwardReason::NoProof)),
+                _ if FeedStatus::stale_seconds(feed).is_some() => return Err(unreachable()),
+                _ => return Err(too_large(reached + 1)),
+            }
         }
-    }
-
-    /// Completes when the feed has reached a version. For a client, a state that is proven at that version is
-    /// sufficient. For a downstream proxy, the stream must reach it.
-    async fn reached(&self, feed: &FeedHandle, rv: ResourceVersion, by_proxy: bool) {
-        let is_there = feed.reader.progress().rv >= rv || !by_proxy && feed.reader.shown_at() >= rv;
-        if is_there {
-            return;
-        }
-        if by_proxy {
-            feed.freshness.want_version(rv);
-            feed.reader.reached(rv).await;
-        } else {
-            feed.freshness.want_state(rv);
-            feed.reader.follow_progress().show(rv).await;
-        }
-    }
-
-    /// Whether the feed's state may be served without a proof that it is current.
-    pub(crate) fn needs_no_proof(&self, feed: &FeedHandle) -> bool {
-        feed.reader.state() == FeedState::Live && self.config.get().consistency == Consistency::Bounded
-    }
-
-    async fn current(&self, feed: &FeedHandle, received: Instant, deadline: Instant) -> Result<(), NotServable> {
-        if self.needs_no_proof(feed) {
+        if is_watch && !matches!(need.kind, ReadKind::Watch { start: WatchStart::State { .. }, .. }) {
             return Ok(());
         }
-        let proven = while_it_runs(&feed.reader, deadline, feed.freshness.reached(received)).await;
-        proven.map_err(|in_vain| match in_vain {
-            FeedWaitError::Timeout => NotServable::Forward(ForwardReason::NoProof),
-            FeedWaitError::FeedEnded => NotServable::FeedEnded,
-        })
-    }
-
-    /// Waits until the feed serves no state from before it started, and its bodies match the server that it follows.
-    /// Call this right before taking a state, because an earlier wait may have spanned an upgrade.
-    pub(crate) async fn of_present(&self, source: &FeedSource) -> Result<(), NotServable> {
-        let feed = &source.feed;
-        let deadline = Instant::now() + self.config.get().sync_wait_max;
         let present = async {
             feed.caught_up().await;
             feed.body_release.present().await;
         };
-        while_it_runs(&feed.reader, deadline, present).await.map_err(|in_vain| match in_vain {
-            FeedWaitError::Timeout => NotServable::Forward(ForwardReason::Syncing),
-            FeedWaitError::FeedEnded => NotServable::FeedEnded,
-        })?;
+        let present = while_it_runs(feed, Instant::now() + sync_wait_max, present).await?;
+        present.ok_or_else(|| need.while_syncing())?;
         // A revoked renderer would render new bodies as the old release did.
         if source.renderer.is_revoked() { Err(NotServable::FeedEnded) } else { Ok(()) }
     }
@@ -310,28 +314,97 @@ impl FeedSources {
             return held;
         }
         let deadline = Instant::now() + self.config.get().fresh_wait_max;
-        while_it_runs(&feed.reader, deadline, self.reached(feed, rv, by_proxy)).await.ok()?;
+        while_it_runs(feed, deadline, reached(feed, rv, by_proxy)).await.ok()??;
         feed.reader.past_at(rv)
     }
-}
 
-/// Awaits a future until the deadline or the end of the feed.
-async fn while_it_runs<T>(
-    reader: &CacheReader,
-    deadline: Instant,
-    wait: impl Future<Output = T>,
-) -> Result<T, FeedWaitError> {
-    tokio::select! {
-        biased;
-        done = wait => Ok(done),
-        () = reader.over() => Err(FeedWaitError::FeedEnded),
-        () = sleep_until(deadline) => Err(FeedWaitError::Timeout),
+    /// Holds a watch until a future completes, for at most `max`; then the result is `None`. Fails if the feed ends or the
+    /// proxy drains. The future must be cancel-safe.
+    ///
+    /// The watch is held instead of rejected, because a rejected client retries and then requires a newer version than
+    /// the one that was almost proven. All its peers do the same, for as long as the cache lags (kubernetes#139766). A
+    /// held watch already has a permit, so it is counted and limited like a served one.
+    pub(crate) async fn hold<T>(
+        &self,
+        feed: &FeedHandle,
+        max: Duration,
+        wait: impl Future<Output = T>,
+    ) -> Result<Option<T>, NotServable> {
+        let _counted = metrics::HeldWatch::new();
+        let mut drain = self.drain.clone();
+        tokio::select! {
+            biased;
+            done = wait => Ok(Some(done)),
+            () = feed.reader.over() => Err(NotServable::FeedEnded),
+            // The proxy that replaces this one may be ready.
+            () = drain.started() => Err(NotServable::Refuse(Box::new(unavailable("the proxy is going away")))),
+            () = sleep(max) => Ok(None),
+        }
     }
 }
 
-/// Returns the encodings that can be converted to a representation, best first. Built-in resources are cached in
-/// protobuf, which most clients request and which can be converted to most representations. They are cached in JSON
-/// only for the others (R-DERIVE-3). Tables are always cached as upstream prints them, because only upstream has the
+/// Awaits a future until the deadline; then the result is `None`. Fails if the feed ends, because the next feed may have
+/// what this one does not.
+async fn while_it_runs<T>(
+    feed: &FeedHandle,
+    deadline: Instant,
+    wait: impl Future<Output = T>,
+) -> Result<Option<T>, NotServable> {
+    tokio::select! {
+        biased;
+        done = wait => Ok(Some(done)),
+        () = feed.reader.over() => Err(NotServable::FeedEnded),
+        () = sleep_until(deadline) => Ok(None),
+    }
+}
+
+/// Whether the feed has reached a version. For a client, a state that is proven at that version is sufficient. For a
+/// proxy, the stream must reach it.
+fn has_reached(feed: &FeedHandle, rv: ResourceVersion, by_proxy: bool) -> bool {
+    feed.reader.progress().rv >= rv || !by_proxy && feed.reader.shown_at() >= rv
+}
+
+/// Completes when the feed has reached a version.
+async fn reached(feed: &FeedHandle, rv: ResourceVersion, by_proxy: bool) {
+    if has_reached(feed, rv, by_proxy) {
+        return;
+    }
+    if by_proxy {
+        feed.freshness.want_version(rv);
+        feed.reader.reached(rv).await;
+    } else {
+        feed.freshness.want_state(rv);
+        feed.reader.follow_progress().show(rv).await;
+    }
+}
+
+/// Completes when the feed has been disconnected for too long, counted from now.
+async fn cut_off(feed: &FeedHandle) {
+    let began = Instant::now();
+    let mut state = feed.reader.watch_state();
+    loop {
+        let cut_off = match *state.borrow_and_update() {
+            FeedState::Stale { since } => Some(since.max(began) + CUT_OFF_MAX),
+            _ => None,
+        };
+        tokio::select! {
+            biased;
+            // The sender lives as long as the feed's reader.
+            Ok(()) = state.changed() => {}
+            () = until(cut_off) => return,
+        }
+    }
+}
+
+/// Rejects a watch that needs a proof from an upstream that cannot be reached.
+fn unreachable() -> NotServable {
+    let why = "upstream is unreachable, so the cache cannot be proven current";
+    NotServable::Refuse(Box::new(unavailable(why)))
+}
+
+/// Returns the encodings that a representation can be derived from, best first. Built-in resources are cached in
+/// protobuf, which most clients request and from which most representations can be derived. They are cached in JSON
+/// only for the others (R-DERIVE-3). Tables are always cached as upstream prints them, because only upstream knows the
 /// columns.
 fn encodings(resource: &Resource, wanted: Representation) -> &'static [Encoding] {
     match (resource.encoding, wanted) {

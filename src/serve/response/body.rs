@@ -3,10 +3,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use http_body_util::combinators::UnsyncBoxBody;
 use hyper::body::{Body, Frame, SizeHint};
 
 use crate::net::ParkableBody;
-use crate::serve::limits::{BodyError, BoundedBody, CompleteBody, ConcurrencyPermit, SlowReaderReaper, StreamedList};
+use crate::serve::limits::{BodyError, BoundedBody, CompleteBody, ConcurrencyPermit, SlowReaderReaper};
 use crate::upstream::ResponseBody;
 use base::AbortSignal;
 
@@ -18,18 +20,11 @@ pub struct ReplyBody(Kind);
 enum Kind {
     /// The body is complete and in one piece.
     Full(Option<Bytes>),
-    /// The body is a LIST that is encoded as the client reads it.
-    List(Box<StreamedList>),
-    /// The body is complete, shares its bytes and is sent in pieces.
-    Pieces(Box<CompleteBody>),
-    /// The body is complete, holds permits and has a deadline.
-    Whole(Box<BoundedBody<CompleteBody>>),
-    /// The body is a stream of watch events.
     Watch(Box<dyn WatchFrames>),
-    /// The body is upstream's, with a deadline of one minute.
-    Short(Box<BoundedBody<ForwardedBody>>),
-    /// The body is upstream's, without a deadline.
-    Stream(Box<ForwardedBody>),
+    /// Another body of the proxy itself.
+    Own(UnsyncBoxBody<Bytes, BodyError>),
+    /// A body from upstream.
+    Forwarded(UnsyncBoxBody<Bytes, BodyError>),
 }
 
 /// The frames of a watch as the body of a response.
@@ -41,13 +36,6 @@ pub(crate) trait WatchFrames: std::fmt::Debug + Send {
     fn is_parked(&self) -> bool;
 }
 
-/// A response body from upstream. Its permit is released when the body is dropped.
-#[derive(Debug)]
-struct ForwardedBody {
-    body: ResponseBody,
-    _place: Arc<ConcurrencyPermit>,
-}
-
 impl ReplyBody {
     pub(crate) fn full(bytes: Bytes) -> Self {
         Self(Kind::Full(Some(bytes)))
@@ -56,48 +44,43 @@ impl ReplyBody {
     /// Returns the body for HEAD. It is empty for every response of the proxy itself, because HTTP/2's codec does not
     /// drop it.
     pub(crate) fn of_head(self) -> Self {
-        match self.0 {
-            Kind::Short(_) | Kind::Stream(_) => self,
-            _ => Self::empty(),
-        }
+        if let Kind::Forwarded(_) = self.0 { self } else { Self::empty() }
     }
 
     pub(crate) fn empty() -> Self {
         Self(Kind::Full(None))
     }
 
-    pub(crate) fn list(list: StreamedList) -> Self {
-        Self(Kind::List(Box::new(list)))
-    }
-
     pub(crate) fn watch(stream: impl WatchFrames + 'static) -> Self {
         Self(Kind::Watch(Box::new(stream)))
     }
 
-    /// Creates a body that shares its bytes and holds no permit.
-    pub(crate) fn pieces(pieces: [Bytes; 3]) -> Self {
-        Self(Kind::Pieces(Box::new(CompleteBody::new(pieces, Vec::new()))))
+    /// Creates the body of a response of the proxy itself: a LIST, or an object in pieces.
+    pub(crate) fn own(body: impl Body<Data = Bytes, Error = BodyError> + Send + 'static) -> Self {
+        Self(Kind::Own(body.boxed_unsync()))
     }
 
     /// Creates a complete body with a deadline. Its permits are released when the client has read it or the deadline
     /// passes.
     pub(crate) fn whole(whole: CompleteBody, slow_readers: &SlowReaderReaper, cut: AbortSignal) -> Self {
-        Self(Kind::Whole(Box::new(BoundedBody::new(whole, slow_readers, cut))))
+        Self::own(BoundedBody::new(whole, slow_readers, cut))
     }
 
-    /// Creates the body of a short response from upstream, with a deadline.
-    pub(crate) fn short(
+    /// Creates the body of a response from upstream. It has a deadline, whose `cut` resets the response, or may last
+    /// forever. The permit is released when the body is dropped.
+    pub(crate) fn forwarded(
         body: ResponseBody,
         place: Arc<ConcurrencyPermit>,
-        slow_readers: &SlowReaderReaper,
-        cut: AbortSignal,
+        deadline: Option<(&SlowReaderReaper, AbortSignal)>,
     ) -> Self {
-        Self(Kind::Short(Box::new(BoundedBody::new(ForwardedBody { body, _place: place }, slow_readers, cut))))
-    }
-
-    /// Creates the body of a response from upstream that may last forever.
-    pub(crate) fn stream(body: ResponseBody, place: Arc<ConcurrencyPermit>) -> Self {
-        Self(Kind::Stream(Box::new(ForwardedBody { body, _place: place })))
+        let body = body.map_err(move |error| {
+            let _held_by_the_body = &place;
+            BodyError::from(error)
+        });
+        Self(Kind::Forwarded(match deadline {
+            Some((slow_readers, cut)) => BoundedBody::new(body, slow_readers, cut).boxed_unsync(),
+            None => body.boxed_unsync(),
+        }))
     }
 }
 
@@ -108,35 +91,24 @@ impl Body for ReplyBody {
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match &mut self.get_mut().0 {
             Kind::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Kind::List(list) => Pin::new(list).poll_frame(cx),
-            Kind::Pieces(whole) => Pin::new(whole).poll_frame(cx),
-            Kind::Whole(whole) => Pin::new(whole).poll_frame(cx),
             Kind::Watch(watch) => watch.poll_chunk(cx).map(|chunk| chunk.map(|bytes| Ok(Frame::data(bytes)))),
-            Kind::Short(short) => Pin::new(short).poll_frame(cx),
-            Kind::Stream(stream) => Pin::new(stream).poll_frame(cx),
+            Kind::Own(body) | Kind::Forwarded(body) => Pin::new(body).poll_frame(cx),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.0 {
             Kind::Full(bytes) => bytes.is_none(),
-            Kind::Short(short) => short.is_end_stream(),
-            Kind::Stream(stream) => stream.is_end_stream(),
-            Kind::List(list) => list.is_end_stream(),
-            Kind::Pieces(whole) => whole.is_end_stream(),
-            Kind::Whole(whole) => whole.is_end_stream(),
             Kind::Watch(_) => false,
+            Kind::Own(body) | Kind::Forwarded(body) => body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
             Kind::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
-            Kind::Short(short) => short.size_hint(),
-            Kind::Stream(stream) => stream.size_hint(),
-            Kind::Pieces(whole) => whole.size_hint(),
-            Kind::Whole(whole) => whole.size_hint(),
-            Kind::List(_) | Kind::Watch(_) => SizeHint::default(),
+            Kind::Watch(_) => SizeHint::default(),
+            Kind::Own(body) | Kind::Forwarded(body) => body.size_hint(),
         }
     }
 }
@@ -144,22 +116,5 @@ impl Body for ReplyBody {
 impl ParkableBody for ReplyBody {
     fn is_parked(&self) -> bool {
         matches!(&self.0, Kind::Watch(watch) if watch.is_parked())
-    }
-}
-
-impl Body for ForwardedBody {
-    type Data = Bytes;
-    type Error = BodyError;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        Pin::new(&mut self.body).poll_frame(cx).map(|frame| frame.map(|frame| frame.map_err(Into::into)))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }

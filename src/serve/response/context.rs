@@ -11,9 +11,8 @@ use http::{HeaderMap, Response, StatusCode, Version};
 
 use crate::cache::FeedState;
 use crate::feeds::FeedHandle;
-use crate::listing::{GzipList, ListBody, PLAIN_BYTES_MAX, gzip};
+use crate::listing::{PLAIN_BYTES_MAX, gzip};
 use crate::serve::audit::{AuditRecord, ServedLocally};
-use crate::serve::limits::{ListEncoding, StreamedList};
 use crate::serve::response::body::ReplyBody;
 use crate::serve::route::readable::{Extent, READABLE};
 use crate::upstream::{BUILD, Build, HOPS, SERVED};
@@ -151,21 +150,6 @@ impl ResponseContext {
         self.gzip && bytes > PLAIN_BYTES_MAX
     }
 
-    /// Returns a list from the cache, compressed if it is large enough.
-    pub(crate) fn list(
-        &self,
-        encoding: Encoding,
-        feed_status: FeedStatus,
-        list: ListBody,
-        body_of: impl FnOnce(ListEncoding) -> StreamedList,
-    ) -> Response<ReplyBody> {
-        if self.gzip && list.is_worth_compressing() {
-            let list = body_of(ListEncoding::Gzip(Box::new(GzipList::new(list))));
-            return gzipped(self.served(encoding, false, feed_status, ReplyBody::list(list)));
-        }
-        self.served(encoding, false, feed_status, ReplyBody::list(body_of(ListEncoding::Plain(Box::new(list)))))
-    }
-
     fn put_common(&self, headers: &mut HeaderMap, content_type: &'static str) {
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
@@ -179,11 +163,19 @@ pub(crate) fn gzipped(mut response: Response<ReplyBody>) -> Response<ReplyBody> 
     response
 }
 
+pub(crate) const TEXT: &str = "text/plain; charset=utf-8";
+
+/// Returns a response with a fixed text.
+pub(crate) fn plain(code: StatusCode, text: &'static str) -> Response<ReplyBody> {
+    let mut response = Response::new(if text.is_empty() { ReplyBody::empty() } else { ReplyBody::full(text.into()) });
+    *response.status_mut() = code;
+    response
+}
+
 /// Returns the response of Go's server to an unreadable request line, which it sends before any apiserver code runs.
 pub(crate) fn malformed(version: Version) -> Response<ReplyBody> {
-    let mut response = Response::new(ReplyBody::full(Bytes::from_static(b"400 Bad Request")));
-    *response.status_mut() = StatusCode::BAD_REQUEST;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    let mut response = plain(StatusCode::BAD_REQUEST, "400 Bad Request");
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(TEXT));
     if version < Version::HTTP_2 {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
@@ -192,8 +184,7 @@ pub(crate) fn malformed(version: Version) -> Response<ReplyBody> {
 
 /// Returns the response of Go's server to an unknown expectation.
 pub(crate) fn expectation_failed() -> Response<ReplyBody> {
-    let mut response = Response::new(ReplyBody::empty());
-    *response.status_mut() = StatusCode::EXPECTATION_FAILED;
+    let mut response = plain(StatusCode::EXPECTATION_FAILED, "");
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     response
 }

@@ -22,9 +22,7 @@ use crate::listing::ScanPace;
 use crate::listing::ScanQueue;
 use crate::listing::page::page;
 use crate::serve::feed_spec;
-use crate::serve::limits::{
-    ConcurrencyConfig, ConcurrencyLimits, ListEncoding, SlowReaderLimits, SlowReaderReaper, StreamedList,
-};
+use crate::serve::limits::{ConcurrencyConfig, ConcurrencyLimits, SlowReaderLimits, SlowReaderReaper, StreamedList};
 use crate::upstream::{Resource, ResourceOrigin};
 use crate::wire::{Encoding, JsonLayout, ListMeta, Object, ObjectReader, Renderer, Representation, WatchItem};
 use base::AbortSignal;
@@ -233,8 +231,8 @@ async fn unread_list_is_cut_and_releases_its_snapshot() {
     let (cut, pins) = (AbortSignal::default(), feeds.0.pins());
     let slow_readers = SlowReaderReaper::new(SlowReaderLimits::default(), Duration::from_secs(60));
     tokio::spawn(slow_readers.timers().clone().run());
-    let pin = StreamedList::pin(&slow_readers, &feed, &feed.reader.snapshot(), &cut);
-    let mut body = StreamedList::new(ListEncoding::Plain(Box::new(list)), place, pin);
+    let pin = slow_readers.pin(&feed, &feed.reader.snapshot(), &cut, true);
+    let mut body = StreamedList::new(list, false, place, pin);
     assert!(matches!(body.frame().await, Some(Ok(_))));
     tokio::time::sleep(Duration::from_secs(59)).await;
     assert!(matches!(body.frame().await, Some(Ok(_))));

@@ -1,14 +1,11 @@
 //! The initial state of a Table watch of one object. It is requested from upstream for each watch, because cells such
 //! as ages are computed when a row is printed.
 
-use std::sync::Arc;
-
+use super::opener::WatchOpener;
 use crate::feeds::Scope;
-use crate::listing::OverLimit;
-use crate::serve::limits::ConcurrencyLimits;
 use crate::serve::read::{ReadRequest, spec};
 use crate::serve::route::{ForwardReason, WatchRead};
-use crate::upstream::{Cause, Client, Error, Resource};
+use crate::upstream::{Cause, Error, Resource};
 use crate::wire::{Encoding, ListPage, Object, ObjectReader, Representation, TABLE_ACCEPT};
 use kubeapi::{FlowDistinguisher, Gvr, Query, WatchStart};
 
@@ -16,31 +13,14 @@ use kubeapi::{FlowDistinguisher, Gvr, Query, WatchStart};
 const NOT_OF_LISTS: [&str; 6] =
     ["watch", "allowWatchBookmarks", "sendInitialEvents", "timeoutSeconds", "timeout", "includeObject"];
 
-/// The reason that the initial rows are not available.
-#[derive(Debug, thiserror::Error)]
-enum InitialRowsError {
-    /// No permit is left for the request that lists the initial rows.
-    #[error(transparent)]
-    OverLimit(#[from] OverLimit),
-    #[error(transparent)]
-    Upstream(#[from] Error),
-}
-
-/// Requests the initial rows of Table watches from upstream.
-#[derive(Debug)]
-pub(crate) struct InitialRows {
-    pub(crate) client: Client,
-    pub(crate) concurrency: Arc<ConcurrencyLimits>,
-}
-
-impl InitialRows {
+impl WatchOpener {
     /// Replaces the initial state of a Table watch with a list from upstream. The watch continues after the list's
     /// version. Returns the object from the list.
     ///
     /// # Errors
     ///
     /// Upstream's response is not as expected. The request must be forwarded.
-    pub(crate) async fn of_watch(
+    pub(super) async fn initial_row(
         &self,
         request: &ReadRequest,
         resource: &Resource,
@@ -72,14 +52,14 @@ impl InitialRows {
         payer: Option<&FlowDistinguisher>,
         path: &str,
         resource: &Resource,
-    ) -> Result<ListPage, InitialRowsError> {
-        let _place = self.concurrency.forward(payer)?;
+    ) -> Result<ListPage, Box<dyn std::error::Error + Send + Sync>> {
+        let _place = self.concurrency.forwards.take(payer)?;
         let (answered, body) = self.client.fetch(Cause::PassedThrough, path, TABLE_ACCEPT).await?;
         if answered != Some(Encoding::Table.byte_encoding()) {
             return Err(Error::OtherRepresentation { asked: Encoding::Table.to_string(), answered }.into());
         }
         let shape = spec(resource, Scope::Cluster, Encoding::Table).shape;
-        Ok(ObjectReader::new(Encoding::Table, shape, resource.fields.clone()).list(&body).map_err(Error::Wire)?)
+        Ok(ObjectReader::new(Encoding::Table, shape, resource.fields.clone()).list(&body)?)
     }
 }
 

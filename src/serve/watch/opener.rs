@@ -1,69 +1,50 @@
 //! Opens watches: takes their place, waits for the feed, and answers with a stream.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::Response;
 use http::header::USER_AGENT;
 
 use super::body::WatchBody;
-use super::hold::unreachable;
-use super::initial_rows::InitialRows;
 use super::session::{WatchOptions, WatchSession, WatchTimers};
 use super::websocket;
 use crate::auth::Permit;
-use crate::cache::{Cursor, OpenedWatch, TooOld};
+use crate::cache::{Cursor, FeedState, OpenedWatch, StartPosition, TooOld};
+use crate::feeds::FeedHandle;
 use crate::listing::{PageChunks, cost};
-use crate::serve::activity::{ActiveWatches, RequestSource, WatchDescription, WatchEnd, WatchTransport, metrics};
+use crate::serve::activity::{ActiveWatches, RequestSource, WatchEnd, WatchTransport, metrics};
 use crate::serve::audit::ServedLocally;
 use crate::serve::limits::{ConcurrencyLimits, ConcurrencyPermit, SlowReaderReaper};
-use crate::serve::read::{FeedSource, FeedSources, NotServable, ReadRequest, ReadResult, ScanScheduler, too_expensive};
-use crate::serve::response::{FeedStatus, ReplyBody, too_many};
+use crate::serve::read::{
+    FeedRequirements, FeedSource, FeedSources, NotServable, ReadKind, ReadRequest, ReadResult, ScanScheduler,
+    too_expensive,
+};
+use crate::serve::response::{ReplyBody, too_many};
 use crate::serve::route::{ForwardReason, WatchRead};
 use crate::upstream::{Client, Resource};
 use crate::wire::{Encoding, Representation};
 use base::{AbortSignal, Tasks};
-use kubeapi::{Status, VersionMatch, WatchStart};
-
-/// The `Retry-After` in seconds for a watch whose feed is still syncing.
-const SYNC_RETRY_SECONDS: u32 = 1;
+use kubeapi::{Status, WatchStart, WatchTimeout};
 
 const WATCH_RETRY_SECONDS: u32 = 5;
+/// How long a watch from before the history is held. After that, the client receives the error that it would have received at once.
+const HELD_MAX: Duration = Duration::from_secs(8);
 
 /// Opens downstream watches on feeds.
 #[derive(Debug)]
 pub(crate) struct WatchOpener {
-    sources: Arc<FeedSources>,
-    scans: ScanScheduler,
-    first_rows: InitialRows,
-    concurrency: Arc<ConcurrencyLimits>,
-    watches: metrics::Watches,
-    active_watches: ActiveWatches,
-    slow_readers: SlowReaderReaper,
-    tasks: Tasks,
+    pub(crate) sources: Arc<FeedSources>,
+    pub(crate) scans: ScanScheduler,
+    pub(crate) client: Client,
+    pub(crate) concurrency: Arc<ConcurrencyLimits>,
+    pub(crate) watches: metrics::Watches,
+    pub(crate) active_watches: ActiveWatches,
+    pub(crate) slow_readers: SlowReaderReaper,
+    pub(crate) tasks: Tasks,
 }
 
 impl WatchOpener {
-    pub(crate) fn new(
-        sources: Arc<FeedSources>,
-        scans: ScanScheduler,
-        client: Client,
-        concurrency: Arc<ConcurrencyLimits>,
-        slow_readers: SlowReaderReaper,
-        active_watches: ActiveWatches,
-        tasks: Tasks,
-    ) -> Self {
-        Self {
-            sources,
-            scans,
-            first_rows: InitialRows { client, concurrency: concurrency.clone() },
-            concurrency,
-            watches: metrics::Watches::default(),
-            active_watches,
-            slow_readers,
-            tasks,
-        }
-    }
-
     pub(crate) async fn open(
         &self,
         request: &mut ReadRequest,
@@ -71,29 +52,43 @@ impl WatchOpener {
         resource: &Resource,
         mut read: WatchRead,
     ) -> ReadResult {
-        if !permit.names(read.view.name()) {
-            return Err(NotServable::Forward(ForwardReason::PermissionMismatch));
-        }
+        let kind = |read: &WatchRead| ReadKind::Watch { start: read.start, timeout_seconds: read.timeout_seconds };
+        let (name, asked) = (read.view.name(), request as &ReadRequest);
+        let mut need = FeedRequirements::of(asked, &permit, resource, name, read.representation, kind(&read))?;
         if !cost::is_for_watch(read.view.selector()) {
             return too_expensive(request, &permit);
         }
         // Taken before any wait, so that waiting watches count against the limit.
-        let place = match self.concurrency.watch(request.caller.payer().as_ref(), selector_bytes(request, &read)) {
-            Ok(place) => place,
-            Err(shed) => return Ok(request.context.status(&too_many(shed, WATCH_RETRY_SECONDS))),
+        // It holds its selector as written, to re-check the permission, and as compiled.
+        let written = [&request.info.label_selector, &request.info.field_selector];
+        let written: usize = written.into_iter().flatten().map(String::len).sum();
+        let selector_bytes = written + read.view.selector().held_bytes();
+        let place = self.concurrency.watch(request.caller.payer().as_ref(), selector_bytes);
+        let refused = |shed| NotServable::Refuse(Box::new(too_many(shed, WATCH_RETRY_SECONDS)));
+        let place = place.map_err(refused)?;
+        let row = self.initial_row(request, resource, &mut read).await.map_err(NotServable::Forward)?;
+        need.kind = kind(&read);
+        let source = self.sources.source(resource, &need).await?;
+        // kubectl stops if it cannot resume from here. Its lists work, because upstream answers them.
+        if let (Representation::Table(_), WatchStart::After(rv)) = (read.representation, read.start)
+            && rv < source.feed.reader.floor()
+        {
+            return Err(NotServable::Forward(ForwardReason::TooOld));
+        }
+        let late = match self.sources.wait_ready(&source, &need).await {
+            Ok(()) => None,
+            Err(NotServable::Late(status)) => Some(status),
+            Err(why) => return Err(why),
         };
-        let row = self.first_rows.of_watch(request, resource, &mut read).await.map_err(NotServable::Forward)?;
-        let source = self.source(request, &permit, resource, &read).await?;
-        let late = self.fresh(request, &source, &read).await?;
         let follows = request.context.by_proxy || permit.part().is_some();
-        let opened = self.sources.open(&source.feed, &read, permit.part().is_some(), follows).await?;
+        let opened = self.sources.position(&source.feed, &read, permit.part().is_some(), follows).await?;
         let namespaces = match self.namespaces(request, &permit, opened.as_ref().ok()).await {
             Ok(namespaces) => namespaces,
             Err(refusal) => return Ok(*refusal),
         };
         // A watch that is late or starts too early sends one error, and ends.
         let (OpenedWatch { snapshot, cursor }, error) = match opened {
-            Ok(opened) => (opened, late.map(|status| (status, WatchEnd::TooLarge))),
+            Ok(opened) => (opened, late.map(|status| (*status, WatchEnd::TooLarge))),
             Err(TooOld { requested, floor }) => {
                 let status = Status::too_old(requested.0, floor.0);
                 (source.feed.reader.open_at_end(read.view.clone()), Some((status, WatchEnd::Expired)))
@@ -124,69 +119,6 @@ impl WatchOpener {
         Ok(self.respond(request, session, read.representation.encoding(), upgrade))
     }
 
-    /// Returns a synced feed for the watch.
-    async fn source(
-        &self,
-        request: &ReadRequest,
-        permit: &Permit,
-        resource: &Resource,
-        read: &WatchRead,
-    ) -> Result<FeedSource, NotServable> {
-        let resume = match read.start {
-            WatchStart::After(rv) => Some(rv),
-            _ => None,
-        };
-        let need = request.need(permit, resource, read.representation, resume);
-        let source = self.sources.source(resource, &need).await.map_err(refused_while_syncing)?;
-        // kubectl stops if it cannot resume from here. Its lists work, because upstream answers them.
-        if let (Representation::Table(_), Some(resume)) = (read.representation, resume)
-            && resume < source.feed.reader.floor()
-        {
-            return Err(NotServable::Forward(ForwardReason::TooOld));
-        }
-        Ok(source)
-    }
-
-    /// Waits until the feed is as fresh as the watch requires. On a timeout, returns the error that the stream sends,
-    /// which is like the apiserver's (R-VERSION-4). This avoids a private upstream watch for every client.
-    async fn fresh(
-        &self,
-        request: &ReadRequest,
-        source: &FeedSource,
-        read: &WatchRead,
-    ) -> Result<Option<Status>, NotServable> {
-        let (feed, received, by_proxy) = (&source.feed, request.received, request.context.by_proxy);
-        let fresh = match read.start {
-            WatchStart::After(rv) => {
-                // The client has the version from another proxy or the apiserver, so the feed must catch up.
-                if feed.reader.progress().rv < rv && (by_proxy || feed.reader.shown_at() < rv) {
-                    feed.freshness.want_version(rv);
-                }
-                Ok(())
-            }
-            WatchStart::FromCached => Ok(()),
-            WatchStart::State { at: VersionMatch::Unset, .. } | WatchStart::FromCurrent => {
-                let is_proven = self.sources.proven(feed, received, read.timeout_seconds).await?;
-                if is_proven { Ok(()) } else { Err(NotServable::Forward(ForwardReason::NoProof)) }
-            }
-            WatchStart::State { at, .. } => self.sources.fresh(feed, at, (received, by_proxy)).await,
-        };
-        match fresh {
-            Ok(()) => {}
-            Err(NotServable::FeedEnded) => return Err(NotServable::FeedEnded),
-            Err(NotServable::Refuse(status)) => return Ok(Some(*status)),
-            Err(NotServable::Forward(_)) if FeedStatus::stale_seconds(feed).is_some() => return Err(unreachable()),
-            Err(NotServable::Forward(_)) => {
-                let at = feed.reader.progress().rv.0;
-                return Ok(Some(Status::too_large(at + 1, at)));
-            }
-        }
-        if matches!(read.start, WatchStart::State { .. }) {
-            self.sources.of_present(source).await.map_err(refused_while_syncing)?;
-        }
-        Ok(None)
-    }
-
     /// Returns the namespaces that a watch starts with, if it is a partial view.
     async fn namespaces(
         &self,
@@ -213,13 +145,13 @@ impl WatchOpener {
         metrics::served("watch", key, read.representation);
         let transport = transport(request);
         let who = RequestSource::new(request.caller.payer(), request.http.headers().get(USER_AGENT));
-        let active_watch = self.active_watches.opened(WatchDescription::new(who, &cursor, read, transport));
-        let metrics = self.watches.open(key, read.representation, transport).seen(active_watch);
+        let active_watch = self.active_watches.opened(who, cursor.follower(), read.representation, transport);
+        let metrics = self.watches.open(key, read.representation, transport, Some(active_watch));
         let terms = WatchOptions {
             bookmarks: read.bookmarks,
             end_bookmark: read.start.ends_with_bookmark(),
             timeout_seconds: read.timeout_seconds,
-            lasts_min: self.sources.watch_min(),
+            lasts_min: self.sources.config.get().watch_min,
             by_proxy: request.context.by_proxy,
         };
         // An upgraded connection belongs to the watch alone.
@@ -257,24 +189,163 @@ impl WatchOpener {
     }
 }
 
+impl FeedSources {
+    /// Opens a watch at its start version. If the version precedes the feed's history, the watch is held for a while,
+    /// because the history may be extended from upstream. Its client does not receive "too old" because a feed or the
+    /// proxy ends: the next one may have the history. `is_part` marks a partial view; if the watch `follows` the stream,
+    /// it starts at the stream's version.
+    async fn position(
+        &self,
+        feed: &FeedHandle,
+        read: &WatchRead,
+        is_part: bool,
+        follows: bool,
+    ) -> Result<Result<OpenedWatch, TooOld>, NotServable> {
+        let reader = &feed.reader;
+        // A partial view needs the previous state of each object, because revoking a permission deletes visible objects.
+        let view = if is_part { read.view.clone().knowing_before() } else { read.view.clone() };
+        let open = || match read.start {
+            WatchStart::State { .. } if follows => reader.open(StartPosition::UpstreamProgress, view.clone()),
+            WatchStart::After(rv) => reader.open(StartPosition::After(rv), view.clone()),
+            WatchStart::State { .. } => reader.open(StartPosition::Current, view.clone()),
+            WatchStart::FromCached | WatchStart::FromCurrent => Ok(reader.open_at_end(view.clone())),
+        };
+        let mut opened = open();
+        if let Err(TooOld { requested: from, .. }) = opened {
+            // Upstream would print an old change with current cells.
+            let is_table = feed.spec.key.encoding == Encoding::Table;
+            if !is_table && !reader.reaches(from, &view) && reader.may_begin_earlier() {
+                let history = feed.resume_backfills.wait(from, &view, reader);
+                self.hold(feed, WatchTimeout::of(read.timeout_seconds).within(HELD_MAX), history).await?;
+            }
+            opened = open();
+        }
+        // The next feed may have what an ended feed does not.
+        if opened.is_err() && matches!(reader.state(), FeedState::Ended(_)) {
+            Err(NotServable::FeedEnded)
+        } else {
+            Ok(opened)
+        }
+    }
+}
+
 fn transport(request: &ReadRequest) -> WatchTransport {
     WatchTransport::of(&request.http, websocket::is_upgrade(request.http.headers()))
 }
 
-/// Returns how many bytes a watch holds for its selector: as written, to re-check the permission, and as compiled.
-fn selector_bytes(request: &ReadRequest, read: &WatchRead) -> usize {
-    let written = [&request.info.label_selector, &request.info.field_selector];
-    let written: usize = written.into_iter().flatten().map(String::len).sum();
-    written + read.view.selector().held_bytes()
-}
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
 
-/// Rejects a watch whose feed is syncing. A forwarded watch would last for an hour. The apiserver's error for an
-/// initializing cache is better (R-LIST-5).
-fn refused_while_syncing(why: NotServable) -> NotServable {
-    match why {
-        NotServable::Forward(ForwardReason::Syncing) => {
-            NotServable::Refuse(Box::new(Status::initializing(SYNC_RETRY_SECONDS)))
+    use super::*;
+    use crate::cache::{CacheConfig, CacheWriter, FeedEnd, Snapshot, View};
+    use crate::feeds::{BackfillOutcome, BackfillRequest, FeedKey, FeedSpec, FeedStartRequest, Feeds, Scope};
+    use crate::serve::serve_config::ServeConfig;
+    use base::DrainTrigger;
+    use kubeapi::{Gvr, ResourceVersion};
+
+    /// The events that can end the wait of a watch.
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    enum Event {
+        Nothing,
+        HistoryBeginsEarlier,
+        Refusal,
+        Drain,
+        EndOfFeed,
+    }
+
+    fn feed(encoding: Encoding) -> (Feeds, FeedHandle, CacheWriter) {
+        let (feeds, mut demands) = Feeds::new(CacheConfig::default());
+        let key = FeedKey { gvr: Gvr::new("", "v1", "pods"), scope: Scope::Cluster, encoding };
+        let feed = feeds.handle(&FeedSpec::like_pods(key), None).expect("there is room");
+        let FeedStartRequest { mut writer, .. } = demands.try_recv().expect("the feed is demanded");
+        writer.replace(Snapshot::from_objects(ResourceVersion(100), Vec::new()));
+        writer.set_state(FeedState::Live);
+        (feeds, feed, writer)
+    }
+
+    fn from(version: u64) -> WatchRead {
+        let (representation, start) = (Representation::Object(Encoding::Json), ResourceVersion(version));
+        let (view, start) = (View::everything(), WatchStart::After(start));
+        WatchRead { representation, view, start, bookmarks: false, timeout_seconds: None }
+    }
+
+    fn said(opened: &Result<Result<OpenedWatch, TooOld>, NotServable>) -> String {
+        match opened {
+            Ok(Ok(_)) => "opened".into(),
+            Ok(Err(_)) => "too old".into(),
+            Err(NotServable::FeedEnded) => "routed again".into(),
+            Err(NotServable::Late(status) | NotServable::Refuse(status)) => {
+                format!("refused with {}, again in {} s", status.code, status.retry_after_seconds().unwrap_or_default())
+            }
+            Err(NotServable::Forward(reason)) => format!("{reason:?}"),
         }
-        why => why,
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn resume_on_ended_feed_is_routed_again() {
+        for encoding in [Encoding::Json, Encoding::Table] {
+            let (feeds, feed, mut writer) = feed(encoding);
+            let (_trigger, drain) = DrainTrigger::new();
+            let sources = FeedSources::new(ServeConfig::default().into(), feeds, drain);
+            writer.set_state(FeedState::Ended(FeedEnd::Outdated));
+            assert_eq!(said(&sources.position(&feed, &from(90), false, false).await), "routed again", "{encoding:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn resume_before_history_waits_for_backfill_up_to_limit() {
+        for (event, comes_to, held) in [
+            (Event::Nothing, "too old", HELD_MAX),
+            (Event::HistoryBeginsEarlier, "opened", Duration::from_secs(1)),
+            (Event::Refusal, "too old", Duration::from_secs(1)),
+            (Event::Drain, "refused with 503, again in 1 s", Duration::from_secs(1)),
+            (Event::EndOfFeed, "routed again", Duration::from_secs(1)),
+        ] {
+            let (feeds, feed, mut writer) = feed(Encoding::Json);
+            let (trigger, drain) = DrainTrigger::new();
+            let sources = FeedSources::new(ServeConfig::default().into(), feeds, drain);
+            let (watched, began) = (feed.clone(), Instant::now());
+            let watch = tokio::spawn(async move { sources.position(&watched, &from(90), false, false).await });
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            assert_eq!(
+                feed.resume_backfills.next(&feed.reader),
+                Some(BackfillRequest::Events(ResourceVersion(90))),
+                "it waits"
+            );
+            let mut draining = None;
+            match event {
+                Event::Nothing => {}
+                Event::HistoryBeginsEarlier => {
+                    let beginning = feed.reader.beginning().expect("nothing was evicted");
+                    let past = beginning.joined_by(ResourceVersion(90), Vec::new()).expect("nothing happened");
+                    assert!(writer.begin_earlier(past));
+                    feed.resume_backfills.answered(BackfillOutcome::Prepended);
+                }
+                Event::Refusal => feed.resume_backfills.answered(BackfillOutcome::Gone { before: ResourceVersion(91) }),
+                Event::Drain => draining = Some(tokio::spawn(trigger.drain(Duration::from_secs(60)))),
+                Event::EndOfFeed => writer.set_state(FeedState::Ended(FeedEnd::Outdated)),
+            }
+            assert_eq!(said(&watch.await.expect("no panic")), comes_to, "{event:?}");
+            assert!(began.elapsed().abs_diff(held) < Duration::from_millis(10), "{event:?}: {:?}", began.elapsed());
+            drop(draining);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn resume_within_history_or_of_table_does_not_wait() {
+        for (encoding, version, comes_to) in [
+            (Encoding::Json, 100, "opened"),
+            (Encoding::Json, 120, "opened"),
+            // A row shows the cells that upstream printed when the event occurred.
+            (Encoding::Table, 90, "too old"),
+        ] {
+            let (feeds, feed, _writer) = feed(encoding);
+            let (_trigger, drain) = DrainTrigger::new();
+            let (sources, began) = (FeedSources::new(ServeConfig::default().into(), feeds, drain), Instant::now());
+            let opened = sources.position(&feed, &from(version), false, false).await;
+            assert_eq!(said(&opened), comes_to, "{encoding:?} {version}");
+            assert_eq!(began.elapsed(), Duration::ZERO);
+        }
     }
 }

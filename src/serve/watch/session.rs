@@ -8,7 +8,6 @@
 //! ```
 
 mod end;
-mod frame_batch;
 mod initial_events;
 mod partial_view;
 #[cfg(test)]
@@ -24,8 +23,7 @@ use bytes::Bytes;
 pub(crate) use self::timers::WatchTimers;
 
 use self::end::Exit;
-use self::frame_batch::{FrameBatch, SendProgress};
-use self::initial_events::InitialEvents;
+use self::initial_events::{FrameBatch, InitialEvents, SendProgress};
 use self::partial_view::PartialView;
 use crate::auth::{Permit, Readable};
 use crate::cache::{Chunk, Cursor, FeedState, FilteredEvent, Pull, Snapshot, StopReason};
@@ -138,7 +136,10 @@ impl WatchSession {
             columns,
             metrics,
             scan_budget,
-            changes: terms.by_proxy.then(|| begins_for_a_proxy(&feed, cursor.start())),
+            changes: terms.by_proxy.then(|| {
+                feed.proxy_begins();
+                feed.body_release.written_from(cursor.start()).changes
+            }),
             _place: place,
             feed,
             cursor,
@@ -436,13 +437,6 @@ impl Common {
     fn has_another_writer(&self) -> bool {
         self.changes.is_some_and(|changes| changes != self.feed.body_release.changes())
     }
-}
-
-/// Registers a downstream proxy as a follower of the feed. Returns how often the build that writes its bodies has
-/// changed.
-fn begins_for_a_proxy(feed: &FeedHandle, start: ResourceVersion) -> u32 {
-    feed.proxy_begins();
-    feed.body_release.written_from(start).changes
 }
 
 impl Drop for WatchSession {

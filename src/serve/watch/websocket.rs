@@ -1,8 +1,8 @@
 //! Watches over WebSocket, as the apiserver serves them (R-WS-1, R-WS-2).
 
-mod inbound_budget;
-
 use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ use http::header::{
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::time::timeout;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::time::{Instant, timeout};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Utf8Bytes;
 use tokio_tungstenite::tungstenite::error::ProtocolError;
@@ -23,10 +23,9 @@ use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Message, Role, WebSocketConfig};
 
-use self::inbound_budget::{InboundBudget, InboundBudgetExceeded};
 use crate::auth::BEARER_PROTOCOL;
 use crate::listing::{ScanBudget, cost};
-use crate::serve::response::ReplyBody;
+use crate::serve::response::{ReplyBody, plain};
 use crate::serve::watch::body::BATCH_BYTES;
 use crate::serve::watch::session::WatchSession;
 use crate::wire::{Encoding, websocket_payload};
@@ -61,23 +60,18 @@ pub fn drop_bearer(headers: &mut HeaderMap) {
 
 /// Returns the 101 for a well-formed handshake, or the error of the apiserver's library for any other.
 pub fn handshake(headers: &HeaderMap) -> Result<Response<ReplyBody>, Response<ReplyBody>> {
-    let refuse = |code: StatusCode, text: &'static str| {
-        let mut response = Response::new(ReplyBody::full(Bytes::from_static(text.as_bytes())));
-        *response.status_mut() = code;
-        response
-    };
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     if text(SEC_WEBSOCKET_VERSION) != Some("13") {
-        let mut response = refuse(StatusCode::BAD_REQUEST, "missing or bad WebSocket Version");
+        let mut response = plain(StatusCode::BAD_REQUEST, "missing or bad WebSocket Version");
         response.headers_mut().insert(SEC_WEBSOCKET_VERSION, HeaderValue::from_static("13"));
         return Err(response);
     }
     let Some(key) = text(SEC_WEBSOCKET_KEY).filter(|key| !key.is_empty()) else {
-        return Err(refuse(StatusCode::BAD_REQUEST, "mismatch challenge/response"));
+        return Err(plain(StatusCode::BAD_REQUEST, "mismatch challenge/response"));
     };
     // Any origin is accepted, but it must be present and parse.
     if !text(ORIGIN).is_some_and(is_request_uri) {
-        return Err(refuse(StatusCode::FORBIDDEN, ""));
+        return Err(plain(StatusCode::FORBIDDEN, ""));
     }
     // Like Go, reads only the first header, including its empty items.
     let named = text(SEC_WEBSOCKET_PROTOCOL).map(str::trim).filter(|named| !named.is_empty());
@@ -87,8 +81,7 @@ pub fn handshake(headers: &HeaderMap) -> Result<Response<ReplyBody>, Response<Re
         .map(str::trim)
         .filter(|protocol| !protocol.starts_with(BEARER_PROTOCOL))
         .collect();
-    let mut response = Response::new(ReplyBody::empty());
-    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let mut response = plain(StatusCode::SWITCHING_PROTOCOLS, "");
     let answer = response.headers_mut();
     answer.insert(UPGRADE, HeaderValue::from_static("websocket"));
     answer.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
@@ -102,7 +95,7 @@ pub fn handshake(headers: &HeaderMap) -> Result<Response<ReplyBody>, Response<Re
                 answer.insert(SEC_WEBSOCKET_PROTOCOL, protocol);
             }
         }
-        _ => return Err(refuse(StatusCode::BAD_REQUEST, "")),
+        _ => return Err(plain(StatusCode::BAD_REQUEST, "")),
     }
     Ok(response)
 }
@@ -224,7 +217,7 @@ fn poll_message<S>(
     scan_budget: &mut ScanBudget,
 ) -> Poll<Option<Result<Message, Failure>>>
 where
-    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+    S: AsyncRead + AsyncWrite + Unpin,
 {
     let _slice = ready!(scan_budget.poll(cx));
     let message = ready!(socket.poll_next_unpin(cx));
@@ -253,7 +246,7 @@ fn code_for(error: &Failure) -> Option<CloseCode> {
 /// Sends one message per event: text for JSON, binary for protobuf.
 async fn send<S>(socket: &mut WebSocketStream<S>, encoding: Encoding, batch: &[Bytes]) -> Result<(), Failure>
 where
-    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+    S: AsyncRead + AsyncWrite + Unpin,
 {
     for frame in batch {
         let payload = websocket_payload(encoding, frame);
@@ -264,6 +257,96 @@ where
         socket.feed(message).await?;
     }
     socket.flush().await
+}
+
+/// The byte stream of a watch over WebSocket, with a budget for what the client sends. A watch ignores all of it, and
+/// each frame costs the server as much as the client. The budget counts bytes, because a fragment or an empty frame is
+/// not a message that could be counted.
+#[derive(Debug)]
+struct InboundBudget<I> {
+    io: I,
+    left: usize,
+    /// When `left` was last increased.
+    since: Instant,
+}
+
+/// The error of a client that exceeded its budget.
+#[derive(Debug, thiserror::Error)]
+#[error("the client sent too much data on a watch")]
+struct InboundBudgetExceeded;
+
+/// The burst that a client may send: about 10,000 empty frames.
+const AT_ONCE_BYTES_MAX: usize = 64 << 10;
+/// The additional budget per second.
+const BYTES_PER_SECOND: usize = 8 << 10;
+/// The additional budget per event, for clients that acknowledge events.
+const BYTES_PER_EVENT: usize = 1 << 10;
+
+impl<I> InboundBudget<I> {
+    fn new(io: I) -> Self {
+        Self { io, left: AT_ONCE_BYTES_MAX, since: Instant::now() }
+    }
+
+    /// Returns the stream without the budget.
+    fn io(&mut self) -> &mut I {
+        &mut self.io
+    }
+
+    /// Adds the budget for sent events.
+    fn note_sent(&mut self, events: usize) {
+        self.add(events.saturating_mul(BYTES_PER_EVENT));
+    }
+
+    fn add(&mut self, bytes: usize) {
+        self.left = self.left.saturating_add(bytes).min(AT_ONCE_BYTES_MAX);
+    }
+
+    fn spend(&mut self, bytes: usize) -> Result<(), InboundBudgetExceeded> {
+        let now = Instant::now();
+        let passed = usize::try_from(now.duration_since(self.since).as_millis()).unwrap_or(usize::MAX);
+        let earned = passed.saturating_mul(BYTES_PER_SECOND) / 1_000;
+        if earned > 0 {
+            self.add(earned);
+            self.since = now;
+        }
+        self.left = self.left.checked_sub(bytes).ok_or(InboundBudgetExceeded)?;
+        Ok(())
+    }
+}
+
+impl<I: AsyncRead + Unpin> AsyncRead for InboundBudget<I> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut self.io).poll_read(cx, buf))?;
+        let read = buf.filled().len() - before;
+        Poll::Ready(if read == 0 { Ok(()) } else { self.spend(read).map_err(io::Error::other) })
+    }
+}
+
+impl<I: AsyncWrite + Unpin> AsyncWrite for InboundBudget<I> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write_vectored(cx, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
 }
 
 #[cfg(test)]
@@ -318,5 +401,19 @@ mod tests {
         for origin in ["", "null", "localhost", "http://[", "http://a:b", "1http://a", "http://[::1]x", "http://a\n"] {
             assert!(!is_request_uri(origin), "{origin}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn inbound_budget_refills_with_time_and_sent_events() {
+        let mut budget = InboundBudget::new(());
+        let spends = |budget: &mut InboundBudget<()>, bytes| budget.spend(bytes).is_ok();
+        assert!(spends(&mut budget, AT_ONCE_BYTES_MAX) && !spends(&mut budget, 1));
+        advance(Duration::from_secs(1)).await;
+        assert!(spends(&mut budget, BYTES_PER_SECOND) && !spends(&mut budget, 1));
+        budget.note_sent(3);
+        assert!(spends(&mut budget, 3 * BYTES_PER_EVENT) && !spends(&mut budget, 1));
+        advance(Duration::from_secs(3_600)).await;
+        budget.note_sent(1_000);
+        assert!(!spends(&mut budget, AT_ONCE_BYTES_MAX + 1) && spends(&mut budget, AT_ONCE_BYTES_MAX));
     }
 }

@@ -114,12 +114,6 @@ fn options(query: &Query) {
     let _ = (check_timeout(query), GetOptions::decode(query).map(|options| options.version_match()));
     let Ok(options) = ListOptions::decode(query) else { return };
     let options = options.defaulted();
-    let is_refused = options.validate(options.watch, true).is_err();
-    let (plan, start) = (options.list_plan(), options.watch_start());
-    if is_refused {
-        return;
-    }
-    // Valid options have a defined meaning, except for continue tokens and versions, which only their own parsers
-    // check.
-    let _ = (options.is_watch_list(), options.continue_from(), plan, start);
+    // Neither panics for options that are refused, or with continue tokens and versions that are not.
+    let _ = (options.validate(options.watch), options.list_plan(), options.watch_start());
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{ContinueAt, PageStore, ResourceVersion};
+use crate::{ContinueAt, ContinueToken, PageStore, ResourceVersion};
 use proptest::prelude::*;
 
 fn options(query: &str) -> ListOptions {
@@ -92,8 +92,6 @@ const LIST_VALUES: &str = r#"Unsupported value: "Foo": supported values: "Exact"
 const EXACT_ZERO: &str = r#"Forbidden: resourceVersionMatch "exact" is forbidden for resourceVersion "0""#;
 const LIST_EVENTS: &str = "Forbidden: sendInitialEvents is forbidden for list";
 const NEEDS_MATCH: &str = "Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
-const GATE_OFF: &str =
-    "Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled";
 const UNLESS_EVENTS: &str =
     "Forbidden: resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided";
 const WATCH_VALUES: &str = r#"Unsupported value: "Exact": supported values: "NotOlderThan""#;
@@ -138,14 +136,6 @@ fn conflicting_options_are_reported_together() {
         let told: Vec<_> = problem_list.iter().map(|cause| (cause.field.as_str(), cause.message.as_str())).collect();
         assert_eq!(told, problems, "{query}");
     }
-}
-
-#[test]
-fn initial_events_are_rejected_without_the_feature_gate() {
-    let options = options("watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan");
-    let refused = options.validate(true, false).expect_err("refused");
-    let expected = format!("ListOptions.meta.k8s.io \"\" is invalid: sendInitialEvents: {GATE_OFF}");
-    assert_eq!(refused.message, expected);
 }
 
 #[test]
@@ -285,18 +275,14 @@ fn watch_options_map_to_the_documented_watch_start() {
 
 #[test]
 fn watch_start_reports_initial_events_and_end_bookmark() {
-    for (start, events, bookmark) in [
-        (WatchStart::After(ResourceVersion(5)), false, false),
-        (WatchStart::FromCached, false, false),
-        (WatchStart::FromCurrent, false, false),
-        (WatchStart::State { at: VersionMatch::Any, end_bookmark: false }, true, false),
-        (WatchStart::State { at: VersionMatch::Any, end_bookmark: true }, true, true),
+    for (start, bookmark) in [
+        (WatchStart::After(ResourceVersion(5)), false),
+        (WatchStart::FromCached, false),
+        (WatchStart::FromCurrent, false),
+        (WatchStart::State { at: VersionMatch::Any, end_bookmark: false }, false),
+        (WatchStart::State { at: VersionMatch::Any, end_bookmark: true }, true),
     ] {
-        assert_eq!(
-            (matches!(start, WatchStart::State { .. }), start.ends_with_bookmark()),
-            (events, bookmark),
-            "{start:?}"
-        );
+        assert_eq!(start.ends_with_bookmark(), bookmark, "{start:?}");
     }
 }
 

@@ -6,13 +6,12 @@ use super::{EXACT, ListOptions, NOT_OLDER_THAN};
 
 impl ListOptions {
     /// Refuses options that exclude each other (R-OPTIONS-1). `as_watch` is the `watch` parameter, not the verb: the
-    /// `/watch/` path form without `watch=true` is validated as a list. `watch_list_gate` states whether the server's
-    /// feature gate `WatchList` is enabled.
+    /// `/watch/` path form without `watch=true` is validated as a list.
     ///
     /// # Errors
     /// 422 with all problems, in the apiserver's order.
-    pub fn validate(&self, as_watch: bool, watch_list_gate: bool) -> Result<(), Status> {
-        let problems = if as_watch { watch_problems(self, watch_list_gate) } else { list_problems(self) };
+    pub fn validate(&self, as_watch: bool) -> Result<(), Status> {
+        let problems = if as_watch { watch_problems(self) } else { list_problems(self) };
         if problems.is_empty() { Ok(()) } else { Err(Status::invalid_list_options(problems)) }
     }
 }
@@ -41,18 +40,11 @@ fn list_problems(options: &ListOptions) -> Vec<StatusCause> {
     problems
 }
 
-fn watch_problems(options: &ListOptions, watch_list_gate: bool) -> Vec<StatusCause> {
+fn watch_problems(options: &ListOptions) -> Vec<StatusCause> {
     let mut problems = Vec::new();
     let version_match = options.resource_version_match.as_str();
-    if options.send_initial_events.is_some() {
-        if version_match != NOT_OLDER_THAN {
-            let why = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
-            problems.push(match_forbidden(why));
-        }
-        if !watch_list_gate {
-            let why = "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled";
-            problems.push(forbidden("sendInitialEvents", why));
-        }
+    if options.send_initial_events.is_some() && version_match != NOT_OLDER_THAN {
+        problems.push(match_forbidden("sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"));
     }
     if !version_match.is_empty() {
         if options.send_initial_events.is_none() {

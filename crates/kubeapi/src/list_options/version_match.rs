@@ -47,7 +47,8 @@ pub enum WatchStart {
 }
 
 impl WatchStart {
-    /// Whether the bookmark with the annotation `k8s.io/initial-events-end` follows them.
+    /// Whether synthetic `ADDED` events come first, and the bookmark with the annotation `k8s.io/initial-events-end`
+    /// follows them.
     pub fn ends_with_bookmark(self) -> bool {
         matches!(self, Self::State { end_bookmark: true, .. })
     }
@@ -69,7 +70,9 @@ impl ListOptions {
     pub fn list_plan(&self) -> Result<ListPlan, Status> {
         let text = self.resource_version.as_str();
         let limit = u64::try_from(self.limit).ok().filter(|&limit| limit > 0 && text != "0");
-        if let Some(ContinueToken { at, start }) = self.continue_from()? {
+        if !self.continue_token.is_empty() {
+            let token = ContinueToken::decode(&self.continue_token);
+            let ContinueToken { at, start } = token.map_err(|error| Status::bad_request(error.to_string()))?;
             if !matches!(text, "" | "0") {
                 return Err(Status::bad_request("specifying resource version is not allowed when using continue"));
             }
@@ -96,7 +99,7 @@ impl ListOptions {
     /// # Errors
     /// 500 if the resourceVersion is not a number.
     pub fn watch_start(&self) -> Result<WatchStart, Status> {
-        let end_bookmark = self.is_watch_list();
+        let end_bookmark = self.send_initial_events == Some(true) && self.allow_watch_bookmarks;
         let version = get_version(&self.resource_version)?;
         Ok(match (self.send_initial_events, version) {
             (Some(true), at) => WatchStart::State { at, end_bookmark },

@@ -4,32 +4,26 @@ use std::time::Duration;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::order::{SortBy, WatchRank};
 use super::request_source::RequestSource;
-use crate::cache::{Cursor, EventsWaiting, Follower};
-use crate::serve::activity::watch_transport::WatchTransport;
-use crate::serve::route::WatchRead;
+use crate::cache::{EventsWaiting, Follower};
+use crate::serve::activity::WatchTransport;
 use crate::wire::Representation;
-
-/// The properties of a watch that are fixed when it opens.
-pub(crate) struct WatchDescription {
-    who: RequestSource,
-    follower: Follower,
-    representation: Representation,
-    protocol: WatchTransport,
-}
 
 /// An open watch with the counters shown on the debug pages.
 pub(crate) struct WatchEntry {
-    what: WatchDescription,
-    /// The time at which the watch opened, in microseconds since the registry was created.
+    pub(super) who: RequestSource,
+    follower: Follower,
+    representation: Representation,
+    protocol: WatchTransport,
+    /// When the watch opened, in microseconds since the registry was created.
     opened: u64,
-    told: AtomicU64,
-    next: AtomicU64,
-    bytes: AtomicU64,
-    /// The time at which the client last polled for frames, in microseconds since the registry was created, shifted
-    /// left by one bit. The lowest bit is set if the watch was idle then.
-    asked: AtomicU64,
+    pub(super) told: AtomicU64,
+    pub(super) next: AtomicU64,
+    /// Only the watch's own [`ActiveWatch`](super::ActiveWatch) adds to it.
+    pub(super) bytes: AtomicU64,
+    /// When the client last polled for frames, in microseconds since the registry was created, shifted left by one bit.
+    /// The lowest bit is set if the watch was idle then.
+    pub(super) asked: AtomicU64,
 }
 
 /// One row of `/debug/watches`.
@@ -62,12 +56,54 @@ pub(super) struct WatchRow {
     state_seconds: u64,
 }
 
-/// The time without reading after which a watch with pending events is reported as stalled.
+/// The sort column of `/debug/watches`. An unknown name selects `Behind`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum SortBy {
+    #[default]
+    Behind,
+    Since,
+    Sent,
+    Open,
+    Agent,
+    User,
+    Resource,
+}
+
+/// The sort key of a watch.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum WatchRank {
+    Number(u64, u64),
+    Text(String),
+}
+
+/// A watch with pending events is reported as stalled if its client took no data for longer than this.
 const SENDING_MAX: Duration = Duration::from_secs(1);
 
-impl WatchDescription {
-    pub(crate) fn new(who: RequestSource, cursor: &Cursor, read: &WatchRead, protocol: WatchTransport) -> Self {
-        Self { who, follower: cursor.follower(), representation: read.representation, protocol }
+impl SortBy {
+    pub(super) fn of(name: &str) -> Self {
+        match name {
+            "since" => Self::Since,
+            "sent" => Self::Sent,
+            "open" => Self::Open,
+            "agent" => Self::Agent,
+            "user" => Self::User,
+            "resource" => Self::Resource,
+            _ => Self::Behind,
+        }
+    }
+}
+
+impl WatchEntry {
+    /// Creates an entry for a watch that opens at `opened`, relative to the creation of the registry.
+    pub(super) fn new(
+        who: RequestSource,
+        follower: Follower,
+        representation: Representation,
+        protocol: WatchTransport,
+        opened: Duration,
+    ) -> Self {
+        let [told, next, bytes, asked] = std::array::from_fn(|_| AtomicU64::new(0));
+        Self { who, follower, representation, protocol, opened: micros(opened), told, next, bytes, asked }
     }
 
     /// Returns which kinds of selector the watch uses, but not their values.
@@ -80,44 +116,20 @@ impl WatchDescription {
             (false, false) => "labels and fields",
         }
     }
-}
-
-impl WatchEntry {
-    /// Creates an entry for a watch that opens at `at`, relative to the creation of the registry.
-    pub(super) fn new(what: WatchDescription, at: Duration) -> Self {
-        let [told, next, bytes, asked] = std::array::from_fn(|_| AtomicU64::new(0));
-        Self { what, opened: micros(at), told, next, bytes, asked }
-    }
-
-    pub(super) fn who(&self) -> &RequestSource {
-        &self.what.who
-    }
 
     /// Returns the watched resource and, if there is one, its namespace.
     pub(super) fn place(&self) -> String {
-        let resource = self.what.follower.resource();
-        match self.what.follower.view().namespace() {
+        let resource = self.follower.resource();
+        match self.follower.view().namespace() {
             Some(namespace) => format!("{resource} in {namespace}"),
             None => resource,
         }
     }
 
-    pub(super) fn told(&self, rv: u64, next: u64, at: Duration, is_parked: bool) {
-        self.told.store(rv, Ordering::Relaxed);
-        self.next.store(next, Ordering::Relaxed);
-        self.asked.store((micros(at) << 1) | u64::from(is_parked), Ordering::Relaxed);
-    }
-
-    /// Adds to the bytes sent on the watch. Only the watch's own [`ActiveWatch`](super::ActiveWatch) may call this,
-    /// because concurrent calls would lose updates.
-    pub(super) fn sent(&self, bytes: u64) {
-        self.bytes.store(self.bytes.load(Ordering::Relaxed) + bytes, Ordering::Relaxed);
-    }
-
     /// Returns the sort key of the watch. With [`SortBy::Behind`], ties are sorted by the time since the last poll.
     pub(super) fn rank(&self, by: SortBy, began: Instant, now: Instant) -> WatchRank {
         let silent = u64::MAX - (self.asked.load(Ordering::Relaxed) >> 1);
-        let (user, agent) = self.who().names();
+        let (user, agent) = self.who.names();
         let text = |text: Option<&str>| WatchRank::Text(text.unwrap_or_default().to_owned());
         match by {
             SortBy::Behind => {
@@ -139,12 +151,12 @@ impl WatchEntry {
     }
 
     fn waiting(&self) -> EventsWaiting {
-        self.what.follower.waiting(self.next.load(Ordering::Relaxed))
+        self.follower.waiting(self.next.load(Ordering::Relaxed))
     }
 
     /// Builds the debug row of the watch as of `now`. `began` is when the registry was created.
     pub(super) fn row(&self, began: Instant, now: Instant) -> WatchRow {
-        let (what, asked) = (&self.what, self.asked.load(Ordering::Relaxed));
+        let asked = self.asked.load(Ordering::Relaxed);
         let (events_behind, events_behind_at_least) = match self.waiting() {
             EventsWaiting::Exactly(events) => (events, false),
             EventsWaiting::AtLeast(events) | EventsWaiting::Lost(events) => (events, true),
@@ -158,17 +170,17 @@ impl WatchEntry {
             "stalled"
         };
         WatchRow {
-            user: what.who.user_name(),
-            user_agent: what.who.agent.as_deref().map(str::to_owned),
-            resource: what.follower.resource(),
-            namespace: what.follower.view().namespace().map(str::to_owned),
-            selectors: what.selectors(),
-            representation: what.representation.as_str(),
-            protocol: what.protocol.as_str(),
+            user: self.who.user_name(),
+            user_agent: self.who.agent.as_deref().map(str::to_owned),
+            resource: self.follower.resource(),
+            namespace: self.follower.view().namespace().map(str::to_owned),
+            selectors: self.selectors(),
+            representation: self.representation.as_str(),
+            protocol: self.protocol.as_str(),
             open_seconds: self.open_for(began, now).as_secs(),
             bytes_sent: self.bytes.load(Ordering::Relaxed),
             resource_version: self.told.load(Ordering::Relaxed).to_string(),
-            feed_resource_version: what.follower.progress().rv.to_string(),
+            feed_resource_version: self.follower.progress().rv.to_string(),
             events_behind,
             events_behind_at_least,
             state,
@@ -177,7 +189,7 @@ impl WatchEntry {
     }
 }
 
-fn micros(at: Duration) -> u64 {
+pub(super) fn micros(at: Duration) -> u64 {
     u64::try_from(at.as_micros()).unwrap_or(u64::MAX >> 1)
 }
 

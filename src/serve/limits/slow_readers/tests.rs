@@ -187,3 +187,78 @@ fn unresponsive_watch_is_cut_with_reason() {
         assert_eq!(verdict(is_past_deadline, state), expected, "{is_past_deadline} {state:?}");
     }
 }
+
+mod state_pins {
+    use tokio::time::advance;
+
+    use super::super::*;
+    use crate::cache::{CacheConfig, CacheWriter, Pins};
+    use crate::wire::{Encoding, Envelope, JsonLayout};
+    use kubeapi::Gvr;
+
+    const MAX: Duration = Duration::from_secs(60);
+
+    fn pin(timers: &Timers) -> (AbortSignal, StatePin) {
+        let envelope = Envelope::new(Encoding::Json, "v1", "Pod", JsonLayout::BuiltIn);
+        let (_writer, reader) = CacheWriter::new(CacheConfig::default(), Gvr::new("", "v1", "pods"), envelope, true);
+        let cut = AbortSignal::default();
+        let pin = reader.pin(&Pins::default(), &reader.snapshot(), cut.clone());
+        (cut.clone(), StatePin::new(pin, timers, (MAX, "stalled"), &cut))
+    }
+
+    fn timers() -> Timers {
+        let timers = Timers::default();
+        tokio::spawn(timers.clone().run());
+        timers
+    }
+
+    async fn pass(seconds: u64) {
+        for _ in 0..seconds {
+            advance(Duration::from_secs(1)).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_progress_moves_the_deadline() {
+        let timers = timers();
+        let ((stuck, _stuck_pin), (slow, slow_pin)) = (pin(&timers), pin(&timers));
+        pass(32).await;
+        slow_pin.progressed();
+        pass(27).await;
+        assert_eq!(stuck.why(), None);
+        pass(3).await;
+        assert_eq!((stuck.why(), slow.why()), (Some("stalled"), None));
+        pass(29).await;
+        assert_eq!(slow.why(), None);
+        pass(3).await;
+        assert_eq!(slow.why(), Some("stalled"));
+        // The same again after all deadlines have passed.
+        pass(100).await;
+        let (late, _pin) = pin(&timers);
+        pass(62).await;
+        assert_eq!(late.why(), Some("stalled"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn client_is_not_blamed_while_the_response_waits_for_something_else() {
+        let timers = timers();
+        let (cut, pin) = pin(&timers);
+        pin.pause();
+        pass(1_000).await;
+        assert_eq!(cut.why(), None);
+        pin.progressed();
+        pass(58).await;
+        assert_eq!(cut.why(), None);
+        pass(4).await;
+        assert_eq!(cut.why(), Some("stalled"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn dropped_pin_cuts_nothing() {
+        let timers = timers();
+        let (cut, pin) = pin(&timers);
+        drop(pin);
+        pass(100).await;
+        assert_eq!(cut.why(), None);
+    }
+}

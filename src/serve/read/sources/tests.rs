@@ -1,40 +1,48 @@
 use std::sync::Arc;
 
-use futures_util::FutureExt;
-
 use super::*;
-use crate::auth::{Authorizer, Caller};
-use crate::cache::{CacheConfig, Snapshot};
-use crate::feeds::{FeedStartRequest, Feeds};
+use crate::cache::CacheConfig;
+use crate::feeds::FeedStartRequest;
 use base::DrainTrigger;
-use kubeapi::{Gvr, PageStore, Query, RequestInfo};
+use kubeapi::{Gvr, PageStore};
 
 const DEADLINE: Duration = Duration::from_secs(3);
 
+/// A live feed of pods at version 10.
+fn pods() -> (FeedSources, FeedHandle, FeedStartRequest, DrainTrigger) {
+    let (feeds, mut demands) = Feeds::new(CacheConfig::default());
+    let key = FeedKey { gvr: Gvr::new("", "v1", "pods"), scope: Scope::Cluster, encoding: Encoding::Protobuf };
+    let feed = feeds.handle(&FeedSpec::like_pods(key), None).expect("there is room");
+    let mut demand = demands.try_recv().expect("the feed is demanded");
+    demand.writer.replace(Snapshot::from_objects(ResourceVersion(10), Vec::new()));
+    demand.writer.set_state(FeedState::Live);
+    let (trigger, drain) = DrainTrigger::new();
+    (FeedSources::new(ServeConfig::default().into(), feeds, drain), feed, demand, trigger)
+}
+
+fn need(kind: ReadKind) -> FeedRequirements<'static> {
+    let representation = Representation::Object(Encoding::Json);
+    FeedRequirements { namespace: Some("a"), representation, received: Instant::now(), by_proxy: false, kind }
+}
+
 /// Waits for one of the events that a request may wait for, none of which occurs.
-async fn waits(feed: &FeedHandle, wait: usize) -> FeedWaitError {
-    let (reader, deadline, received) = (&feed.reader, Instant::now() + DEADLINE, Instant::now());
-    let in_vain = match wait {
-        0 => while_it_runs(reader, deadline, feed.freshness.reached(received)).await.err(),
-        1 => while_it_runs(reader, deadline, reader.reached(ResourceVersion(11))).await.err(),
+async fn waits(feed: &FeedHandle, wait: usize) -> Result<Option<()>, NotServable> {
+    let (deadline, received) = (Instant::now() + DEADLINE, Instant::now());
+    match wait {
+        0 => while_it_runs(feed, deadline, feed.freshness.reached(received)).await,
+        1 => while_it_runs(feed, deadline, feed.reader.reached(ResourceVersion(11))).await,
         _ => {
             let settled = feed.renderings.settled(Representation::Object(Encoding::Json));
-            while_it_runs(reader, deadline, settled).await.err()
+            while_it_runs(feed, deadline, settled).await.map(|settled| settled.map(drop))
         }
-    };
-    in_vain.expect("nothing of it comes")
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn every_wait_ends_when_feed_ends_or_deadline_passes() {
     for wait in 0..3 {
-        for (ends, expected) in [(true, FeedWaitError::FeedEnded), (false, FeedWaitError::Timeout)] {
-            let (feeds, mut demands) = Feeds::new(CacheConfig::default());
-            let key = FeedKey { gvr: Gvr::new("", "v1", "pods"), scope: Scope::Cluster, encoding: Encoding::Protobuf };
-            let feed = feeds.handle(&FeedSpec::like_pods(key), None).expect("there is room");
-            let FeedStartRequest { mut writer, .. } = demands.try_recv().expect("the feed is demanded");
-            writer.replace(Snapshot::from_objects(ResourceVersion(10), Vec::new()));
-            writer.set_state(FeedState::Live);
+        for (ends, expected) in [(true, Err(NotServable::FeedEnded)), (false, Ok(None))] {
+            let (_sources, feed, FeedStartRequest { mut writer, .. }, _trigger) = pods();
             let began = Instant::now();
             let waiting = tokio::spawn(async move { waits(&feed, wait).await });
             tokio::task::yield_now().await;
@@ -51,15 +59,64 @@ async fn every_wait_ends_when_feed_ends_or_deadline_passes() {
 
 #[tokio::test(start_paused = true)]
 async fn ready_result_is_returned_although_feed_ended() {
-    let (writer, reader) = crate::cache::CacheWriter::new(
-        CacheConfig::default(),
-        Gvr::new("", "v1", "pods"),
-        crate::wire::Envelope::new(Encoding::Protobuf, "v1", "Pod", JsonLayout::BuiltIn),
-        true,
-    );
-    drop(writer);
-    let there = while_it_runs(&reader, Instant::now(), std::future::ready(7)).await;
-    assert_eq!(there, Ok(7));
+    let (_sources, feed, FeedStartRequest { mut writer, .. }, _trigger) = pods();
+    writer.set_state(FeedState::Ended(FeedEnd::Outdated));
+    let there = while_it_runs(&feed, Instant::now(), std::future::ready(7)).await;
+    assert_eq!(there, Ok(Some(7)));
+}
+
+/// What each kind of read waits for, with a watch cache upstream and without one.
+#[test]
+fn goal_and_limit_of_wait_follow_from_version_and_kind() {
+    const SHOWN: ResourceVersion = ResourceVersion(7);
+    let (any, unset, exact) = (VersionMatch::Any, VersionMatch::Unset, VersionMatch::Exact(ResourceVersion(9)));
+    let (rv, later) = (ResourceVersion(9), VersionMatch::NotOlderThan(ResourceVersion(9)));
+    let watch = |start, timeout_seconds| ReadKind::Watch { start, timeout_seconds };
+    let state = |at| watch(WatchStart::State { at, end_bookmark: true }, None);
+    let [none, second, fresh, proof] = [0, 1, 3, 30].map(Duration::from_secs);
+    for (kind, goal, [cached, uncached], [missed, missed_uncached]) in [
+        (ReadKind::List(exact), Goal::Nothing, [none; 2], [Missed::TooLarge, Missed::Unproven]),
+        (ReadKind::List(any), Goal::Version(SHOWN), [fresh, second], [Missed::Answer; 2]),
+        (ReadKind::Get(later), Goal::Version(rv), [fresh, second], [Missed::TooLarge, Missed::Unproven]),
+        (ReadKind::List(later), Goal::Version(rv), [fresh, second], [Missed::TooLarge, Missed::Unproven]),
+        (ReadKind::List(unset), Goal::Proof, [fresh; 2], [Missed::Unproven; 2]),
+        (state(any), Goal::Version(SHOWN), [fresh, second], [Missed::Answer; 2]),
+        (state(later), Goal::Version(rv), [fresh, second], [Missed::TooLarge, Missed::Unproven]),
+        (state(unset), Goal::Proof, [proof; 2], [Missed::Unproven; 2]),
+        (watch(WatchStart::FromCurrent, Some(2)), Goal::Proof, [Duration::from_secs(2); 2], [Missed::Unproven; 2]),
+        (watch(WatchStart::FromCurrent, Some(-1)), Goal::Proof, [proof; 2], [Missed::Unproven; 2]),
+        (watch(WatchStart::FromCurrent, Some(i64::MAX)), Goal::Proof, [proof; 2], [Missed::Unproven; 2]),
+        (watch(WatchStart::FromCached, None), Goal::Nothing, [none; 2], [Missed::TooLarge, Missed::Unproven]),
+        (watch(WatchStart::After(rv), None), Goal::Later(rv), [none; 2], [Missed::TooLarge, Missed::Unproven]),
+    ] {
+        assert_eq!(need(kind).goal(true, fresh, SHOWN), (goal, cached, missed), "{kind:?}");
+        assert_eq!(need(kind).goal(false, fresh, SHOWN), (goal, uncached, missed_uncached), "{kind:?}, not cached");
+    }
+}
+
+/// How a request continues if its version or its proof does not come.
+#[tokio::test(start_paused = true)]
+async fn missed_version_or_proof_forwards_reads_and_fails_watches() {
+    let (unset, later) = (VersionMatch::Unset, VersionMatch::NotOlderThan(ResourceVersion(99)));
+    let watch = |at| ReadKind::Watch { start: WatchStart::State { at, end_bookmark: false }, timeout_seconds: Some(5) };
+    let late = |requested| NotServable::Late(Box::new(Status::too_large(requested, 10)));
+    for (kind, is_stale, seconds, expected) in [
+        (ReadKind::List(unset), false, 3, NotServable::Forward(ForwardReason::NoProof)),
+        (ReadKind::Get(later), false, 3, late(99)),
+        (ReadKind::List(later), true, 3, late(99)),
+        (watch(later), true, 3, late(99)),
+        (watch(unset), false, 5, late(11)),
+        (watch(unset), true, 3, unreachable()),
+    ] {
+        let (sources, feed, FeedStartRequest { mut writer, .. }, _trigger) = pods();
+        if is_stale {
+            writer.set_state(FeedState::Stale { since: Instant::now() });
+        }
+        let (began, renderer) = (Instant::now(), feed.reader.verbatim().clone());
+        let waited = sources.wait_ready(&FeedSource { feed, renderer }, &need(kind)).await;
+        assert_eq!(waited, Err(expected), "{kind:?}");
+        assert!(began.elapsed().abs_diff(Duration::from_secs(seconds)) < Duration::from_millis(10), "{kind:?}");
+    }
 }
 
 /// The catalog may have a new definition before the feed of the old one is retired.
@@ -72,13 +129,8 @@ fn get_uses_only_feed_of_current_crd_definition() {
     writer.set_state(FeedState::Live);
     let (_trigger, drain) = DrainTrigger::new();
     let sources = FeedSources::new(ServeConfig::default().into(), feeds, drain);
-    let path = "/apis/example.com/v1/namespaces/a/widgets/w";
-    let info = RequestInfo::parse("GET", path, &Query::default()).expect("a plain path");
-    let grant = Authorizer::open().grant(&Caller::ProxyItself, &info).now_or_never().expect("nobody is asked");
-    let permit = Permit::Whole(grant.expect("whoever asks is us"));
     for (edition, is_read) in [("uid/1", true), ("uid/2", false)] {
-        let json = Representation::Object(Encoding::Json);
-        let source = sources.running_source(&permit, &widgets(edition), Some("a"), json);
+        let source = sources.running_source(&widgets(edition), &need(ReadKind::Get(VersionMatch::Any)));
         assert_eq!(source.is_some(), is_read, "{edition}");
     }
 }

@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 
-use super::frame_batch::{FrameBatch, SendProgress};
+use super::initial_events::{FrameBatch, SendProgress};
 use crate::auth::{Readable, Verdict, VerdictChanges};
 use crate::cache::{Cursor, Event, FilteredEvent, Pull, Snapshot, SnapshotMark, View};
 use crate::serve::limits::StatePin;
@@ -55,19 +55,15 @@ struct ViewChange {
     going: Option<VecDeque<Arc<str>>>,
     /// The key of the next object to send, in the first namespace that is being added or removed.
     next: String,
-    /// The terms of the initial state; set if the mark is the initial state.
-    begins: Option<InitialStateTerms>,
+    /// Whether the mark is the initial state.
+    begins: bool,
+    /// Whether a bookmark must follow the objects of the initial state.
+    end_bookmark: bool,
     /// Whether frames were put that are older than the mark, or that only this watch receives.
     told_older: bool,
 }
 
-/// The terms of the initial state.
-#[derive(Debug, Clone, Copy)]
-struct InitialStateTerms {
-    end_bookmark: bool,
-}
-
-/// The decision about an event of a partial view.
+/// The handling of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum EventDisposition {
     Send,
@@ -114,14 +110,9 @@ impl PartialView {
                 None => None,
             };
         }
-        let turn = state.map(|(pin, snapshot)| ViewChange {
-            mark: cursor.mark_here(snapshot),
-            pin,
-            coming,
-            going: None,
-            next: String::new(),
-            begins: Some(InitialStateTerms { end_bookmark }),
-            told_older: false,
+        let turn = state.map(|(pin, snapshot)| {
+            let turn = ViewChange::new(cursor.mark_here(snapshot), pin, coming);
+            ViewChange { begins: true, end_bookmark, ..turn }
         });
         let changed = Box::pin(readable.verdicts().changed());
         Self { readable, places, turn, stale: true, changed }
@@ -158,15 +149,7 @@ impl PartialView {
         if self.turn.is_none() && (goes || !coming.is_empty()) {
             let mark = cursor.mark();
             let pin = pin(&mark.snapshot);
-            self.turn = Some(ViewChange {
-                mark,
-                pin,
-                coming,
-                going: None,
-                next: String::new(),
-                begins: None,
-                told_older: false,
-            });
+            self.turn = Some(ViewChange::new(mark, pin, coming));
         }
         self.turn.is_some()
     }
@@ -205,9 +188,9 @@ impl PartialView {
             return Ok(SendProgress::More);
         }
         let at = turn.mark.snapshot.rv;
-        if let Some(InitialStateTerms { end_bookmark: true }) = turn.begins {
+        if turn.end_bookmark {
             out.batch.push(out.reader.bookmark(at, true, out.cursor.renderer())?);
-            turn.begins = Some(InitialStateTerms { end_bookmark: false });
+            turn.end_bookmark = false;
         }
         if turn.go(places, out)? == SendProgress::More {
             return Ok(SendProgress::More);
@@ -221,7 +204,12 @@ impl PartialView {
 }
 
 impl ViewChange {
-    /// Sends the objects of added namespaces as ADDED events.
+    fn new(mark: SnapshotMark, pin: StatePin, coming: VecDeque<Arc<str>>) -> Self {
+        let (going, next) = (None, String::new());
+        Self { mark, pin, coming, going, next, begins: false, end_bookmark: false, told_older: false }
+    }
+
+    /// Sends the objects of added namespaces.
     fn come(
         &mut self,
         readable: &Readable,
@@ -244,7 +232,7 @@ impl ViewChange {
             }
             let before = out.batch.len();
             let more = out.put(&self.mark.snapshot, &in_namespace(out, &namespace), &started, FrameBatch::added)?;
-            self.told_older |= self.begins.is_none() && out.batch.len() > before;
+            self.told_older |= !self.begins && out.batch.len() > before;
             if let Some(next) = more {
                 self.next = next;
                 return Ok(SendProgress::More);

@@ -19,7 +19,8 @@ use kubeapi::WatchTimeout;
 
 /// The timers of a watch, and the watchdog that fires them even if the watch is never polled.
 pub(crate) struct WatchTimers {
-    clock: Clock,
+    deadline: Instant,
+    next_bookmark: Instant,
     watchdog: Arc<Watchdog>,
     /// The future of the permission's end, if the permission can end. It wakes the watchdog.
     _revocation: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
@@ -33,13 +34,7 @@ pub(crate) struct WatchTimers {
     is_bookmark_due: bool,
 }
 
-/// The times at which the bookmarks and the end of a watch are due.
-struct Clock {
-    deadline: Instant,
-    next_bookmark: Instant,
-}
-
-/// The interval between bookmarks (KEP-956). One more is sent two seconds before the end (KEP-1904; R-BOOKMARK-1).
+/// A bookmark per minute (KEP-956), and one two seconds before the end (KEP-1904; R-BOOKMARK-1).
 const BOOKMARK_PERIOD: Duration = Duration::from_secs(60);
 const BOOKMARK_BEFORE_END: Duration = Duration::from_secs(2);
 /// The maximum timeout of a watch, one year, so that no arithmetic overflows.
@@ -47,7 +42,8 @@ const LASTS_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
 impl WatchTimers {
     /// Starts the timers of a watch that was requested at `received`. The timeout counts from there, regardless of what
-    /// the request has waited for (R-TIMEOUT-1). The signal `cut` ends a watch that is not polled.
+    /// the request has waited for (R-TIMEOUT-1). Without a client timeout, the watch lasts between `lasts_min` and twice
+    /// that. `cut` ends a watch that is not polled.
     pub(crate) fn start(
         received: Instant,
         terms: &WatchOptions,
@@ -56,10 +52,16 @@ impl WatchTimers {
         cut: AbortSignal,
         drain: &DrainWatch,
     ) -> Self {
-        let clock = Clock::new(received, terms.timeout_seconds, terms.lasts_min);
-        let watchdog = Watchdog::new(slow_readers, cut, clock.deadline, grant, drain.has_started());
+        let lasts = match WatchTimeout::of(terms.timeout_seconds) {
+            WatchTimeout::Unset => terms.lasts_min.mul_f64(1.0 + random::f64()),
+            WatchTimeout::Elapsed => Duration::ZERO,
+            WatchTimeout::After(length) => length.min(LASTS_MAX),
+        };
+        let deadline = received + lasts;
+        let watchdog = Watchdog::new(slow_readers, cut, deadline, grant, drain.has_started());
         let mut timers = Self {
-            clock,
+            deadline,
+            next_bookmark: (received + BOOKMARK_PERIOD).min(last_bookmark(received, deadline)),
             _revocation: revocation(&watchdog),
             watchdog,
             _held: drain.hold(),
@@ -67,7 +69,7 @@ impl WatchTimers {
             fired: None,
             is_bookmark_due: false,
         };
-        timers.set(timers.clock.next());
+        timers.set(timers.next_bookmark.min(deadline));
         timers
     }
 
@@ -77,7 +79,7 @@ impl WatchTimers {
 
     /// Pins a state that the watch sends. The pin is released if the watch is aborted.
     pub(super) fn pin(&self, feed: &FeedHandle, state: &Snapshot) -> StatePin {
-        self.watchdog.slow_readers().pin(feed, state, self.watchdog.cut())
+        self.watchdog.slow_readers().pin(feed, state, self.watchdog.cut(), false)
     }
 
     /// Returns the exit of a watch whose permission was revoked.
@@ -89,13 +91,13 @@ impl WatchTimers {
     /// Returns how the watch ends, if a timer that ends it has fired. Otherwise, the timer is set again.
     pub(super) fn exit(&mut self, cx: &Context<'_>) -> Option<Exit> {
         match self.fired(cx)? {
-            FiredTimer::Time if self.clock.is_over(Instant::now()) => Some(Exit::Silent(WatchEnd::Timeout)),
+            FiredTimer::Time if self.deadline <= Instant::now() => Some(Exit::Silent(WatchEnd::Timeout)),
             FiredTimer::Drained => Some(Exit::Silent(WatchEnd::Drained)),
             FiredTimer::Revoked => self.revocation(),
             FiredTimer::Time => {
                 self.fired = None;
                 self.is_bookmark_due = true;
-                self.set(self.clock.deadline);
+                self.set(self.deadline);
                 None
             }
         }
@@ -120,8 +122,13 @@ impl WatchTimers {
         if !std::mem::take(&mut self.is_bookmark_due) {
             return false;
         }
-        let is_due = self.clock.bookmark_due(Instant::now());
-        self.set(self.clock.next());
+        let now = Instant::now();
+        let is_due = now >= self.next_bookmark;
+        if is_due {
+            let last = last_bookmark(now, self.deadline);
+            self.next_bookmark = if last > now { (now + BOOKMARK_PERIOD).min(last) } else { self.deadline };
+        }
+        self.set(self.next_bookmark.min(self.deadline));
         is_due
     }
 
@@ -145,41 +152,7 @@ fn revocation(watchdog: &Arc<Watchdog>) -> Option<Pin<Box<WaitForCancellationFut
     Some(over)
 }
 
-impl Clock {
-    /// Creates the clock of a watch that was requested at `received`. Without a client timeout, the watch lasts between
-    /// `min` and twice `min`.
-    fn new(received: Instant, timeout_seconds: Option<i64>, min: Duration) -> Self {
-        let lasts = match WatchTimeout::of(timeout_seconds) {
-            WatchTimeout::Unset => min.mul_f64(1.0 + random::f64()),
-            WatchTimeout::Elapsed => Duration::ZERO,
-            WatchTimeout::After(length) => length.min(LASTS_MAX),
-        };
-        let deadline = received + lasts;
-        Self { deadline, next_bookmark: (received + BOOKMARK_PERIOD).min(Self::last_bookmark(received, deadline)) }
-    }
-
-    fn is_over(&self, now: Instant) -> bool {
-        self.deadline <= now
-    }
-
-    /// Returns the time at which the session's next timer fires.
-    fn next(&self) -> Instant {
-        self.next_bookmark.min(self.deadline)
-    }
-
-    /// Returns the time at which the bookmark before the end is due. Watches shorter than [`BOOKMARK_BEFORE_END`] have
-    /// none.
-    fn last_bookmark(now: Instant, deadline: Instant) -> Instant {
-        deadline.checked_sub(BOOKMARK_BEFORE_END).filter(|at| *at > now).unwrap_or(deadline)
-    }
-
-    /// Whether a bookmark is due. If so, the next one is scheduled.
-    fn bookmark_due(&mut self, now: Instant) -> bool {
-        if now < self.next_bookmark {
-            return false;
-        }
-        let last = Self::last_bookmark(now, self.deadline);
-        self.next_bookmark = if last > now { (now + BOOKMARK_PERIOD).min(last) } else { self.deadline };
-        true
-    }
+/// Returns when the bookmark before the end is due. Watches shorter than that have none.
+fn last_bookmark(now: Instant, deadline: Instant) -> Instant {
+    deadline.checked_sub(BOOKMARK_BEFORE_END).filter(|at| *at > now).unwrap_or(deadline)
 }

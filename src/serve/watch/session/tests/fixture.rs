@@ -194,7 +194,7 @@ impl Stage {
         terms: &WatchOptions,
     ) -> Client {
         let (cut, key) = (AbortSignal::default(), &self.feed.spec.key);
-        let metrics = Watches::default().open(key, Representation::Object(Encoding::Json), WatchTransport::Http1);
+        let metrics = Watches::default().open(key, Representation::Object(Encoding::Json), WatchTransport::Http1, None);
         let OpenedWatch { snapshot, cursor } = opened;
         let received = Instant::now() - self.waited;
         let (grant, slow_readers) = (permit.grant_status(), self.slow_readers.clone());

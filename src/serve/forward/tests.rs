@@ -86,7 +86,7 @@ fn upstream_refusal_status_is_returned_unchanged() {
 fn shared_response_above_list_budget_is_not_shared() {
     let concurrency =
         ConcurrencyLimits::new(&ConcurrencyConfig { lists_bytes_max: 2 << 10, ..ConcurrencyConfig::default() });
-    let answer = |bytes: usize| Response::new(Bytes::from(vec![0; bytes]));
-    assert!(in_place(answer(1 << 10), &concurrency, None).is_ok());
-    assert!(matches!(in_place(answer(64 << 10), &concurrency, None), Err(CoalesceError::TooLarge)));
+    let body = |bytes: usize| Bytes::from(vec![0; bytes]);
+    assert!(room_for(&body(1 << 10), &concurrency, None).is_ok());
+    assert!(matches!(room_for(&body(64 << 10), &concurrency, None), Err(CoalesceError::TooLarge)));
 }
