@@ -1,6 +1,6 @@
 use std::convert::Infallible;
 use std::io;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -10,9 +10,9 @@ use slab::Slab;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::connection::{ConnectionState, SlotGuard};
+use super::connection::ConnectionState;
 use super::idle_connections::{ConnectionSource, IdleConnection, IdleConnections};
-use super::metrics::ConnectionFailure;
+use super::metrics::{ConnectionFailure, open_connections};
 use super::owners::{Owner, Owners};
 use super::{Connection, ConnectionLimits};
 use base::{Reloadable, descriptor_wanted, want_descriptor};
@@ -76,13 +76,6 @@ struct Entry {
     order: u64,
 }
 
-/// A connection's handle to its own place.
-#[derive(Debug)]
-struct LimiterSlot {
-    places: Weak<ConnectionLimiter>,
-    at: usize,
-}
-
 type IdleSlots = IdleConnections<(usize, Connection)>;
 
 /// The share of the process's descriptors, in quarters, for the connections of one listener. The rest is for upstream,
@@ -139,6 +132,7 @@ impl ConnectionLimiter {
     pub(super) async fn enter(self: &Arc<Self>, connection: &Connection, source: ConnectionSource) -> ConnectionSlot {
         loop {
             if let Some(at) = self.try_enter(connection, source) {
+                open_connections(1.0);
                 return ConnectionSlot { places: self.clone(), at, connection: connection.clone() };
             }
             tokio::select! {
@@ -161,18 +155,10 @@ impl ConnectionLimiter {
         self.enter(connection, source).now_or_never()
     }
 
-    /// Closes some idle connections because the process has no descriptors left, and waits briefly until one is gone.
-    /// Returns whether one is.
-    ///
-    /// It counts connections that are already closing first. So frequent calls do not close new connections.
-    async fn make_room(&self) -> bool {
-        self.close_silent(ROOM, false).await
-    }
-
     /// Makes room for a connection that could not be accepted. If no connection here is idle, asks the other users of
     /// descriptors to close one, and returns true.
     pub(super) async fn make_room_or_ask(&self, error: &io::Error) -> bool {
-        let asks = !self.make_room().await;
+        let asks = !self.close_silent(ROOM, false).await;
         if asks {
             if self.taken.lock().warns() {
                 tracing::warn!(%error, "cannot accept a connection");
@@ -193,6 +179,10 @@ impl ConnectionLimiter {
         }
     }
 
+    /// Closes some idle connections because the process has no descriptors left, and waits briefly until one is gone.
+    /// Returns whether one is.
+    ///
+    /// It counts connections that are already closing first. So frequent calls do not close new connections.
     async fn close_silent(&self, room: usize, is_for_others: bool) -> bool {
         let gone = self.gone.notified();
         // A new connection gets a moment to send a request. If the process has no descriptors, `accept` fails even
@@ -229,22 +219,30 @@ impl ConnectionLimiter {
             taken.idle.add(IdleConnection { connection: (at, connection.clone()), source, since });
         }
         drop(taken);
-        connection.put_place(Box::new(LimiterSlot { places: Arc::downgrade(self), at }));
+        let places = Arc::downgrade(self);
+        connection.on_known(move |connection, caller| {
+            places.upgrade().is_none_or(|places| places.settle(at, connection, caller))
+        });
         Some(at)
+    }
+
+    /// Counts the connection in that place for its caller, unless it is closing. Returns whether it may stay.
+    fn settle(&self, at: usize, connection: &Connection, caller: Option<u64>) -> bool {
+        let mut taken = self.taken.lock();
+        let LimiterState { here, owners, .. } = &mut *taken;
+        let Some(entry) = here.get_mut(at).filter(|entry| entry.connection.is_same_as(connection)) else { return true };
+        if let Some(caller) = caller {
+            owners.remove(entry.owner, entry.order, at);
+            entry.owner = Owner::Caller(caller);
+            owners.add(entry.owner, entry.order, at);
+        }
+        let owner = entry.owner;
+        taken.here.len() <= self.places_max() || taken.give_way_to(owner)
     }
 
     /// The current number of places.
     fn places_max(&self) -> usize {
         self.limits.get().connections_max.min(self.affordable_max)
-    }
-}
-
-impl SlotGuard for LimiterSlot {
-    fn settle(&self, connection: &Connection, caller: Option<u64>) -> bool {
-        let Some(places) = self.places.upgrade() else { return true };
-        let mut taken = places.taken.lock();
-        let Some(owner) = taken.found_known(self.at, connection, caller) else { return true };
-        taken.here.len() <= places.places_max() || taken.give_way_to(owner)
     }
 }
 
@@ -294,17 +292,6 @@ impl LimiterState {
         }
         let has_room = self.here.len().checked_sub(places).is_some_and(|extra| extra < unknown_max);
         if has_room { Some(()) } else { self.displace(None, EvictionFallback::EvictNone) }
-    }
-
-    /// Counts a connection for its caller. Returns its owner; `None` if it is closing.
-    fn found_known(&mut self, at: usize, connection: &Connection, caller: Option<u64>) -> Option<Owner> {
-        let entry = self.here.get_mut(at).filter(|entry| entry.connection.is_same_as(connection))?;
-        if let Some(caller) = caller {
-            self.owners.remove(entry.owner, entry.order, at);
-            entry.owner = Owner::Caller(caller);
-            self.owners.add(entry.owner, entry.order, at);
-        }
-        Some(entry.owner)
     }
 
     /// Makes room for a connection of this owner beyond the limit. Returns false if that connection must close.
@@ -396,6 +383,7 @@ impl Drop for ConnectionSlot {
             taken.leaving -= 1;
         }
         drop(taken);
+        open_connections(-1.0);
         self.places.freed.notify_one();
         self.places.gone.notify_waiters();
     }
