@@ -14,11 +14,11 @@ use kubeapi::User;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LeaseTerms {
     /// How long an access decision stays valid.
-    of_right: Duration,
+    pub(super) of_right: Duration,
     /// How long it stays valid if its reason is RBAC, while all changes of RBAC are watched.
     pub(super) by_policy: Duration,
     /// How long the identity of the credential stays valid.
-    of_identity: Duration,
+    pub(super) of_identity: Duration,
     /// The most delay of upstream's authorizers after a policy change.
     behind: Duration,
     /// How long a lease continues if no decision can be obtained, from when the failure is noticed.
@@ -76,16 +76,6 @@ impl LeaseTerms {
             identity: next(before.identity == after.identity, ttls.identity, self.of_identity),
             right: next(before.right == after.right, ttls.right, self.of_right),
         }
-    }
-
-    /// The longest pause before a retry if no decision could be obtained.
-    pub(super) fn again_max(&self) -> Duration {
-        self.of_right.min(self.of_identity)
-    }
-
-    /// Whether rights from RBAC are reviewed less often than others.
-    pub(super) fn asks_rarely(&self) -> bool {
-        self.by_policy > self.of_right
     }
 
     /// When all of upstream's decisions take this policy change into account.

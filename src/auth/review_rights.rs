@@ -11,11 +11,12 @@ use tokio::sync::watch;
 /// Whether the proxy may create reviews of one topic, as of the last answered review.
 #[derive(Debug)]
 pub(super) struct ReviewRight {
+    pub(super) topic: ReviewTopic,
     state: watch::Sender<RightState>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum RightState {
+enum RightState {
     /// No review has been answered yet.
     Unproven,
     Held,
@@ -28,8 +29,8 @@ pub(super) enum RightState {
 const RECHECK: BackoffBounds = BackoffBounds { first: Duration::from_secs(1), longest: Duration::from_secs(30) };
 
 impl ReviewRight {
-    pub(super) fn new() -> Self {
-        Self { state: watch::Sender::new(RightState::Unproven) }
+    pub(super) fn new(topic: ReviewTopic) -> Self {
+        Self { topic, state: watch::Sender::new(RightState::Unproven) }
     }
 
     /// Records the answer to a review. An error that is not about the right changes nothing.
@@ -45,9 +46,7 @@ impl ReviewRight {
     }
 
     fn set(&self, state: RightState) {
-        if *self.state.borrow() != state {
-            self.state.send_replace(state);
-        }
+        self.state.send_if_modified(|known| std::mem::replace(known, state) != state);
     }
 
     /// Keeps `ready` from being ready until the right is proven, and again whenever upstream refuses a review.
@@ -56,21 +55,15 @@ impl ReviewRight {
     /// the future never returns.
     pub(super) fn keep_ready(
         self: Arc<Self>,
-        topic: ReviewTopic,
         reviews: Arc<dyn Reviews>,
         ready: Ready,
     ) -> impl Future<Output = ()> + Send + 'static {
-        let guard = self.not_ready(topic, &ready);
-        self.follow(topic, reviews, ready, guard)
+        let guard = self.not_ready(&ready);
+        async move { self.follow(&*reviews, &ready, guard).await }
     }
 
-    async fn follow(
-        self: Arc<Self>,
-        topic: ReviewTopic,
-        reviews: Arc<dyn Reviews>,
-        ready: Ready,
-        guard: ReadinessGuard,
-    ) {
+    async fn follow(self: &Arc<Self>, reviews: &dyn Reviews, ready: &Ready, guard: ReadinessGuard) {
+        let resource = self.topic.resource;
         let mut state = self.state.subscribe();
         let mut backoff = Backoff::new(RECHECK);
         let mut guard = Some(guard);
@@ -79,7 +72,7 @@ impl ReviewRight {
             let now = *state.borrow_and_update();
             if now == RightState::Held {
                 if guard.take().is_some() {
-                    tracing::info!(resource = topic.resource(), "the proxy is allowed to create reviews");
+                    tracing::info!(resource, "the proxy is allowed to create reviews");
                 }
                 backoff.succeeded(Instant::now());
                 if state.changed().await.is_err() {
@@ -88,30 +81,27 @@ impl ReviewRight {
                 continue;
             }
             let lost = guard.is_none();
-            guard.get_or_insert_with(|| self.not_ready(topic, &ready));
+            guard.get_or_insert_with(|| self.not_ready(ready));
             if was_asked || lost {
                 if let RightState::Refused(code) = now {
-                    tracing::warn!(
-                        resource = topic.resource(),
-                        code,
-                        "not ready: the proxy's account may not create reviews"
-                    );
+                    tracing::warn!(resource, code, "not ready: the proxy's account may not create reviews");
                 }
                 let pause = backoff.failed(Instant::now());
                 tokio::select! {
                     biased;
-                    () = is_held(&mut state) => continue,
+                    // `self` owns the sender, so waiting cannot fail.
+                    _ = state.wait_for(|state| *state == RightState::Held) => continue,
                     () = sleep(pause) => {}
                 }
             }
             was_asked = true;
-            self.ask(topic, &*reviews).await;
+            self.ask(reviews).await;
         }
     }
 
     /// Checks whether the right is held.
-    async fn ask(&self, topic: ReviewTopic, reviews: &dyn Reviews) {
-        match reviews.own_right(topic).await {
+    async fn ask(&self, reviews: &dyn Reviews) {
+        match reviews.own_right(self.topic).await {
             Ok(true) => self.set(RightState::Held),
             Ok(false) => self.set(RightState::Refused(403)),
             Err(error) if error.code() == Some(401) => self.set(RightState::Refused(401)),
@@ -125,27 +115,22 @@ impl ReviewRight {
         }
     }
 
-    fn not_ready(self: &Arc<Self>, topic: ReviewTopic, ready: &Ready) -> ReadinessGuard {
+    fn not_ready(self: &Arc<Self>, ready: &Ready) -> ReadinessGuard {
         let right = self.clone();
-        ready.register(topic.resource()).because(move || Some(right.reason(topic)))
+        ready.register(self.topic.resource).because(move || Some(right.reason()))
     }
 
-    fn reason(&self, topic: ReviewTopic) -> String {
+    fn reason(&self) -> String {
         match *self.state.borrow() {
             RightState::Unproven => "the permission to create them is not checked yet".to_owned(),
             RightState::Held => "being checked".to_owned(),
             RightState::Refused(401) => "upstream rejects the proxy's credentials (401)".to_owned(),
             RightState::Refused(code) => {
-                let (group, resource) = (topic.group(), topic.resource());
+                let ReviewTopic { group, resource, .. } = self.topic;
                 format!("upstream rejects them ({code}): grant the proxy's account create on {resource}.{group}")
             }
         }
     }
-}
-
-async fn is_held(state: &mut watch::Receiver<RightState>) {
-    // The waiting task owns the sender, so this cannot fail.
-    drop(state.wait_for(|state| *state == RightState::Held).await);
 }
 
 #[cfg(test)]

@@ -7,9 +7,14 @@ use kubeapi::{Access, AccessTarget, ResourceTarget, User};
 
 /// The topic of a review about a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ReviewTopic {
-    Token,
-    Access,
+pub(super) struct ReviewTopic {
+    /// The label in metrics.
+    pub(super) label: &'static str,
+    /// The API group and the resource of its reviews.
+    pub(super) group: &'static str,
+    pub(super) resource: &'static str,
+    /// The operation that fails without an answer, for messages.
+    pub(super) refusal: &'static str,
 }
 
 /// Creates reviews of callers: upstream, or a stub in tests.
@@ -28,37 +33,18 @@ pub(super) trait Reviews: Send + Sync {
 pub(super) type ReviewFuture<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
 
 impl ReviewTopic {
-    /// The label in metrics.
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::Token => "token",
-            Self::Access => "access",
-        }
-    }
-
-    /// The API group of its reviews.
-    pub(super) fn group(self) -> &'static str {
-        match self {
-            Self::Token => "authentication.k8s.io",
-            Self::Access => "authorization.k8s.io",
-        }
-    }
-
-    /// The resource of its reviews.
-    pub(super) fn resource(self) -> &'static str {
-        match self {
-            Self::Token => "tokenreviews",
-            Self::Access => "subjectaccessreviews",
-        }
-    }
-
-    /// The operation that fails without an answer, for messages.
-    pub(super) fn refusal(self) -> &'static str {
-        match self {
-            Self::Token => "cannot authenticate",
-            Self::Access => "cannot authorize",
-        }
-    }
+    pub(super) const TOKEN: Self = Self {
+        label: "token",
+        group: "authentication.k8s.io",
+        resource: "tokenreviews",
+        refusal: "cannot authenticate",
+    };
+    pub(super) const ACCESS: Self = Self {
+        label: "access",
+        group: "authorization.k8s.io",
+        resource: "subjectaccessreviews",
+        refusal: "cannot authorize",
+    };
 }
 
 impl Reviews for Client {
@@ -76,9 +62,9 @@ impl Reviews for Client {
         let client = self.clone();
         Box::pin(async move {
             let target = ResourceTarget {
-                group: topic.group().to_owned(),
+                group: topic.group.to_owned(),
                 version: "v1".to_owned(),
-                resource: topic.resource().to_owned(),
+                resource: topic.resource.to_owned(),
                 ..ResourceTarget::default()
             };
             let access = Access { verb: "create".to_owned(), target: AccessTarget::Resource(Box::new(target)) };
