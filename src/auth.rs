@@ -29,7 +29,6 @@ mod policy_changes;
 mod recheck_schedule;
 mod review_cache;
 mod review_queue;
-mod review_rights;
 mod reviews;
 #[cfg(test)]
 mod tests;

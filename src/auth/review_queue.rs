@@ -8,8 +8,7 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::review_rights::ReviewRight;
-use super::reviews::{ReviewFuture, ReviewTopic};
+use super::reviews::{ReviewFuture, ReviewRight, ReviewTopic};
 use super::{NotGranted, metrics};
 use base::{KeyedSemaphores, LogLimit};
 use kubeapi::FlowDistinguisher;

@@ -190,9 +190,7 @@ impl ConnectionLimiter {
         let latest = Instant::now().checked_sub(NEWCOMER_ASKS_WITHIN);
         let leaving = {
             let mut taken = self.taken.lock();
-            while taken.leaving < room.min(self.leaving_max)
-                && taken.displace(latest, EvictionFallback::EvictOther).is_some()
-            {}
+            while taken.leaving < room.min(self.leaving_max) && taken.displace(latest, IdleSlots::next_by).is_some() {}
             if is_for_others {
                 taken.left = Some((taken.here.len().min(taken.left_max()), Instant::now()));
             }
@@ -252,15 +250,6 @@ fn within(descriptors: usize) -> (usize, usize) {
     ((descriptors / 4 * DESCRIPTORS_OF_4).saturating_sub(leaving_max).max(1), leaving_max)
 }
 
-/// What to do if the source with the most idle connections has none that was idle by a given time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum EvictionFallback {
-    /// Close one of another source.
-    EvictOther,
-    /// Close none.
-    EvictNone,
-}
-
 impl LimiterState {
     fn enter(&mut self, connection: &Connection, source: ConnectionSource) -> usize {
         let (connection, owner, order) = (connection.clone(), Owner::Source(source), self.came);
@@ -287,17 +276,17 @@ impl LimiterState {
     /// one authenticate beyond the limit.
     fn make_way(&mut self, places: usize, unknown_max: usize) -> Option<()> {
         let asked = Instant::now().checked_sub(NEWCOMER_ASKS_WITHIN);
-        if asked.is_some() && self.displace(asked, EvictionFallback::EvictNone).is_some() {
+        if asked.is_some() && self.displace(asked, IdleSlots::next).is_some() {
             return Some(());
         }
         let has_room = self.here.len().checked_sub(places).is_some_and(|extra| extra < unknown_max);
-        if has_room { Some(()) } else { self.displace(None, EvictionFallback::EvictNone) }
+        if has_room { Some(()) } else { self.displace(None, IdleSlots::next) }
     }
 
     /// Makes room for a connection of this owner beyond the limit. Returns false if that connection must close.
     fn give_way_to(&mut self, owner: Owner) -> bool {
         let asked = Instant::now().checked_sub(NEWCOMER_ASKS_WITHIN);
-        if asked.is_some() && self.displace(asked, EvictionFallback::EvictNone).is_some() {
+        if asked.is_some() && self.displace(asked, IdleSlots::next).is_some() {
             return true;
         }
         let giver = self.owners.giver_for(owner);
@@ -315,18 +304,19 @@ impl LimiterState {
         true
     }
 
-    /// Closes an idle connection, if there is one that was idle at `latest`.
-    fn displace(&mut self, latest: Option<Instant>, passing: EvictionFallback) -> Option<()> {
+    /// Closes an idle connection, if `next` finds one that was idle at `latest`.
+    fn displace(
+        &mut self,
+        latest: Option<Instant>,
+        next: impl Fn(&mut IdleSlots, Option<Instant>) -> Option<IdleConnection<(usize, Connection)>>,
+    ) -> Option<()> {
         self.look(LOOK_GOOD_FOR);
         // Connections that arrived after the last scan may be the only ones left in the list, although others became
         // idle before them. So only connections that were idle at the scan count here.
         let known = self.looked.min(latest.or(self.looked));
         let gone = self.next(|idle| idle.next(known)).or_else(|| {
             self.look(LOOK_EVERY);
-            self.next(|idle| match latest {
-                Some(latest) if passing == EvictionFallback::EvictOther => idle.next_by(latest),
-                latest => idle.next(latest),
-            })
+            self.next(|idle| next(idle, latest))
         })?;
         self.close(gone, ConnectionFailure::Displaced);
         Some(())
