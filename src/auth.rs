@@ -12,36 +12,24 @@
 //! anything that a right may depend on. Tokens appear in no message, log line or metric.
 
 mod access_reviewer;
-mod affected;
 mod authenticator;
-mod authority_separation;
 mod authorizer;
 mod browsers;
 mod certificate;
-mod changes;
 mod credential;
 mod grant;
 mod grant_lease;
-mod hosts;
 mod impersonation;
-mod lease_state;
 mod lease_terms;
 mod metrics;
-mod namespace_quota;
 mod namespace_verdicts;
 mod not_granted;
-mod peer_cert_chain;
 mod policy;
-mod policy_watch_state;
-mod readable;
+mod policy_changes;
 mod recheck_schedule;
 mod review_cache;
 mod review_queue;
-mod review_rate_limit;
-mod review_rights;
 mod reviews;
-#[cfg(test)]
-mod stub;
 #[cfg(test)]
 mod tests;
 mod token_reviewer;
@@ -50,22 +38,20 @@ use std::time::Duration;
 
 use kubeapi::User;
 
-pub use affected::{AffectedScope, AffectedUsers, Subjects};
-pub use authenticator::{FrontProxy, TrustedAuthorities};
-pub use authority_separation::{AuthorityRole, AuthoritySeparation, SharedAuthorityError};
-pub use authorizer::{AuthenticatedCaller, Authorizer, Caller, Delegation};
-pub use browsers::{BrowserGuard, ForeignRequest, InvalidOrigin, PageOrigin};
-pub use certificate::{Authorities, AuthoritiesError, CertificateHolder, CertificateRejected, Chain, named_in};
+pub use authenticator::{AuthenticatedCaller, Caller, FrontProxy, TrustedAuthorities};
+pub use authorizer::{Authorizer, Delegation};
+pub use browsers::{AllowedHosts, BrowserGuard, ForeignRequest, InvalidOrigin, PageOrigin};
+pub use certificate::{
+    Authorities, AuthoritiesError, AuthorityRole, AuthoritySeparation, CertificateHolder, CertificateRejected, Chain,
+    PeerCertChain, SharedAuthorityError, named_in,
+};
 pub use credential::{BEARER_PROTOCOL, MalformedCredential, RequestSender, Token, asserted, token_of};
-pub use grant::Grant;
-pub use hosts::AllowedHosts;
+pub use grant::{Grant, GrantStatus, Permit, Readable, VerdictChanges};
 pub use impersonation::{Impersonation, ImpersonationDenied, InvalidImpersonation};
 pub use metrics::describe;
 pub use namespace_verdicts::Verdict;
 pub use not_granted::{NotGranted, Revoked};
-pub use peer_cert_chain::PeerCertChain;
-pub use policy::{Policy, PolicyChange, PolicyKind};
-pub use readable::{GrantStatus, Permit, Readable, VerdictChanges};
+pub use policy::{AffectedScope, AffectedUsers, Policy, PolicyChange, PolicyKind, Subjects};
 
 /// The way in which callers are authenticated and authorized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,12 +10,11 @@
 
 mod address;
 mod caller_turns;
-mod client_certificates;
 mod connection;
 mod connection_driver;
 mod connection_limiter;
 mod connection_limits;
-mod failures;
+mod filtered_stream;
 mod handshakes;
 mod http1;
 mod hyper_http2;
@@ -25,16 +24,12 @@ mod lifetime;
 #[cfg(target_os = "linux")]
 mod linux;
 mod listener;
-mod memory;
 mod metrics;
 mod owners;
-mod peer;
 #[cfg(not(target_os = "linux"))]
 mod portable;
 mod preface;
-mod request_body;
 mod requests;
-mod running_body;
 mod serve;
 mod tls;
 mod tls_stream;
@@ -43,17 +38,14 @@ mod validity;
 pub use http2::ParkableBody;
 
 pub use address::{Address, AddressError, is_loopback};
-pub use client_certificates::CERTIFICATES_MAX as CHAIN_CERTIFICATES_MAX;
-pub use connection::Connection;
+pub use connection::{Connection, Peer, PeerAddress};
 pub use connection_limits::{ConnectionLimits, Http2Codec};
 pub use inherited::InheritedSockets;
-pub use listener::{Listener, bind_tcp_beside_peers, bind_unix};
-pub use memory::InMemoryConnector;
+pub use listener::{InMemoryConnector, Listener, bind_tcp_beside_peers, bind_unix};
 pub use metrics::describe;
-pub use peer::{Peer, PeerAddress};
-pub use request_body::{RequestBody, RequestBodyError};
+pub use requests::{HttpHandler, RequestBody};
 pub use serve::serve;
-pub use tls::{ClientCertificates, Tls, TlsError};
+pub use tls::{CHAIN_CERTIFICATES_MAX, ClientCertificates, Tls, TlsError};
 pub use validity::{CertificateInvalid, CertificateValidity, UtcTime};
 
 #[cfg(target_os = "linux")]

@@ -5,11 +5,9 @@ use std::time::Duration;
 use ring::digest;
 use tokio::time::Instant;
 
-use super::policy_watch_state::PolicyWatchState;
+use super::policy_changes::PolicyChanges;
 use super::review_cache::{ReviewCache, ReviewPurpose, ReviewResult};
-use super::review_queue::{ReviewClass, ReviewQueue};
-use super::review_rate_limit::{LEASE_WAIT_MAX, Payer, ReviewRate, ReviewRateLimit};
-use super::review_rights::ReviewRight;
+use super::review_queue::{LEASE_WAIT_MAX, Payer, ReviewClass, ReviewQueue, ReviewRate, ReviewRateLimit};
 use super::reviews::{ReviewTopic, Reviews};
 use super::{AffectedUsers, AuthConfig, NotGranted};
 use crate::upstream::{AccessReviewResult, Cause};
@@ -21,7 +19,7 @@ use kubeapi::{Access, FlowDistinguisher, User};
 /// a permission may depend on. Users or accesses that differ never share a decision.
 pub(super) struct AccessReviewer {
     reviews: Arc<dyn Reviews>,
-    queue: ReviewQueue,
+    pub(super) queue: ReviewQueue,
     decisions: ReviewCache<DecisionKey, AccessDecision>,
     config: AuthConfig,
 }
@@ -92,11 +90,11 @@ impl AccessReviewer {
         &self,
         user: &Arc<User>,
         access: &Arc<Access>,
-        policy_watch: &PolicyWatchState,
+        changes: &PolicyChanges,
     ) -> Result<(), NotGranted> {
         let known = self.decisions.get(ReviewPurpose::Proxy, &DecisionKey::of(user, access)).await;
-        let is_upheld = known
-            .is_some_and(|known| known.is_by_policy() && policy_watch.upholds(known.asked, self.config.recheck_rbac));
+        let is_upheld =
+            known.is_some_and(|known| known.is_by_policy() && changes.upholds(known.asked, self.config.recheck_rbac));
         let since = if is_upheld { None } else { Instant::now().checked_sub(self.config.recheck_of(user)) };
         self.decide(user, access, ReviewPurpose::Proxy, since).await.map(drop)
     }
@@ -133,16 +131,6 @@ impl AccessReviewer {
             self.decisions.put(ReviewPurpose::Request, &key, decision.clone()).await;
         }
         self.decisions.put(ReviewPurpose::Lease, &key, decision).await;
-    }
-
-    /// Returns the record of whether the proxy may create access reviews.
-    pub(super) fn right(&self) -> &Arc<ReviewRight> {
-        self.queue.right()
-    }
-
-    /// Returns the error for an access review that exceeds a limit.
-    pub(super) fn over_budget(&self) -> NotGranted {
-        self.queue.over_budget()
     }
 
     /// Drops the decisions that a policy change may have made wrong.
@@ -193,7 +181,7 @@ fn queue(config: &AuthConfig) -> ReviewQueue {
     let (each, all) = (rate(config.namespaces_per_user), rate(config.namespaces));
     let namespaces = Arc::new(ReviewRateLimit::new(each, all, LEASE_WAIT_MAX, LEASE_WAIT_MAX));
     let leases = Arc::new(ReviewRateLimit::of_leases(config.lease_reviews));
-    ReviewQueue::new(ReviewTopic::Access, |class| match class {
+    ReviewQueue::new(ReviewTopic::ACCESS, |class| match class {
         ReviewClass::Lease => leases.clone(),
         ReviewClass::Namespace => namespaces.clone(),
         ReviewClass::Known | ReviewClass::Guess => requests.clone(),
@@ -261,7 +249,7 @@ mod tests {
     use std::collections::{BTreeMap, HashSet};
 
     use super::*;
-    use crate::auth::stub::info;
+    use crate::auth::tests::info;
 
     fn access(uri: &str) -> Access {
         Access::of(&info(uri))

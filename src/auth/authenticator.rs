@@ -1,18 +1,19 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use futures_util::future::BoxFuture;
+use futures_util::FutureExt as _;
+use futures_util::future::{BoxFuture, join_all};
 use tokio::time::Instant;
 
 use super::access_reviewer::AccessReviewer;
 use super::certificate::{Authorities, CertificateHolder, CertificateRejected};
 use super::credential::{Credential, Identity};
-use super::reviews::{ReviewTopic, Reviews};
+use super::reviews::Reviews;
 use super::token_reviewer::{self, TokenReviewer};
 use super::{AuthConfig, AuthorityRole, NotGranted, PeerCertChain};
 use crate::upstream::CredentialId;
 use base::{Ready, WallClock, WatchedFile};
-use kubeapi::User;
+use kubeapi::{FlowDistinguisher, User};
 
 /// The authorities that are trusted now. Their file may change.
 pub type TrustedAuthorities = WatchedFile<Authorities>;
@@ -36,6 +37,70 @@ pub(super) struct Authenticator {
     pub(super) clock: WallClock,
     client_authorities: Option<TrustedAuthorities>,
     front_proxy: Option<FrontProxy>,
+}
+
+/// The identity of a caller.
+#[derive(Debug, Clone)]
+pub enum Caller {
+    /// The proxy itself: every client that reaches the socket acts as it.
+    ProxyItself,
+    /// A caller without a credential.
+    Anonymous,
+    Known(Arc<AuthenticatedCaller>),
+}
+
+/// A user that upstream has authenticated by its credential.
+#[derive(Debug)]
+pub struct AuthenticatedCaller {
+    pub(super) id: CredentialId,
+    pub(super) credential: Credential,
+    pub(super) user: Arc<User>,
+    pub(super) payer: FlowDistinguisher,
+    /// When the credential expires, if known.
+    pub(super) until: Option<SystemTime>,
+}
+
+impl AuthenticatedCaller {
+    pub(super) fn new(id: CredentialId, credential: Credential, user: Arc<User>, until: Option<SystemTime>) -> Self {
+        let payer = FlowDistinguisher::on_its_node(&user);
+        Self { id, credential, user, payer, until }
+    }
+}
+
+impl Caller {
+    /// The caller's name, for messages.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::ProxyItself => "",
+            Self::Anonymous => User::ANONYMOUS,
+            Self::Known(known) => &known.user.name,
+        }
+    }
+
+    pub fn user(&self) -> Option<&User> {
+        match self {
+            Self::ProxyItself | Self::Anonymous => None,
+            Self::Known(known) => Some(&known.user),
+        }
+    }
+
+    /// Whether the caller is authenticated by a certificate of its own, which a browser sends automatically.
+    ///
+    /// A front proxy's certificate does not count, because the front proxy must check the browser requests that it
+    /// forwards.
+    pub fn shows_certificate(&self) -> bool {
+        matches!(self, Self::Known(known) if matches!(known.credential, Credential::Certificate(_)))
+    }
+
+    /// The party that every limit counts this caller for; `None` if all callers are the proxy itself. Callers without a
+    /// credential count as one user.
+    pub fn payer(&self) -> Option<FlowDistinguisher> {
+        match self {
+            Self::ProxyItself => None,
+            Self::Anonymous => Some(FlowDistinguisher::of(&anonymous())),
+            Self::Known(known) => Some(known.payer.clone()),
+        }
+    }
 }
 
 impl Authenticator {
@@ -62,12 +127,9 @@ impl Authenticator {
 
     /// Keeps `ready` from being ready while the proxy may not create reviews. Never returns.
     pub(super) fn keep_ready(&self, ready: &Ready) -> BoxFuture<'static, ()> {
-        let (tokens, accesses) = (self.token_reviewer.right().clone(), self.access_reviewer.right().clone());
-        let tokens = tokens.keep_ready(ReviewTopic::Token, self.reviews.clone(), ready.clone());
-        let accesses = accesses.keep_ready(ReviewTopic::Access, self.reviews.clone(), ready.clone());
-        Box::pin(async move {
-            let ((), ()) = tokio::join!(tokens, accesses);
-        })
+        let rights = [&self.token_reviewer.queue.right, &self.access_reviewer.queue.right];
+        let guards = rights.map(|right| right.clone().keep_ready(self.reviews.clone(), ready.clone()));
+        Box::pin(join_all(guards).map(drop))
     }
 
     /// Returns the identifier of a credential. Without this process's key, the credential cannot be derived from it.

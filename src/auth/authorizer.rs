@@ -1,23 +1,21 @@
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use http::HeaderMap;
 use tokio::time::{Instant, timeout};
 
-use super::authenticator::{Authenticator, FrontProxy, TrustedAuthorities};
-use super::changes::{PendingPolicyChanges, RecheckRounds};
+use super::authenticator::{AuthenticatedCaller, Authenticator, Caller, FrontProxy, TrustedAuthorities, anonymous};
 use super::credential::{Credential, Identity, asserted, token_of};
-use super::grant_lease::{GrantLease, LeaseRequest, Leases};
+use super::grant_lease::Leases;
 use super::impersonation::{Impersonation, ImpersonationDenied};
-use super::lease_terms::LeaseTerms;
-use super::namespace_quota::NamespaceQuota;
-use super::namespace_verdicts::NamespaceVerdicts;
-use super::policy_watch_state::PolicyWatchState;
+use super::namespace_verdicts::{NamespaceQuota, NamespaceVerdicts};
+use super::policy_changes::{PolicyChanges, RecheckRounds};
 use super::review_cache::ReviewPurpose;
 use super::reviews::Reviews;
-use super::{AffectedUsers, AuthConfig, Grant, NotGranted, Permit, Readable, RequestSender, metrics, token_reviewer};
-use crate::upstream::{AccessReviewResult, ActingAs, Cause, Client, CredentialId, Release};
+use super::token_reviewer::TokenPurpose;
+use super::{AffectedUsers, AuthConfig, Grant, NotGranted, Permit, Readable, RequestSender, metrics};
+use crate::upstream::{AccessReviewResult, ActingAs, Cause, Client, Release};
 use base::{Ready, Tasks, WallClock};
 use kubeapi::{Access, FlowDistinguisher, RequestInfo, User, Verb};
 use tokio::sync::watch;
@@ -34,10 +32,8 @@ struct Shared {
     leases: Arc<Leases>,
     /// The limit on the namespaces that open watches depend on.
     quota: NamespaceQuota,
-    changes: Arc<PendingPolicyChanges>,
-    tasks: Tasks,
+    changes: Arc<PolicyChanges>,
     client: Client,
-    policy_watch: Arc<PolicyWatchState>,
     /// The user that upstream sees for the proxy. It expires, because the proxy's credentials may change.
     ourselves: moka::future::Cache<(), Arc<User>>,
     /// The release that upstream runs. It expires, because upstream may be upgraded.
@@ -54,26 +50,6 @@ pub struct Delegation {
     /// The clock that determines when credentials expire.
     pub clock: WallClock,
     pub tasks: Tasks,
-}
-
-/// The identity of a caller, as determined from its credential.
-#[derive(Debug, Clone)]
-pub enum Caller {
-    /// The proxy itself: every client that reaches the socket acts as it.
-    ProxyItself,
-    /// A caller that sent no credential.
-    Anonymous,
-    Known(Arc<AuthenticatedCaller>),
-}
-
-/// A user that upstream has authenticated by its credential.
-#[derive(Debug)]
-pub struct AuthenticatedCaller {
-    id: CredentialId,
-    credential: Credential,
-    user: Arc<User>,
-    payer: FlowDistinguisher,
-    until: Option<SystemTime>,
 }
 
 /// How long the proxy's own identity is cached, and how long the request for it may take.
@@ -102,14 +78,14 @@ impl Authorizer {
     pub(super) fn asking(reviews: Arc<dyn Reviews>, config: AuthConfig, parts: Delegation) -> Self {
         let Delegation { client, client_authorities, front_proxy, clock, tasks } = parts;
         let authenticator = Arc::new(Authenticator::new(reviews, &config, client_authorities, front_proxy, clock));
-        let policy_watch = Arc::new(PolicyWatchState::new());
-        let (leases, changes) = (Arc::new(Leases::new(policy_watch.clone())), Arc::new(PendingPolicyChanges::new()));
-        let quota = quota(&config);
+        let changes = Arc::new(PolicyChanges::new());
+        let leases = Arc::new(Leases::new(authenticator.clone(), changes.clone(), config.clone(), tasks.clone()));
+        let in_time = |per_second: u32| per_second.saturating_mul(ASSERTED_WITHIN_SECONDS) as usize;
+        let quota = NamespaceQuota::new(in_time(config.namespaces), in_time(config.namespaces_per_user));
         let ourselves = moka::future::Cache::builder().max_capacity(1).time_to_live(OURSELVES_FOR).build();
         let release = moka::future::Cache::builder().max_capacity(1).time_to_live(RELEASE_FOR).build();
         tasks.spawn_needed("policy", follow(changes.clone(), authenticator.clone(), leases.clone()));
-        let shared =
-            Shared { config, authenticator, leases, quota, changes, tasks, client, policy_watch, ourselves, release };
+        let shared = Shared { config, authenticator, leases, quota, changes, client, ourselves, release };
         Self { delegated: Some(Arc::new(shared)) }
     }
 
@@ -134,11 +110,7 @@ impl Authorizer {
     /// None of its credentials is accepted, or that cannot be determined.
     pub async fn authenticate(&self, sender: RequestSender, headers: &HeaderMap) -> Result<Caller, NotGranted> {
         let Some(shared) = &self.delegated else { return Ok(Caller::ProxyItself) };
-        let caller = shared.authenticate(sender, headers).await;
-        if let Err(refused) = &caller {
-            metrics::refused(refused.as_str());
-        }
-        caller
+        shared.authenticate(sender, headers).await.inspect_err(metrics::refused)
     }
 
     /// Grants a request, if the caller may make it. The grant of a watch is checked again as long as the watch is open.
@@ -147,12 +119,8 @@ impl Authorizer {
     /// The caller may not make the request, or that cannot be determined.
     pub async fn grant(&self, caller: &Caller, info: &RequestInfo) -> Result<Grant, NotGranted> {
         let access = Arc::new(Access::of(info));
-        let Some(shared) = &self.delegated else { return Ok(Grant::new(access, None)) };
-        let grant = shared.grant(caller, info, access).await;
-        if let Err(refused) = &grant {
-            metrics::refused(refused.as_str());
-        }
-        grant
+        let Some(shared) = &self.delegated else { return Ok(Grant::new(access)) };
+        shared.grant(caller, info, access).await.inspect_err(metrics::refused)
     }
 
     /// Whether a downstream proxy may create this review on behalf of one of its callers.
@@ -163,7 +131,7 @@ impl Authorizer {
             Ok(None) => true,
             Ok(Some(known)) => {
                 let reviewer = &shared.authenticator.access_reviewer;
-                reviewer.lets_proxy(&known.user, &Arc::new(Access::of(info)), &shared.policy_watch).await.is_ok()
+                reviewer.lets_proxy(&known.user, &Arc::new(Access::of(info)), &shared.changes).await.is_ok()
             }
         }
     }
@@ -175,15 +143,12 @@ impl Authorizer {
     /// The caller's identity or permissions cannot be determined.
     pub async fn readable(&self, caller: &Caller, info: &RequestInfo) -> Result<Permit, NotGranted> {
         let access = Arc::new(Access::of(info));
-        let Some(shared) = &self.delegated else { return Ok(Permit::Whole(Grant::new(access, None))) };
+        let Some(shared) = &self.delegated else { return Ok(Permit::Whole(Grant::new(access))) };
         let permit = match shared.grant(caller, info, access.clone()).await {
             Err(NotGranted::Denied(_)) => shared.readable(caller, info, access).map(Permit::Part),
             grant => grant.map(Permit::Whole),
         };
-        if let Err(refused) = &permit {
-            metrics::refused(refused.as_str());
-        }
-        permit
+        permit.inspect_err(metrics::refused)
     }
 
     /// Returns the identity with which the caller's requests are sent to upstream.
@@ -219,25 +184,20 @@ impl Authorizer {
         };
         let request = if shared.constrains_impersonation().await { info.map(Access::of) } else { None };
         let judged = wanted.judged(&shared.authenticator.access_reviewer, &known.user, request.as_ref()).await;
-        if let Err(impeded) = &judged {
-            metrics::refused(impeded.refused.as_str());
-        }
-        judged
+        judged.inspect_err(|impeded| metrics::refused(&impeded.refused))
     }
 
     /// Records a policy change. Upstream's authorizers may see it a moment earlier or later. A burst of changes costs
     /// hardly more than one.
     pub fn policy_changed(&self, affected: &AffectedUsers) {
         if let Some(shared) = &self.delegated {
-            shared.policy_watch.changed();
-            shared.changes.hear(affected);
+            shared.changes.add(affected);
         }
     }
 
     /// Records that the watch of one more kind of policy objects has begun. Earlier changes may have been missed.
     pub fn policy_begins(&self) {
         if let Some(shared) = &self.delegated {
-            shared.policy_watch.begins();
             shared.changes.begin();
         }
     }
@@ -259,7 +219,7 @@ impl Authorizer {
     pub fn hears_policy(&self, is_heard: bool) {
         metrics::policy_watched(is_heard);
         if let Some(shared) = &self.delegated {
-            shared.policy_watch.set_open(is_heard);
+            shared.changes.set_open(is_heard);
         }
     }
 
@@ -272,14 +232,14 @@ impl Authorizer {
 
     /// Caches a decision that upstream returned for a downstream proxy, unless a policy change was received since.
     pub async fn learns(&self, of: (User, Access), cause: Cause, asked: Instant, verdict: AccessReviewResult) {
-        if let Some(shared) = self.delegated.as_ref().filter(|shared| asked >= shared.policy_watch.moved()) {
+        if let Some(shared) = self.delegated.as_ref().filter(|shared| asked >= shared.changes.moved()) {
             shared.authenticator.access_reviewer.learns(of, cause, asked, verdict).await;
         }
     }
 
     /// Returns the time since which no policy change was received; `None` if changes would not be received at once.
     pub fn policy_unchanged_since(&self) -> Option<Instant> {
-        self.delegated.as_ref()?.policy_watch.unchanged_since()
+        self.delegated.as_ref()?.changes.unchanged_since()
     }
 
     /// Returns the configuration, whose TTLs bound the age of cached decisions.
@@ -294,11 +254,7 @@ impl Shared {
         let address = sender.address;
         for credential in shown(sender, headers)? {
             let id = self.authenticator.id(&credential);
-            match self
-                .authenticator
-                .identify(id, &credential, token_reviewer::TokenPurpose::Request { source: address })
-                .await
-            {
+            match self.authenticator.identify(id, &credential, TokenPurpose::Request { source: address }).await {
                 Ok(None) => {}
                 // A front proxy that names the anonymous user authenticates no caller.
                 Ok(Some(Identity { user, .. })) if user.is_anonymous() => return Ok(Caller::Anonymous),
@@ -312,27 +268,26 @@ impl Shared {
     }
 
     async fn grant(&self, caller: &Caller, info: &RequestInfo, access: Arc<Access>) -> Result<Grant, NotGranted> {
-        let Some(known) = self.known(caller)? else { return Ok(Grant::new(access, None)) };
-        let lease = self.lease(&known, info, &access, None);
+        let Some(known) = self.known(caller)? else { return Ok(Grant::new(access)) };
+        // It exists before the right is checked, so that no change falls between the two.
+        let lease = (info.verb == Verb::Watch).then(|| self.leases.hold(&known, &access, None));
         let reviewer = &self.authenticator.access_reviewer;
         let purpose = if info.is_resource { ReviewPurpose::Request } else { ReviewPurpose::NonResource };
         let allowed = reviewer.decide(&known.user, &access, purpose, None).await?;
         if let Some(lease) = &lease {
-            lease.stands_on(&known.user, &allowed);
+            lease.state.stands_on(&known.user, &allowed);
         }
-        Ok(Grant::new(access, lease).because(allowed.reason))
+        Ok(Grant { access, lease, reason: allowed.reason })
     }
 
     fn readable(&self, caller: &Caller, info: &RequestInfo, access: Arc<Access>) -> Result<Readable, NotGranted> {
         let known = self.known(caller)?.ok_or_else(NotGranted::denied)?;
         // Reviews count by account and not by node, because an account's rights are the same on each node.
-        let payer = FlowDistinguisher::of(&known.user);
-        let verdicts = NamespaceVerdicts::new(self.authenticator.clone(), known.user.clone(), access.clone());
-        let verdicts = Arc::new(match info.verb {
-            Verb::Watch => verdicts.of_watch(self.quota.share(&payer), self.config.recheck),
-            _ => verdicts,
-        });
-        let lease = self.lease(&known, info, &access, Some(verdicts.clone()));
+        let is_watch = info.verb == Verb::Watch;
+        let watch = is_watch.then(|| (self.quota.share(&FlowDistinguisher::of(&known.user)), self.config.recheck));
+        let authenticator = self.authenticator.clone();
+        let verdicts = Arc::new(NamespaceVerdicts::new(authenticator, known.user.clone(), access.clone(), watch));
+        let lease = is_watch.then(|| self.leases.hold(&known, &access, Some(verdicts.clone())));
         Ok(Readable::new(access, verdicts, lease))
     }
 
@@ -343,34 +298,11 @@ impl Shared {
             Caller::Anonymous if !self.config.anonymous => Err(NotGranted::Unauthenticated),
             Caller::Anonymous => {
                 let credential = Credential::Anonymous;
-                let user = Arc::new(super::authenticator::anonymous());
+                let user = Arc::new(anonymous());
                 Ok(Some(Arc::new(AuthenticatedCaller::new(self.authenticator.id(&credential), credential, user, None))))
             }
             Caller::Known(known) => Ok(Some(known.clone())),
         }
-    }
-
-    /// Returns the lease that a watch depends on. It is created before the permission is checked, so that no change is
-    /// missed between the two.
-    fn lease(
-        &self,
-        known: &AuthenticatedCaller,
-        info: &RequestInfo,
-        access: &Arc<Access>,
-        verdicts: Option<Arc<NamespaceVerdicts>>,
-    ) -> Option<Arc<GrantLease>> {
-        (info.verb == Verb::Watch).then(|| {
-            let claim = LeaseRequest {
-                id: known.id,
-                credential: known.credential.clone(),
-                user: known.user.clone(),
-                until: known.until,
-                access: access.clone(),
-                verdicts,
-            };
-            let terms = LeaseTerms::of(&self.config, &known.credential, &known.user);
-            self.leases.hold(claim, &self.authenticator, terms, &self.tasks)
-        })
     }
 
     /// Whether upstream supports constrained impersonation.
@@ -391,8 +323,8 @@ impl Shared {
     }
 }
 
-/// Applies policy changes as they are received.
-async fn follow(changes: Arc<PendingPolicyChanges>, authenticator: Arc<Authenticator>, leases: Arc<Leases>) {
+/// Applies policy changes as they are seen.
+async fn follow(changes: Arc<PolicyChanges>, authenticator: Arc<Authenticator>, leases: Arc<Leases>) {
     let mut rounds = RecheckRounds::new();
     loop {
         let affected = changes.next(&mut rounds).await;
@@ -401,12 +333,7 @@ async fn follow(changes: Arc<PendingPolicyChanges>, authenticator: Arc<Authentic
     }
 }
 
-fn quota(config: &AuthConfig) -> NamespaceQuota {
-    let in_time = |per_second: u32| per_second.saturating_mul(ASSERTED_WITHIN_SECONDS) as usize;
-    NamespaceQuota::new(in_time(config.namespaces), in_time(config.namespaces_per_user))
-}
-
-/// Returns the credentials of a request, in the order in which they are tried.
+/// The credentials of a request, in the order in which they are tried.
 fn shown(sender: RequestSender, headers: &HeaderMap) -> Result<Vec<Credential>, NotGranted> {
     let mut shown = Vec::new();
     if let Some(chain) = sender.certificates {
@@ -423,49 +350,6 @@ fn shown(sender: RequestSender, headers: &HeaderMap) -> Result<Vec<Credential>, 
         }
     }
     Ok(shown)
-}
-
-impl AuthenticatedCaller {
-    fn new(id: CredentialId, credential: Credential, user: Arc<User>, until: Option<SystemTime>) -> Self {
-        let payer = FlowDistinguisher::on_its_node(&user);
-        Self { id, credential, user, payer, until }
-    }
-}
-
-impl Caller {
-    /// Returns the caller's name, for messages.
-    pub fn name(&self) -> &str {
-        match self {
-            Self::ProxyItself => "",
-            Self::Anonymous => User::ANONYMOUS,
-            Self::Known(known) => &known.user.name,
-        }
-    }
-
-    pub fn user(&self) -> Option<&User> {
-        match self {
-            Self::ProxyItself | Self::Anonymous => None,
-            Self::Known(known) => Some(&known.user),
-        }
-    }
-
-    /// Whether the caller is authenticated by a certificate of its own, which a browser sends automatically.
-    ///
-    /// A front proxy's certificate does not count, because the front proxy must check the browser requests that it
-    /// forwards.
-    pub fn shows_certificate(&self) -> bool {
-        matches!(self, Self::Known(known) if matches!(known.credential, Credential::Certificate(_)))
-    }
-
-    /// Returns the party to which every limit charges this caller; `None` if all callers are the proxy itself. Callers
-    /// without a credential count as one user.
-    pub fn payer(&self) -> Option<FlowDistinguisher> {
-        match self {
-            Self::ProxyItself => None,
-            Self::Anonymous => Some(FlowDistinguisher::of(&super::authenticator::anonymous())),
-            Self::Known(known) => Some(known.payer.clone()),
-        }
-    }
 }
 
 impl std::fmt::Debug for Authorizer {

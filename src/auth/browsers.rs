@@ -4,13 +4,13 @@
 #[cfg(test)]
 mod tests;
 
+use std::net::IpAddr;
 use std::str::FromStr;
 
 use http::header::{HOST, HeaderName, HeaderValue, ORIGIN};
 use http::{HeaderMap, Uri};
 
-use super::AllowedHosts;
-use super::hosts::{Authority, Host};
+use crate::net::is_loopback;
 
 /// Recognises requests that a foreign web page has sent.
 ///
@@ -22,6 +22,30 @@ pub struct BrowserGuard {
     hosts: AllowedHosts,
     /// The origins of other web pages that may send requests.
     allowed: Vec<PageOrigin>,
+}
+
+/// The host names that a socket accepts where every client has rights.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AllowedHosts {
+    /// Names besides the loopback ones, in lower case.
+    names: Vec<String>,
+    /// Whether any IP address is accepted. A page can use a name that resolves to this machine, but no address other
+    /// than its own.
+    addresses: bool,
+}
+
+/// A host and an optional port, as in a Host header or an origin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Authority {
+    host: Host,
+    port: Option<u16>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Host {
+    Address(IpAddr),
+    /// A name, in lower case.
+    Name(String),
 }
 
 /// The origin of a page, as browsers send it (RFC 6454 §6.2): scheme, host and port.
@@ -71,15 +95,33 @@ impl BrowserGuard {
     /// # Errors
     /// The request names another host, or comes from such a page.
     pub fn check(&self, target: &Uri, headers: &HeaderMap) -> Result<(), ForeignRequest> {
-        let (named, header) = named(target, headers);
+        let header = headers.get(HOST).map(|value| value.to_str().unwrap_or_default());
+        // The host of `:authority` in HTTP/2, and of an absolute form before.
+        let named = target.authority().map(http::uri::Authority::as_str);
+        let host = named.or(header);
         // Every browser names a host. A request without one comes from another program, such as HAProxy's HTTP/1.0
         // check.
-        if let Some(text) = named.or(header)
+        if let Some(text) = host
             && Authority::parse(text).is_none_or(|authority| !self.hosts.has(&authority.host))
         {
             return Err(ForeignRequest::Host(shown(text)));
         }
-        self.check_page(target, headers)
+        let own = self.own(host.unwrap_or_default());
+        if let (Some(named), Some(header)) = (named, header)
+            && (own.is_none() || own != self.own(header))
+        {
+            return Err(ForeignRequest::TwoHosts { target: shown(named), host: shown(header) });
+        }
+        if let Some(value) = only(headers, &ORIGIN)? {
+            let Some(origin) = origin(value) else { return Err(ForeignRequest::page(ORIGIN, value)) };
+            if self.allowed.contains(&origin) {
+                return Ok(());
+            }
+            if own != Some(origin) {
+                return Err(ForeignRequest::page(ORIGIN, value));
+            }
+        }
+        only(headers, &SEC_FETCH_SITE)?.map_or(Ok(()), is_own)
     }
 
     /// Checks a request of a caller authenticated by a certificate, which its browser may have sent automatically.
@@ -99,41 +141,13 @@ impl BrowserGuard {
         }
     }
 
-    /// Checks that the request does not come from a page of another origin.
-    fn check_page(&self, target: &Uri, headers: &HeaderMap) -> Result<(), ForeignRequest> {
-        let (named, header) = named(target, headers);
-        let own = self.own(named.or(header).unwrap_or_default());
-        if let (Some(named), Some(header)) = (named, header)
-            && (own.is_none() || own != self.own(header))
-        {
-            return Err(ForeignRequest::TwoHosts { target: shown(named), host: shown(header) });
-        }
-        if let Some(value) = only(headers, &ORIGIN)? {
-            let Some(origin) = origin(value) else { return Err(ForeignRequest::page(ORIGIN, value)) };
-            if self.allowed.contains(&origin) {
-                return Ok(());
-            }
-            if own != Some(origin) {
-                return Err(ForeignRequest::page(ORIGIN, value));
-            }
-        }
-        only(headers, &SEC_FETCH_SITE)?.map_or(Ok(()), is_own)
-    }
-
-    /// Returns the origin of a page that was loaded from this host.
+    /// The origin of a page that was loaded from this host.
     fn own(&self, host: &str) -> Option<PageOrigin> {
         Authority::parse(host).map(|authority| PageOrigin::new(self.scheme, authority))
     }
 }
 
-/// Returns the host in the request's target (`:authority` in HTTP/2, absolute-form before), and the one in its Host
-/// header.
-fn named<'a>(target: &'a Uri, headers: &'a HeaderMap) -> (Option<&'a str>, Option<&'a str>) {
-    let header = headers.get(HOST).map(|value| value.to_str().unwrap_or_default());
-    (target.authority().map(http::uri::Authority::as_str), header)
-}
-
-/// Returns the only value of a header. No browser sends two of them.
+/// The only value of a header. No browser sends two of them.
 fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a HeaderValue>, ForeignRequest> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {
@@ -184,5 +198,61 @@ impl FromStr for PageOrigin {
             Authority::parse(authority).filter(|_| is_scheme).map(|authority| Self::new(scheme, authority))
         };
         parse().ok_or_else(|| InvalidOrigin(shown(text)))
+    }
+}
+
+impl AllowedHosts {
+    /// Accepts loopback addresses, `localhost` and these names, as `kubectl proxy` does.
+    pub fn new(names: &[String]) -> Self {
+        Self { names: names.iter().map(|name| name.to_ascii_lowercase()).collect(), addresses: false }
+    }
+
+    /// Also accepts any IP address, because a relay of a scrape or a probe may keep the original Host.
+    #[must_use]
+    pub fn or_any_address(self) -> Self {
+        Self { addresses: true, ..self }
+    }
+
+    fn has(&self, host: &Host) -> bool {
+        match host {
+            Host::Address(address) => self.addresses || is_loopback(*address),
+            Host::Name(name) => name == "localhost" || self.names.contains(name),
+        }
+    }
+}
+
+impl Authority {
+    /// Parses a host and a port. `None` if there is anything else, such as user info, or if it is not in URL syntax.
+    fn parse(text: &str) -> Option<Self> {
+        let (host, port) = match text.strip_prefix('[') {
+            Some(literal) => {
+                let (address, port) = literal.split_once(']')?;
+                (
+                    Host::Address(IpAddr::V6(address.parse().ok()?)),
+                    port.strip_prefix(':').or(port.is_empty().then_some("")),
+                )
+            }
+            None => {
+                let (host, port) = text.split_once(':').unwrap_or((text, ""));
+                (Host::named(host)?, Some(port))
+            }
+        };
+        let port = match port? {
+            "" => None,
+            port if port.bytes().all(|byte| byte.is_ascii_digit()) => Some(port.parse().ok()?),
+            _ => return None,
+        };
+        Some(Self { host, port })
+    }
+}
+
+impl Host {
+    fn named(text: &str) -> Option<Self> {
+        if let Ok(address) = text.parse() {
+            return Some(Self::Address(IpAddr::V4(address)));
+        }
+        let in_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+        let is_name = !text.is_empty() && text.bytes().all(in_name);
+        is_name.then(|| Self::Name(text.to_ascii_lowercase()))
     }
 }

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
@@ -18,6 +18,7 @@ use rustls::pki_types::{
 use webpki::{EndEntityCert, KeyUsage, VerifiedPath, anchor_from_trusted_cert};
 use x509_parser::prelude::{FromDer, X509Certificate, X509Version};
 
+use crate::upstream::CredentialId;
 use kubeapi::User;
 
 /// A certificate chain, leaf first. Its sender has proven possession of the leaf's key; nothing else is verified.
@@ -34,7 +35,7 @@ pub struct Authorities {
 
 /// Identifies a set of authorities. A result of one set is not valid for another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct AuthoritySetId([u8; 32]);
+struct AuthoritySetId([u8; 32]);
 
 /// The checked properties of an authority besides its name and key.
 #[derive(Debug)]
@@ -76,7 +77,26 @@ pub struct CertificateHolder {
     pub until: SystemTime,
 }
 
-/// The reason that a file contains no usable authorities.
+/// A certificate chain that a client has sent, and the result of its verification. It is stored with the connection, so
+/// that the chain is verified once and not with every request.
+#[derive(Debug)]
+pub struct PeerCertChain {
+    chain: Chain,
+    id: OnceLock<CredentialId>,
+    as_client: Mutex<Option<CachedVerdict>>,
+    as_proxy: Mutex<Option<CachedVerdict>>,
+}
+
+/// The result of a verification, valid for one set of authorities and a period.
+#[derive(Debug, Clone)]
+struct CachedVerdict {
+    edition: AuthoritySetId,
+    from: SystemTime,
+    until: SystemTime,
+    holder: Result<CertificateHolder, CertificateRejected>,
+}
+
+/// Why a file contains no usable authorities.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AuthoritiesError {
     #[error("no certificate found (expected a PEM block \"CERTIFICATE\")")]
@@ -96,6 +116,33 @@ pub enum CertificateRejected {
     NoCommonName,
 }
 
+/// The purpose of a set of authorities.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AuthorityRole {
+    Client,
+    FrontProxy,
+}
+
+/// Keeps two sets of authorities apart: an authority in both would make every client a front proxy.
+#[derive(Debug, Clone, Default)]
+pub struct AuthoritySeparation(Arc<Mutex<AuthoritySets>>);
+
+#[derive(Debug, Default)]
+struct AuthoritySets {
+    clients: Vec<Vec<u8>>,
+    proxies: Vec<Vec<u8>>,
+}
+
+/// An authority would be in both sets.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "delegated.clientCA and delegated.frontProxyCA share a certificate authority, so every client could claim any \
+         identity; use separate authorities"
+)]
+pub struct SharedAuthorityError;
+
+/// The longest time that a refusal is cached. It ends earlier when a certificate becomes valid.
+const NO_KEPT_MAX: Duration = Duration::from_secs(60);
 /// The field of a certificate's subject that has a user's UID (`AllowParsingUserIDFromCertAuth`).
 const UID: &[u64] = &[1, 3, 6, 1, 4, 1, 57683, 2];
 /// The extra in which upstream identifies the credential.
@@ -128,16 +175,12 @@ impl Authorities {
         Ok(Self { algorithms, edition, anchors, roots })
     }
 
-    pub(super) fn edition(&self) -> AuthoritySetId {
-        self.edition
-    }
-
     /// Whether the two sets have an authority's key in common.
     pub fn shares_with(&self, other: &Self) -> bool {
         self.keys().any(|key| other.keys().any(|others| others == key))
     }
 
-    pub(super) fn keys(&self) -> impl Iterator<Item = &[u8]> {
+    fn keys(&self) -> impl Iterator<Item = &[u8]> {
         self.anchors.iter().map(|anchor| anchor.subject_public_key_info.as_ref())
     }
 
@@ -199,6 +242,95 @@ impl Authorities {
         self.roots.get(at)
     }
 }
+
+impl AuthorityRole {
+    /// For logs.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::FrontProxy => "front_proxy",
+        }
+    }
+}
+
+impl AuthoritySeparation {
+    /// Sets the authorities of a role, unless one of them has the other role too.
+    ///
+    /// # Errors
+    /// One of them has the other role. The earlier ones stay.
+    pub fn admit(&self, role: AuthorityRole, authorities: &Authorities) -> Result<(), SharedAuthorityError> {
+        let mut sides = self.0.lock();
+        let AuthoritySets { clients, proxies } = &mut *sides;
+        let (own, others) = match role {
+            AuthorityRole::Client => (clients, proxies),
+            AuthorityRole::FrontProxy => (proxies, clients),
+        };
+        let keys: Vec<_> = authorities.keys().map(<[u8]>::to_vec).collect();
+        if keys.iter().any(|key| others.contains(key)) {
+            return Err(SharedAuthorityError);
+        }
+        *own = keys;
+        Ok(())
+    }
+}
+
+impl PeerCertChain {
+    pub fn new(chain: Chain) -> Self {
+        Self { chain, id: OnceLock::new(), as_client: Mutex::new(None), as_proxy: Mutex::new(None) }
+    }
+
+    /// The chain's identifier, which is computed once.
+    pub(super) fn id(&self, make: impl FnOnce(&Chain) -> CredentialId) -> CredentialId {
+        *self.id.get_or_init(|| make(&self.chain))
+    }
+
+    /// The holder of the chain, by these authorities, at this time.
+    ///
+    /// # Errors
+    /// The chain is not trusted now.
+    pub(super) fn holder(
+        &self,
+        role: AuthorityRole,
+        authorities: &Authorities,
+        now: SystemTime,
+    ) -> Result<CertificateHolder, CertificateRejected> {
+        let mut kept = match role {
+            AuthorityRole::Client => self.as_client.lock(),
+            AuthorityRole::FrontProxy => self.as_proxy.lock(),
+        };
+        if let Some(verdict) = kept.as_ref().filter(|verdict| verdict.ttls(authorities, now)) {
+            return verdict.holder.clone();
+        }
+        let holder = authorities.verify(&self.chain, now);
+        let until = match &holder {
+            Ok(holder) => holder.until,
+            Err(why) => {
+                tracing::debug!(error = %why, role = role.as_str(), "client certificate not trusted");
+                let soon = now + NO_KEPT_MAX;
+                authorities.next_start(&self.chain, now).map_or(soon, |start| start.min(soon))
+            }
+        };
+        *kept = Some(CachedVerdict { edition: authorities.edition, from: now, until, holder: holder.clone() });
+        holder
+    }
+}
+
+impl CachedVerdict {
+    /// Whether the verdict still holds: the authorities are the same, and the time is within its period. It also
+    /// detects a clock that was set back.
+    fn ttls(&self, authorities: &Authorities, now: SystemTime) -> bool {
+        self.edition == authorities.edition && (self.from..self.until).contains(&now)
+    }
+}
+
+/// Two are equal if their chains are.
+impl PartialEq for PeerCertChain {
+    fn eq(&self, other: &Self) -> bool {
+        self.chain == other.chain
+    }
+}
+
+impl Eq for PeerCertChain {}
 
 impl AuthoritySetId {
     fn of(certificates: &[CertificateDer<'_>]) -> Self {

@@ -1,7 +1,13 @@
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use tokio_util::sync::CancellationToken;
+
 use super::grant_lease::GrantLease;
+use super::namespace_verdicts::{self, NamespaceVerdicts, Verdict};
+use super::{NotGranted, Revoked};
 use kubeapi::{Access, AccessTarget, Gvr};
+use tokio::sync::watch;
 
 /// A permission to read the target of one request: verb, resource, namespace, name and selectors.
 ///
@@ -9,52 +15,221 @@ use kubeapi::{Access, AccessTarget, Gvr};
 /// require one by type. The grant of a watch ends when upstream would no longer allow it.
 #[derive(Debug, Clone)]
 pub struct Grant {
-    access: Arc<Access>,
-    lease: Option<Arc<GrantLease>>,
-    reason: Arc<str>,
+    pub(super) access: Arc<Access>,
+    pub(super) lease: Option<Arc<GrantLease>>,
+    /// The authorizer's reason, which may be empty.
+    pub(super) reason: Arc<str>,
 }
 
-impl Grant {
-    pub(super) fn new(access: Arc<Access>, lease: Option<Arc<GrantLease>>) -> Self {
-        Self { access, lease, reason: Arc::default() }
-    }
+/// A permission for a collection: for everything that a request asks for, or for some of its namespaces.
+#[derive(Debug, Clone)]
+pub enum Permit {
+    Whole(Grant),
+    Part(Readable),
+}
 
-    /// Returns the same grant with the authorizer's reason.
-    pub(super) fn because(self, reason: Arc<str>) -> Self {
-        Self { reason, ..self }
+/// A permission to read some namespaces of a collection: those in which the caller may do what it asked to do in all.
+///
+/// Its fields are private, so only [`Authorizer::readable`](super::Authorizer::readable) creates one. A namespace
+/// without a verdict is not readable. For a watch, all namespaces are checked again as long as it is held.
+#[derive(Debug, Clone)]
+pub struct Readable {
+    access: Arc<Access>,
+    verdicts: Arc<NamespaceVerdicts>,
+    lease: Option<Arc<GrantLease>>,
+}
+
+/// Whether a permission still holds. The owner of the permission knows what it covers.
+#[derive(Debug, Clone)]
+pub struct GrantStatus(Option<Arc<GrantLease>>);
+
+/// A receiver of changes of the verdicts.
+#[derive(Debug)]
+pub struct VerdictChanges(watch::Receiver<namespace_verdicts::VerdictMap>);
+
+impl Grant {
+    pub(super) fn new(access: Arc<Access>) -> Self {
+        Self { access, lease: None, reason: Arc::default() }
     }
 
     /// Returns the authorizer's reason, which may be empty.
     pub fn reason(&self) -> &Arc<str> {
         &self.reason
     }
+}
 
-    /// Whether it covers reads of this collection, or of an object in it with this name. A grant for a namespace covers
-    /// no other namespace, and not the whole collection. A grant for one name covers no other name, and no read without
-    /// a name.
-    pub fn covers(&self, gvr: &Gvr, namespaced: bool, namespace: Option<&str>, name: Option<&str>) -> bool {
-        let AccessTarget::Resource(target) = &self.access.target else { return false };
-        let same = *target.group == *gvr.group && *target.version == *gvr.version && *target.resource == *gvr.resource;
-        let within = !namespaced || target.namespace == namespace.unwrap_or_default();
-        let named = target.name.is_empty() || name == Some(&*target.name);
-        same && within && named && target.subresource.is_empty()
+impl Permit {
+    /// Whether it covers this collection, or a part of it.
+    pub fn covers(&self, gvr: &Gvr, namespaced: bool, namespace: Option<&str>) -> bool {
+        match self {
+            Self::Whole(grant) => covers(&grant.access, gvr, namespaced, namespace),
+            Self::Part(readable) => {
+                let across = namespaced && namespace.is_none();
+                across && covers(&readable.access, gvr, namespaced, namespace)
+            }
+        }
     }
 
-    pub(super) fn lease(&self) -> Option<&Arc<GrantLease>> {
-        self.lease.as_ref()
+    /// Whether it covers reads of that name; `None` means reads of any name. A permission for one name covers no other
+    /// name, and no read without a name.
+    pub fn names(&self, name: Option<&str>) -> bool {
+        let (Self::Whole(Grant { access, .. }) | Self::Part(Readable { access, .. })) = self;
+        let AccessTarget::Resource(target) = &access.target else { return false };
+        target.name.is_empty() || name == Some(&*target.name)
+    }
+
+    /// Whether objects of a namespace may be served now.
+    pub fn sees(&self, namespace: &str) -> bool {
+        match self {
+            Self::Whole(_) => true,
+            Self::Part(readable) => readable.verdict(namespace) == Some(Verdict::Allowed),
+        }
+    }
+
+    /// The partial permission, if it does not cover the whole collection.
+    pub fn part(&self) -> Option<&Readable> {
+        match self {
+            Self::Whole(_) => None,
+            Self::Part(readable) => Some(readable),
+        }
+    }
+
+    /// The authorizer's reason, which may be empty.
+    pub fn reason(&self) -> Arc<str> {
+        match self {
+            Self::Whole(grant) => grant.reason.clone(),
+            Self::Part(_) => Arc::default(),
+        }
+    }
+
+    /// The status of the permission, which a watch keeps.
+    pub fn grant_status(&self) -> GrantStatus {
+        let (Self::Whole(Grant { lease, .. }) | Self::Part(Readable { lease, .. })) = self;
+        GrantStatus(lease.clone())
+    }
+}
+
+impl GrantStatus {
+    /// Why the permission has ended, once it has. No more objects may be sent then.
+    pub fn revoked(&self) -> Option<&Revoked> {
+        self.0.as_ref()?.state.revoked()
+    }
+
+    /// A token cancelled when the permission ends; `None` if it never does.
+    pub fn over(&self) -> Option<CancellationToken> {
+        self.0.as_ref().map(|lease| lease.state.over.clone())
+    }
+}
+
+impl Readable {
+    /// The most namespaces worth collecting for [`find_out`](Self::find_out), which refuses that many.
+    pub const ASKED_MAX: usize = namespace_verdicts::NAMESPACES_MAX + 1;
+
+    pub(super) fn new(access: Arc<Access>, verdicts: Arc<NamespaceVerdicts>, lease: Option<Arc<GrantLease>>) -> Self {
+        // All watches on one lease share its verdicts.
+        let verdicts = lease.as_ref().and_then(|lease| lease.state.verdicts.clone()).unwrap_or(verdicts);
+        Self { access, verdicts, lease }
+    }
+
+    /// Reviews which of these namespaces may be read, with one review each.
+    ///
+    /// # Errors
+    /// There are too many, or a review fails.
+    pub async fn find_out(&self, namespaces: impl IntoIterator<Item = &str>) -> Result<(), NotGranted> {
+        // One more suffices to exceed the limit.
+        let namespaces: BTreeSet<Arc<str>> =
+            namespaces.into_iter().take(namespace_verdicts::NAMESPACES_MAX + 1).map(Into::into).collect();
+        self.verdicts.find_out(namespaces).await
+    }
+
+    /// The verdict on a namespace, if there is one.
+    pub fn verdict(&self, namespace: &str) -> Option<Verdict> {
+        self.verdicts.verdict(namespace)
+    }
+
+    /// Schedules the review of a namespace that occurred in a watch. [`verdicts`](Self::verdicts) reports its result.
+    pub fn ask(&self, namespace: &str) {
+        if let Err(why) = self.verdicts.want(namespace)
+            && let Some(lease) = &self.lease
+        {
+            lease.state.refuse(why);
+        }
+    }
+
+    /// Subscribes to changes of the verdicts.
+    pub fn verdicts(&self) -> VerdictChanges {
+        VerdictChanges(self.verdicts.changes())
+    }
+}
+
+impl VerdictChanges {
+    /// Completes when a verdict has changed since the receiver was created or last completed.
+    pub async fn changed(mut self) -> Self {
+        if self.0.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        self
+    }
+}
+
+/// Whether an access covers this collection. That to a namespace covers no other namespace, and not the whole
+/// collection.
+fn covers(access: &Access, gvr: &Gvr, namespaced: bool, namespace: Option<&str>) -> bool {
+    let AccessTarget::Resource(target) = &access.target else { return false };
+    let same = *target.group == *gvr.group && *target.version == *gvr.version && *target.resource == *gvr.resource;
+    let within = !namespaced || target.namespace == namespace.unwrap_or_default();
+    same && within && target.subresource.is_empty()
+}
+
+/// Permissions for tests, which set the verdicts themselves.
+#[cfg(test)]
+impl Readable {
+    /// A permission with these verdicts.
+    ///
+    /// # Panics
+    /// Never: no review is sent.
+    pub fn told(told: &[(&str, Verdict)]) -> Self {
+        let nowhere = crate::upstream::CredentialSource::Anonymous(http::Uri::from_static("http://127.0.0.1:1"));
+        let client = crate::upstream::Client::connect(&nowhere, crate::upstream::CostLedger::default())
+            .expect("nothing is asked");
+        let authenticator = super::authenticator::Authenticator::new(
+            Arc::new(client),
+            &super::AuthConfig::default(),
+            None,
+            None,
+            base::WallClock::default(),
+        );
+        let access = Access { verb: "watch".to_owned(), target: kubeapi::AccessTarget::Path(String::new()) };
+        let access = Arc::new(access);
+        let verdicts = Arc::new(NamespaceVerdicts::new(Arc::new(authenticator), Arc::default(), access.clone(), None));
+        let readable = Self { access, verdicts, lease: None };
+        told.iter().for_each(|(namespace, verdict)| readable.tell(namespace, *verdict));
+        readable
+    }
+
+    pub fn tell(&self, namespace: &str, verdict: Verdict) {
+        self.verdicts.put(namespace.into(), verdict);
+    }
+
+    pub(super) fn grant_status(&self) -> GrantStatus {
+        GrantStatus(self.lease.clone())
+    }
+
+    pub fn is_asked(&self, namespace: &str) -> bool {
+        self.verdicts.is_wanted(namespace)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::auth::stub::info;
+    use crate::auth::tests::info;
 
     /// R-THREAT-6: a read is compared with the access that the authorizer allowed.
     #[test]
     fn grant_for_one_name_or_namespace_covers_no_other() {
         let maps = Gvr::new("", "v1", "configmaps");
-        let grant = |uri| Grant::new(Arc::new(Access::of(&info(uri))), None);
+        let grant = |uri| Permit::Whole(Grant::new(Arc::new(Access::of(&info(uri)))));
         let one = grant("/api/v1/namespaces/t1/configmaps?fieldSelector=metadata.name%3Da");
         assert!(grant("/api/v1/namespaces/t1/configmaps/a").covers(&maps, true, Some("t1"), Some("a")));
         for other in [Some("a-b"), Some("a0"), Some("aa"), Some(""), None] {

@@ -13,63 +13,91 @@ use std::time::{Duration, SystemTime};
 
 use dashmap::{DashMap, Entry};
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::access_reviewer::AccessDecision;
-use super::authenticator::{Authenticator, TrustedAuthorities};
-use super::changes::LOOKED_AT;
+use super::authenticator::{AuthenticatedCaller, Authenticator, TrustedAuthorities};
 use super::credential::{Credential, Identity};
-use super::lease_state::{LeaseState, RecheckRequest};
 use super::lease_terms::{DecisionTtls, LeaseTerms, ReviewTimes};
 use super::namespace_verdicts::NamespaceVerdicts;
-use super::policy_watch_state::PolicyWatchState;
+use super::policy_changes::{LOOKED_AT, PolicyChanges};
 use super::review_cache::ReviewPurpose;
-use super::{AffectedUsers, NotGranted, Revoked, metrics, token_reviewer};
+use super::token_reviewer::TokenPurpose;
+use super::{AffectedUsers, AuthConfig, NotGranted, Revoked, metrics};
 use crate::upstream::CredentialId;
 use base::{Tasks, random};
 use kubeapi::{Access, FlowDistinguisher, User};
 use tokio::sync::watch;
 
-/// The decisions that an open watch depends on.
+/// The decisions that an open watch depends on. They are checked as long as it is held.
 #[derive(Debug)]
 pub(super) struct GrantLease {
-    /// The reason that the lease has ended; empty while it is valid.
-    revoked: OnceLock<Box<Revoked>>,
-    over: CancellationToken,
-    shared: Arc<LeaseState>,
+    pub(super) state: Arc<LeaseState>,
     _keeper: DropGuard,
 }
 
-/// All leases of open watches.
+/// The state that a lease and its keeper share.
 #[derive(Debug)]
+pub(super) struct LeaseState {
+    id: CredentialId,
+    credential: Credential,
+    access: Arc<Access>,
+    /// The user as last seen. Groups may change while a watch is open.
+    user: Mutex<Arc<User>>,
+    /// The namespaces of a watch that is not for the whole collection.
+    pub(super) verdicts: Option<Arc<NamespaceVerdicts>>,
+    /// When the last review was sent, if its reason was RBAC.
+    by_policy: Mutex<Option<Instant>>,
+    doubt: Mutex<Option<RecheckRequest>>,
+    doubted: Notify,
+    /// Why it has ended.
+    revoked: OnceLock<Box<Revoked>>,
+    /// Cancelled when the watch must end.
+    pub(super) over: CancellationToken,
+}
+
+/// A policy change that may affect a lease.
+#[derive(Debug, Clone, Copy)]
+struct RecheckRequest {
+    /// When the change was seen. A decision of an earlier review is not accepted.
+    since: Instant,
+    /// When the review is sent.
+    begins: Instant,
+}
+
+/// All leases.
 pub(super) struct Leases {
-    /// The leases by key, in a sharded map. One, two and four threads find a lease in 415, 633 and 1,326 ns. With one
-    /// lock, it takes 497, 813 and 2,108 ns.
+    authenticator: Arc<Authenticator>,
+    changes: Arc<PolicyChanges>,
+    config: AuthConfig,
+    tasks: Tasks,
+    /// Sharded: one, two and four threads find a lease in 415, 633 and 1,326 ns; with one lock it takes 497, 813 and
+    /// 2,108 ns.
     held: DashMap<LeaseKey, Weak<GrantLease>>,
     /// The number of leases. Receivers are notified of the first lease and of the end of the last.
     count: watch::Sender<usize>,
     /// The number of leases that continue although their permissions cannot be checked.
     in_doubt: Mutex<usize>,
-    policy_watch: Arc<PolicyWatchState>,
 }
 
-/// Counts a lease as uncertain while `is` is set. Dropping it ends that.
+/// The last part: whether the lease covers some namespaces instead of the whole collection.
+type LeaseKey = (CredentialId, Arc<Access>, bool);
+
+/// Counts a lease as uncertain while it is.
 struct UncertaintyCount<'a> {
     leases: &'a Leases,
     is: Mutex<bool>,
 }
 
-/// The key of a lease. The last part states whether the lease covers some namespaces instead of the whole collection.
-type LeaseKey = (CredentialId, Arc<Access>, bool);
-
 /// Checks a lease repeatedly until it ends.
 struct LeaseKeeper {
-    authenticator: Arc<Authenticator>,
     leases: Arc<Leases>,
-    lease: Weak<GrantLease>,
-    standing: Arc<LeaseState>,
+    state: Arc<LeaseState>,
+    /// Cancelled when the lease is not held any more.
+    ended: CancellationToken,
     terms: LeaseTerms,
     until: Option<SystemTime>,
     good: ReviewTimes,
@@ -80,78 +108,81 @@ struct LeaseKeeper {
     settles: Instant,
 }
 
-/// An authenticated caller and the access that a lease is for.
-pub(super) struct LeaseRequest {
-    pub(super) id: CredentialId,
-    pub(super) credential: Credential,
-    pub(super) user: Arc<User>,
-    /// The time at which the credential expires, if known.
-    pub(super) until: Option<SystemTime>,
-    pub(super) access: Arc<Access>,
-    pub(super) verdicts: Option<Arc<NamespaceVerdicts>>,
-}
-
-/// The maximum time for all reviews of one lease check.
+/// The most time for all reviews of one check.
 const ASSERT_MAX: Duration = Duration::from_secs(20);
 /// The pause before a retry if no decision could be obtained.
 const AGAIN: Duration = Duration::from_secs(5);
-/// The maximum number of leases that a review round checks at once. More are spread over [`SPREAD`].
+
+/// The most leases that a round of changes checks at once. More are spread over [`SPREAD`].
 const AT_ONCE_MAX: usize = 4;
 const SPREAD: Duration = Duration::from_millis(600);
 
 impl Leases {
-    pub(super) fn new(policy_watch: Arc<PolicyWatchState>) -> Self {
-        Self { held: DashMap::new(), count: watch::Sender::default(), in_doubt: Mutex::default(), policy_watch }
+    pub(super) fn new(
+        authenticator: Arc<Authenticator>,
+        changes: Arc<PolicyChanges>,
+        config: AuthConfig,
+        tasks: Tasks,
+    ) -> Self {
+        let (held, count, in_doubt) = (DashMap::new(), watch::Sender::default(), Mutex::default());
+        Self { authenticator, changes, config, tasks, held, count, in_doubt }
     }
 
-    /// Returns the lease for a request: an existing one, or a new one with its keeper.
+    /// The lease of a caller for an access: an existing one, or a new one with its keeper.
     pub(super) fn hold(
         self: &Arc<Self>,
-        claim: LeaseRequest,
-        authenticator: &Arc<Authenticator>,
-        terms: LeaseTerms,
-        tasks: &Tasks,
+        caller: &AuthenticatedCaller,
+        access: &Arc<Access>,
+        verdicts: Option<Arc<NamespaceVerdicts>>,
     ) -> Arc<GrantLease> {
-        let key = (claim.id, claim.access.clone(), claim.verdicts.is_some());
+        let key = (caller.id, access.clone(), verdicts.is_some());
         let held = self.held.entry(key.clone());
         if let Entry::Occupied(held) = &held
-            && let Some(lease) = held.get().upgrade().filter(|lease| lease.revoked.get().is_none())
+            && let Some(lease) = held.get().upgrade().filter(|lease| lease.state.revoked().is_none())
         {
             return lease;
         }
         let is_another = matches!(held, Entry::Vacant(_));
-        let LeaseRequest { id, credential, user, until, access, verdicts } = claim;
-        let standing = Arc::new(LeaseState::new((id, credential), access, user, verdicts));
-        let ended = CancellationToken::new();
-        let lease = Arc::new(GrantLease {
+        let state = Arc::new(LeaseState {
+            id: caller.id,
+            credential: caller.credential.clone(),
+            access: access.clone(),
+            user: Mutex::new(caller.user.clone()),
+            verdicts,
+            by_policy: Mutex::default(),
+            doubt: Mutex::default(),
+            doubted: Notify::new(),
             revoked: OnceLock::new(),
             over: CancellationToken::new(),
-            shared: standing.clone(),
-            _keeper: ended.clone().drop_guard(),
         });
+        let ended = CancellationToken::new();
+        let lease = Arc::new(GrantLease { state: state.clone(), _keeper: ended.clone().drop_guard() });
         drop(held.insert(Arc::downgrade(&lease)));
         if is_another {
-            metrics::leases(1.0);
             self.count_lease(true);
         }
+        let terms = LeaseTerms::of(&self.config, &caller.credential, &caller.user);
         let keeper = LeaseKeeper {
-            authenticator: authenticator.clone(),
             leases: self.clone(),
-            lease: Arc::downgrade(&lease),
-            standing,
+            state,
+            ended: ended.clone(),
             terms,
-            until,
+            until: caller.until,
             good: ReviewTimes::at(Instant::now()),
             needed: ReviewTimes::at(Instant::now()),
-            settles: terms.settled_after(self.policy_watch.moved()),
+            settles: terms.settled_after(self.changes.moved()),
         };
         let leases = self.clone();
-        tasks.spawn("lease", async move {
+        self.tasks.spawn("lease", async move {
             tokio::select! {
                 () = keeper.keep() => {}
                 () = ended.cancelled() => {}
             }
-            leases.forget(&key);
+            // Another lease may have replaced one that was revoked.
+            let is_over = |lease: Arc<GrantLease>| lease.state.revoked().is_some();
+            if leases.held.remove_if(&key, |_, lease| lease.upgrade().is_none_or(is_over)).is_some() {
+                leases.count_lease(false);
+            }
         });
         lease
     }
@@ -165,29 +196,20 @@ impl Leases {
             if count % LOOKED_AT == LOOKED_AT - 1 {
                 yield_now().await;
             }
-            let Some(standing) = lease.upgrade().map(|lease| lease.shared.clone()) else { continue };
-            let user = standing.user.lock().clone();
-            match &standing.verdicts {
+            let Some(state) = lease.upgrade().map(|lease| lease.state.clone()) else { continue };
+            let user = state.user.lock().clone();
+            match &state.verdicts {
                 // A watch across namespaces depends on the rights in each of them.
                 Some(verdicts) => {
                     affected.reach(&user).into_iter().for_each(|reach| verdicts.doubt(&reach, since));
                 }
-                None if affected.contains(&user, standing.access.namespace()) => touched.push(standing),
+                None if affected.contains(&user, state.access.namespace()) => touched.push(state),
                 None => {}
             }
         }
         let spread = if touched.len() > AT_ONCE_MAX { SPREAD } else { Duration::ZERO };
-        for standing in touched {
-            standing.doubt(RecheckRequest { since, begins: since + spread.mul_f64(random::f64()) });
-        }
-    }
-
-    fn forget(&self, key: &LeaseKey) {
-        // Another lease may have replaced one that was revoked.
-        let is_over = |lease: Arc<GrantLease>| lease.revoked.get().is_some();
-        if self.held.remove_if(key, |_, lease| lease.upgrade().is_none_or(is_over)).is_some() {
-            metrics::leases(-1.0);
-            self.count_lease(false);
+        for state in touched {
+            state.doubt(RecheckRequest { since, begins: since + spread.mul_f64(random::f64()) });
         }
     }
 
@@ -197,96 +219,138 @@ impl Leases {
     }
 
     fn count_lease(&self, more: bool) {
+        metrics::leases(if more { 1.0 } else { -1.0 });
         self.count.send_if_modified(|count| {
             let before = *count;
             *count = if more { before + 1 } else { before.saturating_sub(1) };
             (before == 0) != (*count == 0)
         });
     }
-
-    fn count_doubt(&self, more: bool) {
-        let mut in_doubt = self.in_doubt.lock();
-        *in_doubt = if more { *in_doubt + 1 } else { in_doubt.saturating_sub(1) };
-        metrics::outage(*in_doubt);
-    }
 }
 
-impl GrantLease {
-    /// Returns the reason that the watch must end, if it must. It costs one atomic load.
+impl LeaseState {
+    /// Why the watch must end, once it must. Costs one atomic load.
     pub(super) fn revoked(&self) -> Option<&Revoked> {
         self.revoked.get().map(AsRef::as_ref)
     }
 
-    /// Returns a token that is cancelled when the watch must end.
-    pub(super) fn over(&self) -> CancellationToken {
-        self.over.clone()
+    /// Ends the lease, because the caller lacks the right.
+    pub(super) fn refuse(&self, why: NotGranted) {
+        metrics::revoked(&why);
+        self.revoke(why);
     }
 
-    /// Returns the namespaces that the lease covers, if it does not cover the whole collection.
-    pub(super) fn verdicts(&self) -> Option<&Arc<NamespaceVerdicts>> {
-        self.shared.verdicts.as_ref()
-    }
-
-    /// Records the decision by which a watch on this lease begins.
-    pub(super) fn stands_on(&self, user: &User, allowed: &AccessDecision) {
-        self.shared.stands_on(user, allowed);
-    }
-
-    /// Ends the lease, because the caller lacks the permission.
-    pub(super) fn refuse(&self, why: &NotGranted) {
-        metrics::revoked(why.as_str());
-        self.revoke(why.clone());
-    }
-
+    /// Ends the lease, unless it has ended.
     fn revoke(&self, why: NotGranted) {
-        let (user, access) = (self.shared.user.lock().clone(), self.shared.access.clone());
+        let (user, access) = (self.user.lock().clone(), self.access.clone());
         let _ = self.revoked.set(Box::new(Revoked { user, access, why }));
         self.over.cancel();
+    }
+
+    /// Replaces the user of the credential. Returns whether it differs, so that earlier decisions are not valid for it.
+    fn replace_user(&self, user: &Arc<User>) -> bool {
+        let mut known = self.user.lock();
+        let is_another = *known != *user;
+        if is_another {
+            *self.by_policy.lock() = None;
+        }
+        *known = user.clone();
+        is_another
+    }
+
+    /// Records a decision on that user's right.
+    pub(super) fn stands_on(&self, user: &User, allowed: &AccessDecision) {
+        let of = self.user.lock();
+        if **of != *user {
+            return;
+        }
+        let mut known = self.by_policy.lock();
+        if allowed.is_by_policy() {
+            *known = (*known).max(Some(allowed.asked));
+        } else if known.is_none_or(|before| before <= allowed.asked) {
+            *known = None;
+        }
+    }
+
+    /// When the last review was sent, if its reason was RBAC and it was sent after `since`.
+    fn given_by_policy(&self, since: Instant) -> Option<Instant> {
+        self.by_policy.lock().filter(|asked| *asked >= since)
+    }
+
+    fn doubt(&self, doubt: RecheckRequest) {
+        let mut now = self.doubt.lock();
+        // One review covers all changes until it is sent.
+        let begins = now.map_or(doubt.begins, |before| before.begins.min(doubt.begins));
+        *now = Some(RecheckRequest { begins, ..doubt });
+        drop(now);
+        self.doubted.notify_one();
+    }
+
+    /// Completes when a policy change requires a review. Returns the time before which no decision is accepted.
+    async fn doubted(&self) -> Instant {
+        loop {
+            let Some(begins) = self.doubt.lock().map(|doubt| doubt.begins) else {
+                self.doubted.notified().await;
+                continue;
+            };
+            tokio::select! {
+                biased;
+                () = sleep_until(begins) => {}
+                () = self.doubted.notified() => continue,
+            }
+            if let Some(doubt) = self.doubt.lock().take() {
+                return doubt.since;
+            }
+        }
     }
 }
 
 impl LeaseKeeper {
     /// Checks the lease until it has ended.
     async fn keep(mut self) {
-        let (standing, authenticator, leases) =
-            (self.standing.clone(), self.authenticator.clone(), self.leases.clone());
-        let grace = self.terms.grace;
-        let why = match &standing.verdicts {
-            None => self.run(&authenticator).await,
+        let (state, leases, grace) = (self.state.clone(), self.leases.clone(), self.terms.grace);
+        let why = match &state.verdicts {
+            None => self.run().await,
             Some(verdicts) => {
                 let unsure = UncertaintyCount::new(&leases);
                 tokio::select! {
                     biased;
-                    why = self.run(&authenticator) => why,
+                    why = self.run() => why,
                     why = verdicts.keep(grace, |is| unsure.set(is)) => why,
                     never = verdicts.answer() => match never {},
                 }
             }
         };
-        self.revoke(&why);
+        if !self.ended.is_cancelled() {
+            state.refuse(why);
+        }
     }
 
     /// Checks the lease until it must end. Returns the reason.
-    async fn run(&mut self, authenticator: &Authenticator) -> NotGranted {
-        let (leases, mut ttls) = (self.leases.clone(), self.terms.first());
+    async fn run(&mut self) -> NotGranted {
+        let (state, leases) = (self.state.clone(), self.leases.clone());
         let unsure = UncertaintyCount::new(&leases);
+        let mut ttls = self.terms.first();
         let (mut due, mut unsure_since) = (self.next(ttls), None);
-        let mut authorities = authenticator.authorities(&self.standing.credential);
+        let mut authorities = leases.authenticator.authorities(&state.credential);
         loop {
             let before = self.good;
-            let outcome = tokio::select! {
+            // Policy changes do not affect the identity.
+            let since = tokio::select! {
                 biased;
-                () = sleep_until(due) => self.assert(self.good.wanted(ttls)).await,
-                since = self.standing.doubted() => {
+                () = sleep_until(due) => Some(self.good.wanted(ttls)),
+                since = state.doubted() => {
                     self.settles = self.terms.settled_after(since);
-                    self.assert_right(since).await
+                    // Until a review after the change succeeds, no older decision is accepted.
+                    self.needed.right = since;
+                    None
                 }
                 () = replaced(&mut authorities) => {
                     self.needed = ReviewTimes::at(Instant::now());
-                    self.assert(ReviewTimes::at(Instant::now())).await
+                    Some(self.needed)
                 }
             };
-            match outcome {
+            match timeout(ASSERT_MAX, self.check(since)).await.unwrap_or_else(|_| Err(late())) {
                 Ok(()) => {
                     unsure.set(false);
                     unsure_since = None;
@@ -304,7 +368,8 @@ impl LeaseKeeper {
                     if ends <= Instant::now() {
                         return why;
                     }
-                    let again = AGAIN.mul_f64(1.0 + 0.5 * random::f64()).min(self.terms.again_max());
+                    let again = AGAIN.mul_f64(1.0 + 0.5 * random::f64());
+                    let again = again.min(self.terms.of_right).min(self.terms.of_identity);
                     due = self.bounded((Instant::now() + again).min(ends));
                 }
                 Err(why) => return why,
@@ -312,23 +377,28 @@ impl LeaseKeeper {
         }
     }
 
-    /// Checks the caller's identity and permission again, within a time limit. Parts checked since `since` are skipped.
-    async fn assert(&mut self, since: ReviewTimes) -> Result<(), NotGranted> {
-        timeout(ASSERT_MAX, self.ask(since)).await.map_err(|_| late())?
-    }
-
-    async fn ask(&mut self, since: ReviewTimes) -> Result<(), NotGranted> {
+    /// Checks the caller's identity and right again. Parts checked since `since` are skipped; `None` means only the
+    /// right of the user as last seen.
+    async fn check(&mut self, since: Option<ReviewTimes>) -> Result<(), NotGranted> {
+        let (state, leases) = (self.state.clone(), self.leases.clone());
+        let Some(since) = since else {
+            self.good.right = self.allowed(self.needed.right).await?;
+            return Ok(());
+        };
         let wanted = since.identity.max(self.needed.identity);
         let mut is_another = false;
         if self.good.identity < wanted || self.is_over() {
-            let Identity { asked, user, until } = self.identify(wanted).await?;
+            let payer = FlowDistinguisher::of(&state.user.lock());
+            let asks = TokenPurpose::Lease { since: wanted, payer: &payer };
+            let identified = leases.authenticator.identify(state.id, &state.credential, asks).await?;
+            let Identity { asked, user, until } = identified.ok_or(NotGranted::Unauthenticated)?;
             (self.good.identity, self.until) = (asked, until);
-            is_another = self.standing.replace_user(&user);
-            if let Some(verdicts) = &self.standing.verdicts {
+            is_another = state.replace_user(&user);
+            if let Some(verdicts) = &state.verdicts {
                 verdicts.is_of(&user);
             }
         }
-        if self.standing.verdicts.is_some() {
+        if state.verdicts.is_some() {
             // The right in each namespace is reviewed separately.
             self.good.right = Instant::now();
             return Ok(());
@@ -336,41 +406,27 @@ impl LeaseKeeper {
         if is_another {
             // The decision for the former groups is not valid, and changes that affect the new ones were not tracked.
             self.needed.right = Instant::now();
-            self.settles = self.terms.settled_after(self.leases.policy_watch.moved());
+            self.settles = self.terms.settled_after(leases.changes.moved());
         }
         let wanted = since.right.max(self.needed.right);
         let wanted = self.terms.least_behind(self.settles).map_or(wanted, |least| wanted.max(least));
         if self.good.right < wanted {
-            let by_policy = self.standing.given_by_policy(self.needed.right.max(self.settles));
+            let by_policy = state.given_by_policy(self.needed.right.max(self.settles));
             // A right that is checked this rarely in any case is not extended further.
-            self.good.right = match by_policy.filter(|_| self.terms.asks_rarely()) {
-                Some(asked) if self.leases.policy_watch.upholds(asked, self.terms.by_policy) => Instant::now(),
+            self.good.right = match by_policy.filter(|_| self.terms.by_policy > self.terms.of_right) {
+                Some(asked) if leases.changes.upholds(asked, self.terms.by_policy) => Instant::now(),
                 _ => self.allowed(wanted).await?,
             };
         }
         Ok(())
     }
 
-    async fn identify(&self, since: Instant) -> Result<Identity, NotGranted> {
-        let LeaseState { id, credential, user, .. } = &*self.standing;
-        let payer = FlowDistinguisher::of(&user.lock());
-        let asks = token_reviewer::TokenPurpose::Lease { since, payer: &payer };
-        self.authenticator.identify(*id, credential, asks).await?.ok_or(NotGranted::Unauthenticated)
-    }
-
-    /// Checks the permission of the last known user. Policy changes do not affect the identity.
-    async fn assert_right(&mut self, since: Instant) -> Result<(), NotGranted> {
-        // Until this review succeeds, no older decision is accepted.
-        self.needed.right = since;
-        self.good.right = timeout(ASSERT_MAX, self.allowed(since)).await.map_err(|_| late())??;
-        Ok(())
-    }
-
+    /// Reviews the right, unless it was reviewed since `since`. Returns when.
     async fn allowed(&self, since: Instant) -> Result<Instant, NotGranted> {
-        let (user, access) = (self.standing.user.lock().clone(), &self.standing.access);
-        let reviewer = &self.authenticator.access_reviewer;
+        let (user, access) = (self.state.user.lock().clone(), &self.state.access);
+        let reviewer = &self.leases.authenticator.access_reviewer;
         let allowed = reviewer.decide(&user, access, ReviewPurpose::Lease, Some(since)).await?;
-        self.standing.stands_on(&user, &allowed);
+        self.state.stands_on(&user, &allowed);
         Ok(allowed.asked)
     }
 
@@ -378,32 +434,29 @@ impl LeaseKeeper {
     /// change has settled.
     fn next(&self, ttls: DecisionTtls) -> Instant {
         let due = self.good.due(ttls);
-        let is_settled = self.standing.verdicts.is_some() || self.good.right >= self.settles;
+        let is_settled = self.state.verdicts.is_some() || self.good.right >= self.settles;
         self.bounded(if is_settled { due } else { self.terms.soon_behind(self.settles, due) })
     }
 
-    /// Returns `due`, or the expiry of the credential if that is earlier.
+    /// That time, or a little after the credential's expiry if earlier. At most a day, because a token may claim any
+    /// time, and the clock may be set.
     fn bounded(&self, due: Instant) -> Instant {
-        self.until.map_or(due, |until| due.min(Instant::now() + remaining(until, self.authenticator.clock.now())))
+        let Some(until) = self.until else { return due };
+        let left = until.duration_since(self.leases.authenticator.clock.now()).unwrap_or_default();
+        due.min(Instant::now() + left.min(Duration::from_secs(24 * 3600)) + Duration::from_millis(10))
     }
 
     /// Whether the credential has expired by its own terms.
     fn is_over(&self) -> bool {
-        self.until.is_some_and(|until| until <= self.authenticator.clock.now())
-    }
-
-    fn revoke(&self, why: &NotGranted) {
-        if let Some(lease) = self.lease.upgrade() {
-            lease.refuse(why);
-        }
+        self.until.is_some_and(|until| until <= self.leases.authenticator.clock.now())
     }
 }
 
 impl Drop for LeaseKeeper {
     /// A lease without a keeper would be valid for ever, so it ends with the keeper.
     fn drop(&mut self) {
-        if let Some(lease) = self.lease.upgrade().filter(|lease| lease.revoked().is_none()) {
-            lease.revoke(NotGranted::Unavailable("cannot authorize: permission checks have stopped".to_owned()));
+        if !self.ended.is_cancelled() && self.state.revoked().is_none() {
+            self.state.revoke(NotGranted::Unavailable("cannot authorize: permission checks have stopped".to_owned()));
         }
     }
 }
@@ -415,7 +468,9 @@ impl<'a> UncertaintyCount<'a> {
 
     fn set(&self, is: bool) {
         if std::mem::replace(&mut *self.is.lock(), is) != is {
-            self.leases.count_doubt(is);
+            let mut in_doubt = self.leases.in_doubt.lock();
+            *in_doubt = if is { *in_doubt + 1 } else { in_doubt.saturating_sub(1) };
+            metrics::outage(*in_doubt);
         }
     }
 }
@@ -436,12 +491,4 @@ async fn replaced(authorities: &mut Option<TrustedAuthorities>) {
         Some(trusted) => trusted.changed().await,
         None => std::future::pending().await,
     }
-}
-
-/// Returns the time until a credential expires by the wall clock, and a little more, so that it has expired then.
-///
-/// The result is at most a day, because a token may claim any time, and the clock may be set.
-fn remaining(until: SystemTime, now: SystemTime) -> Duration {
-    let left = until.duration_since(now).unwrap_or_default();
-    left.min(Duration::from_secs(24 * 3600)) + Duration::from_millis(10)
 }

@@ -1,7 +1,6 @@
 //! The rights that a caller needs for impersonation, as in the apiserver's impersonation filter (R-IMPERSONATE-2;
 //! KEP-5284 from 1.36 on).
 
-mod authorize;
 mod modes;
 mod names;
 #[cfg(test)]
@@ -9,14 +8,17 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 use http::header::HeaderName;
 use http::{HeaderMap, HeaderValue};
 
-pub use authorize::ImpersonationDenied;
-
+use self::modes::{ImpersonationMode, ImpersonationStep, modes};
+use super::NotGranted;
+use super::access_reviewer::AccessReviewer;
 use super::credential::{text, unescaped};
-use kubeapi::{User, go_quote};
+use super::review_cache::ReviewPurpose;
+use kubeapi::{Access, AccessTarget, User, go_quote};
 
 /// The impersonation headers name no user, which is answered with 400.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -31,6 +33,14 @@ pub enum InvalidImpersonation {
 /// The user that a caller requests to impersonate, with exactly the parts that the headers name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Impersonation(User);
+
+/// Why a requestor may not impersonate a user.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImpersonationDenied {
+    /// The access that it would need.
+    pub access: Access,
+    pub refused: NotGranted,
+}
 
 const USER: &str = "impersonate-user";
 const UID: &str = "impersonate-uid";
@@ -66,6 +76,75 @@ impl Impersonation {
         let is_whole = user.uid.is_empty() && user.groups.is_empty() && user.extra.is_empty();
         if is_whole { Ok(None) } else { Err(InvalidImpersonation::MissingUser(user)) }
     }
+
+    /// The user that the requestor impersonates, by the first mode allowed to it. `request` is as for [`modes`].
+    ///
+    /// # Errors
+    /// No mode is allowed, or that cannot be determined. The error is about the first of all modes.
+    pub(super) async fn judged(
+        &self,
+        access_reviewer: &AccessReviewer,
+        requestor: &Arc<User>,
+        request: Option<&Access>,
+    ) -> Result<User, ImpersonationDenied> {
+        let mut first = None;
+        for mode in modes(requestor, &self.0, request) {
+            match is_open(access_reviewer, requestor, &mode).await {
+                Ok(()) => return Ok(mode.user),
+                Err(impeded) if matches!(impeded.refused, NotGranted::Denied(_)) => {
+                    first.get_or_insert(impeded);
+                }
+                Err(impeded) => return Err(impeded),
+            }
+        }
+        Err(first.expect("there is always the way without constraints"))
+    }
+}
+
+impl ImpersonationDenied {
+    /// The caller is unknown.
+    pub(super) fn unknown() -> Self {
+        let access = Access { verb: String::new(), target: AccessTarget::Path(String::new()) };
+        Self { access, refused: NotGranted::Unauthenticated }
+    }
+}
+
+async fn is_open(
+    access_reviewer: &AccessReviewer,
+    requestor: &Arc<User>,
+    mode: &ImpersonationMode,
+) -> Result<(), ImpersonationDenied> {
+    let subject = mode.subject.clone().map_or_else(|| requestor.clone(), Arc::new);
+    for step in &mode.steps {
+        match step {
+            ImpersonationStep::Review(access) => ask(access_reviewer, &subject, access).await?,
+            ImpersonationStep::AllOrEach(all, each) => match ask(access_reviewer, &subject, all).await {
+                Err(ImpersonationDenied { refused: NotGranted::Denied(_), .. }) => {
+                    for access in each {
+                        ask(access_reviewer, &subject, access).await?;
+                    }
+                }
+                other => other?,
+            },
+            ImpersonationStep::Never(access, why) => {
+                return Err(ImpersonationDenied {
+                    access: access.clone(),
+                    refused: NotGranted::Denied(Arc::from(why.as_str())),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn ask(
+    access_reviewer: &AccessReviewer,
+    subject: &Arc<User>,
+    access: &Access,
+) -> Result<(), ImpersonationDenied> {
+    let asked = Arc::new(access.clone());
+    let decided = access_reviewer.decide(subject, &asked, ReviewPurpose::Request, None).await;
+    decided.map(drop).map_err(|refused| ImpersonationDenied { access: access.clone(), refused })
 }
 
 /// A user as Go's `%#v` prints it.

@@ -14,12 +14,12 @@ use kubeapi::User;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LeaseTerms {
     /// How long an access decision stays valid.
-    of_right: Duration,
-    /// How long a decision stays valid if its reason is RBAC, while all changes of RBAC are watched.
+    pub(super) of_right: Duration,
+    /// How long it stays valid if its reason is RBAC, while all changes of RBAC are watched.
     pub(super) by_policy: Duration,
     /// How long the identity of the credential stays valid.
-    of_identity: Duration,
-    /// The maximum delay of upstream's authorizers after a policy change.
+    pub(super) of_identity: Duration,
+    /// The most delay of upstream's authorizers after a policy change.
     behind: Duration,
     /// How long a lease continues if no decision can be obtained, from the time at which the failure is noticed.
     pub(super) grace: Duration,
@@ -78,17 +78,7 @@ impl LeaseTerms {
         }
     }
 
-    /// Returns the longest pause before a retry if no decision could be obtained.
-    pub(super) fn again_max(&self) -> Duration {
-        self.of_right.min(self.of_identity)
-    }
-
-    /// Whether permissions from RBAC are reviewed less often than others.
-    pub(super) fn asks_rarely(&self) -> bool {
-        self.by_policy > self.of_right
-    }
-
-    /// Returns the time from which on all of upstream's decisions take this policy change into account.
+    /// When all of upstream's decisions take this policy change into account.
     pub(super) fn settled_after(&self, changed: Instant) -> Instant {
         changed + self.behind
     }

@@ -1,5 +1,7 @@
 use metrics::{counter, describe_counter, describe_gauge, gauge};
 
+use super::NotGranted;
+
 /// Describes the metrics of this module.
 pub fn describe() {
     describe_counter!("kube_fanout_auth_reviews_total", "token and access reviews, by kind and result");
@@ -20,12 +22,12 @@ pub(super) fn reviewed(kind: &'static str, result: &'static str) {
     counter!("kube_fanout_auth_reviews_total", "kind" => kind, "result" => result).increment(1);
 }
 
-pub(super) fn refused(why: &'static str) {
-    counter!("kube_fanout_auth_refused_total", "reason" => why).increment(1);
+pub(super) fn refused(why: &NotGranted) {
+    counter!("kube_fanout_auth_refused_total", "reason" => why.as_str()).increment(1);
 }
 
-pub(super) fn revoked(why: &'static str) {
-    counter!("kube_fanout_auth_revoked_total", "reason" => why).increment(1);
+pub(super) fn revoked(why: &NotGranted) {
+    counter!("kube_fanout_auth_revoked_total", "reason" => why.as_str()).increment(1);
 }
 
 /// Changes the number of leases by `more`, which may be negative.

@@ -6,16 +6,15 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use imbl::OrdMap;
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::authenticator::Authenticator;
-use super::namespace_quota::NamespaceShare;
 use super::recheck_schedule::RecheckSchedule;
 use super::review_cache::ReviewPurpose;
 use super::{AffectedScope, NotGranted};
-use base::until;
-use kubeapi::{Access, User};
+use base::{KeyedSemaphores, until};
+use kubeapi::{Access, FlowDistinguisher, User};
 use tokio::sync::watch;
 
 /// The verdicts on a collection's namespaces: which of them a user may read, as far as they were reviewed.
@@ -45,6 +44,19 @@ struct OpenWatchState {
     changed: Notify,
 }
 
+/// A limit on the namespaces that open readable watches depend on, in all and for each user. It keeps their number
+/// within what can be reviewed in time after a policy change.
+#[derive(Debug)]
+pub(super) struct NamespaceQuota {
+    all: Arc<Semaphore>,
+    each: KeyedSemaphores<FlowDistinguisher>,
+}
+
+/// The namespaces that one watch depends on: permits of the user's limit, and of that of all users. They are returned on
+/// drop.
+#[derive(Debug)]
+pub(super) struct NamespaceShare(Mutex<[OwnedSemaphorePermit; 2]>);
+
 /// The known access to one namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
@@ -73,7 +85,20 @@ const SLACK: Duration = Duration::from_secs(5);
 const LATE_MAX: Duration = Duration::from_secs(10);
 
 impl NamespaceVerdicts {
-    pub(super) fn new(authenticator: Arc<Authenticator>, user: Arc<User>, access: Arc<Access>) -> Self {
+    /// Creates the verdicts of a request, or of a `watch`: [`keep`](Self::keep) reviews its namespaces again within each
+    /// period.
+    pub(super) fn new(
+        authenticator: Arc<Authenticator>,
+        user: Arc<User>,
+        access: Arc<Access>,
+        watch: Option<(NamespaceShare, Duration)>,
+    ) -> Self {
+        let kept = watch.map(|(share, period)| OpenWatchState {
+            period,
+            share,
+            schedule: Mutex::new(RecheckSchedule::new(period)),
+            changed: Notify::new(),
+        });
         Self {
             authenticator,
             access,
@@ -81,20 +106,8 @@ impl NamespaceVerdicts {
             verdicts: watch::Sender::default(),
             wanted: Mutex::default(),
             asked: Notify::new(),
-            kept: None,
+            kept,
         }
-    }
-
-    /// Makes the verdicts those of a watch. [`keep`](Self::keep) reviews the namespaces again within each `period`.
-    #[must_use]
-    pub(super) fn of_watch(self, share: NamespaceShare, period: Duration) -> Self {
-        let kept = OpenWatchState {
-            period,
-            share,
-            schedule: Mutex::new(RecheckSchedule::new(period)),
-            changed: Notify::new(),
-        };
-        Self { kept: Some(kept), ..self }
     }
 
     pub(super) fn verdict(&self, namespace: &str) -> Option<Verdict> {
@@ -162,7 +175,7 @@ impl NamespaceVerdicts {
                 continue;
             };
             if now > due.max(*busy_since.get_or_insert(now)) + LATE_MAX {
-                return self.authenticator.access_reviewer.over_budget();
+                return self.authenticator.access_reviewer.queue.over_budget();
             }
             match self.assert_due(kept, now).await {
                 Ok(()) => in_doubt(false),
@@ -214,7 +227,7 @@ impl NamespaceVerdicts {
         let mut schedule = kept.schedule.lock();
         let more = namespaces.iter().filter(|namespace| !schedule.contains(namespace)).count();
         if !kept.share.reach(schedule.len() + more) {
-            return Err(self.authenticator.access_reviewer.over_budget());
+            return Err(self.authenticator.access_reviewer.queue.over_budget());
         }
         namespaces.iter().for_each(|namespace| schedule.begin(namespace, Instant::now()));
         Ok(())
@@ -249,7 +262,11 @@ impl NamespaceVerdicts {
     /// Reviews namespaces as they occur in a watch, for as long as the future is polled.
     pub(super) async fn answer(&self) -> std::convert::Infallible {
         loop {
-            let unclear = self.unclear();
+            let unclear: Vec<_> = {
+                let verdicts = self.verdicts.borrow();
+                let unclear = verdicts.iter().filter(|(_, verdict)| **verdict == Verdict::Unclear);
+                unclear.map(|(namespace, _)| namespace.clone()).collect()
+            };
             tokio::select! {
                 biased;
                 () = self.asked.notified() => {}
@@ -275,7 +292,9 @@ impl NamespaceVerdicts {
             for namespace in asked {
                 self.wanted.lock().remove(&namespace);
                 self.drop_out(&namespace);
-                self.learn_nothing(namespace);
+                if !is_known(&self.verdicts.borrow(), &namespace) {
+                    self.put(namespace, Verdict::Unclear);
+                }
             }
         }
     }
@@ -283,12 +302,6 @@ impl NamespaceVerdicts {
     #[cfg(test)]
     pub(super) fn is_wanted(&self, namespace: &str) -> bool {
         self.wanted.lock().contains(namespace)
-    }
-
-    fn unclear(&self) -> Vec<Arc<str>> {
-        let verdicts = self.verdicts.borrow();
-        let unclear = verdicts.iter().filter(|(_, verdict)| **verdict == Verdict::Unclear);
-        unclear.map(|(namespace, _)| namespace.clone()).collect()
     }
 
     /// Reviews each namespace, until `take` returns an error. A denial is `Ok` too.
@@ -299,6 +312,16 @@ impl NamespaceVerdicts {
         purpose: ReviewPurpose,
         mut take: impl FnMut(Arc<str>, Instant, Result<Verdict, NotGranted>) -> Result<(), NotGranted>,
     ) -> Result<(), NotGranted> {
+        let ask = |namespace: Arc<str>, since| async move {
+            let oldest = Some(since).filter(|_| purpose != ReviewPurpose::Request);
+            let access = Arc::new(self.access.within(&namespace));
+            let outcome = match self.authenticator.access_reviewer.decide(user, &access, purpose, oldest).await {
+                Ok(_) => Ok(Verdict::Allowed),
+                Err(NotGranted::Denied(_)) => Ok(Verdict::Denied),
+                Err(why) => Err(why),
+            };
+            (namespace, since, outcome)
+        };
         let mut asking = FuturesUnordered::new();
         for (namespace, since) in namespaces {
             if asking.len() >= IN_FLIGHT_MAX
@@ -306,7 +329,7 @@ impl NamespaceVerdicts {
             {
                 take(namespace, since, outcome)?;
             }
-            asking.push(self.ask(user, namespace, since, purpose));
+            asking.push(ask(namespace, since));
         }
         while let Some((namespace, since, outcome)) = asking.next().await {
             take(namespace, since, outcome)?;
@@ -314,24 +337,7 @@ impl NamespaceVerdicts {
         Ok(())
     }
 
-    async fn ask(
-        &self,
-        user: &Arc<User>,
-        namespace: Arc<str>,
-        since: Instant,
-        purpose: ReviewPurpose,
-    ) -> (Arc<str>, Instant, Result<Verdict, NotGranted>) {
-        let oldest = Some(since).filter(|_| purpose != ReviewPurpose::Request);
-        let access = Arc::new(self.access.within(&namespace));
-        let outcome = match self.authenticator.access_reviewer.decide(user, &access, purpose, oldest).await {
-            Ok(_) => Ok(Verdict::Allowed),
-            Err(NotGranted::Denied(_)) => Ok(Verdict::Denied),
-            Err(why) => Err(why),
-        };
-        (namespace, since, outcome)
-    }
-
-    /// Stores the verdict on a namespace, unless one is known.
+    /// Stores a verdict, unless one is known.
     fn learn(&self, namespace: Arc<str>, began: Instant, verdict: Verdict) {
         if is_known(&self.verdicts.borrow(), &namespace) {
             return;
@@ -343,14 +349,38 @@ impl NamespaceVerdicts {
         self.put(namespace, verdict);
     }
 
-    fn learn_nothing(&self, namespace: Arc<str>) {
-        if !is_known(&self.verdicts.borrow(), &namespace) {
-            self.put(namespace, Verdict::Unclear);
+    pub(super) fn put(&self, namespace: Arc<str>, verdict: Verdict) {
+        self.verdicts.send_if_modified(|verdicts| verdicts.insert(namespace, verdict) != Some(verdict));
+    }
+}
+
+impl NamespaceQuota {
+    pub(super) fn new(all_max: usize, each_max: usize) -> Self {
+        Self {
+            all: Arc::new(Semaphore::new(all_max.min(Semaphore::MAX_PERMITS))),
+            each: KeyedSemaphores::new(each_max),
         }
     }
 
-    pub(super) fn put(&self, namespace: Arc<str>, verdict: Verdict) {
-        self.verdicts.send_if_modified(|verdicts| verdicts.insert(namespace, verdict) != Some(verdict));
+    /// Creates a share without namespaces.
+    pub(super) fn share(&self, payer: &FlowDistinguisher) -> NamespaceShare {
+        let limits = [self.each.of(payer), self.all.clone()];
+        NamespaceShare(Mutex::new(limits.map(|limit| limit.try_acquire_many_owned(0).expect("nothing is acquired"))))
+    }
+}
+
+impl NamespaceShare {
+    /// Changes the share to `count` namespaces in all. If these are too many, it returns false and changes nothing.
+    pub(super) fn reach(&self, count: usize) -> bool {
+        let mut held = self.0.lock();
+        let Ok(more) = u32::try_from(count.saturating_sub(held[0].num_permits())) else { return false };
+        let acquire = |held: &OwnedSemaphorePermit| held.semaphore().clone().try_acquire_many_owned(more);
+        // One after the other, because a user above its own limit must not take permits of all, not even briefly.
+        let Ok(own) = acquire(&held[0]) else { return false };
+        let Ok(all) = acquire(&held[1]) else { return false };
+        held[0].merge(own);
+        held[1].merge(all);
+        true
     }
 }
 
@@ -373,5 +403,26 @@ fn too_many() -> NotGranted {
 impl std::fmt::Debug for NamespaceVerdicts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("NamespaceVerdicts").field("namespaces", &self.verdicts.borrow().len()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kubeapi::User;
+
+    #[test]
+    fn namespace_quota_limits_each_user_and_the_total() {
+        let quota = NamespaceQuota::new(10, 6);
+        let of = |name: &str| quota.share(&FlowDistinguisher::of(&User { name: name.to_owned(), ..User::default() }));
+        let (first, second, bob) = (of("ada"), of("ada"), of("bob"));
+        assert!(first.reach(4) && first.reach(4), "what is there is counted once");
+        assert!(!second.reach(3) && second.reach(2), "two watches of one user");
+        assert!(!bob.reach(5) && bob.reach(4), "all together");
+        assert!(!first.reach(5));
+        drop(second);
+        assert!(first.reach(6) && bob.reach(4) && !bob.reach(5));
+        drop((first, bob));
+        assert_eq!(quota.all.available_permits(), 10);
     }
 }

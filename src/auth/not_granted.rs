@@ -42,9 +42,9 @@ impl NotGranted {
     /// Returns the error for a review without an answer.
     pub(super) fn unanswered(error: &Error, topic: ReviewTopic) -> Self {
         match error.code() {
-            Some(401 | 403) => Self::ReviewsForbidden(topic.resource()),
-            Some(_) => Self::Unavailable(format!("{}: the apiserver rejected the review", topic.refusal())),
-            None => Self::Unavailable(format!("{}: the apiserver is unreachable", topic.refusal())),
+            Some(401 | 403) => Self::ReviewsForbidden(topic.resource),
+            Some(_) => Self::Unavailable(format!("{}: the apiserver rejected the review", topic.refusal)),
+            None => Self::Unavailable(format!("{}: the apiserver is unreachable", topic.refusal)),
         }
     }
 
@@ -95,7 +95,7 @@ mod tests {
             (Error::Credentials("/a/path".to_owned()), "unavailable"),
             (Error::OtherDocument("/apis/authorization.k8s.io/v1".to_owned()), "unavailable"),
         ] {
-            let why = NotGranted::unanswered(&error, ReviewTopic::Token);
+            let why = NotGranted::unanswered(&error, ReviewTopic::TOKEN);
             assert_eq!(why.as_str(), expected, "{error}");
             // Details of the failure are for the log, and not for callers.
             assert!(!why.to_string().contains(&error.to_string()), "{why}");

@@ -14,7 +14,7 @@ use tokio::task::yield_now;
 use tokio::time::Instant;
 
 use super::NotGranted;
-use super::changes::LOOKED_AT;
+use super::policy_changes::LOOKED_AT;
 
 /// The purpose of a review, which determines how old its result may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

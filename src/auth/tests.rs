@@ -5,6 +5,7 @@ mod many_callers;
 mod namespaces;
 mod policy;
 mod steps;
+mod stub;
 mod tokens;
 
 use std::sync::Arc;
@@ -13,8 +14,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::stub::{Stub, authorizer, info};
-use super::{AffectedScope, AffectedUsers, AuthConfig, Authorizer, Grant, NotGranted, Readable, Subjects};
+pub(super) use stub::{Stub, StubReview, authorizer, info};
+
+use super::{AffectedScope, AffectedUsers, AuthConfig, Authorizer, Grant, NotGranted, Readable, Revoked, Subjects};
 use base::Tasks;
 
 /// An authorizer with its stub.
@@ -86,11 +88,15 @@ async fn until(over: &CancellationToken) -> Duration {
 
 impl Grant {
     fn over(&self) -> CancellationToken {
-        self.lease().expect("it is that of a watch").over()
+        self.lease.as_ref().expect("it is that of a watch").state.over.clone()
     }
 
     /// Why it has ended, if it has.
     fn why(&self) -> Option<&'static str> {
-        self.lease().and_then(|lease| lease.revoked()).map(|revoked| revoked.why.as_str())
+        self.revoked().map(|revoked| revoked.why.as_str())
+    }
+
+    fn revoked(&self) -> Option<&Revoked> {
+        self.lease.as_ref().and_then(|lease| lease.state.revoked())
     }
 }

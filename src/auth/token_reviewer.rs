@@ -6,9 +6,7 @@ use tokio::time::Instant;
 
 use super::credential::{Identity, TOKEN_BYTES_MAX, Token};
 use super::review_cache::{ReviewCache, ReviewPurpose, ReviewResult};
-use super::review_queue::{ReviewClass, ReviewQueue};
-use super::review_rate_limit::{Payer, ReviewRate, ReviewRateLimit};
-use super::review_rights::ReviewRight;
+use super::review_queue::{Payer, ReviewClass, ReviewQueue, ReviewRate, ReviewRateLimit};
 use super::reviews::{ReviewTopic, Reviews};
 use super::{AuthConfig, NotGranted};
 use crate::upstream::CredentialId;
@@ -26,7 +24,7 @@ pub(super) struct TokenReviewer {
     /// The users of tokens that upstream accepted at their last review. Such tokens have a rate limit of their own, so
     /// that they do not compete with guessed tokens from the same address.
     regulars: moka::sync::Cache<CredentialId, FlowDistinguisher>,
-    queue: ReviewQueue,
+    pub(super) queue: ReviewQueue,
 }
 
 /// The purpose of a token review, which determines how old the result may be.
@@ -85,24 +83,17 @@ impl TokenReviewer {
         if token.reveal().len() > TOKEN_BYTES_MAX {
             return Err(NotGranted::Unauthenticated);
         }
-        let ask = || self.ask(id, token, asks);
-        let answer = match asks {
-            TokenPurpose::Request { .. } => self.answers.get_or_review(ReviewPurpose::Request, &id, None, ask).await?,
-            TokenPurpose::Lease { since, .. } => {
-                self.answers.get_or_review(ReviewPurpose::Lease, &id, Some(since), ask).await?
-            }
+        let (purpose, since) = match asks {
+            TokenPurpose::Request { .. } => (ReviewPurpose::Request, None),
+            TokenPurpose::Lease { since, .. } => (ReviewPurpose::Lease, Some(since)),
         };
+        let answer = self.answers.get_or_review(purpose, &id, since, || self.ask(id, token, asks)).await?;
         let user = answer.user.ok_or(NotGranted::Unauthenticated)?;
         // Upstream accepts a token for some time after its own expiry; the proxy does not.
         if answer.until.is_some_and(|until| until <= self.clock.now()) {
             return Err(NotGranted::Unauthenticated);
         }
         Ok(Identity { asked: answer.asked, user, until: answer.until })
-    }
-
-    /// Returns the record of whether the proxy may create token reviews.
-    pub(super) fn right(&self) -> &Arc<ReviewRight> {
-        self.queue.right()
     }
 
     async fn ask(
@@ -144,7 +135,7 @@ fn queue(config: &AuthConfig) -> ReviewQueue {
     let &AuthConfig { reviews, reviews_per_source, reviews_burst_per_source, .. } = config;
     let share = reviews.div_ceil(2);
     let limit = |each| ReviewRateLimit::new(each, ReviewRate::new(reviews, reviews), Duration::ZERO, Duration::ZERO);
-    ReviewQueue::new(ReviewTopic::Token, |class| {
+    ReviewQueue::new(ReviewTopic::TOKEN, |class| {
         Arc::new(match class {
             // Tokens are not reviewed in the last two.
             ReviewClass::Lease | ReviewClass::Namespace | ReviewClass::NonResource => {

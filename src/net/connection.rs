@@ -1,23 +1,50 @@
 use std::any::Any;
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use rustls::pki_types::CertificateDer;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use super::metrics::ConnectionFailure;
+use base::AbortSignal;
+
+/// The other end of a connection, as far as the connection identifies it.
+#[derive(Debug, Clone)]
+pub struct Peer {
+    pub address: PeerAddress,
+    /// The certificate chain that a TLS client has sent, its own certificate first.
+    ///
+    /// The client has proven that it has the key. The issuer, the validity and the usage are not verified.
+    pub certificates: Option<Arc<[CertificateDer<'static>]>>,
+    pub connection: Connection,
+    /// Ends this request and its response at once: an HTTP/2 stream is reset, an HTTP/1.1 connection closed.
+    pub cut: AbortSignal,
+}
+
+/// The address of a peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PeerAddress {
+    Tcp(SocketAddr),
+    /// A process on this machine, with its user as the kernel reports it.
+    Unix {
+        uid: Option<u32>,
+    },
+}
 
 /// The connection on which a request was received. Clones share the state.
 #[derive(Debug, Clone, Default)]
 pub struct Connection(Arc<Shared>);
 
+#[derive(Default)]
 struct Shared {
     state: AtomicU8,
     /// Notifies the connection's own task, which is the only waiter.
     changed: Notify,
-    born: Instant,
+    born: Birth,
     /// The number of requests whose response the codec has not received completely.
     running: AtomicU32,
     /// The number of running responses that wait until the client reads more.
@@ -32,20 +59,21 @@ struct Shared {
     /// Whether a caller has been authenticated on the connection.
     is_of_somebody: AtomicBool,
     caller: AtomicU64,
-    /// The slot that the connection occupies in its listener's limit.
-    place: OnceLock<Box<dyn SlotGuard>>,
-    /// Whether the listener is full and the caller's share of connections is used up.
+    /// Counts the connection for its caller in the listener's limit.
+    settle: OnceLock<Box<SettlePlace>>,
+    /// Whether the listener is full and the caller's share of it is used up.
     is_refused: AtomicBool,
     /// The number of requests that were received after the connection stopped taking requests.
     late: AtomicU32,
     kept: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
-/// A connection's handle to the slot that it occupies in its listener's limit.
-pub(super) trait SlotGuard: Send + Sync {
-    /// Counts the connection for a caller; `None` if all callers count as one. Returns whether the connection may stay.
-    fn settle(&self, connection: &Connection, caller: Option<u64>) -> bool;
-}
+/// Counts a connection's place in a listener's limit for this caller; `None` if all callers count as one. Returns
+/// whether the connection may stay.
+type SettlePlace = dyn Fn(&Connection, Option<u64>) -> bool + Send + Sync;
+
+/// When a connection was accepted.
+struct Birth(Instant);
 
 /// The time without reading a response after which a client's connection counts as idle.
 pub(super) const STALLED_AFTER: Duration = Duration::from_secs(5);
@@ -55,14 +83,13 @@ const NO_CALLER: u64 = 0;
 /// The caller number that is used if all callers count as one.
 pub(super) const EVERYBODY: u64 = u64::MAX;
 
-/// The stages of closing a connection. The state only advances.
+/// The stages of closing a connection. The state only advances. An open connection has state 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ConnectionState {
-    Open,
     /// The connection ends after its running requests, because of its age, idleness or a drain. Requests that the
-    /// client sent before it received this are served.
-    Leaving,
-    /// The connection ends after its running requests and accepts no further ones.
+    /// client sent before it learned this are served.
+    Leaving = 1,
+    /// The connection ends after its running requests and takes no further ones.
     Closing,
     /// The connection must be closed now.
     Cut,
@@ -109,7 +136,7 @@ impl Connection {
         // The first authenticated caller owns the place.
         if !self.0.is_of_somebody.load(Ordering::Relaxed) {
             self.0.is_of_somebody.store(true, Ordering::Relaxed);
-            if self.0.place.get().is_some_and(|place| !place.settle(self, caller)) {
+            if self.0.settle.get().is_some_and(|settle| !settle(self, caller)) {
                 self.0.is_refused.store(true, Ordering::Relaxed);
                 self.close();
             }
@@ -117,9 +144,9 @@ impl Connection {
         !self.0.is_refused.load(Ordering::Relaxed)
     }
 
-    /// Sets the slot that the connection occupies. Later calls have no effect.
-    pub(super) fn put_place(&self, place: Box<dyn SlotGuard>) {
-        let _ = self.0.place.set(place);
+    /// Sets how the connection is counted for its caller. Later calls have no effect.
+    pub(super) fn on_known(&self, settle: impl Fn(&Self, Option<u64>) -> bool + Send + Sync + 'static) {
+        let _ = self.0.settle.set(Box::new(settle));
     }
 
     /// Whether requests are processed one at a time: no caller has been authenticated yet, and the connection is not
@@ -177,7 +204,7 @@ impl Connection {
     }
 
     pub(super) fn born(&self) -> Instant {
-        self.0.born
+        self.0.born.0
     }
 
     /// Records that an HTTP/2 request was received.
@@ -213,12 +240,12 @@ impl Connection {
     }
 
     fn at(&self, millis: &AtomicU64) -> Instant {
-        self.0.born + Duration::from_millis(millis.load(Ordering::SeqCst))
+        self.0.born.0 + Duration::from_millis(millis.load(Ordering::SeqCst))
     }
 
     /// Returns the current time in milliseconds after `born`.
     fn millis(&self) -> u64 {
-        u64::try_from(self.0.born.elapsed().as_millis()).unwrap_or(u64::MAX)
+        u64::try_from(self.0.born.0.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
     /// Completes when no first request was received within `first`, or no request has been running for `next`.
@@ -240,25 +267,9 @@ impl Connection {
     }
 }
 
-impl Default for Shared {
+impl Default for Birth {
     fn default() -> Self {
-        Self {
-            state: AtomicU8::new(ConnectionState::Open as u8),
-            changed: Notify::new(),
-            born: Instant::now(),
-            running: AtomicU32::new(0),
-            untaken: AtomicU32::new(0),
-            taken_at: AtomicU64::new(0),
-            idle_since: AtomicU64::new(0),
-            has_asked: AtomicBool::new(false),
-            is_multiplexed: AtomicBool::new(false),
-            is_of_somebody: AtomicBool::new(false),
-            caller: AtomicU64::new(NO_CALLER),
-            place: OnceLock::new(),
-            is_refused: AtomicBool::new(false),
-            late: AtomicU32::new(0),
-            kept: OnceLock::new(),
-        }
+        Self(Instant::now())
     }
 }
 

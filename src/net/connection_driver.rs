@@ -97,10 +97,7 @@ mod tests {
 
     impl ConnectionDriver for Silence {
         fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
-            self.0.begin_polling(cx);
-            self.0.take(WakePart::Codec);
-            self.0.end_polling(cx);
-            Poll::Pending
+            self.0.poll_codec(cx, Waker::noop(), |_| Poll::Pending)
         }
 
         fn begin_goaway(&mut self) {}

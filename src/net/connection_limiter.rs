@@ -1,6 +1,6 @@
 use std::convert::Infallible;
 use std::io;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -10,9 +10,9 @@ use slab::Slab;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::connection::{ConnectionState, SlotGuard};
+use super::connection::ConnectionState;
 use super::idle_connections::{ConnectionSource, IdleConnection, IdleConnections};
-use super::metrics::ConnectionFailure;
+use super::metrics::{ConnectionFailure, open_connections};
 use super::owners::{Owner, Owners};
 use super::{Connection, ConnectionLimits};
 use base::{Reloadable, descriptor_wanted, want_descriptor};
@@ -77,13 +77,6 @@ struct Entry {
     order: u64,
 }
 
-/// A connection's handle to its own slot.
-#[derive(Debug)]
-struct LimiterSlot {
-    places: Weak<ConnectionLimiter>,
-    at: usize,
-}
-
 type IdleSlots = IdleConnections<(usize, Connection)>;
 
 /// The share of the process's descriptors, in quarters, for the connections of one listener. The rest is for upstream,
@@ -141,6 +134,7 @@ impl ConnectionLimiter {
     pub(super) async fn enter(self: &Arc<Self>, connection: &Connection, source: ConnectionSource) -> ConnectionSlot {
         loop {
             if let Some(at) = self.try_enter(connection, source) {
+                open_connections(1.0);
                 return ConnectionSlot { places: self.clone(), at, connection: connection.clone() };
             }
             tokio::select! {
@@ -163,18 +157,10 @@ impl ConnectionLimiter {
         self.enter(connection, source).now_or_never()
     }
 
-    /// Closes some idle connections because the process has no descriptors left, and waits briefly until one has
-    /// closed. Returns whether one has.
-    ///
-    /// Connections that are already closing count first. So frequent calls do not close new connections.
-    async fn make_room(&self) -> bool {
-        self.close_silent(ROOM, false).await
-    }
-
-    /// Makes room for a connection that could not be accepted. If no connection here is idle, requests that the other
-    /// users of descriptors close one, and returns true.
+    /// Makes room for a connection that could not be accepted. If no connection here is idle, asks the other users of
+    /// descriptors to close one, and returns true.
     pub(super) async fn make_room_or_ask(&self, error: &io::Error) -> bool {
-        let asks = !self.make_room().await;
+        let asks = !self.close_silent(ROOM, false).await;
         if asks {
             if self.taken.lock().warns() {
                 tracing::warn!(%error, "cannot accept a connection and none is idle; freeing file descriptors");
@@ -195,6 +181,10 @@ impl ConnectionLimiter {
         }
     }
 
+    /// Closes some idle connections because the process has no descriptors left, and waits briefly until one is gone.
+    /// Returns whether one is.
+    ///
+    /// It counts connections that are already closing first. So frequent calls do not close new connections.
     async fn close_silent(&self, room: usize, is_for_others: bool) -> bool {
         let gone = self.gone.notified();
         // A new connection gets a moment to send a request. If the process has no descriptors, `accept` fails even
@@ -202,9 +192,7 @@ impl ConnectionLimiter {
         let latest = Instant::now().checked_sub(NEWCOMER_ASKS_WITHIN);
         let leaving = {
             let mut taken = self.taken.lock();
-            while taken.leaving < room.min(self.leaving_max)
-                && taken.displace(latest, EvictionFallback::EvictOther).is_some()
-            {}
+            while taken.leaving < room.min(self.leaving_max) && taken.displace(latest, IdleSlots::next_by).is_some() {}
             if is_for_others {
                 taken.left = Some((taken.here.len().min(taken.left_max()), Instant::now()));
             }
@@ -231,39 +219,37 @@ impl ConnectionLimiter {
             taken.idle.add(IdleConnection { connection: (at, connection.clone()), source, since });
         }
         drop(taken);
-        connection.put_place(Box::new(LimiterSlot { places: Arc::downgrade(self), at }));
+        let places = Arc::downgrade(self);
+        connection.on_known(move |connection, caller| {
+            places.upgrade().is_none_or(|places| places.settle(at, connection, caller))
+        });
         Some(at)
     }
 
-    /// Returns the current number of connection slots.
+    /// Counts the connection in that place for its caller, unless it is closing. Returns whether it may stay.
+    fn settle(&self, at: usize, connection: &Connection, caller: Option<u64>) -> bool {
+        let mut taken = self.taken.lock();
+        let LimiterState { here, owners, .. } = &mut *taken;
+        let Some(entry) = here.get_mut(at).filter(|entry| entry.connection.is_same_as(connection)) else { return true };
+        if let Some(caller) = caller {
+            owners.remove(entry.owner, entry.order, at);
+            entry.owner = Owner::Caller(caller);
+            owners.add(entry.owner, entry.order, at);
+        }
+        let owner = entry.owner;
+        taken.here.len() <= self.places_max() || taken.give_way_to(owner)
+    }
+
+    /// The current number of places.
     fn places_max(&self) -> usize {
         self.limits.get().connections_max.min(self.affordable_max)
     }
 }
 
-impl SlotGuard for LimiterSlot {
-    fn settle(&self, connection: &Connection, caller: Option<u64>) -> bool {
-        let Some(places) = self.places.upgrade() else { return true };
-        let mut taken = places.taken.lock();
-        let Some(owner) = taken.found_known(self.at, connection, caller) else { return true };
-        taken.here.len() <= places.places_max() || taken.give_way_to(owner)
-    }
-}
-
-/// Returns the number of slots for a number of descriptors, and the number of connections that may be closing beyond
-/// it.
+/// The number of places for so many descriptors, and the number of closing connections beyond it.
 fn within(descriptors: usize) -> (usize, usize) {
     let leaving_max = (descriptors / DESCRIPTORS_PER_LEAVING).clamp(1, LEAVING_MAX);
     ((descriptors / 4 * DESCRIPTORS_OF_4).saturating_sub(leaving_max).max(1), leaving_max)
-}
-
-/// The action if the source with the most idle connections has none that was idle by a given time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum EvictionFallback {
-    /// Closes a connection of another source.
-    EvictOther,
-    /// Closes no connection.
-    EvictNone,
 }
 
 impl LimiterState {
@@ -292,28 +278,17 @@ impl LimiterState {
     /// one authenticate beyond the limit.
     fn make_way(&mut self, places: usize, unknown_max: usize) -> Option<()> {
         let asked = Instant::now().checked_sub(NEWCOMER_ASKS_WITHIN);
-        if asked.is_some() && self.displace(asked, EvictionFallback::EvictNone).is_some() {
+        if asked.is_some() && self.displace(asked, IdleSlots::next).is_some() {
             return Some(());
         }
         let has_room = self.here.len().checked_sub(places).is_some_and(|extra| extra < unknown_max);
-        if has_room { Some(()) } else { self.displace(None, EvictionFallback::EvictNone) }
-    }
-
-    /// Charges a connection to its authenticated caller. Returns its owner; `None` if the connection is closing.
-    fn found_known(&mut self, at: usize, connection: &Connection, caller: Option<u64>) -> Option<Owner> {
-        let entry = self.here.get_mut(at).filter(|entry| entry.connection.is_same_as(connection))?;
-        if let Some(caller) = caller {
-            self.owners.remove(entry.owner, entry.order, at);
-            entry.owner = Owner::Caller(caller);
-            self.owners.add(entry.owner, entry.order, at);
-        }
-        Some(entry.owner)
+        if has_room { Some(()) } else { self.displace(None, IdleSlots::next) }
     }
 
     /// Makes room for a connection of an owner beyond the limit. Returns false if that connection must close.
     fn give_way_to(&mut self, owner: Owner) -> bool {
         let asked = Instant::now().checked_sub(NEWCOMER_ASKS_WITHIN);
-        if asked.is_some() && self.displace(asked, EvictionFallback::EvictNone).is_some() {
+        if asked.is_some() && self.displace(asked, IdleSlots::next).is_some() {
             return true;
         }
         let giver = self.owners.giver_for(owner);
@@ -331,18 +306,19 @@ impl LimiterState {
         true
     }
 
-    /// Closes an idle connection, if there is one that was idle at `latest`.
-    fn displace(&mut self, latest: Option<Instant>, passing: EvictionFallback) -> Option<()> {
+    /// Closes an idle connection, if `next` finds one that was idle at `latest`.
+    fn displace(
+        &mut self,
+        latest: Option<Instant>,
+        next: impl Fn(&mut IdleSlots, Option<Instant>) -> Option<IdleConnection<(usize, Connection)>>,
+    ) -> Option<()> {
         self.look(LOOK_GOOD_FOR);
         // Connections that arrived after the last scan may be the only ones left in the list, although others became
         // idle before them. So only connections that were idle at the scan count here.
         let known = self.looked.min(latest.or(self.looked));
         let gone = self.next(|idle| idle.next(known)).or_else(|| {
             self.look(LOOK_EVERY);
-            self.next(|idle| match latest {
-                Some(latest) if passing == EvictionFallback::EvictOther => idle.next_by(latest),
-                latest => idle.next(latest),
-            })
+            self.next(|idle| next(idle, latest))
         })?;
         self.close(gone, ConnectionFailure::Displaced);
         Some(())
@@ -399,6 +375,7 @@ impl Drop for ConnectionSlot {
             taken.leaving -= 1;
         }
         drop(taken);
+        open_connections(-1.0);
         self.places.freed.notify_one();
         self.places.gone.notify_waiters();
     }

@@ -1,3 +1,4 @@
+use std::collections::HashMap;
 use std::future::poll_fn;
 use std::io;
 use std::task::Poll;
@@ -6,9 +7,9 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use parking_lot::Mutex;
 use tokio::task::yield_now;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
-use super::failures::HandshakeFailures;
+use super::connection_driver::Failure;
 use super::idle_connections::ConnectionSource;
 use super::metrics::ConnectionFailure;
 use base::{PerCore, TurnQueue};
@@ -39,12 +40,36 @@ struct HandshakeTurns {
     rests: Mutex<Instant>,
 }
 
-type Failure = Box<dyn std::error::Error + Send + Sync>;
+/// Recent failed handshakes, by source.
+///
+/// Each failure costs a signature, and a client can cause the next one at once. So a source with many failures waits a
+/// moment before its next handshake.
+#[derive(Debug, Default)]
+pub(super) struct HandshakeFailures {
+    /// One lock for all sources: a look-up takes 0.1 µs and a handshake 1,000 µs, and the lock also bounds the number
+    /// of sources.
+    of: Mutex<HashMap<ConnectionSource, LeakyBucket>>,
+}
+
+/// A leaky bucket: its level at a time.
+#[derive(Debug, Clone, Copy)]
+struct LeakyBucket {
+    failures: f64,
+    at: Instant,
+}
 
 /// The minimum time that handshakes run before other tasks do. It is longer if other tasks took longer before.
 const STEPS_FOR: Duration = Duration::from_millis(1);
 /// The shortest round of the runtime in which another task was ready.
 const NOBODY_IN: Duration = Duration::from_micros(10);
+/// The failures without effect. A fleet whose certificates have all expired at once is not an attack.
+const FREE_MAX: f64 = 50.0;
+/// The failures forgotten per second.
+const FORGOTTEN_PER_SECOND: f64 = 10.0;
+/// How long a source with too many failures waits.
+const PAUSE: Duration = Duration::from_millis(200);
+/// The most sources remembered. Beyond that, all are forgotten, which does not help an attacker with one address.
+const SOURCES_MAX: usize = 4_096;
 
 impl HandshakeQueue {
     pub(super) fn new(longest: Duration) -> Self {
@@ -114,13 +139,39 @@ async fn woken() {
     poll_fn(|_| if std::mem::replace(&mut is_woken, true) { Poll::Ready(()) } else { Poll::Pending }).await;
 }
 
+impl HandshakeFailures {
+    /// Records a failed handshake.
+    pub(super) fn note(&self, source: ConnectionSource) {
+        let now = Instant::now();
+        let mut of = self.of.lock();
+        if of.len() >= SOURCES_MAX && !of.contains_key(&source) {
+            of.clear();
+        }
+        let level = of.entry(source).or_insert(LeakyBucket { failures: 0.0, at: now });
+        *level = LeakyBucket { failures: level.now(now) + 1.0, at: now };
+    }
+
+    /// Completes when a handshake of that source may begin: at once, unless many have failed.
+    pub(super) async fn wait(&self, source: ConnectionSource) {
+        let pauses = self.of.lock().get(&source).is_some_and(|level| level.now(Instant::now()) > FREE_MAX);
+        if pauses {
+            sleep(PAUSE).await;
+        }
+    }
+}
+
+impl LeakyBucket {
+    fn now(&self, now: Instant) -> f64 {
+        (self.failures - now.duration_since(self.at).as_secs_f64() * FORGOTTEN_PER_SECOND).max(0.0)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;
     use std::sync::Arc;
 
     use tokio::task::JoinSet;
-    use tokio::time::sleep;
 
     use super::*;
 
@@ -190,5 +241,29 @@ mod tests {
         assert!(notes.lock().is_empty());
         drop(others);
         assert!(shake(handshakes.clone(), 2, notes).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn source_with_repeated_failures_is_delayed_and_others_are_not() {
+        let failures = HandshakeFailures::default();
+        let waits = |of| failures.wait(of).now_or_never().is_none();
+        (0..50).for_each(|_| failures.note(source(1)));
+        assert!(!waits(source(1)), "it may happen");
+        failures.note(source(1));
+        assert!(waits(source(1)) && !waits(source(2)));
+        let began = Instant::now();
+        failures.wait(source(1)).await;
+        assert_eq!(began.elapsed(), PAUSE);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert!(!waits(source(1)), "it is forgotten");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failure_table_bounds_number_of_sources() {
+        let failures = HandshakeFailures::default();
+        for at in 0..=u32::try_from(SOURCES_MAX).expect("few") {
+            failures.note(ConnectionSource::V4(Ipv4Addr::from_bits(at)));
+        }
+        assert!(failures.of.lock().len() <= SOURCES_MAX);
     }
 }

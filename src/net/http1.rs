@@ -6,43 +6,37 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use http::{Request, Response};
-use http2::{ConnectionHeads, ParkableBody, WakePart, WakeSet};
+use http_body_util::Either;
+use http2::{ConnectionHeads, WakePart, WakeSet};
 use hyper::body::Incoming;
 use hyper::server::conn::http1::{self, UpgradeableConnection};
 use hyper::service::Service;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use self::head_check::{CheckedIo, HeadCheck, PipelinePolicy};
+use self::head_check::{CheckedIo, CheckedReads, HeadCheck, PipelinePolicy};
 use self::offer::take_h2c_offer;
+use super::ConnectionLimits;
 use super::connection_driver::{ConnectionDriver, Failure};
-use super::request_body::RequestBody;
-use super::requests::{RequestDispatcher, may_become_a_tunnel};
-use super::running_body::RunningBody;
-use super::{ConnectionLimits, Peer};
+use super::requests::{HttpHandler, RequestDispatcher, RunningBody, may_become_a_tunnel};
 
 /// The least bytes that a field counts, as in HTTP/2 (RFC 9113 §6.5.2). The limit of a head in bytes is also its limit
 /// in fields (R-HTTP-5), because a field takes memory besides its bytes.
 const FIELD_BYTES_MIN: usize = 32;
 
 /// The server's end of an HTTP/1 connection, implemented by hyper.
-pub(super) struct Http1<I, S, F, B>
-where
-    S: Fn(Peer, Request<RequestBody>) -> F,
-    F: Future<Output = Response<B>> + Send + 'static,
-    B: ParkableBody + Send + Unpin + 'static,
-{
-    connection: Pin<Box<Codec<I, S>>>,
+pub(super) struct Http1<I, H: HttpHandler> {
+    connection: Pin<Box<Codec<I, H>>>,
     wake_set: Arc<WakeSet>,
     codec: Waker,
 }
 
-/// The type of hyper's HTTP/1 connection.
-type Codec<I, S> = UpgradeableConnection<TokioIo<CheckedIo<I>>, RequestService<S>>;
+/// hyper's connection.
+type Codec<I, H> = UpgradeableConnection<TokioIo<CheckedIo<I>>, RequestService<H>>;
 
 /// The service that hyper calls for each request.
-struct RequestService<S> {
-    requests: RequestDispatcher<S>,
+struct RequestService<H> {
+    requests: RequestDispatcher<H>,
     check: HeadCheck,
 }
 
@@ -51,19 +45,12 @@ struct RequestService<S> {
 #[error("the connection is closing and accepts no more requests")]
 struct ConnectionClosing;
 
-impl<I, S, F, B> Http1<I, S, F, B>
-where
-    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    S: Fn(Peer, Request<RequestBody>) -> F,
-    F: Future<Output = Response<B>> + Send + 'static,
-    B: ParkableBody + Send + Unpin + 'static,
-    B::Error: Into<Failure>,
-{
+impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static, H: HttpHandler> Http1<I, H> {
     pub(super) fn new(
         io: I,
         limits: &ConnectionLimits,
         heads: Arc<ConnectionHeads>,
-        requests: RequestDispatcher<S>,
+        requests: RequestDispatcher<H>,
     ) -> Self {
         let mut builder = http1::Builder::new();
         builder
@@ -75,20 +62,17 @@ where
             .half_close(false);
         let check = HeadCheck::new(heads);
         let wake_set = WakeSet::shared();
-        let io = CheckedIo::new(io, (requests.peer.connection.clone(), wake_set.clone()), check.clone());
+        let (connection, wake_set_of_reads) = (requests.peer.connection.clone(), wake_set.clone());
+        let filter = CheckedReads { connection, wake_set: wake_set_of_reads, check: check.clone() };
         let asked = RequestService { requests, check };
-        let connection = Box::pin(builder.serve_connection(TokioIo::new(io), asked).with_upgrades());
+        let connection =
+            Box::pin(builder.serve_connection(TokioIo::new(CheckedIo { io, filter }), asked).with_upgrades());
         Self { connection, codec: wake_set.waker(WakePart::Codec), wake_set }
     }
 }
 
-impl<S, F, B> Service<Request<Incoming>> for RequestService<S>
-where
-    S: Fn(Peer, Request<RequestBody>) -> F,
-    F: Future<Output = Response<B>> + Send + 'static,
-    B: ParkableBody + Send + Unpin + 'static,
-{
-    type Response = Response<RunningBody<B>>;
+impl<H: HttpHandler> Service<Request<Incoming>> for RequestService<H> {
+    type Response = Response<RunningBody<H::Body>>;
     type Error = ConnectionClosing;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, ConnectionClosing>> + Send>>;
 
@@ -101,7 +85,7 @@ where
             PipelinePolicy::Requests
         };
         let is_early = self.check.taken(ahead);
-        let answering = self.requests.http1(request.map(RequestBody::from));
+        let answering = self.requests.answer(request.map(Either::Right), self.requests.peer.cut.clone());
         if is_early {
             // Bytes that have already arrived may belong to the other protocol, so they are not read as a request.
             self.requests.peer.connection.close();
@@ -110,23 +94,9 @@ where
     }
 }
 
-impl<I, S, F, B> ConnectionDriver for Http1<I, S, F, B>
-where
-    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    S: Fn(Peer, Request<RequestBody>) -> F,
-    F: Future<Output = Response<B>> + Send + 'static,
-    B: ParkableBody + Send + Unpin + 'static,
-    B::Error: Into<Failure>,
-{
+impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static, H: HttpHandler> ConnectionDriver for Http1<I, H> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
-        self.wake_set.begin_polling(cx);
-        let ended = if self.wake_set.take(WakePart::Codec) {
-            self.connection.as_mut().poll(&mut Context::from_waker(&self.codec)).map_err(Into::into)
-        } else {
-            Poll::Pending
-        };
-        self.wake_set.end_polling(cx);
-        ended
+        self.wake_set.poll_codec(cx, &self.codec, |cx| self.connection.as_mut().poll(cx).map_err(Into::into))
     }
 
     fn begin_goaway(&mut self) {
@@ -156,7 +126,7 @@ mod tests {
     use tokio::sync::Semaphore;
 
     use super::*;
-    use crate::net::{Connection, PeerAddress};
+    use crate::net::{Connection, Peer, PeerAddress};
     use base::AbortSignal;
 
     /// The client's end: the bytes of each write by the client, and of each write to it.
@@ -221,7 +191,7 @@ mod tests {
         {
             let (calls, gate, socket) = (Arc::<AtomicUsize>::default(), Arc::new(Semaphore::new(0)), Socket::default());
             let (called, held) = (calls.clone(), gate.clone());
-            let handle = move |_, _| {
+            let handler = move |_, _| {
                 called.fetch_add(1, Ordering::Relaxed);
                 let held = held.clone();
                 async move {
@@ -229,7 +199,7 @@ mod tests {
                     Response::new(Empty::<Bytes>::new())
                 }
             };
-            let requests = RequestDispatcher { peer: peer(), late_max: 1, leaving: None, handle };
+            let requests = RequestDispatcher { peer: peer(), late_max: 1, leaving: None, handler };
             let mut conversation = Http1::new(
                 socket.clone(),
                 &ConnectionLimits::default(),
@@ -261,11 +231,11 @@ mod tests {
         for (is_over, polls) in [(false, 1), (true, REQUESTS)] {
             let (calls, socket) = (Arc::<AtomicUsize>::default(), Socket::default());
             let called = calls.clone();
-            let handle = move |_, _| {
+            let handler = move |_, _| {
                 called.fetch_add(1, Ordering::Relaxed);
                 async { Response::new(Empty::<Bytes>::new()) }
             };
-            let requests = RequestDispatcher { peer: peer(), late_max: 1, leaving: None, handle };
+            let requests = RequestDispatcher { peer: peer(), late_max: 1, leaving: None, handler };
             socket.sent.lock().extend([&b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"[..]; REQUESTS]);
             let heads = Arc::<HeadBudget>::default().connection();
             let mut conversation = Http1::new(socket, &ConnectionLimits::default(), heads, requests);
@@ -284,7 +254,7 @@ mod tests {
     #[tokio::test]
     async fn ready_body_frames_are_sent_in_one_write() {
         let socket = Socket::default();
-        let handle = |_, _| async {
+        let handler = |_, _| async {
             let mut pieces: VecDeque<_> = std::iter::repeat_n("event\n", PIECES_OF_A_WRITE).collect();
             let pieces = futures_util::stream::poll_fn(move |_| {
                 let piece = pieces.pop_front().map(|piece| Ok::<_, io::Error>(Frame::data(Bytes::from(piece))));
@@ -292,7 +262,7 @@ mod tests {
             });
             Response::new(StreamBody::new(pieces).boxed_unsync())
         };
-        let requests = RequestDispatcher { peer: peer(), late_max: 1, leaving: None, handle };
+        let requests = RequestDispatcher { peer: peer(), late_max: 1, leaving: None, handler };
         socket.sent.lock().push_back(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n");
         let heads = Arc::<HeadBudget>::default().connection();
         let mut conversation = Http1::new(socket.clone(), &ConnectionLimits::default(), heads, requests);

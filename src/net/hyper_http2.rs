@@ -13,7 +13,8 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use h2::Reason;
 use http::{Request, Response};
-use http2::{ConnectionHeads, PREFACE, ParkableBody, WakePart, WakeSet};
+use http_body_util::Either;
+use http2::{ConnectionHeads, PREFACE, WakePart, WakeSet};
 use hyper::body::Incoming;
 use hyper::rt::Executor;
 use hyper::server::conn::http2::{Builder, Connection as HyperConnection};
@@ -26,10 +27,8 @@ use tokio::time::sleep;
 
 use super::connection_driver::{ConnectionDriver, Failure};
 use super::preface::RewoundStream;
-use super::request_body::RequestBody;
-use super::requests::RequestDispatcher;
-use super::running_body::RunningBody;
-use super::{Connection, ConnectionLimits, Peer};
+use super::requests::{HttpHandler, RequestDispatcher, RunningBody};
+use super::{Connection, ConnectionLimits};
 use base::AbortSignal;
 
 /// The number of request body bytes that a client may send before they are read: on a stream, and on the connection.
@@ -39,14 +38,8 @@ const CONNECTION_WINDOW: u32 = 1 << 20;
 const FIELD_BYTES: usize = 32;
 
 /// The server's end of an HTTP/2 connection, implemented by hyper.
-pub(super) struct HyperHttp2<I, S, F, B>
-where
-    S: Fn(Peer, Request<RequestBody>) -> F + Send + Sync + 'static,
-    F: Future<Output = Response<B>> + Send + 'static,
-    B: ParkableBody + Send + Unpin + 'static,
-    B::Error: Into<Failure>,
-{
-    codec: Pin<Box<Codec<I, S>>>,
+pub(super) struct HyperHttp2<I, H: HttpHandler> {
+    codec: Pin<Box<Codec<I, H>>>,
     streams: FuturesUnordered<Stream>,
     begun: Begun,
     this: Connection,
@@ -55,14 +48,14 @@ where
     waker: Waker,
 }
 
-/// The type of hyper's HTTP/2 connection.
-type Codec<I, S> = HyperConnection<TokioIo<RewoundStream<I>>, Asked<S>, Begun>;
+/// hyper's connection.
+type Codec<I, H> = HyperConnection<TokioIo<RewoundStream<I>>, Asked<H>, Begun>;
 
 type Stream = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The service that hyper calls for each request.
-struct Asked<S> {
-    requests: Arc<RequestDispatcher<S>>,
+struct Asked<H> {
+    requests: Arc<RequestDispatcher<H>>,
     heads: Arc<ConnectionHeads>,
     begun: Begun,
     /// Lets one request run at a time, until it is closed because a caller is authenticated.
@@ -74,20 +67,13 @@ struct Asked<S> {
 #[derive(Clone, Default)]
 struct Begun(Arc<Mutex<(Option<AbortSignal>, Vec<Stream>)>>);
 
-impl<I, S, F, B> HyperHttp2<I, S, F, B>
-where
-    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    S: Fn(Peer, Request<RequestBody>) -> F + Send + Sync + 'static,
-    F: Future<Output = Response<B>> + Send + 'static,
-    B: ParkableBody + Send + Unpin + 'static,
-    B::Error: Into<Failure>,
-{
+impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static, H: HttpHandler> HyperHttp2<I, H> {
     /// Creates a connection after the preface has been read.
     pub(super) fn new(
         io: I,
         limits: &ConnectionLimits,
         heads: Arc<ConnectionHeads>,
-        requests: RequestDispatcher<S>,
+        requests: RequestDispatcher<H>,
     ) -> Self {
         let (begun, turn, this) = (Begun::default(), Arc::new(Semaphore::new(1)), requests.peer.connection.clone());
         let mut builder = Builder::new(begun.clone());
@@ -105,26 +91,10 @@ where
         let waker = wake_set.waker(WakePart::Codec);
         Self { codec, streams: FuturesUnordered::new(), begun, this, turn, wake_set, waker }
     }
-
-    fn poll_parts(&mut self) -> Poll<Result<(), Failure>> {
-        let mut cx = Context::from_waker(&self.waker);
-        let ended = self.codec.as_mut().poll(&mut cx);
-        self.streams.extend(take(&mut self.begun.0.lock().1));
-        while let Poll::Ready(Some(())) = self.streams.poll_next_unpin(&mut cx) {}
-        if !self.turn.is_closed() && !self.this.is_of_stranger() {
-            self.turn.close();
-        }
-        ended.map_err(Into::into)
-    }
 }
 
-impl<S, F, B> Service<Request<Incoming>> for Asked<S>
-where
-    S: Fn(Peer, Request<RequestBody>) -> F + Send + Sync + 'static,
-    F: Future<Output = Response<B>> + Send + 'static,
-    B: ParkableBody + Send + Unpin + 'static,
-{
-    type Response = Response<RunningBody<B>>;
+impl<H: HttpHandler> Service<Request<Incoming>> for Asked<H> {
+    type Response = Response<RunningBody<H::Body>>;
     type Error = h2::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, h2::Error>> + Send>>;
 
@@ -136,7 +106,7 @@ where
         Box::pin(async move {
             let head = head.ok_or(Reason::REFUSED_STREAM)?;
             let turn = turn.acquire().await;
-            let answering = requests.http2(request.map(RequestBody::from), cut).ok_or(Reason::REFUSED_STREAM)?;
+            let answering = requests.answer(request.map(Either::Right), cut).ok_or(Reason::REFUSED_STREAM)?;
             let answer = answering.await;
             drop((turn, head));
             Ok(answer)
@@ -167,19 +137,17 @@ async fn until_cut(stream: impl Future<Output = ()>, cut: AbortSignal) {
     .await;
 }
 
-impl<I, S, F, B> ConnectionDriver for HyperHttp2<I, S, F, B>
-where
-    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    S: Fn(Peer, Request<RequestBody>) -> F + Send + Sync + 'static,
-    F: Future<Output = Response<B>> + Send + 'static,
-    B: ParkableBody + Send + Unpin + 'static,
-    B::Error: Into<Failure>,
-{
+impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static, H: HttpHandler> ConnectionDriver for HyperHttp2<I, H> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
-        self.wake_set.begin_polling(cx);
-        let ended = if self.wake_set.take(WakePart::Codec) { self.poll_parts() } else { Poll::Pending };
-        self.wake_set.end_polling(cx);
-        ended
+        self.wake_set.poll_codec(cx, &self.waker, |cx| {
+            let ended = self.codec.as_mut().poll(cx);
+            self.streams.extend(take(&mut self.begun.0.lock().1));
+            while let Poll::Ready(Some(())) = self.streams.poll_next_unpin(cx) {}
+            if !self.turn.is_closed() && !self.this.is_of_stranger() {
+                self.turn.close();
+            }
+            ended.map_err(Into::into)
+        })
     }
 
     fn begin_goaway(&mut self) {

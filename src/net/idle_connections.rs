@@ -76,9 +76,9 @@ impl<C> IdleConnections<C> {
         if is_later { None } else { self.take(&best) }
     }
 
-    /// Removes and returns the next connection to close among those that were idle by `latest`. Skips sources without
-    /// one.
-    pub(super) fn next_by(&mut self, latest: Instant) -> Option<IdleConnection<C>> {
+    /// Like [`next`](Self::next), but skips sources without a connection that was idle by `latest`.
+    pub(super) fn next_by(&mut self, latest: Option<Instant>) -> Option<IdleConnection<C>> {
+        let Some(latest) = latest else { return self.next(None) };
         let mut later = Vec::new();
         let next = loop {
             match self.best() {

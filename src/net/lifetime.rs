@@ -37,7 +37,15 @@ pub(super) async fn ending(
 ) -> Result<(), ForcedEnd> {
     tokio::select! {
         biased;
-        over = silence(this, limits) => over,
+        // The codecs have limits of their own, but only once the protocol is known, and that of HTTP/2 has none while
+        // the client answers pings.
+        () = this.silent_for(limits.first_request_max, limits.idle_max) => {
+            if this.has_asked() {
+                return Ok(());
+            }
+            ConnectionFailure::Silent.count();
+            Err(ForcedEnd::Silent)
+        }
         () = cut.over() => Err(ForcedEnd::Cut),
         () = leave(this, drain, is_late) => Ok(()),
         () = this.reached(ConnectionState::Closing) => {
@@ -80,19 +88,6 @@ pub(super) async fn is_cut(this: &Connection, cut: &AbortSignal, limits: &Connec
         () = this.reached(ConnectionState::Cut) => {}
         () = cut.over() => {}
     }
-}
-
-/// Completes when a connection has been idle for too long.
-///
-/// The codecs have limits of their own, but only once the protocol is known, and that of HTTP/2 has none while the
-/// client answers pings.
-async fn silence(this: &Connection, limits: &ConnectionLimits) -> Result<(), ForcedEnd> {
-    this.silent_for(limits.first_request_max, limits.idle_max).await;
-    if this.has_asked() {
-        return Ok(());
-    }
-    ConnectionFailure::Silent.count();
-    Err(ForcedEnd::Silent)
 }
 
 /// Completes at a random time around `age_max`, so that connections that were opened together do not reconnect

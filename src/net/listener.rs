@@ -4,18 +4,16 @@ use std::net::{SocketAddr, TcpListener as StdTcpListener};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream as StdUnixStream};
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use rustix::process::geteuid;
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
-use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
+use tokio::io::DuplexStream;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{Mutex, mpsc};
 use tokio::time::{Instant, timeout_at};
+use tokio_util::either::Either;
 
-use super::memory::{InMemoryConnector, PendingConnection};
 use super::metrics::ConnectionFailure;
 use super::{Address, PeerAddress, system};
 
@@ -55,13 +53,19 @@ pub(super) enum AddressSharing {
     Parent,
 }
 
-/// An accepted byte stream: TCP, unix socket or in-memory.
-#[derive(Debug)]
-pub(super) enum Stream {
-    Tcp(TcpStream),
-    Unix(UnixStream),
-    Memory(DuplexStream),
+/// An accepted byte stream, from a socket or from within this process.
+pub(super) type Stream = Either<Either<TcpStream, UnixStream>, DuplexStream>;
+
+/// Connects to a [`Listener`] within this process, without a socket. Simulations use it, because the
+/// kernel does not follow their clock.
+#[derive(Debug, Clone)]
+pub struct InMemoryConnector {
+    arrivals: mpsc::Sender<PendingConnection>,
+    buffer_bytes: usize,
 }
+
+/// A connection that waits to be accepted.
+pub(super) type PendingConnection = (DuplexStream, PeerAddress);
 
 /// The time between two TCP keepalive probes of a silent peer.
 const KEEPALIVE: Duration = Duration::from_secs(60);
@@ -80,6 +84,9 @@ const BACKLOG_MAX: i32 = 4096;
 const QUEUED_MAX: usize = 2 * BACKLOG_MAX as usize;
 /// The time that started TCP handshakes get to complete before the port is released: some round trips.
 const HANDSHAKES_MAX: Duration = Duration::from_millis(200);
+
+/// The most connections that wait to be accepted.
+const WAITING_MAX: usize = 1024;
 
 const ROOT: u32 = 0;
 
@@ -123,7 +130,8 @@ impl Listener {
     /// Creates a listener with an address but without a socket. Only the returned connector can connect to it, by
     /// connections that buffer `buffer_bytes` in each direction.
     pub fn in_memory(address: SocketAddr, buffer_bytes: usize) -> (Self, InMemoryConnector) {
-        let (connector, arrivals) = InMemoryConnector::new(buffer_bytes);
+        let (sender, arrivals) = mpsc::channel(WAITING_MAX);
+        let connector = InMemoryConnector { arrivals: sender, buffer_bytes };
         let socket = BoundSocket::Memory { arrivals: Mutex::new(arrivals), address };
         (Self { socket, beside: AddressSharing::Alone }, connector)
     }
@@ -169,7 +177,7 @@ impl Listener {
                 }
             },
             BoundSocket::Memory { arrivals, .. } => match arrivals.lock().await.recv().await {
-                Some((stream, peer)) => Ok((Stream::Memory(stream), peer)),
+                Some((stream, peer)) => Ok((Either::Right(stream), peer)),
                 // All connectors are dropped, so no connection can arrive.
                 None => pending().await,
             },
@@ -223,7 +231,7 @@ impl Listener {
             BoundSocket::Memory { arrivals, .. } => {
                 let mut arrivals = arrivals.try_lock().map_err(|_| io::ErrorKind::WouldBlock)?;
                 let (stream, peer) = arrivals.try_recv().map_err(|_| io::ErrorKind::WouldBlock)?;
-                Ok(Some((Stream::Memory(stream), peer)))
+                Ok(Some((Either::Right(stream), peer)))
             }
         }
     }
@@ -252,13 +260,13 @@ fn tcp(stream: TcpStream, peer: SocketAddr) -> io::Result<(Stream, PeerAddress)>
     socket.set_tcp_keepalive(&keepalive)?;
     #[cfg(target_os = "linux")]
     socket.set_tcp_notsent_lowat(UNSENT_BYTES_MAX)?;
-    Ok((Stream::Tcp(stream), PeerAddress::Tcp(peer)))
+    Ok((Either::Left(Either::Left(stream)), PeerAddress::Tcp(peer)))
 }
 
 fn unix(stream: UnixStream, only_uids: &[u32]) -> Option<(Stream, PeerAddress)> {
     let uid = stream.peer_cred().ok().map(|peer| peer.uid());
     if uid.is_some_and(|uid| only_uids.contains(&uid)) {
-        return Some((Stream::Unix(stream), PeerAddress::Unix { uid }));
+        return Some((Either::Left(Either::Right(stream)), PeerAddress::Unix { uid }));
     }
     ConnectionFailure::ForeignUid.count();
     tracing::debug!(uid, "connection rejected: uid not allowed on this socket");
@@ -313,69 +321,45 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     std::fs::remove_file(path)
 }
 
-impl Stream {
-    /// Moves the stream to the current runtime, which may differ from the listener's.
-    pub(super) fn settle(self) -> io::Result<Self> {
-        Ok(match self {
-            Self::Tcp(stream) => Self::Tcp(TcpStream::from_std(stream.into_std()?)?),
-            Self::Unix(stream) => Self::Unix(UnixStream::from_std(stream.into_std()?)?),
-            Self::Memory(stream) => Self::Memory(stream),
-        })
+/// Moves a stream to the current runtime, which may differ from the listener's.
+pub(super) fn settle(stream: Stream) -> io::Result<Stream> {
+    Ok(match stream {
+        Either::Left(Either::Left(tcp)) => Either::Left(Either::Left(TcpStream::from_std(tcp.into_std()?)?)),
+        Either::Left(Either::Right(unix)) => Either::Left(Either::Right(UnixStream::from_std(unix.into_std()?)?)),
+        Either::Right(memory) => Either::Right(memory),
+    })
+}
+
+impl InMemoryConnector {
+    /// Opens a connection from an address; `None` if the listener is gone, or too many connections wait.
+    pub fn connect(&self, from: SocketAddr) -> Option<DuplexStream> {
+        let (near, far) = tokio::io::duplex(self.buffer_bytes);
+        self.arrivals.try_send((far, PeerAddress::Tcp(from))).ok()?;
+        Some(near)
     }
 }
 
-impl AsyncRead for Stream {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).poll_read(cx, buf),
-            Self::Unix(stream) => Pin::new(stream).poll_read(cx, buf),
-            Self::Memory(stream) => Pin::new(stream).poll_read(cx, buf),
-        }
-    }
-}
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-impl AsyncWrite for Stream {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).poll_write(cx, buf),
-            Self::Unix(stream) => Pin::new(stream).poll_write(cx, buf),
-            Self::Memory(stream) => Pin::new(stream).poll_write(cx, buf),
-        }
-    }
+    use super::*;
 
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        if let [only] = bufs {
-            // Most writes are one TLS record, and the kernel takes one buffer faster than a vector of one.
-            return self.poll_write(cx, only);
-        }
-        match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
-            Self::Unix(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
-            Self::Memory(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
-        }
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).poll_flush(cx),
-            Self::Unix(stream) => Pin::new(stream).poll_flush(cx),
-            Self::Memory(stream) => Pin::new(stream).poll_flush(cx),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
-            Self::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
-            Self::Memory(stream) => Pin::new(stream).poll_shutdown(cx),
-        }
+    #[tokio::test]
+    async fn in_memory_listener_drains_pending_connections_at_end() {
+        let (address, from) = (([127, 0, 0, 1], 8001).into(), ([127, 0, 0, 1], 40_000).into());
+        let (listener, connector) = Listener::in_memory(address, 1024);
+        let mut near = connector.connect(from).expect("somebody listens");
+        let (mut far, peer) = listener.accept().await.expect("it waits");
+        assert_eq!(peer, PeerAddress::Tcp(from));
+        near.write_all(b"hello").await.expect("it is open");
+        let mut read = [0; 5];
+        far.read_exact(&mut read).await.expect("it was written");
+        assert_eq!(&read, b"hello");
+        let _waits = connector.connect(from).expect("somebody listens");
+        let mut taken = 0;
+        listener.end(|_| taken += 1).await;
+        assert_eq!(taken, 1);
+        assert!(connector.connect(from).is_none());
     }
 }

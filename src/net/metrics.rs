@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use metrics::{Gauge, counter, describe_counter, describe_gauge, gauge};
+use metrics::{counter, describe_counter, describe_gauge, gauge};
 
 /// Describes the metrics of this module.
 pub fn describe() {
@@ -62,21 +62,7 @@ impl ConnectionFailure {
     }
 }
 
-/// Counts a connection as open until it is dropped.
-pub(super) struct OpenConnection {
-    connections: Gauge,
-}
-
-impl OpenConnection {
-    pub(super) fn new() -> Self {
-        let connections = gauge!("kube_fanout_connections_open");
-        connections.increment(1.0);
-        Self { connections }
-    }
-}
-
-impl Drop for OpenConnection {
-    fn drop(&mut self) {
-        self.connections.decrement(1.0);
-    }
+/// Changes the number of open connections by `more`, which may be negative.
+pub(super) fn open_connections(more: f64) {
+    gauge!("kube_fanout_connections_open").increment(more);
 }

@@ -2,16 +2,17 @@ use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt as _, ReadBuf};
 
+use super::filtered_stream::{FilteredStream, ReadFilter};
 use http2::PREFACE;
 
 /// A byte stream whose beginning was read to detect the protocol, and is read again.
+pub(super) type RewoundStream<I> = FilteredStream<I, Rewound>;
+
+/// The bytes to read again.
 #[derive(Debug)]
-pub(super) struct RewoundStream<I> {
-    read: Vec<u8>,
-    io: I,
-}
+pub(super) struct Rewound(Vec<u8>);
 
 /// The protocol of a connection, as detected from its first bytes.
 #[derive(Debug)]
@@ -23,7 +24,7 @@ pub(super) enum DetectedProtocol<I> {
 
 impl<I> RewoundStream<I> {
     pub(super) fn new(read: impl Into<Vec<u8>>, io: I) -> Self {
-        Self { read: read.into(), io }
+        Self { io, filter: Rewound(read.into()) }
     }
 }
 
@@ -43,44 +44,19 @@ pub(super) async fn spoken<I: AsyncRead + Unpin>(mut io: I) -> io::Result<Detect
     Ok(DetectedProtocol::Http1(RewoundStream::new(read, io)))
 }
 
-impl<I: AsyncRead + Unpin> AsyncRead for RewoundStream<I> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        if self.read.is_empty() {
-            return Pin::new(&mut self.io).poll_read(cx, buf);
+impl<I: AsyncRead + Unpin> ReadFilter<I> for Rewound {
+    fn poll_read(&mut self, io: &mut I, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let Self(rest) = self;
+        if rest.is_empty() {
+            return Pin::new(io).poll_read(cx, buf);
         }
-        let length = self.read.len().min(buf.remaining());
-        buf.put_slice(&self.read[..length]);
-        self.read.drain(..length);
-        if self.read.is_empty() {
-            self.read = Vec::new();
+        let length = rest.len().min(buf.remaining());
+        buf.put_slice(&rest[..length]);
+        rest.drain(..length);
+        if rest.is_empty() {
+            *rest = Vec::new();
         }
         Poll::Ready(Ok(()))
-    }
-}
-
-impl<I: AsyncWrite + Unpin> AsyncWrite for RewoundStream<I> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        parts: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(cx, parts)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
     }
 }
 

@@ -1,24 +1,52 @@
 use std::pin::Pin;
+use std::task::{Context, Poll};
 
+use bytes::Bytes;
 use futures_util::FutureExt as _;
 use http::header::{CONNECTION, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
-use http2::ParkableBody;
+use http_body_util::Either;
+use http2::{ParkableBody, ReceivedBody};
+use hyper::body::{Body, Frame, Incoming, SizeHint};
 
 use super::Peer;
 use super::connection::{ConnectionState, RunningRequest};
-use super::request_body::RequestBody;
-use super::running_body::RunningBody;
+use super::connection_driver::Failure;
 use base::{AbortSignal, DrainWatch, InFlightGuard};
 
+/// The body of a request: from the crate `http2`, or from hyper.
+pub type RequestBody = Either<ReceivedBody, Incoming>;
+
+/// Answers requests. Functions implement it.
+pub trait HttpHandler: Clone + Send + Sync + 'static {
+    type Body: ParkableBody<Error: Into<Failure>> + Send + Unpin + 'static;
+    type Answer: Future<Output = Response<Self::Body>> + Send + 'static;
+
+    fn answer(&self, peer: Peer, request: Request<RequestBody>) -> Self::Answer;
+}
+
+impl<S, F, B> HttpHandler for S
+where
+    S: Fn(Peer, Request<RequestBody>) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: ParkableBody<Error: Into<Failure>> + Send + Unpin + 'static,
+{
+    type Body = B;
+    type Answer = F;
+
+    fn answer(&self, peer: Peer, request: Request<RequestBody>) -> F {
+        self(peer, request)
+    }
+}
+
 /// The handling of a connection's requests, for any protocol.
-pub(super) struct RequestDispatcher<S> {
+pub(super) struct RequestDispatcher<H> {
     pub(super) peer: Peer,
     /// The maximum number of requests that may be received while the connection is closing.
     pub(super) late_max: u32,
     /// The drain, if the connection existed before it.
     pub(super) leaving: Option<DrainWatch>,
-    pub(super) handle: S,
+    pub(super) handler: H,
 }
 
 /// A future that answers a request. It is boxed, so that the memory for the request is freed once there is a response,
@@ -29,55 +57,102 @@ pub(super) type ResponseFuture<B> = Pin<Box<dyn Future<Output = Response<Running
 /// The guards that count a request as running.
 type RunningGuards = (RunningRequest, Option<InFlightGuard>);
 
-impl<S, F, B> RequestDispatcher<S>
-where
-    S: Fn(Peer, Request<RequestBody>) -> F,
-    F: Future<Output = Response<B>> + Send + 'static,
-    B: ParkableBody,
-{
-    /// Handles an HTTP/1 request; `None` if the connection ends instead.
-    pub(super) fn http1(&self, request: Request<RequestBody>) -> Option<ResponseFuture<B>> {
-        let (this, is_last, version) = (self.peer.connection.clone(), is_last(&request), request.version());
-        let running = self.running()?;
-        let answer = (self.handle)(self.peer.clone(), request);
+/// A response body that keeps its request running until the codec has received all of it.
+///
+/// A body of known, small size counts as received at once, because a codec takes nothing while the client has no
+/// window. While the client does not read the rest, its connection is idle like any other. If the client stops reading
+/// a larger response, its connection counts as idle after a while, and can be closed to make room.
+#[derive(Debug)]
+pub(super) struct RunningBody<B> {
+    body: B,
+    running: Option<RunningGuards>,
+}
+
+/// The largest response that counts as complete at once. Any object fits, because etcd's limit is 1.5 MiB.
+const WHOLE_BYTES_MAX: u64 = 4 << 20;
+
+impl<H: HttpHandler> RequestDispatcher<H> {
+    /// Begins to answer a request; `None` if the connection takes no more. `cut` ends the request's HTTP/2 stream or
+    /// HTTP/1 connection.
+    pub(super) fn answer(&self, request: Request<RequestBody>, cut: AbortSignal) -> Option<ResponseFuture<H::Body>> {
+        let this = self.peer.connection.clone();
+        let running = (this.request(self.late_max)?, self.leaving.as_ref().map(DrainWatch::under_way));
+        let version = request.version();
+        let is_http1 = version < Version::HTTP_2;
+        let is_last = is_http1 && is_last(&request);
+        if !is_http1 {
+            this.found_multiplexed();
+        }
+        let answer = self.handler.answer(Peer { cut, ..self.peer.clone() }, request);
         Some(Box::pin(answer.map(move |mut answer| {
-            if is_last || this.is(ConnectionState::Leaving) {
+            if is_http1 && (is_last || this.is(ConnectionState::Leaving)) {
                 begin_goaway(&mut answer, version);
             }
             answer.map(|body| RunningBody::new(body, running))
         })))
     }
-
-    /// Handles an HTTP/2 request, whose stream `cut` ends; `None` if the request is refused.
-    pub(super) fn http2(&self, request: Request<RequestBody>, cut: AbortSignal) -> Option<ResponseFuture<B>> {
-        let running = self.running()?;
-        self.peer.connection.found_multiplexed();
-        let answer = (self.handle)(Peer { cut, ..self.peer.clone() }, request);
-        Some(Box::pin(answer.map(|answer| answer.map(|body| RunningBody::new(body, running)))))
-    }
-
-    fn running(&self) -> Option<RunningGuards> {
-        let running = self.peer.connection.request(self.late_max)?;
-        Some((running, self.leaving.as_ref().map(DrainWatch::under_way)))
-    }
 }
 
-impl<S, F, B> http2::Service for RequestDispatcher<S>
-where
-    S: Fn(Peer, Request<RequestBody>) -> F,
-    F: Future<Output = Response<B>> + Send + 'static,
-    B: ParkableBody + Unpin,
-{
-    type Body = RunningBody<B>;
-    type Answer = ResponseFuture<B>;
+impl<H: HttpHandler> http2::Service for RequestDispatcher<H> {
+    type Body = RunningBody<H::Body>;
+    type Answer = ResponseFuture<H::Body>;
 
-    fn call(&mut self, request: Request<http2::ReceivedBody>) -> Option<(ResponseFuture<B>, AbortSignal)> {
+    fn call(&mut self, request: Request<ReceivedBody>) -> Option<(Self::Answer, AbortSignal)> {
         let cut = AbortSignal::default();
-        Some((self.http2(request.map(RequestBody::from), cut.clone())?, cut))
+        Some((self.answer(request.map(Either::Left), cut.clone())?, cut))
     }
 
     fn is_caller_unknown(&self) -> bool {
         self.peer.connection.is_of_stranger()
+    }
+}
+
+impl<B: Body> RunningBody<B> {
+    fn new(body: B, running: RunningGuards) -> Self {
+        let is_small = body.size_hint().exact().is_some_and(|bytes| bytes <= WHOLE_BYTES_MAX);
+        let mut running = (!is_small).then_some(running);
+        if let Some((request, _)) = &mut running {
+            request.waits_for_client();
+        }
+        Self { body, running }
+    }
+}
+
+impl<B: ParkableBody + Unpin> Body for RunningBody<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        let this = &mut *self;
+        let Some((request, _)) = &mut this.running else { return polled };
+        match &polled {
+            Poll::Pending => request.is_waited_for(),
+            Poll::Ready(Some(Ok(_))) if !this.body.is_end_stream() => {
+                // The codec need not poll a parked body again.
+                if this.body.is_parked() {
+                    request.is_waited_for();
+                } else {
+                    request.waits_for_client();
+                }
+            }
+            Poll::Ready(_) => this.running = None,
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl<B: ParkableBody + Unpin> ParkableBody for RunningBody<B> {
+    fn is_parked(&self) -> bool {
+        self.body.is_parked()
     }
 }
 

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use http::{Request, Response};
-use http2::{ConnectionHeads, HeadBudget, ParkableBody};
+use http2::{ConnectionHeads, HeadBudget};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::sleep_until;
 
@@ -19,11 +18,9 @@ use super::http1::Http1;
 use super::hyper_http2::HyperHttp2;
 use super::idle_connections::ConnectionSource;
 use super::lifetime::{ForcedEnd, NEWCOMER_MAX, ending, is_cut};
-use super::listener::Stream;
-use super::metrics::OpenConnection;
+use super::listener::{Stream, settle};
 use super::preface::{DetectedProtocol, spoken};
-use super::request_body::RequestBody;
-use super::requests::RequestDispatcher;
+use super::requests::{HttpHandler, RequestDispatcher};
 use super::tls_stream::{TlsRecords, TlsStream};
 use super::{Connection, ConnectionLimits, Http2Codec, Listener, Peer, PeerAddress, Tls};
 use base::{AbortSignal, DrainWatch, Reloadable, Tasks, lacks_descriptor};
@@ -39,39 +36,33 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// When a drain starts, the clients of open connections are asked one by one to leave, and new connections are still
 /// served. The listener ends last. Open connections then finish their running requests.
 ///
-/// `handle` must call [`Connection::found_known`] once it has authenticated the caller, before it waits for a body.
+/// `handler` must call [`Connection::found_known`] once it has authenticated the caller, before it waits for a body.
 /// Until then, the requests of an HTTP/2 connection are passed to it one at a time, and nothing after a waiting request
 /// is processed.
-pub async fn serve<S, F, B>(
+pub async fn serve<H: HttpHandler>(
     listener: Listener,
     tls: Option<Tls>,
     limits: impl Into<Reloadable<ConnectionLimits>>,
     tasks: Tasks,
     mut drain: DrainWatch,
-    handle: S,
-) where
-    S: Fn(Peer, Request<RequestBody>) -> F + Clone + Send + Sync + 'static,
-    F: Future<Output = Response<B>> + Send + 'static,
-    B: ParkableBody + Send + Unpin + 'static,
-    B::Error: Into<Failure>,
-{
+    handler: H,
+) {
     let limits = limits.into();
     let places = ConnectionLimiter::within_descriptors(limits.clone());
     let (handshakes, turns) = (Arc::new(HandshakeQueue::new(limits.get().handshake_max)), CallerTurns::shared());
     let (heads, watch) = (Arc::<HeadBudget>::default(), drain.clone());
     let begin = |stream: Stream, address: PeerAddress, this: Connection, place: ConnectionSlot| {
-        let (tls, limits, drain, handle) = (tls.clone(), limits.get(), watch.clone(), handle.clone());
+        let (tls, limits, drain, handler) = (tls.clone(), limits.get(), watch.clone(), handler.clone());
         let (tls, turns, heads) = (tls.map(|tls| (tls, handshakes.clone())), turns.clone(), heads.connection());
         tasks.spread("connection", async move {
-            let stream = match stream.settle() {
+            let stream = match settle(stream) {
                 Ok(stream) => stream,
                 Err(error) => return tracing::warn!(%error, "cannot set up an accepted connection; closing it"),
             };
-            let _open = OpenConnection::new();
             let turns = turns.of(&this, ConnectionSource::of(address));
             let peer = Peer { address, certificates: None, connection: this, cut: AbortSignal::default() };
-            if let Err(error) = connection(stream, peer, (tls, turns, heads), &limits, drain, handle).await {
-                tracing::debug!(%error, "client connection ended with an error");
+            if let Err(error) = connection(stream, peer, (tls, turns, heads), &limits, drain, handler).await {
+                tracing::debug!(%error, "connection ended");
             }
             drop(place);
         });
@@ -122,22 +113,16 @@ async fn pause_after(error: &io::Error) {
     }
 }
 
-async fn connection<S, F, B>(
+async fn connection(
     stream: Stream,
     mut peer: Peer,
     (tls, turns, heads): (Option<TlsHandshakes>, ConnectionTurns, Arc<ConnectionHeads>),
     limits: &ConnectionLimits,
     drain: DrainWatch,
-    handle: S,
-) -> Result<(), Failure>
-where
-    S: Fn(Peer, Request<RequestBody>) -> F + Clone + Send + Sync + 'static,
-    F: Future<Output = Response<B>> + Send + 'static,
-    B: ParkableBody + Send + Unpin + 'static,
-    B::Error: Into<Failure>,
-{
+    handler: impl HttpHandler,
+) -> Result<(), Failure> {
     let Some((tls, handshakes)) = tls else {
-        return http(stream, peer, (turns, heads), limits, drain, handle).await;
+        return http(stream, peer, (turns, heads), limits, drain, handler).await;
     };
     let (this, source) = (peer.connection.clone(), ConnectionSource::of(peer.address));
     let mut accepting = tls.acceptor().accept(TlsRecords::of(stream));
@@ -159,24 +144,17 @@ where
     };
     let shown = stream.certificates();
     peer.certificates = shown.map(|chain| chain.iter().map(|certificate| certificate.clone().into_owned()).collect());
-    http(stream, peer, (turns, heads), limits, drain, handle).await
+    http(stream, peer, (turns, heads), limits, drain, handler).await
 }
 
-async fn http<I, S, F, B>(
-    io: I,
+async fn http(
+    io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     peer: Peer,
     (turns, heads): (ConnectionTurns, Arc<ConnectionHeads>),
     limits: &ConnectionLimits,
     drain: DrainWatch,
-    handle: S,
-) -> Result<(), Failure>
-where
-    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    S: Fn(Peer, Request<RequestBody>) -> F + Clone + Send + Sync + 'static,
-    F: Future<Output = Response<B>> + Send + 'static,
-    B: ParkableBody + Send + Unpin + 'static,
-    B::Error: Into<Failure>,
-{
+    handler: impl HttpHandler,
+) -> Result<(), Failure> {
     let (this, cut) = (peer.connection.clone(), peer.cut.clone());
     let is_late = drain.has_started();
     if is_late {
@@ -184,7 +162,7 @@ where
         this.advance(ConnectionState::Leaving);
     }
     let leaving = (!is_late).then(|| drain.clone());
-    let requests = RequestDispatcher { peer, late_max: limits.streams_max, leaving, handle };
+    let requests = RequestDispatcher { peer, late_max: limits.streams_max, leaving, handler };
     // Boxed to keep this future small: it is polled rarely.
     let mut ending = Box::pin(ending(&this, &cut, drain, is_late, limits));
     let spoken = tokio::select! {
@@ -194,16 +172,14 @@ where
     };
     match spoken {
         DetectedProtocol::Http1(io) => {
-            let mut conversation = Http1::new(io, limits, heads, requests);
-            lead(&mut conversation, turns, ending, &this, || is_cut(&this, &cut, limits)).await
+            lead(&mut Http1::new(io, limits, heads, requests), turns, ending, (&this, &cut, limits)).await
+        }
+        DetectedProtocol::Http2(io) if limits.http2_codec == Http2Codec::Hyper => {
+            lead(&mut HyperHttp2::new(io, limits, heads, requests), turns, ending, (&this, &cut, limits)).await
         }
         DetectedProtocol::Http2(io) => {
-            if limits.http2_codec == Http2Codec::Hyper {
-                let mut conversation = HyperHttp2::new(io, limits, heads, requests);
-                return lead(&mut conversation, turns, ending, &this, || is_cut(&this, &cut, limits)).await;
-            }
             let mut conversation = http2::Http2Connection::new(io, limits.into(), heads, requests);
-            lead(&mut conversation, turns, ending, &this, || is_cut(&this, &cut, limits)).await
+            lead(&mut conversation, turns, ending, (&this, &cut, limits)).await
         }
     }
 }
@@ -212,12 +188,11 @@ where
 ///
 /// To close it, GOAWAY or `Connection: close` is sent. Running streams then continue and end at their own time, also in
 /// a drain.
-async fn lead<C: Future<Output = ()>>(
+async fn lead(
     conversation: &mut impl ConnectionDriver,
     mut turns: ConnectionTurns,
     mut ending: Pin<Box<impl Future<Output = Result<(), ForcedEnd>>>>,
-    this: &Connection,
-    is_cut: impl FnOnce() -> C,
+    (this, cut, limits): (&Connection, &AbortSignal, &ConnectionLimits),
 ) -> Result<(), Failure> {
     match until(conversation, &mut turns, ending.as_mut()).await {
         FirstCompleted::Ended(ended) => return ended,
@@ -226,7 +201,7 @@ async fn lead<C: Future<Output = ()>>(
     drop(ending);
     this.advance(ConnectionState::Leaving);
     conversation.begin_goaway();
-    match until(conversation, &mut turns, Box::pin(is_cut()).as_mut()).await {
+    match until(conversation, &mut turns, Box::pin(is_cut(this, cut, limits)).as_mut()).await {
         FirstCompleted::Ended(ended) => ended,
         FirstCompleted::Other(()) => Err(ForcedEnd::Cut.into()),
     }

@@ -2,14 +2,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustls::crypto::ring;
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::crypto::{WebPkiSupportedAlgorithms, ring, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, UnixTime};
 use rustls::server::NoServerSessionStorage;
-use rustls::{CipherSuite, ServerConfig};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::{
+    CertificateError, CipherSuite, DigitallySignedStruct, DistinguishedName, OtherError, ServerConfig, SignatureScheme,
+};
 use tokio_rustls::TlsAcceptor;
 
-use super::client_certificates::AnyIssuer;
 use super::validity::CertificateValidity;
 use base::{LoadError, WatchedFile};
 
@@ -44,6 +47,32 @@ pub enum TlsError {
     #[error("cannot create a self-signed certificate: {0}")]
     SelfSigned(#[from] rcgen::Error),
 }
+
+/// A verifier like Go's `RequestClientCert`: it requests a certificate, does not require one, and accepts any issuer.
+///
+/// The client must prove that it has the key. Only a chain that would be expensive to verify is refused. A client
+/// without a certificate is accepted, because it may send a token on the same port. The trusted authorities may change
+/// while a connection lives, so each request decides about the issuer, and not the handshake.
+#[derive(Debug)]
+struct AnyIssuer {
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+/// The chain is longer than any client needs, and expensive to verify.
+#[derive(Debug, thiserror::Error)]
+#[error("the certificate chain is too long: {certificates} certificates, {bytes} bytes")]
+struct ChainTooLong {
+    certificates: usize,
+    bytes: usize,
+}
+
+/// The most certificates in a chain, including the client's own. Clients have two or three.
+///
+/// The search for a path to an authority may have to try the certificates in every order, so its steps grow like
+/// permutations. Five certificates take 64 steps (0.1 ms), but nine take 200,000 steps (a third of a second).
+pub const CHAIN_CERTIFICATES_MAX: usize = 5;
+/// The most bytes of a chain, which is kept as long as its connection lives.
+const CHAIN_BYTES_MAX: usize = 32 << 10;
 
 impl Tls {
     /// Reads a certificate chain and its key from PEM files. [`keep_up`](Self::keep_up) reloads them. `what` names them
@@ -134,7 +163,7 @@ fn from_parts(
     let mut config = match clients {
         ClientCertificates::Ignored => builder.with_no_client_auth().with_single_cert(chain, key)?,
         ClientCertificates::Requested => {
-            let verifier = Arc::new(AnyIssuer::new(provider.signature_verification_algorithms));
+            let verifier = Arc::new(AnyIssuer { algorithms: provider.signature_verification_algorithms });
             let mut config = builder.with_client_cert_verifier(verifier).with_single_cert(chain, key)?;
             config.session_storage = Arc::new(NoServerSessionStorage {});
             config.send_tls13_tickets = 0;
@@ -154,6 +183,54 @@ fn is_aes_128(suite: CipherSuite) -> bool {
         suite,
         TLS13_AES_128_GCM_SHA256 | TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256 | TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256
     )
+}
+
+impl ClientCertVerifier for AnyIssuer {
+    fn client_auth_mandatory(&self) -> bool {
+        false
+    }
+
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        // No hints are sent, so a client sends whatever certificate it has.
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _now: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        let certificates = 1 + intermediates.len();
+        let bytes = end_entity.len() + intermediates.iter().map(|certificate| certificate.len()).sum::<usize>();
+        if certificates > CHAIN_CERTIFICATES_MAX || bytes > CHAIN_BYTES_MAX {
+            let why = OtherError(Arc::new(ChainTooLong { certificates, bytes }));
+            return Err(rustls::Error::InvalidCertificate(CertificateError::Other(why)));
+        }
+        Ok(ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, cert, dss, &self.algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, cert, dss, &self.algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
+    }
 }
 
 impl std::fmt::Debug for Tls {

@@ -8,18 +8,25 @@ use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::server;
 
+use super::filtered_stream::{FilteredStream, ReadFilter};
+
 /// The server's side of TLS. It is boxed, because every future that it is moved through has room for it.
 ///
 /// If a client's record is not read whole at once, only its plaintext is kept: the next one is not begun, and the
 /// codec's buffer, which has grown for the record, shrinks again.
-#[derive(Debug)]
-pub(super) struct TlsStream<I>(Box<server::TlsStream<TlsRecords<I>>>);
+pub(super) type TlsStream<I> = FilteredStream<Box<server::TlsStream<TlsRecords<I>>>, BufferShrinker>;
 
 /// A byte stream that carries TLS. A read that begins within a record ends with it.
+pub(super) type TlsRecords<I> = FilteredStream<I, RecordBounds>;
+
+/// Shrinks the codec's buffer after a record.
 #[derive(Debug)]
-pub(super) struct TlsRecords<I> {
-    io: I,
-    /// The head of the next TLS record, as far as it was read (RFC 8446 §5.1).
+pub(super) struct BufferShrinker;
+
+/// The bounds of the records that are read.
+#[derive(Debug, Default)]
+pub(super) struct RecordBounds {
+    /// The head of the next record, as far as it was read (RFC 8446 §5.1).
     head: [u8; HEAD_BYTES],
     head_read: usize,
     /// The number of bytes of the current TLS record that have not been read.
@@ -33,26 +40,31 @@ struct NoDataReady;
 
 impl<I> TlsStream<I> {
     pub(super) fn new(shaken: server::TlsStream<TlsRecords<I>>) -> Self {
-        Self(Box::new(shaken))
+        Self { io: Box::new(shaken), filter: BufferShrinker }
     }
 
     /// Whether the TLS stream is between two records: no record was read in part.
     #[cfg(test)]
     pub(super) fn is_between_records(&self) -> bool {
-        let (records, _) = self.0.get_ref();
-        (records.head_read, records.left) == (0, 0)
+        let RecordBounds { head_read, left, .. } = self.io.get_ref().0.filter;
+        (head_read, left) == (0, 0)
     }
 
     /// Returns the certificates that the client has sent.
     pub(super) fn certificates(&self) -> Option<&[CertificateDer<'static>]> {
-        self.0.get_ref().1.peer_certificates()
+        self.io.get_ref().1.peer_certificates()
     }
 }
 
-impl<I: AsyncRead + AsyncWrite + Unpin> AsyncRead for TlsStream<I> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let read = Pin::new(&mut self.0).poll_read(cx, buf);
-        let (_, session) = self.0.get_mut();
+impl<I: AsyncRead + AsyncWrite + Unpin> ReadFilter<Box<server::TlsStream<I>>> for BufferShrinker {
+    fn poll_read(
+        &mut self,
+        io: &mut Box<server::TlsStream<I>>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let read = Pin::new(&mut *io).poll_read(cx, buf);
+        let (_, session) = io.get_mut();
         if !session.wants_read() {
             // The codec looks at the size of its buffer when it is to read. There is nothing to read, which is no end.
             let _ = session.read_tls(&mut NoDataReady);
@@ -67,38 +79,14 @@ impl io::Read for NoDataReady {
     }
 }
 
-impl<I: AsyncRead + AsyncWrite + Unpin> AsyncWrite for TlsStream<I> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        parts: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write_vectored(cx, parts)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.0.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(cx)
+impl<I> TlsRecords<I> {
+    pub(super) fn of(io: I) -> Self {
+        Self { io, filter: RecordBounds::default() }
     }
 }
 
-impl<I> TlsRecords<I> {
-    pub(super) fn of(io: I) -> Self {
-        Self { io, head: [0; HEAD_BYTES], head_read: 0, left: 0 }
-    }
-
-    /// Tracks where the TLS records end that the bytes belong to.
+impl RecordBounds {
+    /// Notes where the records end that these bytes belong to.
     fn note(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             if self.left > 0 {
@@ -119,42 +107,16 @@ impl<I> TlsRecords<I> {
     }
 }
 
-impl<I: AsyncRead + Unpin> AsyncRead for TlsRecords<I> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+impl<I: AsyncRead + Unpin> ReadFilter<I> for RecordBounds {
+    fn poll_read(&mut self, io: &mut I, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let room = buf.remaining();
         let room = if self.left > 0 { room.min(self.left) } else { room };
         let mut part = ReadBuf::new(buf.initialize_unfilled_to(room));
-        ready!(Pin::new(&mut self.io).poll_read(cx, &mut part))?;
+        ready!(Pin::new(io).poll_read(cx, &mut part))?;
         self.note(part.filled());
         let read = part.filled().len();
         buf.advance(read);
         Poll::Ready(Ok(()))
-    }
-}
-
-impl<I: AsyncWrite + Unpin> AsyncWrite for TlsRecords<I> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        parts: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(cx, parts)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
     }
 }
 
@@ -187,7 +149,7 @@ mod tests {
                 seen.extend_from_slice(&buffer[..read]);
                 reads.push(read);
             }
-            assert!(seen == sent && (records.left, records.head_read) == (0, 0));
+            assert!(seen == sent && (records.filter.left, records.filter.head_read) == (0, 0));
             assert!(expected.is_empty() || reads == expected, "{reads:?}");
         }
     }

@@ -33,12 +33,7 @@ impl AbuseBudget {
         Self { spent: 0, since: Instant::now(), window_updates: 0 }
     }
 
-    /// Records a new stream, which allows the client as many frames as one byte of data.
-    pub(super) fn note_stream(&mut self) {
-        self.note_sent(1);
-    }
-
-    /// Records that data was sent to the client, which returns it as window updates.
+    /// Records that data was sent, for which the client returns its windows.
     pub(super) fn note_sent(&mut self, bytes: usize) {
         self.window_updates = (self.window_updates + WINDOW_UPDATES_PER_BYTE * bytes).min(WINDOW_UPDATES_MAX);
     }

@@ -17,7 +17,7 @@ use super::exchange::{Exchange, Phase, Streams};
 use super::frame::HIGHEST;
 use super::head_budget::ConnectionHeads;
 use super::hpack::Decoder;
-use super::input::{FrameReceiver, Input, ReceivedFrame};
+use super::input::Input;
 use super::output::Output;
 use super::service::Service;
 use super::wake_set::{WakePart, WakeSet};
@@ -203,7 +203,17 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         self.wake_set.begin_polling(cx);
         // Tokio's budget is per task, and the last of this task's many streams would get nothing of it. Turns are
         // counted instead.
-        let ended = pin!(unconstrained(poll_fn(|_| self.poll_turns()))).poll(cx);
+        let turns = poll_fn(|_| {
+            self.allowance = SENT_BYTES_MAX;
+            for _ in 0..TURNS_MAX {
+                self.take_turn();
+                if self.wake_set.is_quiet() || self.wake_set.is_turn_over() {
+                    break;
+                }
+            }
+            self.poll_out()
+        });
+        let ended = pin!(unconstrained(turns)).poll(cx);
         self.wake_set.end_polling(cx);
         ended
     }
@@ -224,17 +234,6 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
     /// Returns the set of parts that have been woken.
     pub fn wake_set(&self) -> &Arc<WakeSet> {
         &self.wake_set
-    }
-
-    fn poll_turns(&mut self) -> Poll<ConnectionResult> {
-        self.allowance = SENT_BYTES_MAX;
-        for _ in 0..TURNS_MAX {
-            self.take_turn();
-            if self.wake_set.is_quiet() || self.wake_set.is_turn_over() {
-                break;
-            }
-        }
-        self.poll_out()
     }
 
     fn take_turn(&mut self) {
@@ -267,9 +266,8 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         woken.clear();
         WOKEN.set(woken);
         self.waiting.extend(self.waiting_again.drain(..));
-        if self.over.is_none() && self.input.waits() && self.takes_requests() {
+        if self.over.is_none() && self.input.waits && self.takes_requests() {
             self.wake_set.put(WakePart::Reader);
-            self.wake_set.put(WakePart::Codec);
         }
     }
 
@@ -282,7 +280,6 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         if self.reads_paused && !self.output.is_stuck() {
             self.reads_paused = false;
             self.wake_set.put(WakePart::Reader);
-            self.wake_set.put(WakePart::Codec);
         }
         let has_left = self.goaway == GoAwayState::Sent || self.is_client_leaving;
         if self.over.is_none() && has_left && self.streams.is_empty() {
@@ -296,7 +293,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         Poll::Ready(self.over.take().map_or(Ok(()), |over| over.how))
     }
 
-    /// Closes the sending side, and waits until the client closes its own.
+    /// Closes the sending side, and waits until the client closes its own. What the client sends is discarded.
     fn poll_close(&mut self) -> Poll<()> {
         if let Some(over) = &mut self.over
             && !over.is_lingering
@@ -306,11 +303,6 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
             over.is_lingering = true;
             self.clock.as_mut().reset(Instant::now() + LINGER);
         }
-        self.poll_gone()
-    }
-
-    /// Waits until the client has closed the connection, and discards the data that it sends.
-    fn poll_gone(&mut self) -> Poll<()> {
         if self.clock.as_mut().poll(&mut Context::from_waker(&self.ticker)).is_ready() {
             return Poll::Ready(());
         }
@@ -352,7 +344,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
     }
 
     fn read(&mut self) {
-        if self.input.waits() {
+        if self.input.waits {
             if !self.takes_requests() {
                 return;
             }
@@ -362,7 +354,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         buffer.resize(READ_BYTES, 0);
         let at_most = if self.wake_set.is_turn_limited() { LIMITED_READ_BYTES } else { READ_BYTES };
         let mut left = READS_MAX;
-        while self.over.is_none() && !self.input.waits() {
+        while self.over.is_none() && !self.input.waits {
             if self.output.is_stuck() {
                 self.reads_paused = true;
                 break;
@@ -370,7 +362,6 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
             if left == 0 || (left < READS_MAX && self.wake_set.is_turn_over()) {
                 // Other tasks run before the next reads.
                 self.wake_set.put(WakePart::Reader);
-                self.wake_set.put(WakePart::Codec);
                 break;
             }
             left -= 1;
@@ -390,20 +381,38 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         READ.set(buffer);
     }
 
+    /// Handles the frames and header blocks that these bytes complete. A stream error ends only its stream.
     fn hear(&mut self, bytes: &[u8]) {
         let mut input = take(&mut self.input);
-        let heard = input.hear(bytes, self);
+        let bytes = input.join(bytes);
+        let (mut rest, mut heard) = (&*bytes, Ok(()));
+        while heard.is_ok()
+            && let Some(frame) = input.next(&mut rest, |stream| self.may_begin(stream))
+        {
+            heard = match frame.and_then(|frame| self.receive_frame(frame)) {
+                Err(Http2Error::Stream(stream, reason)) => self.reset_for(stream, reason),
+                received => received,
+            };
+        }
+        let left = rest.len();
+        input.keep(bytes, left);
         self.input = input;
-        let heard = match heard {
-            Ok(()) if !self.heads.hold_unfinished(self.input.unfinished_bytes()) => Err(UNFINISHED),
-            heard => heard,
-        };
+        if heard.is_ok() && !self.heads.hold_unfinished(self.input.unfinished_bytes()) {
+            heard = Err(UNFINISHED);
+        }
         if let Err(Http2Error::Connection(reason, what)) = heard {
             self.output.put_goaway(self.last_stream, reason);
             self.end(Err(ConnectionError::Rule(what)));
-        } else if let Some(since) = self.input.unfinished_since() {
+        } else if let Some(since) = self.input.unfinished_since {
             self.look_until(since + self.limits.header_max);
         }
+    }
+
+    /// Whether the request or the trailers of that stream may begin now.
+    fn may_begin(&self, stream: u32) -> bool {
+        (stream <= self.highest_stream || self.takes_requests())
+            && self.begun < BEGUN_MAX
+            && !self.wake_set.is_turn_over()
     }
 
     /// Ends the connection once its output is written.
@@ -423,7 +432,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
                 HeartbeatStep::Dead => return self.end(Err(ConnectionError::Dead)),
             }
             let mut next = self.heartbeat.next();
-            if let Some(since) = self.input.unfinished_since() {
+            if let Some(since) = self.input.unfinished_since {
                 let until = since + self.limits.header_max;
                 if until <= now {
                     self.output.put_goaway(self.last_stream, ErrorCode::EnhanceYourCalm);
@@ -447,21 +456,6 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         if at < self.clock.deadline() {
             self.clock.as_mut().reset(at);
             self.look_at_clock();
-        }
-    }
-}
-
-impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> FrameReceiver for Http2Connection<I, S> {
-    fn may_begin(&self, stream: u32) -> bool {
-        (stream <= self.highest_stream || self.takes_requests())
-            && self.begun < BEGUN_MAX
-            && !self.wake_set.is_turn_over()
-    }
-
-    fn receive(&mut self, heard: Result<ReceivedFrame<'_>, Http2Error>) -> Result<(), Http2Error> {
-        match heard.and_then(|heard| self.receive_frame(heard)) {
-            Err(Http2Error::Stream(stream, reason)) => self.reset_for(stream, reason),
-            received => received,
         }
     }
 }

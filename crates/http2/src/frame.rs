@@ -45,8 +45,8 @@ pub(super) enum Frame<'a> {
     Data {
         stream: u32,
         data: &'a [u8],
-        /// The number of bytes that the frame takes from the windows, including padding.
-        flow: u32,
+        /// The bytes that it takes from the windows, including padding.
+        flow: usize,
         ends: bool,
     },
     Headers {
@@ -146,8 +146,7 @@ impl<'a> Frame<'a> {
         Ok(match kind {
             FrameKind::Data => {
                 let data = without_padding(head, payload)?;
-                let flow = u32::try_from(payload.len()).unwrap_or(u32::MAX);
-                Self::Data { stream, data, flow, ends: head.has(END_STREAM) }
+                Self::Data { stream, data, flow: payload.len(), ends: head.has(END_STREAM) }
             }
             FrameKind::Headers => {
                 let block = without_priority(head, without_padding(head, payload)?)?;

@@ -1,3 +1,4 @@
+use std::borrow::Cow;
 use std::mem::take;
 
 use tokio::time::Instant;
@@ -11,20 +12,10 @@ pub(super) struct Input {
     partial: Vec<u8>,
     block: Option<Block>,
     block_bytes_max: usize,
-    /// Whether `partial` begins with a request, or with trailers, that may not begin yet.
-    waits: bool,
-    /// The time since which a header block has been unfinished.
-    unfinished_since: Option<Instant>,
-}
-
-/// The receiver of a client's frames.
-pub(super) trait FrameReceiver {
-    /// Whether the request or the trailers of a stream may begin now. If not, they wait undecoded, with all frames
-    /// after them.
-    fn may_begin(&self, stream: u32) -> bool;
-
-    /// Receives the next frame. The receiver handles stream errors itself, and later frames still arrive.
-    fn receive(&mut self, heard: Result<ReceivedFrame<'_>, Http2Error>) -> Result<(), Http2Error>;
+    /// Whether a request, or trailers, wait until they may begin. Nothing more must be read until then.
+    pub(super) waits: bool,
+    /// The time since which the client has owed the rest of a header block.
+    pub(super) unfinished_since: Option<Instant>,
 }
 
 /// A frame, or a complete header block.
@@ -33,7 +24,7 @@ pub(super) enum ReceivedFrame<'a> {
     /// The header block of a request or of its trailers.
     Fields {
         stream: u32,
-        block: &'a [u8],
+        block: Cow<'a, [u8]>,
         ends: bool,
     },
     Other(Frame<'a>),
@@ -56,110 +47,96 @@ impl Input {
         Self { block_bytes_max, ..Self::default() }
     }
 
-    /// Whether a request, or trailers, wait until they may begin. Nothing more may be read until then.
-    pub(super) fn waits(&self) -> bool {
-        self.waits
-    }
-
-    /// The time since which the client has owed the rest of a header block.
-    pub(super) fn unfinished_since(&self) -> Option<Instant> {
-        self.unfinished_since
-    }
-
     /// The bytes of the unfinished header block, without an incomplete last frame.
     pub(super) fn unfinished_bytes(&self) -> usize {
         self.block.as_ref().map_or(0, |block| block.bytes.len())
     }
 
-    /// Takes received bytes, and passes complete frames and header blocks to the receiver.
-    pub(super) fn hear(&mut self, bytes: &[u8], receiver: &mut impl FrameReceiver) -> Result<(), Http2Error> {
-        self.waits = false;
+    /// Joins received bytes with the incomplete frame before them. The result is to be read by [`next`](Self::next), and
+    /// its rest kept by [`keep`](Self::keep).
+    pub(super) fn join<'a>(&mut self, bytes: &'a [u8]) -> Cow<'a, [u8]> {
         let mut joined = take(&mut self.partial);
-        let all = if joined.is_empty() {
-            bytes
-        } else {
-            joined.extend_from_slice(bytes);
-            &joined
-        };
-        let mut rest = all;
-        while let Some(head) = FrameHead::read(rest) {
-            if head.length > PAYLOAD_BYTES_MAX {
-                return Err(Http2Error::Connection(ErrorCode::FrameSize, "frame too large"));
-            }
-            let Some((frame, more)) = rest.split_at_checked(HEAD_BYTES + head.length) else { break };
-            if head.kind == FrameKind::Headers && self.block.is_none() && !receiver.may_begin(head.stream) {
-                self.waits = true;
-                break;
-            }
-            rest = more;
-            self.hear_frame(Frame::read(head, &frame[HEAD_BYTES..]), receiver)?;
-        }
-        self.note_unfinished(rest);
         if joined.is_empty() {
-            self.partial = rest.to_vec();
-        } else {
-            let used = all.len() - rest.len();
-            joined.drain(..used);
-            // An idle connection keeps no buffer.
-            self.partial = if joined.is_empty() { Vec::new() } else { joined };
+            return Cow::Borrowed(bytes);
         }
-        Ok(())
+        joined.extend_from_slice(bytes);
+        Cow::Owned(joined)
     }
 
-    /// Records whether the client has begun a header block and not finished it. `rest` is an incomplete frame, or one
-    /// that waits.
-    fn note_unfinished(&mut self, rest: &[u8]) {
-        let begins = FrameHead::read(rest)
+    /// Takes the next frame or header block; `None` if the rest is an incomplete one.
+    ///
+    /// It is `None` too if the request or the trailers of a stream may not begin now. Then they wait undecoded, with
+    /// everything after them.
+    pub(super) fn next<'a>(
+        &mut self,
+        rest: &mut &'a [u8],
+        may_begin: impl Fn(u32) -> bool,
+    ) -> Option<Result<ReceivedFrame<'a>, Http2Error>> {
+        self.waits = false;
+        loop {
+            let head = FrameHead::read(rest)?;
+            if head.length > PAYLOAD_BYTES_MAX {
+                return Some(Err(Http2Error::Connection(ErrorCode::FrameSize, "frame too large")));
+            }
+            let (frame, more) = rest.split_at_checked(HEAD_BYTES + head.length)?;
+            if head.kind == FrameKind::Headers && self.block.is_none() && !may_begin(head.stream) {
+                self.waits = true;
+                return None;
+            }
+            *rest = more;
+            let (block, is_whole) = match (self.block.take(), Frame::read(head, &frame[HEAD_BYTES..])) {
+                (Some(mut block), Ok(Frame::Continuation { stream, block: more, is_whole }))
+                    if stream == block.stream =>
+                {
+                    block.bytes.extend_from_slice(more);
+                    block.frames += 1;
+                    (block, is_whole)
+                }
+                (Some(_), _) => return Some(Err(Http2Error::protocol("frame inside a header block"))),
+                (None, Ok(Frame::Continuation { .. })) => {
+                    return Some(Err(Http2Error::protocol("CONTINUATION without a header block")));
+                }
+                (None, Ok(Frame::Headers { stream, block, ends, is_whole: true })) => {
+                    self.unfinished_since = None;
+                    return Some(Ok(ReceivedFrame::Fields { stream, block: block.into(), ends }));
+                }
+                (None, Ok(Frame::Headers { stream, block, ends, is_whole: false })) => {
+                    (Block { stream, bytes: block.to_vec(), ends, frames: 1 }, false)
+                }
+                (None, frame) => return Some(frame.map(ReceivedFrame::Other)),
+            };
+            if is_whole {
+                self.unfinished_since = None;
+                let Block { stream, bytes, ends, .. } = block;
+                return Some(Ok(ReceivedFrame::Fields { stream, block: bytes.into(), ends }));
+            }
+            if block.bytes.len() > self.block_bytes_max || block.frames > BLOCK_FRAMES_MAX {
+                return Some(Err(Http2Error::Connection(ErrorCode::EnhanceYourCalm, "header block too large")));
+            }
+            self.block = Some(block);
+        }
+    }
+
+    /// Keeps the last `left` bytes: an incomplete frame, or what waits. Records whether the client has begun a header
+    /// block and not finished it.
+    pub(super) fn keep(&mut self, bytes: Cow<'_, [u8]>, left: usize) {
+        let used = bytes.len() - left;
+        let begins = FrameHead::read(&bytes[used..])
             .is_some_and(|head| matches!(head.kind, FrameKind::Headers | FrameKind::Continuation) && !self.waits);
         if self.block.is_none() && !begins {
             self.unfinished_since = None;
         } else if self.unfinished_since.is_none() {
             self.unfinished_since = Some(Instant::now());
         }
-    }
-
-    fn hear_frame(
-        &mut self,
-        frame: Result<Frame<'_>, Http2Error>,
-        receiver: &mut impl FrameReceiver,
-    ) -> Result<(), Http2Error> {
-        match (self.block.take(), frame) {
-            (Some(mut block), Ok(Frame::Continuation { stream, block: more, is_whole })) if stream == block.stream => {
-                block.bytes.extend_from_slice(more);
-                block.frames += 1;
-                if is_whole {
-                    self.unfinished_since = None;
-                    return receiver.receive(Ok(ReceivedFrame::Fields {
-                        stream,
-                        block: &block.bytes,
-                        ends: block.ends,
-                    }));
-                }
-                self.keep(block)
+        self.partial = match bytes {
+            Cow::Borrowed(bytes) => bytes[used..].to_vec(),
+            // An idle connection keeps no buffer.
+            Cow::Owned(_) if left == 0 => Vec::new(),
+            Cow::Owned(mut joined) => {
+                joined.drain(..used);
+                joined
             }
-            (Some(_), _) => Err(Http2Error::protocol("frame inside a header block")),
-            (None, Ok(Frame::Continuation { .. })) => Err(Http2Error::protocol("CONTINUATION without a header block")),
-            (None, Ok(Frame::Headers { stream, block, ends, is_whole: true })) => {
-                self.unfinished_since = None;
-                receiver.receive(Ok(ReceivedFrame::Fields { stream, block, ends }))
-            }
-            (None, Ok(Frame::Headers { stream, block, ends, is_whole: false })) => {
-                self.keep(Block { stream, bytes: block.to_vec(), ends, frames: 1 })
-            }
-            (None, frame) => receiver.receive(frame.map(ReceivedFrame::Other)),
-        }
-    }
-
-    /// Keeps an incomplete header block.
-    ///
-    /// # Errors
-    /// The block is larger than its fields may be, or has too many frames.
-    fn keep(&mut self, block: Block) -> Result<(), Http2Error> {
-        if block.bytes.len() > self.block_bytes_max || block.frames > BLOCK_FRAMES_MAX {
-            return Err(Http2Error::Connection(ErrorCode::EnhanceYourCalm, "header block too large"));
-        }
-        self.block = Some(block);
-        Ok(())
+        };
     }
 }
 
@@ -172,26 +149,25 @@ mod tests {
         [&FrameHead::new(kind, flags, stream, payload.len()).bytes(), payload].concat()
     }
 
-    /// Notes what it receives, and lets a number of requests begin.
-    struct Notes(Vec<String>, usize);
-
-    impl FrameReceiver for Notes {
-        fn may_begin(&self, _: u32) -> bool {
-            self.1 > 0
+    /// Notes the frames in these bytes, and lets a number of requests begin.
+    fn hear(input: &mut Input, bytes: &[u8], (notes, begin): &mut (Vec<String>, usize)) -> Result<(), Http2Error> {
+        let bytes = input.join(bytes);
+        let mut rest = &*bytes;
+        while let Some(frame) = input.next(&mut rest, |_| *begin > 0) {
+            let frame = frame?;
+            *begin -= usize::from(matches!(frame, ReceivedFrame::Fields { .. }));
+            notes.push(format!("{frame:?}"));
         }
-
-        fn receive(&mut self, heard: Result<ReceivedFrame<'_>, Http2Error>) -> Result<(), Http2Error> {
-            self.1 -= usize::from(matches!(heard, Ok(ReceivedFrame::Fields { .. })));
-            self.0.push(format!("{:?}", heard?));
-            Ok(())
-        }
+        let left = rest.len();
+        input.keep(bytes, left);
+        Ok(())
     }
 
     /// The frames received when the bytes arrive in pieces of that size.
     fn heard(bytes: &[u8], piece: usize) -> Result<Vec<String>, Http2Error> {
-        let (mut input, mut notes) = (Input::new(100), Notes(Vec::new(), usize::MAX));
+        let (mut input, mut notes) = (Input::new(100), (Vec::new(), usize::MAX));
         for piece in bytes.chunks(piece) {
-            input.hear(piece, &mut notes)?;
+            hear(&mut input, piece, &mut notes)?;
         }
         assert_eq!((input.partial.capacity(), input.block.is_none()), (0, true), "nothing is kept");
         Ok(notes.0)
@@ -205,16 +181,16 @@ mod tests {
             .map(|(kind, stream)| frame(kind, END_HEADERS, stream, &[0; 8]));
         let bytes = [first, rest, second, last, ping].concat();
         for piece in 1..=bytes.len() {
-            let (mut input, mut notes) = (Input::new(100), Notes(Vec::new(), 1));
+            let (mut input, mut notes) = (Input::new(100), (Vec::new(), 1));
             let mut pieces = bytes.chunks(piece);
-            while !input.waits() {
-                input.hear(pieces.next().expect("it waits before the end"), &mut notes).expect("valid frames");
+            while !input.waits {
+                hear(&mut input, pieces.next().expect("it waits before the end"), &mut notes).expect("valid frames");
             }
-            assert_eq!((notes.0.len(), input.unfinished_since()), (1, None), "{piece}");
+            assert_eq!((notes.0.len(), input.unfinished_since), (1, None), "{piece}");
             notes.1 = 1;
-            input.hear(&[], &mut notes).expect("valid frames");
-            pieces.for_each(|piece| input.hear(piece, &mut notes).expect("valid frames"));
-            assert_eq!((notes.0.len(), input.partial.capacity(), input.waits()), (3, 0, false), "{piece}");
+            hear(&mut input, &[], &mut notes).expect("valid frames");
+            pieces.for_each(|piece| hear(&mut input, piece, &mut notes).expect("valid frames"));
+            assert_eq!((notes.0.len(), input.partial.capacity(), input.waits), (3, 0, false), "{piece}");
         }
     }
 
@@ -231,8 +207,14 @@ mod tests {
         .concat();
         let whole = heard(&bytes, bytes.len()).expect("right");
         assert_eq!(whole.len(), 4);
-        assert_eq!(whole[1], format!("{:?}", ReceivedFrame::Fields { stream: 1, block: b"abcd", ends: true }));
-        assert_eq!(whole[2], format!("{:?}", ReceivedFrame::Fields { stream: 3, block: b"ef", ends: false }));
+        assert_eq!(
+            whole[1],
+            format!("{:?}", ReceivedFrame::Fields { stream: 1, block: Cow::Borrowed(b"abcd"), ends: true })
+        );
+        assert_eq!(
+            whole[2],
+            format!("{:?}", ReceivedFrame::Fields { stream: 3, block: Cow::Borrowed(b"ef"), ends: false })
+        );
         for piece in 1..bytes.len() {
             assert_eq!(heard(&bytes, piece).as_ref(), Ok(&whole), "{piece}");
         }

@@ -50,7 +50,6 @@ mod hpack;
 mod huffman;
 mod input;
 mod output;
-mod parkable_body;
 mod receive;
 mod received_body;
 mod request_head;
@@ -65,9 +64,8 @@ mod windows;
 pub use connection::{Http2Connection, Limits};
 pub use error::ConnectionError;
 pub use head_budget::{ConnectionHeads, HeadBudget, HeadCharge};
-pub use parkable_body::ParkableBody;
 pub use received_body::{IncompleteBody, ReceivedBody};
-pub use service::Service;
+pub use service::{ParkableBody, Service};
 pub use wake_set::{WakePart, WakeSet};
 
 /// The client connection preface (RFC 9113 §3.4). It must be read before a [`Http2Connection`] is created.

@@ -99,10 +99,6 @@ impl Output {
         self.put(FrameKind::Ping, ACK, 0, &opaque);
     }
 
-    pub(super) fn put_settings_ack(&mut self) {
-        self.put(FrameKind::Settings, ACK, 0, &[]);
-    }
-
     /// Returns window to the client: that of a stream, or of the connection for stream 0.
     pub(super) fn put_window(&mut self, stream: u32, bytes: usize) {
         let increment = u32::try_from(bytes).unwrap_or(HIGHEST).min(HIGHEST);

@@ -12,7 +12,7 @@ use super::answer;
 use super::connection::{GOODBYE, GoAwayState, HEADER_BLOCKS, Http2Connection};
 use super::error::{ErrorCode, Http2Error};
 use super::exchange::{Exchange, Phase, Upload};
-use super::frame::Frame;
+use super::frame::{ACK, Frame, FrameKind};
 use super::head_budget::HeadCharge;
 use super::hpack::BlockError;
 use super::input::ReceivedFrame;
@@ -36,11 +36,11 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
             self.has_settings = true;
         }
         let frame = match heard {
-            ReceivedFrame::Fields { stream, block, ends } => return self.receive_fields(stream, block, ends),
+            ReceivedFrame::Fields { stream, block, ends } => return self.receive_fields(stream, &block, ends),
             ReceivedFrame::Other(frame) => frame,
         };
         match frame {
-            Frame::Data { stream, data, flow, ends } => return self.receive_data(stream, data, flow as usize, ends),
+            Frame::Data { stream, data, flow, ends } => return self.receive_data(stream, data, flow, ends),
             Frame::WindowUpdate { stream, increment } => return self.receive_window(stream, increment.into()),
             Frame::Reset { stream } => return self.receive_reset(stream),
             Frame::Settings(payload) => self.receive_settings(payload)?,
@@ -65,7 +65,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
             BlockError::Unreadable => Http2Error::Connection(ErrorCode::Compression, "cannot decode a header block"),
             BlockError::TooLarge => Http2Error::Connection(ErrorCode::EnhanceYourCalm, "too many header fields"),
         })?;
-        let bytes = head.bytes();
+        let bytes = head.bytes;
         if let Some(exchange) = self.streams.with_id(stream) {
             return exchange.receive_trailers(head, ends, self.heads.charge(bytes));
         }
@@ -117,7 +117,8 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
     }
 
     fn begin(&mut self, id: u32, request: Request<()>, (length, ends): (Option<u64>, bool), charge: HeadCharge) {
-        self.abuse_budget.note_stream();
+        // Some clients enlarge each stream's window, so a new stream allows as many frames as one byte.
+        self.abuse_budget.note_sent(1);
         self.begun += 1;
         let waker = Arc::new(StreamWaker::new(self.wake_set.clone(), self.streams.next_key()));
         let (upload, body) = if ends {
@@ -225,7 +226,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
         if by != 0 && !self.streams.all().all(|stream| stream.widen(by).is_some()) {
             return Err(TOO_LARGE);
         }
-        self.output.put_settings_ack();
+        self.output.put(FrameKind::Settings, ACK, 0, &[]);
         Ok(())
     }
 }

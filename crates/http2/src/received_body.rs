@@ -10,11 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 /// The body of a request: none, or one whose frames are received on its stream.
 #[derive(Debug)]
-pub struct ReceivedBody(Option<InboxReader>);
-
-/// The reading half of a body buffer.
-#[derive(Debug)]
-struct InboxReader(Arc<BodyBuffer>);
+pub struct ReceivedBody(Option<Arc<BodyBuffer>>);
 
 /// The received part of a body, shared by the connection that adds data and the reader of the body.
 #[derive(Debug)]
@@ -59,7 +55,7 @@ impl BodyBuffer {
     pub(super) fn new(length: Option<u64>, stream: Waker) -> (Arc<Self>, ReceivedBody) {
         let arrived = Mutex::new(Arrived { left: length, ..Arrived::default() });
         let inbox = Arc::new(Self { arrived, stream });
-        (inbox.clone(), ReceivedBody(Some(InboxReader(inbox))))
+        (inbox.clone(), ReceivedBody(Some(inbox)))
     }
 
     /// Adds received data to the body.
@@ -127,37 +123,16 @@ fn wake_taker(mut arrived: MutexGuard<'_, Arrived>) {
     }
 }
 
-impl InboxReader {
-    fn poll(&self, cx: &Context<'_>) -> Poll<Option<Result<Frame<Bytes>, IncompleteBody>>> {
-        let mut arrived = self.0.arrived.lock();
-        // A broken body returns no more data, because the reader could mistake it for the whole.
-        if arrived.end == Some(End::Broken) {
-            return Poll::Ready(Some(Err(IncompleteBody)));
-        }
-        if !arrived.data.is_empty() {
-            let data = take(&mut arrived.data).freeze();
-            arrived.taken += data.len();
-            drop(arrived);
-            self.0.stream.wake_by_ref();
-            return Poll::Ready(Some(Ok(Frame::data(data))));
-        }
-        if arrived.end.is_some() {
-            return Poll::Ready(arrived.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))));
-        }
-        arrived.taker = Some(cx.waker().clone());
-        Poll::Pending
-    }
-}
-
-impl Drop for InboxReader {
+impl Drop for ReceivedBody {
     fn drop(&mut self) {
-        let mut arrived = self.0.arrived.lock();
+        let Some(inbox) = &self.0 else { return };
+        let mut arrived = inbox.arrived.lock();
         arrived.is_dropped = true;
         let bytes = take(&mut arrived.data).len();
         arrived.taken += bytes;
         drop(arrived);
         if bytes > 0 {
-            self.0.stream.wake_by_ref();
+            inbox.stream.wake_by_ref();
         }
     }
 }
@@ -174,18 +149,35 @@ impl Body for ReceivedBody {
     type Error = IncompleteBody;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, IncompleteBody>>> {
-        self.0.as_ref().map_or(Poll::Ready(None), |received| received.poll(cx))
+        let Some(inbox) = &self.0 else { return Poll::Ready(None) };
+        let mut arrived = inbox.arrived.lock();
+        // A broken body returns no more data, because the reader could mistake it for the whole.
+        if arrived.end == Some(End::Broken) {
+            return Poll::Ready(Some(Err(IncompleteBody)));
+        }
+        if !arrived.data.is_empty() {
+            let data = take(&mut arrived.data).freeze();
+            arrived.taken += data.len();
+            drop(arrived);
+            inbox.stream.wake_by_ref();
+            return Poll::Ready(Some(Ok(Frame::data(data))));
+        }
+        if arrived.end.is_some() {
+            return Poll::Ready(arrived.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))));
+        }
+        arrived.taker = Some(cx.waker().clone());
+        Poll::Pending
     }
 
     fn is_end_stream(&self) -> bool {
-        self.0.as_ref().is_none_or(|InboxReader(inbox)| {
+        self.0.as_ref().is_none_or(|inbox| {
             let arrived = inbox.arrived.lock();
             arrived.end == Some(End::Whole) && arrived.data.is_empty() && arrived.trailers.is_none()
         })
     }
 
     fn size_hint(&self) -> SizeHint {
-        let Some(InboxReader(inbox)) = &self.0 else { return SizeHint::with_exact(0) };
+        let Some(inbox) = &self.0 else { return SizeHint::with_exact(0) };
         let arrived = inbox.arrived.lock();
         let here = arrived.data.len() as u64;
         arrived.left.map_or_else(SizeHint::default, |left| SizeHint::with_exact(left.saturating_add(here)))

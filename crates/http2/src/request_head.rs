@@ -14,8 +14,8 @@ pub(super) struct RequestHead {
     authority: Option<Authority>,
     path: Option<PathAndQuery>,
     pub(super) fields: HeaderMap,
-    /// The size of the head as HTTP/2 counts it: names, values and 32 bytes for each field.
-    bytes: usize,
+    /// The size as HTTP/2 counts it: names, values and 32 bytes for each field.
+    pub(super) bytes: usize,
     bytes_max: usize,
     is_malformed: bool,
 }
@@ -34,25 +34,29 @@ impl RequestHead {
         Self { bytes_max, ..Self::default() }
     }
 
-    /// Returns the size of all fields, as HTTP/2 counts it.
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// Adds the next header field.
+    /// Adds the next field.
     pub(super) fn take(&mut self, name: &[u8], value: FieldValue<'_>) {
         self.bytes = self.bytes.saturating_add(name.len() + value.bytes().len() + FIELD_BYTES);
         if self.is_malformed || self.bytes > self.bytes_max {
             return;
         }
-        let taken = match name.strip_prefix(b":") {
-            Some(name) => self.take_pseudo(name, value),
-            None => self.take_field(name, value),
-        };
-        self.is_malformed = taken.is_none();
+        self.is_malformed = self.take_valid(name, value).is_none();
     }
 
-    fn take_pseudo(&mut self, name: &[u8], value: FieldValue<'_>) -> Option<()> {
+    fn take_valid(&mut self, name: &[u8], value: FieldValue<'_>) -> Option<()> {
+        let Some(name) = name.strip_prefix(b":") else {
+            let name = HeaderName::from_lowercase(name).ok()?;
+            // Connection-specific fields of HTTP/1.
+            let is_foreign = name == CONNECTION || name == TRANSFER_ENCODING || name == UPGRADE;
+            if is_foreign
+                || matches!(name.as_str(), "keep-alive" | "proxy-connection")
+                || (name == TE && value.bytes() != b"trailers")
+            {
+                return None;
+            }
+            self.fields.try_append(name, value.to_header()?).ok()?;
+            return Some(());
+        };
         // Pseudo-header fields must precede all others and occur once.
         if !self.fields.is_empty() {
             return None;
@@ -71,20 +75,6 @@ impl RequestHead {
             }
             _ => None,
         }
-    }
-
-    fn take_field(&mut self, name: &[u8], value: FieldValue<'_>) -> Option<()> {
-        let name = HeaderName::from_lowercase(name).ok()?;
-        // Connection-specific fields of HTTP/1.
-        let is_foreign = name == CONNECTION || name == TRANSFER_ENCODING || name == UPGRADE;
-        if is_foreign
-            || matches!(name.as_str(), "keep-alive" | "proxy-connection")
-            || (name == TE && value.bytes() != b"trailers")
-        {
-            return None;
-        }
-        self.fields.try_append(name, value.to_header()?).ok()?;
-        Some(())
     }
 
     /// Builds the request, and returns the length of its body if declared. If `ends`, there is no body.

@@ -18,20 +18,11 @@ use super::exchange::{Exchange, Phase};
 use super::frame::{END_STREAM, FrameKind};
 use super::hpack;
 use super::output::{DIRECT_BYTES_MAX, LIGHT_BYTES_MAX};
-use super::parkable_body::ParkableBody as _;
-use super::service::Service;
+use super::service::{ParkableBody as _, Service};
 use super::windows::UPLOAD_BYTES_MAX;
 
 /// The number of bytes of a response that are sent before other streams have their turn: one write.
 const TURN_BYTES: usize = DIRECT_BYTES_MAX;
-
-/// The next part of a response body.
-enum BodyPart {
-    Data,
-    /// The end of the body, with or without trailers.
-    End(Option<HeaderMap>),
-    ConnectionError,
-}
 
 impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
     /// Polls a woken stream. If `is_alone`, no other stream is sent in this turn.
@@ -126,15 +117,20 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
                 }
                 let Some(stream) = self.streams.get_mut(key) else { return };
                 let Phase::SendingBody(body) = &mut stream.phase else { return };
-                match next(body, &mut Context::from_waker(&waker_ref(&stream.waker)), &mut stream.chunk) {
+                let polled = Pin::new(&mut *body).poll_frame(&mut Context::from_waker(&waker_ref(&stream.waker)));
+                match polled.map_ok(Frame::into_data) {
                     Poll::Pending => return,
-                    Poll::Ready(BodyPart::Data) => {
+                    Poll::Ready(Some(Ok(Ok(data)))) => {
+                        stream.chunk = data;
                         (stream.is_last, is_parked) = (body.is_end_stream(), body.is_parked());
                         continue;
                     }
-                    Poll::Ready(BodyPart::End(None)) => stream.is_last = true,
-                    Poll::Ready(BodyPart::End(Some(trailers))) => return self.send_trailers(key, &trailers),
-                    Poll::Ready(BodyPart::ConnectionError) => return self.reset(key, ErrorCode::Internal),
+                    Poll::Ready(Some(Ok(Err(frame)))) => match frame.into_trailers() {
+                        Ok(trailers) => return self.send_trailers(key, &trailers),
+                        Err(_) => stream.is_last = true,
+                    },
+                    Poll::Ready(Some(Err(_))) => return self.reset(key, ErrorCode::Internal),
+                    Poll::Ready(None) => stream.is_last = true,
                 }
             }
             if left == 0 {
@@ -286,17 +282,4 @@ impl<I: AsyncRead + AsyncWrite + Unpin, S: Service> Http2Connection<I, S> {
 /// Returns the size of a response head, as HTTP/2 counts it.
 fn head_bytes<B>(answer: &Response<B>) -> usize {
     answer.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + hpack::FIELD_BYTES).sum()
-}
-
-/// Polls the next piece of a response body.
-fn next<B: Body<Data = Bytes> + Unpin>(body: &mut B, cx: &mut Context<'_>, chunk: &mut Bytes) -> Poll<BodyPart> {
-    Pin::new(body).poll_frame(cx).map(|frame| match frame.map(|frame| frame.map(Frame::into_data)) {
-        None => BodyPart::End(None),
-        Some(Err(_)) => BodyPart::ConnectionError,
-        Some(Ok(Ok(data))) => {
-            *chunk = data;
-            BodyPart::Data
-        }
-        Some(Ok(Err(frame))) => BodyPart::End(frame.into_trailers().ok()),
-    })
 }

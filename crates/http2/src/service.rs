@@ -1,6 +1,9 @@
+use bytes::Bytes;
 use http::{Request, Response};
+use http_body::Body;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{Empty, Full};
 
-use super::parkable_body::ParkableBody;
 use super::received_body::ReceivedBody;
 use base::AbortSignal;
 
@@ -18,3 +21,19 @@ pub trait Service {
     /// caller yet. This keeps a hundred guessed tokens in one write from causing a hundred reviews.
     fn is_caller_unknown(&self) -> bool;
 }
+
+/// A response body that can report that it has no more data for now.
+pub trait ParkableBody: Body<Data = Bytes> {
+    /// Whether the body has no more data until it wakes the waker of its last poll.
+    ///
+    /// It may be parked right after it returned data. The caller then need not poll it again only to get `Pending`.
+    fn is_parked(&self) -> bool {
+        false
+    }
+}
+
+impl ParkableBody for Full<Bytes> {}
+
+impl ParkableBody for Empty<Bytes> {}
+
+impl<E> ParkableBody for UnsyncBoxBody<Bytes, E> {}

@@ -22,9 +22,8 @@ use super::error::ErrorCode;
 use super::frame::{ACK, END_HEADERS, END_STREAM, FrameHead, FrameKind, HEAD_BYTES, HIGHEST};
 use super::head_budget::HeadBudget;
 use super::output::DIRECT_BYTES_MAX;
-use super::parkable_body::ParkableBody;
 use super::received_body::ReceivedBody;
-use super::service::Service;
+use super::service::{ParkableBody, Service};
 use base::AbortSignal;
 
 type Body = UnsyncBoxBody<Bytes, std::io::Error>;

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::task::{Context, Wake, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 
 use futures_util::task::{ArcWake, AtomicWaker};
 use parking_lot::Mutex;
@@ -18,10 +18,8 @@ pub struct WakeSet {
     /// Whether the task is polling its parts, so that a wake-up need not wake it. Codec and streams wake each other
     /// constantly.
     is_polling: AtomicBool,
-    codec: AtomicBool,
-    reader: AtomicBool,
-    clock: AtomicBool,
-    aside: AtomicBool,
+    /// Whether each part was woken.
+    parts: [AtomicBool; 4],
     streams: Mutex<Vec<usize>>,
     /// Whether `streams` is not empty, readable without the lock. It is only changed under the lock.
     has_streams: AtomicBool,
@@ -77,12 +75,15 @@ impl WakeSet {
     /// Adds a part to be polled, without waking the task.
     pub fn put(&self, part: WakePart) {
         // A swap, not a store: the task that takes the part then sees the writes of all tasks that added it.
-        self.flag(part).swap(true, Ordering::SeqCst);
+        self.parts[part as usize].swap(true, Ordering::SeqCst);
+        if matches!(part, WakePart::Reader | WakePart::Clock) {
+            self.parts[WakePart::Codec as usize].swap(true, Ordering::SeqCst);
+        }
     }
 
     /// Removes a part. Returns whether it was in the set.
     pub fn take(&self, part: WakePart) -> bool {
-        let flag = self.flag(part);
+        let flag = &self.parts[part as usize];
         flag.load(Ordering::SeqCst) && flag.swap(false, Ordering::SeqCst)
     }
 
@@ -104,25 +105,33 @@ impl WakeSet {
         *woken = all;
     }
 
-    fn put_stream(&self, stream: usize) {
-        let mut streams = self.streams.lock();
-        streams.push(stream);
-        self.has_streams.store(true, Ordering::SeqCst);
-    }
-
     /// Registers the task to be woken by parts that are added from now on, while the parts wait to be polled.
     pub fn wait(&self, cx: &Context<'_>) {
         self.task.register(cx.waker());
     }
 
-    /// Begins a round of polls. After this, a wakeup only adds to the set.
-    pub fn begin_polling(&self, cx: &Context<'_>) {
+    /// Polls the only part of a connection if it was woken, with its own waker.
+    pub fn poll_codec<T>(
+        &self,
+        cx: &Context<'_>,
+        waker: &Waker,
+        poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
+    ) -> Poll<T> {
+        self.begin_polling(cx);
+        let is_woken = self.take(WakePart::Codec);
+        let polled = if is_woken { poll(&mut Context::from_waker(waker)) } else { Poll::Pending };
+        self.end_polling(cx);
+        polled
+    }
+
+    /// Begins a round of polls. From now on, a wake-up only adds to the set.
+    pub(super) fn begin_polling(&self, cx: &Context<'_>) {
         self.wait(cx);
         self.is_polling.store(true, Ordering::SeqCst);
     }
 
     /// Ends a round of polls. If a part was woken in it and not polled, the task is woken.
-    pub fn end_polling(&self, cx: &Context<'_>) {
+    pub(super) fn end_polling(&self, cx: &Context<'_>) {
         self.is_polling.store(false, Ordering::SeqCst);
         self.turn_ends_ns.store(NEVER, Ordering::Relaxed);
         if !self.is_quiet() {
@@ -159,21 +168,12 @@ impl WakeSet {
 
     /// Whether neither the codec nor a stream has been woken.
     pub fn is_quiet(&self) -> bool {
-        !self.codec.load(Ordering::SeqCst) && !self.has_streams.load(Ordering::SeqCst)
+        !self.parts[WakePart::Codec as usize].load(Ordering::SeqCst) && !self.has_streams.load(Ordering::SeqCst)
     }
 
     fn wake_task(&self) {
         if !self.is_polling.load(Ordering::SeqCst) {
             self.task.wake();
-        }
-    }
-
-    fn flag(&self, part: WakePart) -> &AtomicBool {
-        match part {
-            WakePart::Codec => &self.codec,
-            WakePart::Reader => &self.reader,
-            WakePart::Clock => &self.clock,
-            WakePart::Aside => &self.aside,
         }
     }
 }
@@ -197,9 +197,6 @@ impl Wake for PartWaker {
 
     fn wake_by_ref(self: &Arc<Self>) {
         self.wake_set.put(self.part);
-        if matches!(self.part, WakePart::Reader | WakePart::Clock) {
-            self.wake_set.put(WakePart::Codec);
-        }
         self.wake_set.wake_task();
     }
 }
@@ -208,7 +205,10 @@ impl Wake for PartWaker {
 impl ArcWake for StreamWaker {
     fn wake_by_ref(this: &Arc<Self>) {
         if !this.is_marked.swap(true, Ordering::SeqCst) {
-            this.wake_set.put_stream(this.stream);
+            let mut streams = this.wake_set.streams.lock();
+            streams.push(this.stream);
+            this.wake_set.has_streams.store(true, Ordering::SeqCst);
+            drop(streams);
             this.wake_set.wake_task();
         }
     }

@@ -210,3 +210,56 @@ fn origin_parser_normalizes_case_port_and_ipv6() {
         assert!(text.parse::<PageOrigin>().is_err(), "{text}");
     }
 }
+
+fn has(hosts: &AllowedHosts, host: &str) -> bool {
+    Authority::parse(host).is_some_and(|authority| hosts.has(&authority.host))
+}
+
+#[test]
+fn only_loopback_and_allowed_hosts_match() {
+    let hosts = AllowedHosts::new(&["Proxy.internal".to_owned()]);
+    for host in [
+        "localhost",
+        "localhost:8001",
+        "LocalHost:8001",
+        "127.0.0.1:8001",
+        "127.8.9.1",
+        "[::1]:8001",
+        "[::1]",
+        "[0:0:0:0:0:0:0:1]:80",
+        "[::ffff:127.0.0.1]:80",
+        "proxy.internal:443",
+    ] {
+        assert!(has(&hosts, host), "{host}");
+    }
+    for host in [
+        "evil.example",
+        "evil.example:8001",
+        "localhost.evil.example",
+        "localhost.",
+        "127.0.0.1.nip.io:80",
+        "127.1",
+        "0.0.0.0:8001",
+        "10.0.0.1:8001",
+        "[::]:8001",
+        "",
+        ":8001",
+        "localhost:",
+        "localhost:x",
+        "localhost:99999",
+        "localhost:80:80",
+        "user@localhost",
+        "localhost/evil.example",
+        "[::1",
+        "[::1]x",
+        "[localhost]",
+        "::1",
+    ] {
+        // An empty port is the default one.
+        assert_eq!(has(&hosts, host), host == "localhost:", "{host}");
+    }
+    let relayed = hosts.or_any_address();
+    for (host, expected) in [("10.0.0.1:9090", true), ("[fd00::1]:9090", true), ("evil.example", false)] {
+        assert_eq!(has(&relayed, host), expected, "{host}");
+    }
+}

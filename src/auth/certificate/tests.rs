@@ -1,3 +1,5 @@
+mod peer_cert_chain;
+
 use std::cell::Cell;
 
 use rcgen::{
@@ -294,4 +296,21 @@ fn next_start_returns_when_the_next_certificate_becomes_valid() {
         assert_eq!(authorities.next_start(&shown, at(now)), next.map(at), "at {now}");
     }
     assert_eq!(authorities.next_start(&chain([&CertificateDer::from(vec![0x30])]), at(50)), None);
+}
+
+#[test]
+fn authority_cannot_serve_both_clients_and_front_proxies() {
+    let [one, other, third] = ["one", "other", "third"].map(|name| Authority::new(name).trusted());
+    let apart = AuthoritySeparation::default();
+    for (what, role, authorities, admitted) in [
+        ("clients of one", AuthorityRole::Client, &one, true),
+        ("proxies of the same", AuthorityRole::FrontProxy, &one, false),
+        ("proxies of another", AuthorityRole::FrontProxy, &other, true),
+        ("clients of what proxies have", AuthorityRole::Client, &other, false),
+        ("the first ones again, which stayed", AuthorityRole::Client, &one, true),
+        ("proxies of a third", AuthorityRole::FrontProxy, &third, true),
+        ("clients of what proxies had", AuthorityRole::Client, &other, true),
+    ] {
+        assert_eq!(apart.admit(role, authorities).is_ok(), admitted, "{what}");
+    }
 }

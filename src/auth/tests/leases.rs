@@ -29,7 +29,7 @@ async fn unreported_revocation_ends_lease_within_the_bound() {
         }
         let took = until(&watch.over()).await;
         assert!(took <= seconds(75), "{name}, {loss}: {took:?}");
-        let revoked = watch.lease().and_then(|lease| lease.revoked()).expect("it is over");
+        let revoked = watch.revoked().expect("it is over");
         assert_eq!((revoked.user.name.as_str(), revoked.why.as_str()), (name, why), "{loss}");
         assert_eq!(*revoked.access, Access::of(&info(&pods(1))), "{loss}");
     }

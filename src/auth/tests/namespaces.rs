@@ -6,7 +6,6 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::auth::Verdict;
-use crate::auth::stub::StubReview;
 
 fn places(asked: &[StubReview]) -> BTreeSet<&str> {
     asked.iter().filter_map(|asked| asked.namespace.as_deref()).collect()

@@ -287,14 +287,14 @@ async fn descriptor_exhaustion_evicts_only_a_bounded_batch() {
         let place = places.enter(&connection, source(1)).await;
         here.push((connection, place));
     }
-    assert!(!places.make_room().await, "they have just come");
+    assert!(!places.close_silent(ROOM, false).await, "they have just come");
     tokio::time::advance(NEWCOMER_ASKS_WITHIN).await;
     for _ in 0..10 {
-        assert!(!places.make_room().await, "none has gone yet");
+        assert!(!places.close_silent(ROOM, false).await, "none has gone yet");
     }
     let cut = here.iter().filter(|(connection, _)| connection.is(ConnectionState::Cut)).count();
     assert_eq!(cut, ROOM);
-    let mut more = std::pin::pin!(places.make_room());
+    let mut more = std::pin::pin!(places.close_silent(ROOM, false));
     assert!(more.as_mut().now_or_never().is_none());
     here.retain(|(connection, _)| !connection.is(ConnectionState::Cut));
     assert!(more.await);
@@ -343,7 +343,7 @@ async fn descriptor_exhaustion_evicts_long_idle_of_any_source() {
         tokio::time::advance(NEWCOMER_ASKS_WITHIN / 2).await;
     }
     tokio::time::advance(NEWCOMER_ASKS_WITHIN / 4).await;
-    let _ = places.make_room().now_or_never();
+    let _ = places.close_silent(ROOM, false).now_or_never();
     let cut = |of: &[(Connection, ConnectionSlot)]| of.iter().filter(|(it, _)| it.is(ConnectionState::Cut)).count();
     assert_eq!((cut(&old), cut(&young)), (10, 0));
 }
@@ -367,7 +367,7 @@ async fn descriptor_exhaustion_evicts_newest_connection_last() {
         come(&mut here).await;
     }
     tokio::time::advance(NEWCOMER_ASKS_WITHIN).await;
-    let _ = places.make_room().now_or_never();
+    let _ = places.close_silent(ROOM, false).now_or_never();
     go(&mut here);
     while here.len() < PLACES {
         come(&mut here).await;
@@ -378,7 +378,7 @@ async fn descriptor_exhaustion_evicts_newest_connection_last() {
     tokio::time::advance(NEWCOMER_ASKS_WITHIN).await;
     for _ in 0..2 {
         go(&mut here);
-        let _ = places.make_room().now_or_never();
+        let _ = places.close_silent(ROOM, false).now_or_never();
         assert!(!last.is(ConnectionState::Cut));
     }
     go(&mut here);

@@ -12,9 +12,10 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
 use http2::{ConnectionHeads, WakeSet};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, ReadBuf};
 
 use super::super::Connection;
+use super::super::filtered_stream::{FilteredStream, ReadFilter};
 
 /// The byte that replaces a `#` in a request target. The codec refuses control characters in a target.
 const REFUSED: u8 = 0x01;
@@ -139,27 +140,22 @@ impl HeadCheck {
 
 /// A connection whose request heads are checked as they are read. It reads nothing more once the slice of a poll has
 /// ended.
-pub(super) struct CheckedIo<I> {
-    io: I,
-    connection: Connection,
-    wake_set: Arc<WakeSet>,
-    check: HeadCheck,
+pub(super) type CheckedIo<I> = FilteredStream<I, CheckedReads>;
+
+pub(super) struct CheckedReads {
+    pub(super) connection: Connection,
+    pub(super) wake_set: Arc<WakeSet>,
+    pub(super) check: HeadCheck,
 }
 
-impl<I> CheckedIo<I> {
-    pub(super) fn new(io: I, (connection, wake_set): (Connection, Arc<WakeSet>), check: HeadCheck) -> Self {
-        Self { io, connection, wake_set, check }
-    }
-}
-
-impl<I: AsyncRead + Unpin> AsyncRead for CheckedIo<I> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+impl<I: AsyncRead + Unpin> ReadFilter<I> for CheckedReads {
+    fn poll_read(&mut self, io: &mut I, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.wake_set.is_turn_over() {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
         let before = buf.filled().len();
-        ready!(Pin::new(&mut self.io).poll_read(cx, buf))?;
+        ready!(Pin::new(io).poll_read(cx, buf))?;
         let read = &mut buf.filled_mut()[before..];
         // While a request is running, the bytes are its body.
         if self.connection.idle_since().is_some() {
@@ -168,32 +164,6 @@ impl<I: AsyncRead + Unpin> AsyncRead for CheckedIo<I> {
             self.connection.close();
         }
         Poll::Ready(Ok(()))
-    }
-}
-
-impl<I: AsyncWrite + Unpin> AsyncWrite for CheckedIo<I> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(cx, bytes)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
     }
 }
 
@@ -215,7 +185,8 @@ mod tests {
         assert!(others.hold_unfinished((16 << 20) + (16 << 10)));
         let check = HeadCheck::new(budget.connection());
         let head = vec![b'a'; 96_000];
-        let mut io = CheckedIo::new(&head[..], (Connection::default(), WakeSet::shared()), check.clone());
+        let (connection, wake_set) = (Connection::default(), WakeSet::shared());
+        let mut io = CheckedIo { io: &head[..], filter: CheckedReads { connection, wake_set, check: check.clone() } };
         let mut read = vec![0; 16 << 10];
         for _ in 0..2 {
             assert!(io.read_exact(&mut read).await.is_ok(), "a head that is not large");

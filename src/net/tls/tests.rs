@@ -113,13 +113,12 @@ async fn client_certificate_without_private_key_is_refused() {
 /// R-DOWNSTREAM-5: a chain that would be expensive to verify is refused before verification.
 #[tokio::test]
 async fn oversized_certificate_chain_fails_handshake() {
-    use super::super::client_certificates::{CERTIFICATES_MAX, CHAIN_BYTES_MAX};
     let (server, pair) = (server(ClientCertificates::Requested), pair());
     let own = pair.cert.der();
     let of_bytes = |bytes: usize| CertificateDer::from(vec![0x30; bytes]);
     for (what, above, taken) in [
-        ("as many as may be", vec![own.clone(); CERTIFICATES_MAX - 1], true),
-        ("one more", vec![own.clone(); CERTIFICATES_MAX], false),
+        ("as many as may be", vec![own.clone(); CHAIN_CERTIFICATES_MAX - 1], true),
+        ("one more", vec![own.clone(); CHAIN_CERTIFICATES_MAX], false),
         ("some hundred", vec![own.clone(); 60], false),
         ("as large as may be", vec![of_bytes(CHAIN_BYTES_MAX - own.len())], true),
         ("a byte more", vec![of_bytes(CHAIN_BYTES_MAX - own.len() + 1)], false),

@@ -9,22 +9,22 @@ use http::HeaderMap;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
-use super::credential::Token;
-use super::reviews::{ReviewFuture, ReviewTopic, Reviews};
-use super::{AuthConfig, Authorizer, Caller, Delegation, NotGranted, RequestSender};
+use crate::auth::credential::Token;
+use crate::auth::reviews::{ReviewFuture, ReviewTopic, Reviews};
+use crate::auth::{AuthConfig, Authorizer, Caller, Delegation, NotGranted, RequestSender};
 use crate::upstream::{AccessReviewResult, Cause, Client, CredentialSource, Error, TokenReviewResult};
 use base::{Tasks, WallClock};
 use kubeapi::{Access, AccessTarget, Query, RequestInfo, User};
 
 /// A token is its holder's name, with an optional suffix: `ada~1`. Every access is allowed unless denied.
 #[derive(Default)]
-pub(super) struct Stub {
+pub(in crate::auth) struct Stub {
     rules: Mutex<Rules>,
-    pub(super) clock: WallClock,
+    pub(in crate::auth) clock: WallClock,
 }
 
-/// A function that creates an error of upstream.
-pub(super) type Refusal = Box<dyn Fn() -> Error + Send>;
+/// Creates an error of upstream.
+pub(in crate::auth) type Refusal = Box<dyn Fn() -> Error + Send>;
 
 #[derive(Default)]
 struct Rules {
@@ -50,74 +50,74 @@ struct Rules {
 
 /// A review that was sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct StubReview {
-    pub(super) at: Instant,
-    pub(super) user: String,
-    /// The namespace of an access review; `None` for a token review.
-    pub(super) namespace: Option<String>,
+pub(in crate::auth) struct StubReview {
+    pub(in crate::auth) at: Instant,
+    pub(in crate::auth) user: String,
+    /// `None` for a token review.
+    pub(in crate::auth) namespace: Option<String>,
 }
 
 impl Stub {
     /// Revokes a token.
-    pub(super) fn take(&self, token: &str) {
+    pub(in crate::auth) fn take(&self, token: &str) {
         self.rules.lock().unknown.insert(token.to_owned());
     }
 
-    pub(super) fn deny(&self, user: &str, namespace: &str) {
+    pub(in crate::auth) fn deny(&self, user: &str, namespace: &str) {
         self.rules.lock().denied.insert((user.to_owned(), namespace.to_owned()));
     }
 
-    pub(super) fn allow(&self, user: &str, namespace: &str) {
+    pub(in crate::auth) fn allow(&self, user: &str, namespace: &str) {
         self.rules.lock().denied.remove(&(user.to_owned(), namespace.to_owned()));
     }
 
-    /// Sets how long reviews take for users and tokens whose name is `user`, up to the first dash.
-    pub(super) fn slow(&self, user: &str, answer: Duration) {
+    /// Sets how long reviews take for this user, and for tokens with that prefix.
+    pub(in crate::auth) fn slow(&self, user: &str, answer: Duration) {
         self.rules.lock().slow.insert(user.to_owned(), answer);
     }
 
     /// Sets whether all reviews fail.
-    pub(super) fn silent(&self, silent: bool) {
+    pub(in crate::auth) fn silent(&self, silent: bool) {
         self.rules.lock().silent = silent;
     }
 
     /// Decides reviews when they are sent, and not when they are answered.
-    pub(super) fn decides_first(&self) {
+    pub(in crate::auth) fn decides_first(&self) {
         self.rules.lock().decides_first = true;
     }
 
     /// Sets the reason of allow decisions.
-    pub(super) fn because(&self, reason: &'static str) {
+    pub(in crate::auth) fn because(&self, reason: &'static str) {
         self.rules.lock().reason = reason;
     }
 
-    /// Makes reviews of a namespace fail.
-    pub(super) fn mute(&self, namespace: &str) {
+    /// Makes reviews of this namespace fail.
+    pub(in crate::auth) fn mute(&self, namespace: &str) {
         self.rules.lock().mute = Some(namespace.to_owned());
     }
 
-    /// Revokes the permission to create reviews of the topic, or restores it.
-    pub(super) fn lack(&self, topic: ReviewTopic, lacks: bool) {
+    /// Revokes the right to create reviews of the topic, or restores it.
+    pub(in crate::auth) fn lack(&self, topic: ReviewTopic, lacks: bool) {
         let mut rules = self.rules.lock();
         if lacks {
-            rules.lacking.insert(topic.resource())
+            rules.lacking.insert(topic.resource)
         } else {
-            rules.lacking.remove(topic.resource())
+            rules.lacking.remove(topic.resource)
         };
     }
 
-    /// Answers reviews of the proxy's own permissions with this error; `None` answers them normally again.
-    pub(super) fn refuse_own_rights(&self, refusal: Option<Refusal>) {
+    /// Answers reviews of the proxy's own rights with this error; `None` ends that.
+    pub(in crate::auth) fn refuse_own_rights(&self, refusal: Option<Refusal>) {
         self.rules.lock().own_rights = refusal;
     }
 
-    /// Returns the number of reviews of the proxy's own permissions.
-    pub(super) fn own_asked(&self) -> u32 {
+    /// The number of reviews of the proxy's own rights.
+    pub(in crate::auth) fn own_asked(&self) -> u32 {
         self.rules.lock().own_asked
     }
 
     /// Takes the reviews sent since the last call.
-    pub(super) fn asked(&self) -> Vec<StubReview> {
+    pub(in crate::auth) fn asked(&self) -> Vec<StubReview> {
         std::mem::take(&mut self.rules.lock().asked)
     }
 
@@ -138,7 +138,7 @@ impl Reviews for Arc<Stub> {
             rules.own_asked += 1;
             match &rules.own_rights {
                 Some(refusal) => Err(refusal()),
-                None => Ok(!rules.lacking.contains(&topic.resource())),
+                None => Ok(!rules.lacking.contains(&topic.resource)),
             }
         };
         Box::pin(async move { answer })
@@ -182,14 +182,14 @@ impl Reviews for Arc<Stub> {
 impl AuthConfig {
     /// The defaults, with decisions that are cached for a day. The cache uses the machine's clock, which continues when
     /// a test pauses its own, so short TTLs would expire in a slow test.
-    pub(super) fn remembering_for_a_day() -> Self {
+    pub(in crate::auth) fn remembering_for_a_day() -> Self {
         let day = Duration::from_secs(24 * 3600);
         Self { token_ttl: day, allowed_ttl: day, denied_ttl: day, ..Self::default() }
     }
 }
 
 /// An authorizer whose reviews the stub answers.
-pub(super) fn authorizer(config: AuthConfig) -> (Authorizer, Arc<Stub>, Tasks) {
+pub(in crate::auth) fn authorizer(config: AuthConfig) -> (Authorizer, Arc<Stub>, Tasks) {
     let (stub, tasks) = (Arc::new(Stub::default()), Tasks::new());
     let nowhere = CredentialSource::Anonymous(http::Uri::from_static("http://127.0.0.1:1"));
     let client = Client::connect(&nowhere, crate::upstream::CostLedger::default()).expect("nothing is sent");
@@ -200,7 +200,7 @@ pub(super) fn authorizer(config: AuthConfig) -> (Authorizer, Arc<Stub>, Tasks) {
 
 impl Authorizer {
     /// The holder of a token.
-    pub(super) async fn known(&self, token: &str, from: [u8; 4]) -> Result<Caller, NotGranted> {
+    pub(in crate::auth) async fn known(&self, token: &str, from: [u8; 4]) -> Result<Caller, NotGranted> {
         let mut headers = HeaderMap::new();
         headers.insert("authorization", format!("Bearer {token}").parse().expect("a token"));
         self.authenticate(RequestSender { certificates: None, address: IpAddr::from(from) }, &headers).await
@@ -208,7 +208,7 @@ impl Authorizer {
 }
 
 /// The parsed GET of a path and query.
-pub(super) fn info(uri: &str) -> RequestInfo {
+pub(in crate::auth) fn info(uri: &str) -> RequestInfo {
     let (path, query) = uri.split_once('?').unwrap_or((uri, ""));
     RequestInfo::parse("GET", path, &Query::parse(query)).expect("a path")
 }

@@ -17,12 +17,25 @@ use tokio::time::{Instant, sleep_until};
 use super::AffectedUsers;
 use base::{random, until};
 
-/// Policy changes that were received and not yet applied.
+/// The policy changes that the policy watches report, and whether they report all.
 #[derive(Debug)]
-pub(super) struct PendingPolicyChanges {
-    fresh: Mutex<AffectedUsers>,
-    began: Mutex<Option<WatchStartTimes>>,
+pub(super) struct PolicyChanges {
+    state: Mutex<WatchState>,
     came: Notify,
+}
+
+#[derive(Debug)]
+struct WatchState {
+    /// Changes that were seen and not yet applied.
+    fresh: AffectedUsers,
+    /// When the watches began; `None` once everything has been reviewed after that.
+    began: Option<WatchStartTimes>,
+    /// Whether a change would be seen at once.
+    is_open: bool,
+    /// When a change was last seen, or the watches began or ended.
+    moved: Instant,
+    /// The time since which no change can have been missed. Changes during an interruption are seen afterwards.
+    whole_since: Instant,
 }
 
 /// The times at which the policy watches began, one kind of objects after the other.
@@ -51,34 +64,65 @@ const BEAT: Duration = Duration::from_millis(700);
 /// The maximum random addition to each beat, so that a thousand proxies that receive one change do not send their
 /// reviews together.
 const JITTER: Duration = Duration::from_millis(300);
-/// The maximum delay of upstream's authorizers that the review rounds of a change cover.
-pub(super) const SETTLES: Duration = BEAT.saturating_mul(3);
-/// The maximum delay of the review of everything because of further policy watches that begin after the first.
+/// The most delay of upstream's authorizers that the rounds of a change cover.
+const SETTLES: Duration = BEAT.saturating_mul(3);
+/// The most delay of the review of everything caused by further kinds that begin after the first.
 const GATHERED_MAX: Duration = Duration::from_secs(1);
 
-impl PendingPolicyChanges {
+impl PolicyChanges {
     pub(super) fn new() -> Self {
-        Self { fresh: Mutex::new(AffectedUsers::nobody()), began: Mutex::default(), came: Notify::new() }
+        let (fresh, now) = (AffectedUsers::nobody(), Instant::now());
+        let state = WatchState { fresh, began: None, is_open: false, moved: now, whole_since: now };
+        Self { state: Mutex::new(state), came: Notify::new() }
+    }
+
+    /// Records a change.
+    pub(super) fn add(&self, affected: &AffectedUsers) {
+        let mut state = self.state.lock();
+        state.moved = Instant::now();
+        state.fresh = std::mem::replace(&mut state.fresh, AffectedUsers::nobody()).and(affected);
+        drop(state);
+        self.came.notify_one();
     }
 
     /// Records that the watch of one more kind of RBAC objects has begun. Earlier changes may have been missed.
     pub(super) fn begin(&self) {
-        let now = Instant::now();
-        let mut began = self.began.lock();
+        let (now, mut state) = (Instant::now(), self.state.lock());
+        (state.moved, state.whole_since) = (now, now);
         let fresh =
             || WatchStartTimes { first: now, last: now, settles: SETTLES + JITTER.mul_f64(3.0 * random::f64()) };
-        *began = Some(WatchStartTimes { last: now, ..began.unwrap_or_else(fresh) });
-        drop(began);
+        state.began = Some(WatchStartTimes { last: now, ..state.began.unwrap_or_else(fresh) });
+        drop(state);
         self.came.notify_one();
     }
 
-    /// Records a policy change and the users that it affects.
-    pub(super) fn hear(&self, affected: &AffectedUsers) {
-        let mut fresh = self.fresh.lock();
-        let before = std::mem::replace(&mut *fresh, AffectedUsers::nobody());
-        *fresh = before.and(affected);
-        drop(fresh);
-        self.came.notify_one();
+    /// Records whether the watches of all kinds are open.
+    pub(super) fn set_open(&self, is_open: bool) {
+        let mut state = self.state.lock();
+        if state.is_open != is_open {
+            (state.is_open, state.moved) = (is_open, Instant::now());
+        }
+    }
+
+    /// When a change was last seen, or the watches began or ended.
+    pub(super) fn moved(&self) -> Instant {
+        self.state.lock().moved
+    }
+
+    /// The time since which no change has been seen; `None` if changes would not be seen.
+    pub(super) fn unchanged_since(&self) -> Option<Instant> {
+        let state = self.state.lock();
+        state.is_open.then_some(state.moved)
+    }
+
+    /// Whether a right from RBAC, as reviewed at `asked`, still holds.
+    ///
+    /// It does if every change is seen, including those that upstream's authorizers may not have known at `asked`. The
+    /// caller must have dropped the decisions that a change affects. An authorizer before RBAC may have begun to deny,
+    /// so the result is false after `max`.
+    pub(super) fn upholds(&self, asked: Instant, max: Duration) -> bool {
+        let state = self.state.lock();
+        asked.elapsed() < max && state.is_open && asked >= state.whole_since + SETTLES
     }
 
     /// Completes at the next review round. Returns the affected users.
@@ -87,15 +131,14 @@ impl PendingPolicyChanges {
             sleep_until(rounds.rest_until).await;
             let is_quiet = rounds.ago.iter().all(Option::is_none);
             if is_quiet {
-                let settled = self.began.lock().map(WatchStartTimes::due);
+                let settled = self.state.lock().began.map(WatchStartTimes::due);
                 tokio::select! {
                     biased;
                     () = self.came.notified() => {}
                     () = until(settled) => {}
                 }
             }
-            let fresh = std::mem::replace(&mut *self.fresh.lock(), AffectedUsers::nobody());
-            let missed = if self.have_settled() { AffectedUsers::Everyone } else { AffectedUsers::nobody() };
+            let (fresh, missed) = self.state.lock().take_due();
             if is_quiet && fresh.is_nobody() {
                 if missed.is_nobody() {
                     continue;
@@ -112,14 +155,20 @@ impl PendingPolicyChanges {
             }
         }
     }
+}
 
-    /// Whether everything must be reviewed now, because of changes missed before the watches began.
-    fn have_settled(&self) -> bool {
-        let (mut began, now) = (self.began.lock(), Instant::now());
-        let Some(since) = began.filter(|began| began.due() <= now) else { return false };
+impl WatchState {
+    /// The changes since the last call, and everyone if everything must be reviewed now, because of changes that were
+    /// missed before the watches began.
+    fn take_due(&mut self) -> (AffectedUsers, AffectedUsers) {
+        let fresh = std::mem::replace(&mut self.fresh, AffectedUsers::nobody());
+        let now = Instant::now();
+        let Some(since) = self.began.filter(|began| began.due() <= now) else {
+            return (fresh, AffectedUsers::nobody());
+        };
         // A watch that began a moment ago is too recent for this round, and gets another.
-        *began = (since.last + SETTLES > now).then_some(WatchStartTimes { first: since.last, ..since });
-        true
+        self.began = (since.last + SETTLES > now).then_some(WatchStartTimes { first: since.last, ..since });
+        (fresh, AffectedUsers::Everyone)
     }
 }
 
@@ -156,7 +205,7 @@ mod tests {
     }
 
     /// The rounds within some seconds: the time of each, and the affected users.
-    async fn rounds(changes: &PendingPolicyChanges, seconds: u64) -> Vec<(Duration, AffectedUsers)> {
+    async fn rounds(changes: &PolicyChanges, seconds: u64) -> Vec<(Duration, AffectedUsers)> {
         let (began, mut rounds, mut seen) = (Instant::now(), RecheckRounds::new(), Vec::new());
         let _ = timeout(Duration::from_secs(seconds), async {
             loop {
@@ -170,8 +219,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn policy_change_triggers_one_immediate_and_two_later_rounds() {
-        let changes = PendingPolicyChanges::new();
-        changes.hear(&change(1));
+        let changes = PolicyChanges::new();
+        changes.add(&change(1));
         let rounds = rounds(&changes, 60).await;
         assert_eq!(rounds.len(), 3, "{rounds:?}");
         assert!(rounds.iter().all(|(_, affected)| touches(affected, 1) && !touches(affected, 2)));
@@ -182,11 +231,11 @@ mod tests {
     /// A thousand role bindings change within two seconds.
     #[tokio::test(start_paused = true)]
     async fn thousand_changes_are_coalesced_into_few_review_rounds() {
-        let changes = Arc::new(PendingPolicyChanges::new());
+        let changes = Arc::new(PolicyChanges::new());
         let (writer, began) = (changes.clone(), Instant::now());
         let written = tokio::spawn(async move {
             for user in 0..1_000 {
-                writer.hear(&change(user));
+                writer.add(&change(user));
                 sleep(Duration::from_millis(2)).await;
             }
         });
@@ -211,7 +260,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn starting_policy_watches_trigger_one_full_review_after_settling() {
         for with_change in [false, true] {
-            let changes = Arc::new(PendingPolicyChanges::new());
+            let changes = Arc::new(PolicyChanges::new());
             let began = Instant::now();
             let begins = changes.clone();
             tokio::spawn(async move {
@@ -220,7 +269,7 @@ mod tests {
                     sleep(Duration::from_millis(200)).await;
                 }
                 if with_change {
-                    begins.hear(&change(1));
+                    begins.add(&change(1));
                 }
             });
             let rounds = rounds(&changes, 60).await;
@@ -239,7 +288,7 @@ mod tests {
     /// Watches that restart in a loop, as when upstream is unavailable, do not postpone the round for ever.
     #[tokio::test(start_paused = true)]
     async fn restarting_policy_watches_do_not_postpone_the_review_round() {
-        let changes = Arc::new(PendingPolicyChanges::new());
+        let changes = Arc::new(PolicyChanges::new());
         let begins = changes.clone();
         tokio::spawn(async move {
             for _ in 0..100 {
@@ -259,8 +308,8 @@ mod tests {
     async fn review_rounds_are_jittered_between_proxies() {
         let mut later = Vec::new();
         for _ in 0..50 {
-            let changes = PendingPolicyChanges::new();
-            changes.hear(&AffectedUsers::Everyone);
+            let changes = PolicyChanges::new();
+            changes.add(&AffectedUsers::Everyone);
             later.extend(rounds(&changes, 10).await.into_iter().skip(1).map(|(at, _)| at.as_millis() / 50));
         }
         later.sort_unstable();

@@ -4,7 +4,7 @@ use tokio::time::{Instant, advance, sleep};
 
 use super::*;
 use crate::auth::AuthConfig;
-use crate::auth::stub::{Stub, authorizer};
+use crate::auth::tests::{Stub, authorizer};
 use base::{PendingComponent, Tasks};
 use kubeapi::Status;
 
@@ -40,7 +40,7 @@ async fn process_is_ready_after_both_rights_pass_and_rechecks_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn missing_right_keeps_process_unready_and_is_named() {
-    for topic in [ReviewTopic::Token, ReviewTopic::Access] {
+    for topic in [ReviewTopic::TOKEN, ReviewTopic::ACCESS] {
         let (authorizer, stub, tasks) = authorizer(AuthConfig::default());
         stub.lack(topic, true);
         let ready = Ready::new();
@@ -48,8 +48,8 @@ async fn missing_right_keeps_process_unready_and_is_named() {
         sleep(RECHECKED * 10).await;
         let pending = ready.pending();
         let [only] = pending.as_slice() else { panic!("{pending:?}") };
-        let words = format!("grant the proxy's account create on {}.{}", topic.resource(), topic.group());
-        assert!(only.what == topic.resource() && only.to_string().contains(&words), "{only}");
+        let words = format!("grant the proxy's account create on {}.{}", topic.resource, topic.group);
+        assert!(only.what == topic.resource && only.to_string().contains(&words), "{only}");
         assert!(stub.own_asked() < 30, "{} questions in five minutes", stub.own_asked());
         stub.lack(topic, false);
         sleep(RECHECKED).await;
@@ -61,7 +61,7 @@ async fn missing_right_keeps_process_unready_and_is_named() {
 async fn rejected_review_makes_process_unready_until_one_succeeds() {
     let (ready, stub, _gate, _tasks) = process();
     sleep(Duration::from_millis(1)).await;
-    let right = ReviewRight::new();
+    let right = ReviewRight::new(ReviewTopic::ACCESS);
     let refused = |code| Err::<(), _>(refusal(code));
     for (code, is_about_the_right) in [(500, false), (429, false), (401, true), (403, true)] {
         right.set(RightState::Held);
@@ -72,10 +72,10 @@ async fn rejected_review_makes_process_unready_until_one_succeeds() {
     assert_eq!(*right.state.borrow(), RightState::Held);
     // The same with the task that follows it.
     let right = Arc::new(right);
-    tokio::spawn(right.clone().keep_ready(ReviewTopic::Access, Arc::new(stub.clone()), ready.clone()));
+    tokio::spawn(right.clone().keep_ready(Arc::new(stub.clone()), ready.clone()));
     sleep(Duration::from_millis(1)).await;
     assert!(ready.is_ready());
-    stub.lack(ReviewTopic::Access, true);
+    stub.lack(ReviewTopic::ACCESS, true);
     let asked = stub.own_asked();
     right.note(&refused(403));
     sleep(Duration::from_millis(1)).await;
@@ -87,7 +87,7 @@ async fn rejected_review_makes_process_unready_until_one_succeeds() {
     right.note(&refused(403));
     sleep(RECHECKED * 2).await;
     assert!(!ready.is_ready());
-    stub.lack(ReviewTopic::Access, false);
+    stub.lack(ReviewTopic::ACCESS, false);
     sleep(RECHECKED).await;
     assert!(ready.is_ready(), "no request comes to a process that is not ready, so it asks itself");
 }
@@ -108,7 +108,7 @@ async fn unready_while_upstream_fails_ready_if_self_review_is_forbidden() {
     sleep(RECHECKED).await;
     assert!(ready.is_ready());
     // A cluster that forbids every account to check its own rights: reviews prove the right.
-    let (other, stub, _tasks) = super::super::stub::authorizer(AuthConfig::default());
+    let (other, stub, _tasks) = super::super::tests::authorizer(AuthConfig::default());
     stub.refuse_own_rights(Some(Box::new(|| refusal(403))));
     let ready = Ready::new();
     tasks.spawn("review rights", other.keep_ready(&ready).expect("it delegates"));

@@ -1,6 +1,3 @@
-use std::sync::Arc;
-
-use super::super::certificate::tests::{Authority, at, checks, counted, valid};
 use super::*;
 
 fn shown(root: &Authority, from: u64, to: u64) -> PeerCertChain {
