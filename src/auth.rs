@@ -48,6 +48,8 @@ mod token_reviewer;
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use kubeapi::User;
 
 pub use affected::{AffectedScope, AffectedUsers, Subjects};
@@ -68,7 +70,8 @@ pub use policy::{Policy, PolicyChange, PolicyKind};
 pub use readable::{GrantStatus, Permit, Readable, VerdictChanges};
 
 /// The way in which callers are authenticated and authorized.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum AuthMode {
     /// Every caller acts as the proxy itself, as with `kubectl proxy`. This is for sockets that only this machine can
     /// reach.

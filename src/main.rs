@@ -100,7 +100,7 @@ fn config(command: ConfigCommand) -> ExitCode {
             Ok(_) => "the configuration is valid\n".to_owned(),
             Err(problems) => return PROGRAM.fail(EX_CONFIG, &problems),
         },
-        ConfigCommand::Default => config::defaults(),
+        ConfigCommand::Default => config::defaults().to_owned(),
         ConfigCommand::Schema => format!("{:#}\n", config::schema()),
     };
     PROGRAM.print(&text)
