@@ -2,7 +2,6 @@
 //! reach. `app` runs this module on a separate runtime, so that scrapes cannot stall client traffic and client traffic
 //! cannot stall probes.
 
-mod configuration;
 mod cost;
 mod debug;
 mod exporter;
@@ -13,8 +12,8 @@ mod process;
 mod public;
 mod series;
 
-pub use configuration::{ConfigPage, ConfigReader};
 pub use cost::{CostReader, CostRow};
+pub use debug::{ConfigPage, ConfigReader};
 pub use exporter::{Exporter, exporter};
 pub use private::{PageAccess, PageAccessDenied, PrivatePage, PrivatePages};
 pub use public::{HealthPages, MetricsPage, MetricsReaders, ScrapeAccess};
@@ -25,8 +24,8 @@ use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_TYPE, HeaderName, X_CONTENT_TYPE_OPTIONS};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::Full;
+use serde::Serialize;
 
-use crate::auth::BrowserGuard;
 use crate::cache::FeedState;
 use crate::feeds::Feeds;
 use base::{PendingComponent, Ready, RuntimeHeartbeat};
@@ -49,6 +48,7 @@ pub type AdminResponse = Response<Full<Bytes>>;
 
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const METRICS: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4");
 
 impl AdminPages {
@@ -64,22 +64,14 @@ impl AdminPages {
             "/livez" | "/healthz" => &|| livez(&self.heartbeat),
             "/readyz" => &|| self.readyz(),
             "/debug/feeds" => &|| debug::feeds(self),
-            "/debug/cost" => &|| cost::page(&(self.costs)()),
-            "/debug/config" => &|| configuration::page(&(self.config)()),
+            "/debug/cost" => &|| json(&(self.costs)()),
+            "/debug/config" => &|| json(&(self.config)()),
             _ => match path.strip_prefix("/debug/") {
                 Some(other) if !other.is_empty() && !other.contains('/') => &|| unknown(other),
                 _ => return empty(StatusCode::NOT_FOUND),
             },
         };
         refuse_others(request).unwrap_or_else(page)
-    }
-
-    /// Like [`answer`](Self::answer), for a port that web pages may try to reach.
-    pub fn answer_guarded<B>(&self, browsers: &BrowserGuard, request: &Request<B>) -> AdminResponse {
-        match browsers.check(request.uri(), request.headers()) {
-            Ok(()) => self.answer(request),
-            Err(foreign) => answer(StatusCode::FORBIDDEN, TEXT, format!("{foreign}\n")),
-        }
     }
 
     fn metrics(&self) -> String {
@@ -142,6 +134,10 @@ fn unknown(other: &str) -> AdminResponse {
          /debug/watches and /debug/recent\n"
     );
     answer(StatusCode::NOT_FOUND, TEXT, text)
+}
+
+fn json(page: &impl Serialize) -> AdminResponse {
+    answer(StatusCode::OK, JSON, serde_json::to_vec(page).expect("numbers and text"))
 }
 
 fn answer(code: StatusCode, content_type: HeaderValue, body: impl Into<Bytes>) -> AdminResponse {

@@ -4,10 +4,7 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use http::{HeaderValue, StatusCode};
 use serde::Serialize;
-
-use super::{AdminResponse, answer};
 
 /// The cost of one cause in the response of `/debug/cost`. All numbers are totals since the start, except
 /// `streamsOpen`.
@@ -36,11 +33,6 @@ const METRICS: [Metric; 4] = [
         of.body_bytes
     }),
 ];
-
-pub(super) fn page(rows: &[CostRow]) -> AdminResponse {
-    let json = serde_json::to_vec(rows).expect("numbers and text");
-    answer(StatusCode::OK, HeaderValue::from_static("application/json"), json)
-}
 
 /// Appends the metrics in Prometheus' text format.
 pub(super) fn write(rows: &[CostRow], out: &mut String) {

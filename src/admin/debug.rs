@@ -1,10 +1,27 @@
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use http::{HeaderValue, StatusCode};
 use serde::Serialize;
+use serde_json::Value;
 
-use super::{AdminPages, AdminResponse, answer};
+use super::{AdminPages, AdminResponse, json};
 use crate::cache::FeedState;
+
+/// The response of `/debug/config`: the running configuration. It has the paths of files, but not their content.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ConfigPage {
+    /// The path of the configuration file, if there is one.
+    pub file: Option<String>,
+    /// The reason that the current content of the file cannot be used; `None` if it can.
+    pub trouble: Option<String>,
+    /// The keys that changed in the file and require a restart.
+    pub restart: Vec<String>,
+    pub settings: BTreeMap<String, Value>,
+}
+
+/// A function that returns the running configuration for its debug page.
+pub type ConfigReader = Arc<dyn Fn() -> ConfigPage + Send + Sync>;
 
 /// One feed in the response of `/debug/feeds`, which people and scripts read.
 #[derive(Serialize)]
@@ -61,7 +78,5 @@ pub(super) fn feeds(pages: &AdminPages) -> AdminResponse {
             pinned: feed.reader.pinned(pages.feeds.pins()),
         }
     };
-    let shown: Vec<_> = pages.feeds.all().into_iter().map(page).collect();
-    let json = serde_json::to_vec(&shown).expect("numbers and text");
-    answer(StatusCode::OK, HeaderValue::from_static("application/json"), json)
+    json(&pages.feeds.all().into_iter().map(page).collect::<Vec<_>>())
 }

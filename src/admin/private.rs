@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, ready};
-use http::{HeaderMap, HeaderValue, Request, StatusCode};
+use http::{HeaderMap, Request, StatusCode};
 
-use super::{AdminPages, AdminResponse, TEXT, answer, refuse_others};
+use super::{AdminPages, AdminResponse, JSON, TEXT, answer, refuse_others};
 use crate::auth::BrowserGuard;
 
 /// A function that renders a debug page by its name and query, as JSON.
@@ -64,25 +64,18 @@ impl AdminPages {
         request: &Request<B>,
     ) -> BoxFuture<'static, AdminResponse> {
         let path = request.uri().path();
-        if !PAGES.contains(&path) {
-            let now = match browsers {
-                Some(browsers) => self.answer_guarded(browsers, request),
-                None => self.answer(request),
-            };
-            return ready(now).boxed();
-        }
         if let Some(Err(foreign)) = browsers.map(|browsers| browsers.check(request.uri(), request.headers())) {
             return ready(answer(StatusCode::FORBIDDEN, TEXT, format!("{foreign}\n"))).boxed();
+        }
+        if !PAGES.contains(&path) {
+            return ready(self.answer(request)).boxed();
         }
         if let Some(refusal) = refuse_others(request) {
             return ready(refusal).boxed();
         }
         let (name, query) = (path.trim_start_matches("/debug/").to_owned(), request.uri().query().unwrap_or_default());
         let (page, query) = (self.private.page.clone(), query.to_owned());
-        let shown = move || {
-            let json = page(&name, &query).unwrap_or_default();
-            answer(StatusCode::OK, HeaderValue::from_static("application/json"), json)
-        };
+        let shown = move || answer(StatusCode::OK, JSON, page(&name, &query).unwrap_or_default());
         if browsers.is_none() {
             return ready(shown()).boxed();
         }
