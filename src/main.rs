@@ -86,9 +86,9 @@ fn health(arguments: HealthArguments) -> ExitCode {
         Err(error) => return PROGRAM.fail(INCONCLUSIVE, &error),
     };
     match runtime.block_on(app::health::ask(question)) {
-        Ok(answer) => {
+        Ok((answer, is_healthy)) => {
             PROGRAM.print(&format!("{answer}\n"));
-            if answer.is_well() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
+            if is_healthy { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
         }
         Err(error) => PROGRAM.fail(INCONCLUSIVE, &error),
     }

@@ -17,7 +17,7 @@ async fn process_exits_naming_required_task_that_panicked() {
     let running = tokio::spawn(bound.run(std::future::pending(), std::future::pending()));
     records.spawn_needed("audit", async { panic!("this one is missed") });
     let lost = running.await.expect("it returns").expect_err("a task is lost");
-    assert_eq!(lost.to_string(), "task \"audit\" panicked");
+    assert_eq!(lost.to_string(), "the required task \"audit\" panicked");
 }
 
 /// A recorder that is never read would be a leak, because histograms hold every sample until they are read.
