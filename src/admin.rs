@@ -26,7 +26,6 @@ use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::Full;
 use serde::Serialize;
 
-use crate::auth::BrowserGuard;
 use crate::cache::FeedState;
 use crate::feeds::Feeds;
 use base::{PendingComponent, Ready, RuntimeHeartbeat};
@@ -144,7 +143,7 @@ fn unknown(other: &str) -> AdminResponse {
 }
 
 fn json(page: &impl Serialize) -> AdminResponse {
-    answer(StatusCode::OK, JSON, serde_json::to_vec(page).expect("numbers, and text for keys"))
+    answer(StatusCode::OK, JSON, serde_json::to_vec(page).expect("numbers and text"))
 }
 
 fn answer(code: StatusCode, content_type: HeaderValue, body: impl Into<Bytes>) -> AdminResponse {

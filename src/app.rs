@@ -7,39 +7,35 @@
 
 mod certificates;
 pub mod check;
-mod debug_page_access;
 mod discovery;
 pub mod health;
 mod identity;
 mod metrics;
-mod open_files;
 mod ops;
+mod page_access;
 mod permission_retrier;
 mod policy;
 mod preload;
-mod private_memory;
+mod process_limits;
 mod reload;
-mod scrapes;
 #[cfg(test)]
 mod tests;
 
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use futures_util::future::{BoxFuture, ready};
+use futures_util::future::BoxFuture;
 
 use self::certificates::Certificates;
 use self::identity::Authorizers;
 pub use self::metrics::tell_panics;
-pub use self::open_files::{raise_open_files, run_plugin};
-pub use self::private_memory::keep_memory_private;
+pub use self::process_limits::{keep_memory_private, raise_open_files, run_plugin};
 use self::reload::ReloadableSettings;
 pub use self::reload::{LogLevel, ReloadSources};
-use crate::admin::{self, AdminPages, HealthPages, MetricsPage, MetricsReaders};
-use crate::auth::{self, AuthMode, Authorizer, BrowserGuard};
+use crate::admin::{self, AdminPages, HealthPages};
+use crate::auth::{self, AuthMode, Authorizer};
 use crate::config::ServeSettings;
 use crate::feeds::Feeds;
 pub use crate::net::InheritedSockets;
@@ -47,7 +43,7 @@ use crate::net::{self, Address, Listener, Tls, TlsError};
 use crate::reflect::{self, Supervisor};
 use crate::serve::{self, ActiveWatches, Audit, Frontend};
 use crate::upstream::{self, Catalog, Client, CostLedger, CredentialError, Endpoints, RefusalBackoff};
-use base::{self, Cores, DrainTrigger, DrainWatch, Ready, Reloadable, RuntimeHeartbeat, Tasks};
+use base::{self, Cores, DrainTrigger, DrainWatch, Ready, RuntimeHeartbeat, Tasks};
 
 /// The application, listening but not yet accepting connections.
 pub struct BoundApp {
@@ -144,12 +140,12 @@ impl BoundApp {
             feeds: feeds.clone(),
             costs: ops::cost_reader(costs.clone()),
             config: tuned.reader(),
-            private: debug_page_access::private_pages(authorizer.clone(), active_watches.clone()),
+            private: page_access::private_pages(authorizer.clone(), active_watches.clone()),
             exporter,
         });
         let health = HealthPages { ready: ready.clone(), heartbeat: heartbeat.clone() };
-        let metrics = (scrapes::readers(authorizers.scrapes, &tuned), certificates.of_metrics(config));
-        let ops = ops(config, pages, health, metrics, &tuned.ops_browsers)?;
+        let metrics = (page_access::metrics_readers(authorizers.scrapes, &tuned), certificates.of_metrics(config));
+        let ops = ops::OpsListeners::bind(config, pages, health, metrics, &tuned.ops_browsers)?;
         certificates.keep_up(config.look_every, &tasks);
         keep_up(config, &client, &tasks);
         let (drain, rights) = (DrainTrigger::new(), rights(config, &client, &feeds));
@@ -214,15 +210,15 @@ impl BoundApp {
     }
 
     pub fn admin_address(&self) -> Option<String> {
-        self.ops.admin.as_ref().map(ops::Admin::address)
+        self.ops.admin.as_ref().map(ops::OpsPort::address)
     }
 
     pub fn healthz_address(&self) -> Option<String> {
-        self.ops.healthz.as_ref().map(ops::PublicPort::address)
+        self.ops.healthz.as_ref().map(ops::OpsPort::address)
     }
 
     pub fn metrics_address(&self) -> Option<String> {
-        self.ops.metrics.as_ref().map(ops::PublicPort::address)
+        self.ops.metrics.as_ref().map(ops::OpsPort::address)
     }
 
     pub fn feeds(&self) -> &Feeds {
@@ -272,17 +268,22 @@ impl BoundApp {
         prove_rights(&authorizer, &ready, &tasks);
         let config = tuned.running.get();
         let (again, linger) = (config.cache.refused.first, config.reflect.idle_max.min(policy::LINGER_MAX));
+        let preload = preload::Preload {
+            running: tuned.running.clone(),
+            ready: ready.clone(),
+            catalog: rights.catalog.clone(),
+            feeds: feeds.clone(),
+            tasks: tasks.clone(),
+        };
         let known = discovery::DiscoveryLoop { rights, tasks: tasks.clone(), again, mode: mode(&config) };
-        let preload = preload::Preload { running: tuned.running.clone(), ready: ready.clone() };
         if let Some(reloading) = reloading {
             tasks.spawn_needed("configuration", tuned.clone().keep_up(reloading, Arc::downgrade(&frontend), feeds));
         }
         tasks.spawn_needed("discovery", async move {
             known.learn(&starting).await;
-            preload.start(&known);
+            preload.start();
             if let Some(leases) = authorizer.leases() {
-                let pauses = policy::ListenerPauses { again, linger };
-                policy::listen(&known.rights, &authorizer, leases, &known.tasks, pauses);
+                policy::listen(&known.rights, &authorizer, leases, &known.tasks, again, linger);
             }
             known.keep_up(starting).await;
         });
@@ -376,36 +377,6 @@ fn listeners(
         Some(address) => Err(StartError::Passed(address.clone())),
         None => Ok(listeners),
     }
-}
-
-/// Binds the addresses of the admin, health and metrics ports.
-fn ops(
-    config: &ServeSettings,
-    pages: Option<AdminPages>,
-    health: HealthPages,
-    (readers, tls): (MetricsReaders, Option<Tls>),
-    browsers: &Reloadable<BrowserGuard>,
-) -> Result<ops::OpsListeners, StartError> {
-    let taken = |address: Address| move |source| StartError::Bind { address, source };
-    let admin = config.admin.as_ref().zip(pages.clone()).map(|(address, pages)| {
-        ops::Admin::bind(address, config.reuse_port, pages, browsers.clone()).map_err(taken(address.clone()))
-    });
-    let bind = |address: SocketAddr, tls, answers: ops::RequestHandler| {
-        ops::PublicPort::bind(address, config.reuse_port, tls, answers).map_err(taken(Address::Tcp(address)))
-    };
-    let healthz = config
-        .healthz
-        .map(|address| bind(address, None, Arc::new(move |_, request| ready(health.answer(request)).boxed())));
-    let metrics = config.metrics.zip(pages).map(|(address, pages)| {
-        let page = MetricsPage::new(pages, readers);
-        bind(address, tls, Arc::new(move |peer, request| page.answer(peer, request)))
-    });
-    Ok(ops::OpsListeners {
-        admin: admin.transpose()?,
-        healthz: healthz.transpose()?,
-        metrics: metrics.transpose()?,
-        http2_codec: config.connections.http2_codec,
-    })
 }
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");

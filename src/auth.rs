@@ -36,6 +36,8 @@ mod token_reviewer;
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use kubeapi::User;
 
 pub use authenticator::{AuthenticatedCaller, Caller, FrontProxy, TrustedAuthorities};
@@ -54,7 +56,8 @@ pub use not_granted::{NotGranted, Revoked};
 pub use policy::{AffectedScope, AffectedUsers, Policy, PolicyChange, PolicyKind, Subjects};
 
 /// The way in which callers are authenticated and authorized.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum AuthMode {
     /// Every caller acts as the proxy itself, as with `kubectl proxy`. This is for sockets that only this machine can
     /// reach.

@@ -4,9 +4,7 @@
 //! reported at once. Unknown keys are errors.
 
 mod arguments;
-mod check;
 mod configuration;
-mod coverage;
 mod delegated;
 mod document;
 mod examples;
@@ -18,22 +16,18 @@ mod log_level;
 mod manual;
 mod memory;
 mod problems;
-mod reference;
 mod serve_arguments;
 mod settings;
 #[cfg(test)]
 mod tests;
-mod values;
 
-pub use arguments::{Arguments, Command, ConfigCommand, TOOL_COMMANDS};
-pub use check::CheckArguments;
+pub use arguments::{Arguments, CheckArguments, Command, ConfigCommand, TOOL_COMMANDS};
 pub use delegated::DelegatedKeys;
 pub use health::{HealthArguments, HealthProbe};
 pub use kubeconfig::one_kubeconfig;
 pub use manual::{ManualPage, manual_pages, write_manual};
 pub use memory::MemoryLimit;
 pub use problems::{Problems, TextPosition};
-pub use reference::{defaults, schema};
 pub use serve_arguments::ServeArguments;
 pub use settings::{ConfigSettings, SettingChanges};
 
@@ -47,7 +41,16 @@ use crate::net::{Address, ConnectionLimits};
 use crate::reflect;
 use crate::serve;
 use crate::upstream::{CredentialSource, EndpointsConfig};
-use base::LOOK_EVERY;
+
+/// Returns a YAML file with the default and the description of every key. A test generates it from the types.
+pub fn defaults() -> &'static str {
+    include_str!("../config/example.yaml")
+}
+
+/// Returns the JSON schema of the configuration file, for editors.
+pub fn schema() -> serde_json::Value {
+    schemars::schema_for!(configuration::Configuration).to_value()
+}
 
 /// The settings that `serve` runs with.
 #[derive(Debug, Clone)]
@@ -145,37 +148,21 @@ const DEFAULT_DRAIN: Duration = Duration::from_secs(20);
 const DEFAULT_READY_STALE_MAX: Duration = Duration::from_secs(600);
 
 impl ServeSettings {
-    /// Returns the default settings for a proxy of `upstream`, on free loopback ports.
+    /// Returns the default settings for a proxy of `upstream`, on free loopback ports. They depend neither on the
+    /// environment nor on this machine's memory.
     pub fn in_front_of(upstream: CredentialSource) -> Self {
-        let anywhere = Address::Tcp(std::net::SocketAddr::from(([127, 0, 0, 1], 0)));
+        let anywhere = Address::Tcp(SocketAddr::from(([127, 0, 0, 1], 0)));
+        let (file, mut problems) = (configuration::Configuration::default(), Problems::default());
+        let defaults = serve_arguments::converted(file, false, ConfigSettings::default(), &mut problems);
         Self {
             upstream,
-            endpoints: EndpointsConfig::default(),
             listen: vec![anywhere.clone()],
             admin: Some(anywhere),
-            healthz: None,
-            metrics: None,
-            metrics_tls: None,
-            scrapes: None,
-            tls: None,
-            auth: AuthMode::None,
-            delegated: DelegatedKeys::default(),
-            allowed_hosts: Vec::new(),
-            allowed_origins: Vec::new(),
-            preload: Vec::new(),
-            ready_stale_max: Some(DEFAULT_READY_STALE_MAX),
             serve: serve::ServeConfig::default(),
             cache: cache::CacheConfig::default(),
             memory: None,
-            reflect: reflect::ReflectConfig::default(),
-            connections: ConnectionLimits::default(),
-            look_every: LOOK_EVERY,
-            drain: DEFAULT_DRAIN,
-            reuse_port: false,
             log: LogSettings::default(),
-            audit: None,
-            core_dumps: false,
-            settings: ConfigSettings::default(),
+            ..defaults
         }
     }
 }

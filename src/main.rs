@@ -87,9 +87,9 @@ fn health(arguments: HealthArguments) -> ExitCode {
         Err(error) => return PROGRAM.fail(INCONCLUSIVE, &error),
     };
     match runtime.block_on(app::health::ask(question)) {
-        Ok(answer) => {
+        Ok((answer, is_healthy)) => {
             PROGRAM.print(&format!("{answer}\n"));
-            if answer.is_well() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
+            if is_healthy { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
         }
         Err(error) => PROGRAM.fail(INCONCLUSIVE, &error),
     }
@@ -101,7 +101,7 @@ fn config(command: ConfigCommand) -> ExitCode {
             Ok(_) => "the configuration is valid\n".to_owned(),
             Err(problems) => return PROGRAM.fail(EX_CONFIG, &problems),
         },
-        ConfigCommand::Default => config::defaults(),
+        ConfigCommand::Default => config::defaults().to_owned(),
         ConfigCommand::Schema => format!("{:#}\n", config::schema()),
     };
     PROGRAM.print(&text)

@@ -4,17 +4,20 @@
 //! **Invariant:** the checks change nothing: they only read, and review the proxy's own permissions.
 
 mod certificates;
-mod outcome;
 mod rights;
 mod sizes;
 mod upstream_facts;
 
 pub use certificates::{CertificateFile, certificates};
-pub use outcome::{CheckFinding, CheckOutcome};
 pub use rights::{PermissionNeeds, rights};
-pub use sizes::{FleetCost, cost, sizes};
-pub use upstream_facts::{UpstreamIdentity, identity};
+pub use sizes::{cost, sizes};
+pub use upstream_facts::identity;
 
+use std::fmt::Display;
+
+use serde::Serialize;
+
+use crate::upstream::Error;
 use kubeapi::Gvr;
 
 /// A resource that the proxy must or can cache.
@@ -23,4 +26,67 @@ pub struct CachedResource {
     pub gvr: Gvr,
     /// The field selector of the cached part; `None` for the whole resource.
     pub selector: Option<String>,
+}
+
+/// The outcome of one check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CheckOutcome {
+    Ok,
+    /// The proxy works, but something is slower or forwarded.
+    Note,
+    Failed,
+    /// The check could not be made.
+    Unknown,
+}
+
+/// The result of one check.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct CheckFinding {
+    pub outcome: CheckOutcome,
+    /// The part that was checked: `rights`, `certificates`, `upstream`, `sizes`, `cost`, `configuration`.
+    pub about: &'static str,
+    pub what: String,
+    /// The fix for the problem, written for an operator.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
+}
+
+impl CheckFinding {
+    pub fn ok(about: &'static str, what: impl Into<String>) -> Self {
+        Self { outcome: CheckOutcome::Ok, about, what: what.into(), remedy: None }
+    }
+
+    pub fn note(about: &'static str, what: impl Into<String>) -> Self {
+        Self { outcome: CheckOutcome::Note, ..Self::ok(about, what) }
+    }
+
+    pub fn failed(about: &'static str, what: impl Into<String>) -> Self {
+        Self { outcome: CheckOutcome::Failed, ..Self::ok(about, what) }
+    }
+
+    /// Creates a finding for a failed request to upstream: the proxy is refused, or the outcome is unknown.
+    pub fn unanswered(about: &'static str, what: impl Display, error: &Error) -> Self {
+        let is_refused = matches!(error.code(), Some(401 | 403));
+        let outcome = if is_refused { CheckOutcome::Failed } else { CheckOutcome::Unknown };
+        Self { outcome, ..Self::ok(about, format!("{what}: {error}")) }
+    }
+
+    /// Adds the fix for the problem to the finding.
+    #[must_use]
+    pub fn mended_by(self, remedy: impl Into<String>) -> Self {
+        Self { remedy: Some(remedy.into()), ..self }
+    }
+}
+
+impl CheckOutcome {
+    /// Returns the mark at the start of a finding's line.
+    pub fn mark(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Note => "note",
+            Self::Failed => "FAILED",
+            Self::Unknown => "?",
+        }
+    }
 }

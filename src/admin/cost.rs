@@ -6,8 +6,6 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::series::head;
-
 /// The cost of one cause in the response of `/debug/cost`. All numbers are totals since the start, except
 /// `streamsOpen`.
 #[derive(Debug, Clone, Serialize)]

@@ -24,6 +24,22 @@ pub struct ConfigPage {
 /// Reads the running configuration.
 pub type ConfigReader = Arc<dyn Fn() -> ConfigPage + Send + Sync>;
 
+/// The response of `/debug/config`: the running configuration. It has the paths of files, but not their content.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ConfigPage {
+    /// The path of the configuration file, if there is one.
+    pub file: Option<String>,
+    /// The reason that the current content of the file cannot be used; `None` if it can.
+    pub trouble: Option<String>,
+    /// The keys that changed in the file and require a restart.
+    pub restart: Vec<String>,
+    pub settings: BTreeMap<String, Value>,
+}
+
+/// A function that returns the running configuration for its debug page.
+pub type ConfigReader = Arc<dyn Fn() -> ConfigPage + Send + Sync>;
+
 /// One feed in the response of `/debug/feeds`, which people and scripts read.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -79,6 +95,5 @@ pub(super) fn feeds(pages: &AdminPages) -> AdminResponse {
             pinned: feed.reader.pinned(pages.feeds.pins()),
         }
     };
-    let shown: Vec<_> = pages.feeds.all().into_iter().map(page).collect();
-    json(&shown)
+    json(&pages.feeds.all().into_iter().map(page).collect::<Vec<_>>())
 }

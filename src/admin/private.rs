@@ -7,7 +7,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, ready};
 use http::{HeaderMap, Request, StatusCode};
 
-use super::{AdminPages, AdminResponse, JSON, TEXT, answer, refuse_foreign, refuse_others};
+use super::{AdminPages, AdminResponse, JSON, TEXT, answer, refuse_others};
 use crate::auth::BrowserGuard;
 
 /// A function that renders a debug page by its name and query, as JSON.
@@ -67,6 +67,9 @@ impl AdminPages {
             return ready(refusal).boxed();
         }
         let path = request.uri().path();
+        if let Some(Err(foreign)) = browsers.map(|browsers| browsers.check(request.uri(), request.headers())) {
+            return ready(answer(StatusCode::FORBIDDEN, TEXT, format!("{foreign}\n"))).boxed();
+        }
         if !PAGES.contains(&path) {
             return ready(self.answer(request)).boxed();
         }
@@ -75,10 +78,7 @@ impl AdminPages {
         }
         let (name, query) = (path.trim_start_matches("/debug/").to_owned(), request.uri().query().unwrap_or_default());
         let (page, query) = (self.private.page.clone(), query.to_owned());
-        let shown = move || {
-            let json = page(&name, &query).unwrap_or_default();
-            answer(StatusCode::OK, JSON, json)
-        };
+        let shown = move || answer(StatusCode::OK, JSON, page(&name, &query).unwrap_or_default());
         if browsers.is_none() {
             return ready(shown()).boxed();
         }

@@ -3,16 +3,12 @@
 
 #[cfg(target_os = "linux")]
 mod linux;
-#[cfg(not(target_os = "linux"))]
-mod portable;
 
-#[cfg(target_os = "linux")]
-use linux as system;
-#[cfg(not(target_os = "linux"))]
-use portable as system;
+use std::fmt::Write;
+
 use rustix::process::{Resource, getrlimit};
 
-use super::series::{head, single};
+use super::series::head;
 use base::RuntimeHeartbeat;
 
 /// The resource usage of the process. Values that cannot be read are omitted.
@@ -32,7 +28,12 @@ const TASKS: &str = "tasks, without those of the admin address";
 
 /// Appends the metrics in Prometheus' text format.
 pub(super) fn write(heartbeat: &RuntimeHeartbeat, out: &mut String) {
-    let ResourceUsage { cpu_seconds, resident_bytes, virtual_bytes, open_files, started } = system::taken();
+    #[cfg(target_os = "linux")]
+    let usage = linux::taken();
+    // Other systems have no `/proc`.
+    #[cfg(not(target_os = "linux"))]
+    let usage = ResourceUsage::default();
+    let ResourceUsage { cpu_seconds, resident_bytes, virtual_bytes, open_files, started } = usage;
     let open_files_max = getrlimit(Resource::Nofile).current.map_or(f64::INFINITY, |max| max as f64);
     for (name, kind, help, value) in [
         ("process_cpu_seconds_total", "counter", "user and system time", cpu_seconds),
@@ -46,7 +47,7 @@ pub(super) fn write(heartbeat: &RuntimeHeartbeat, out: &mut String) {
     ] {
         if let Some(value) = value {
             head(out, name, kind, help);
-            single(out, name, value);
+            let _ = writeln!(out, "{name} {value}");
         }
     }
 }

@@ -11,9 +11,7 @@ use http::{HeaderMap, HeaderValue, Request, StatusCode};
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
-use super::{
-    AdminPages, AdminResponse, JSON, METRICS, TEXT, answer, empty, livez, refuse_foreign, refuse_others, verdict,
-};
+use super::{AdminPages, AdminResponse, JSON, METRICS, TEXT, answer, empty, livez, refuse_others, verdict};
 use crate::auth::BrowserGuard;
 use crate::net::Peer;
 use base::{Ready, Reloadable, RuntimeHeartbeat};
@@ -103,19 +101,14 @@ impl MetricsPage {
     }
 
     fn shown(&self) -> AdminResponse {
-        answer(StatusCode::OK, METRICS, self.text())
-    }
-
-    fn text(&self) -> Bytes {
         let mut rendered = self.rendered.lock();
-        if let Some((at, text)) = rendered.as_ref()
-            && at.elapsed() < RENDERED_MAX
-        {
-            return text.clone();
-        }
-        let text = Bytes::from(self.pages.metrics());
-        *rendered = Some((Instant::now(), text.clone()));
-        text
+        let recent = rendered.as_ref().filter(|(at, _)| at.elapsed() < RENDERED_MAX).map(|(_, text)| text.clone());
+        let text = recent.unwrap_or_else(|| {
+            let text = Bytes::from(self.pages.metrics());
+            *rendered = Some((Instant::now(), text.clone()));
+            text
+        });
+        answer(StatusCode::OK, METRICS, text)
     }
 }
 

@@ -172,11 +172,6 @@ pub(super) fn head(out: &mut String, name: &str, kind: &str, help: &str) {
     let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
 }
 
-/// Appends the value of a metric without labels.
-pub(super) fn single(out: &mut String, name: &str, value: f64) {
-    let _ = writeln!(out, "{name} {value}");
-}
-
 fn line(out: &mut String, name: &str, labels: &str, more: Option<(&str, &str)>, value: impl Display) {
     let _ = match more {
         Some((label, word)) => writeln!(out, "{name}{{{labels},{label}=\"{word}\"}} {value}"),

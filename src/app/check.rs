@@ -11,8 +11,8 @@ use crate::auth::AuthMode;
 use crate::config::{CheckArguments, MemoryLimit, ServeSettings, TlsSource};
 use crate::net::{ClientCertificates, Tls};
 use crate::preflight::{
-    CachedResource, CertificateFile, CheckFinding, CheckOutcome, FleetCost, PermissionNeeds, certificates, cost,
-    identity, rights, sizes,
+    CachedResource, CertificateFile, CheckFinding, CheckOutcome, PermissionNeeds, certificates, cost, identity, rights,
+    sizes,
 };
 use crate::serve::{Coverage, OutsideCoverage};
 use crate::upstream::{Catalog, Client, CostLedger, CredentialSource, Endpoints, Resource};
@@ -72,9 +72,9 @@ async fn findings(config: &ServeSettings, nodes: u64) -> Vec<CheckFinding> {
         }
     };
     found.extend(of_client_certificate(&client));
-    let identity = identity(&client).await;
-    found.extend(identity.findings);
-    if !identity.is_usable {
+    let (of_identity, is_usable) = identity(&client).await;
+    found.extend(of_identity);
+    if !is_usable {
         return found;
     }
     if let Some(path) = &config.delegated.impersonator {
@@ -97,16 +97,16 @@ async fn findings(config: &ServeSettings, nodes: u64) -> Vec<CheckFinding> {
             false
         }
     };
-    let plan = Plan::of(config, is_known.then_some(&catalog));
-    found.extend(plan.findings);
-    found.extend(rights(&client, &plan.needs).await);
-    let counted = if plan.needs.named.is_empty() { &plan.needs.others } else { &plan.needs.named };
+    let (needs, of_plan) = plan(config, is_known.then_some(&catalog));
+    found.extend(of_plan);
+    found.extend(rights(&client, &needs).await);
+    let counted = if needs.named.is_empty() { &needs.others } else { &needs.named };
     let budget = config.memory.as_ref().map_or(config.cache.memory_bytes_max, MemoryLimit::budget_bytes);
     if is_known {
         found.extend(sizes(&client, counted, budget).await);
     }
     let feeds = counted.len() as u64;
-    found.push(cost(&FleetCost { nodes: nodes.max(1), feeds, own: plan.needs.own_streams() }));
+    found.push(cost(nodes.max(1), feeds, needs.own_streams()));
     found
 }
 
@@ -119,45 +119,37 @@ fn of_client_certificate(client: &Client) -> Option<CheckFinding> {
     })
 }
 
-/// The upstream permissions and resources that the configuration needs.
-struct Plan {
-    needs: PermissionNeeds,
-    findings: Vec<CheckFinding>,
-}
-
-impl Plan {
-    /// Plans the checks for a configuration. Without a catalog, the plan has only the permissions that every proxy of
-    /// this mode needs.
-    fn of(config: &ServeSettings, catalog: Option<&Catalog>) -> Self {
-        let coverage = &config.serve.coverage;
-        let on_node = coverage.node.is_some();
-        let (mut needs, mut findings) = (PermissionNeeds::default(), Vec::new());
-        needs.asks_about_callers = config.auth == AuthMode::Delegated;
-        needs.asks_about_scrapes = config.scrapes.is_some();
-        needs.follows_cluster = !on_node;
-        let Some(catalog) = catalog else { return Self { needs, findings } };
-        for (key, names) in [("preload", &config.preload), ("feeds.resources", &coverage.resources)] {
-            for name in names {
-                match catalog.find_by_name(name).map(|resource| wanted(coverage, &resource)) {
-                    Some(Ok(wanted)) if needs.named.contains(&wanted) => {}
-                    Some(Ok(wanted)) => needs.named.push(wanted),
-                    Some(Err(why)) => {
-                        findings.push(CheckFinding::failed("configuration", format!("{key}: {name}: {why}")));
-                    }
-                    None => {
-                        let what = format!("{key}: {name}: upstream serves no such resource");
-                        findings.push(CheckFinding::failed("configuration", what));
-                    }
+/// Returns the upstream permissions and resources that a configuration needs, and what is wrong with it. Without a
+/// catalog, these are only the permissions that every proxy of this mode needs.
+fn plan(config: &ServeSettings, catalog: Option<&Catalog>) -> (PermissionNeeds, Vec<CheckFinding>) {
+    let coverage = &config.serve.coverage;
+    let on_node = coverage.node.is_some();
+    let (mut needs, mut findings) = (PermissionNeeds::default(), Vec::new());
+    needs.asks_about_callers = config.auth == AuthMode::Delegated;
+    needs.asks_about_scrapes = config.scrapes.is_some();
+    needs.follows_cluster = !on_node;
+    let Some(catalog) = catalog else { return (needs, findings) };
+    for (key, names) in [("preload", &config.preload), ("feeds.resources", &coverage.resources)] {
+        for name in names {
+            match catalog.find_by_name(name).map(|resource| wanted(coverage, &resource)) {
+                Some(Ok(wanted)) if needs.named.contains(&wanted) => {}
+                Some(Ok(wanted)) => needs.named.push(wanted),
+                Some(Err(why)) => {
+                    findings.push(CheckFinding::failed("configuration", format!("{key}: {name}: {why}")));
+                }
+                None => {
+                    let what = format!("{key}: {name}: upstream serves no such resource");
+                    findings.push(CheckFinding::failed("configuration", what));
                 }
             }
         }
-        if needs.named.is_empty() {
-            let all = catalog.all().into_iter().filter(|resource| resource.watchable);
-            needs.others = all.filter_map(|resource| wanted(coverage, &resource).ok()).collect();
-            needs.others.sort_by(|a, b| a.gvr.cmp(&b.gvr));
-        }
-        Self { needs, findings }
     }
+    if needs.named.is_empty() {
+        let all = catalog.all().into_iter().filter(|resource| resource.watchable);
+        needs.others = all.filter_map(|resource| wanted(coverage, &resource).ok()).collect();
+        needs.others.sort_by(|a, b| a.gvr.cmp(&b.gvr));
+    }
+    (needs, findings)
 }
 
 fn wanted(coverage: &Coverage, resource: &Resource) -> Result<CachedResource, OutsideCoverage> {

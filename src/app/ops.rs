@@ -1,56 +1,51 @@
 use std::io;
-use std::net::{SocketAddr, TcpListener as StdTcpListener};
+use std::net::TcpListener as StdTcpListener;
 use std::os::unix::net::UnixListener as StdUnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
+use futures_util::FutureExt as _;
+use futures_util::future::{BoxFuture, ready};
 use http::header::CONTENT_LENGTH;
 use http::{Method, Request, Version};
 use http_body_util::Full;
 use hyper::body::Body as _;
 use tokio_util::sync::CancellationToken;
 
-use crate::admin::{AdminPages, AdminResponse, CostReader, CostRow};
+use super::StartError;
+use crate::admin::{AdminPages, AdminResponse, CostReader, CostRow, HealthPages, MetricsPage, MetricsReaders};
 use crate::auth::BrowserGuard;
-use crate::net::{
-    self, Address, ConnectionLimits, Http2Codec, Listener, Peer, RequestBody, Tls, bind_tcp_beside_peers, bind_unix,
-};
+use crate::config::ServeSettings;
+use crate::net::{self, Address, ConnectionLimits, Listener, Peer, RequestBody, Tls, bind_tcp_beside_peers, bind_unix};
 use crate::upstream::{Cause, Cost, CostLedger};
 use base::{DrainTrigger, Reloadable, Tasks};
 
 /// The listeners of metrics and health. They are bound with the client listeners, and served by a separate thread and
 /// runtime.
 pub(super) struct OpsListeners {
-    pub(super) admin: Option<Admin>,
-    pub(super) healthz: Option<PublicPort>,
-    pub(super) metrics: Option<PublicPort>,
-    pub(super) http2_codec: Http2Codec,
+    /// The admin port, which only this machine can reach. Other machines may reach the other two.
+    pub(super) admin: Option<OpsPort>,
+    pub(super) healthz: Option<OpsPort>,
+    pub(super) metrics: Option<OpsPort>,
 }
 
-/// A port that other machines may reach, and its request handler.
-pub(super) struct PublicPort {
-    listener: StdTcpListener,
+/// A bound port and its request handler.
+pub(super) struct OpsPort {
+    socket: OpsSocket,
     tls: Option<Tls>,
+    limits: ConnectionLimits,
     answers: RequestHandler,
 }
 
-/// The admin listener, which only this machine can reach.
-pub(super) struct Admin {
-    listener: AdminListener,
-    pages: AdminPages,
-    browsers: Reloadable<BrowserGuard>,
-}
-
-/// The parts needed to serve one port.
-type PortParts = (Listener, Option<Tls>, ConnectionLimits, RequestHandler);
-
-enum AdminListener {
+enum OpsSocket {
     Tcp(StdTcpListener),
     Unix(StdUnixListener, PathBuf),
 }
+
+/// A function that answers requests on an admin, health or metrics port. It may await an authorization decision.
+type RequestHandler = Arc<dyn Fn(&Peer, &Request<RequestBody>) -> BoxFuture<'static, AdminResponse> + Send + Sync>;
 
 /// The running server of the admin, health and metrics ports.
 pub(super) struct RunningOps {
@@ -80,76 +75,73 @@ pub(super) fn cost_reader(costs: CostLedger) -> CostReader {
     Arc::new(move || costs.all().map(row).collect())
 }
 
-impl Admin {
-    pub(super) fn bind(
+impl OpsPort {
+    fn bind(
+        config: &ServeSettings,
         address: &Address,
-        reuse_port: bool,
-        pages: AdminPages,
-        browsers: Reloadable<BrowserGuard>,
-    ) -> io::Result<Self> {
-        let listener = match address {
-            Address::Tcp(tcp) => AdminListener::Tcp(bind_tcp(*tcp, reuse_port)?),
-            Address::Unix(path) => AdminListener::Unix(bind_unix(path)?, path.clone()),
+        tls: Option<Tls>,
+        header_bytes_max: u32,
+        answers: RequestHandler,
+    ) -> Result<Self, StartError> {
+        let bound = match address {
+            Address::Tcp(tcp) if config.reuse_port => bind_tcp_beside_peers(*tcp).map(OpsSocket::Tcp),
+            Address::Tcp(tcp) => StdTcpListener::bind(tcp)
+                .and_then(|listener| listener.set_nonblocking(true).map(|()| OpsSocket::Tcp(listener))),
+            Address::Unix(path) => bind_unix(path).map(|listener| OpsSocket::Unix(listener, path.clone())),
         };
-        Ok(Self { listener, pages, browsers })
+        let socket = bound.map_err(|source| StartError::Bind { address: address.clone(), source })?;
+        let limits = ConnectionLimits {
+            http2_codec: config.connections.http2_codec,
+            connections_max: CONNECTIONS_MAX,
+            first_request_max: FIRST_REQUEST_MAX,
+            streams_max: STREAMS_MAX,
+            header_bytes_max,
+            ..ConnectionLimits::default()
+        };
+        Ok(Self { socket, tls, limits, answers })
     }
 
     pub(super) fn address(&self) -> String {
-        match &self.listener {
-            AdminListener::Tcp(listener) => url("http", listener),
-            AdminListener::Unix(_, path) => format!("unix:{}", path.display()),
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        match &self.socket {
+            OpsSocket::Tcp(listener) => {
+                listener.local_addr().map_or_else(|error| error.to_string(), |address| format!("{scheme}://{address}"))
+            }
+            OpsSocket::Unix(_, path) => format!("unix:{}", path.display()),
         }
     }
-
-    fn listening(self, http2_codec: Http2Codec) -> io::Result<PortParts> {
-        let Self { listener, pages, browsers } = self;
-        Ok(match listener {
-            AdminListener::Tcp(listener) => {
-                let answers = move |_: &Peer, request: &_| pages.answer_all(Some(&browsers.get()), request);
-                (Listener::of_bound(listener)?, None, limits(http2_codec), Arc::new(answers))
-            }
-            AdminListener::Unix(listener, path) => {
-                let answers = move |_: &Peer, request: &_| pages.answer_all(None, request);
-                (Listener::of_bound_unix(listener, &path)?, None, limits(http2_codec), Arc::new(answers))
-            }
-        })
-    }
-}
-
-impl PublicPort {
-    pub(super) fn bind(
-        address: SocketAddr,
-        reuse_port: bool,
-        tls: Option<Tls>,
-        answers: RequestHandler,
-    ) -> io::Result<Self> {
-        Ok(Self { listener: bind_tcp(address, reuse_port)?, tls, answers })
-    }
-
-    pub(super) fn address(&self) -> String {
-        url(if self.tls.is_some() { "https" } else { "http" }, &self.listener)
-    }
-
-    fn listening(self, http2_codec: Http2Codec) -> io::Result<PortParts> {
-        let limits = ConnectionLimits { header_bytes_max: PUBLIC_HEADER_BYTES_MAX, ..limits(http2_codec) };
-        Ok((Listener::of_bound(self.listener)?, self.tls, limits, self.answers))
-    }
-}
-
-fn bind_tcp(address: SocketAddr, reuse_port: bool) -> io::Result<StdTcpListener> {
-    if reuse_port {
-        return bind_tcp_beside_peers(address);
-    }
-    let listener = StdTcpListener::bind(address)?;
-    listener.set_nonblocking(true)?;
-    Ok(listener)
-}
-
-fn url(scheme: &str, listener: &StdTcpListener) -> String {
-    listener.local_addr().map_or_else(|error| error.to_string(), |address| format!("{scheme}://{address}"))
 }
 
 impl OpsListeners {
+    /// Binds the addresses of the admin, health and metrics ports. `tls` is for metrics.
+    pub(super) fn bind(
+        config: &ServeSettings,
+        pages: Option<AdminPages>,
+        health: HealthPages,
+        (readers, tls): (MetricsReaders, Option<Tls>),
+        browsers: &Reloadable<BrowserGuard>,
+    ) -> Result<Self, StartError> {
+        let admin = config.admin.as_ref().zip(pages.clone()).map(|(address, pages)| {
+            // The permissions of a unix socket decide which processes can connect.
+            let browsers = matches!(address, Address::Tcp(_)).then(|| browsers.clone());
+            let answers = move |_: &Peer, request: &Request<RequestBody>| {
+                pages.answer_all(browsers.as_ref().map(Reloadable::get).as_deref(), request)
+            };
+            OpsPort::bind(config, address, None, ConnectionLimits::default().header_bytes_max, Arc::new(answers))
+        });
+        let public = |address, tls, answers| {
+            OpsPort::bind(config, &Address::Tcp(address), tls, PUBLIC_HEADER_BYTES_MAX, answers)
+        };
+        let healthz = config
+            .healthz
+            .map(|address| public(address, None, Arc::new(move |_, request| ready(health.answer(request)).boxed())));
+        let metrics = config.metrics.zip(pages).map(|(address, pages)| {
+            let page = MetricsPage::new(pages, readers);
+            public(address, tls, Arc::new(move |peer, request| page.answer(peer, request)))
+        });
+        Ok(Self { admin: admin.transpose()?, healthz: healthz.transpose()?, metrics: metrics.transpose()? })
+    }
+
     /// Starts the server, if there is anything to serve. When this returns, its runtime has opened its descriptors, so
     /// later connections cannot exhaust them.
     pub(super) fn start(self) -> io::Result<Option<RunningOps>> {
@@ -164,14 +156,16 @@ impl OpsListeners {
     }
 
     async fn serve(self, stop: CancellationToken) {
-        let Self { admin, healthz, metrics, http2_codec } = self;
         let tasks = Tasks::new();
         // These listeners stop last and without a drain, because they report the drain.
         let (_never, drain) = DrainTrigger::new();
-        let public = [healthz, metrics].into_iter().flatten().map(|port| port.listening(http2_codec));
-        for listening in public.chain(admin.map(|admin| admin.listening(http2_codec))) {
-            match listening {
-                Ok((listener, tls, limits, answers)) => {
+        for OpsPort { socket, tls, limits, answers } in [self.healthz, self.metrics, self.admin].into_iter().flatten() {
+            let listener = match socket {
+                OpsSocket::Tcp(listener) => Listener::of_bound(listener),
+                OpsSocket::Unix(listener, path) => Listener::of_bound_unix(listener, &path),
+            };
+            match listener {
+                Ok(listener) => {
                     let handle = move |peer: Peer, request: Request<RequestBody>| {
                         let without_body = request.method() == Method::HEAD && request.version() == Version::HTTP_2;
                         let answered = answers(&peer, &request);
@@ -196,20 +190,6 @@ fn of_head(answer: AdminResponse) -> AdminResponse {
     head.headers.insert(CONTENT_LENGTH, body.size_hint().lower().into());
     AdminResponse::from_parts(head, Full::default())
 }
-
-fn limits(http2_codec: Http2Codec) -> ConnectionLimits {
-    ConnectionLimits {
-        http2_codec,
-        connections_max: CONNECTIONS_MAX,
-        first_request_max: FIRST_REQUEST_MAX,
-        streams_max: STREAMS_MAX,
-        ..ConnectionLimits::default()
-    }
-}
-
-/// A function that answers requests on an admin, health or metrics port. It may await an authorization decision.
-pub(super) type RequestHandler =
-    Arc<dyn Fn(&Peer, &Request<RequestBody>) -> BoxFuture<'static, AdminResponse> + Send + Sync>;
 
 impl RunningOps {
     pub(super) fn stop(self) {

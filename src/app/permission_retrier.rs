@@ -1,7 +1,9 @@
 //! The permissions of the proxy's own identity, and when refused reads are retried.
 
-use crate::feeds::Feeds;
+use crate::feeds::{FeedHandle, Feeds, Scope};
+use crate::serve::feed_spec;
 use crate::upstream::{Catalog, Client};
+use kubeapi::Gvr;
 
 /// The parts that upstream may have refused, and that retry when the proxy's permissions may have changed.
 #[derive(Debug, Clone)]
@@ -15,8 +17,14 @@ pub(super) struct PermissionRetrier {
 
 impl PermissionRetrier {
     /// Whether the proxy follows cluster-wide objects: RBAC, and the definitions of resources.
-    pub(super) fn follow_cluster(&self) -> bool {
+    fn follow_cluster(&self) -> bool {
         follow_cluster(self.on_node, self.catalog.reads().definitions)
+    }
+
+    /// Returns the feed of a cluster-wide resource; `None` if the proxy does not follow it, or cannot.
+    pub(super) fn feed(&self, gvr: &Gvr) -> Option<FeedHandle> {
+        let resource = self.catalog.find(gvr).filter(|resource| resource.watchable && self.follow_cluster())?;
+        self.feeds.handle(&feed_spec(&resource, Scope::Cluster, resource.encoding), None).ok()
     }
 
     /// Allows retries of refused reads, because the permissions of the proxy's credentials may have changed.

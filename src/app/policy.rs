@@ -16,8 +16,7 @@ use tokio::time::sleep;
 use super::permission_retrier::PermissionRetrier;
 use crate::auth::{AffectedUsers, Authorizer, Policy, PolicyChange, PolicyKind};
 use crate::cache::{Cursor, FeedState, Pull, StartPosition, View};
-use crate::feeds::{FeedHandle, Scope};
-use crate::serve::feed_spec;
+use crate::feeds::FeedHandle;
 use crate::wire::{Encoding, Representation};
 use base::{Tasks, random};
 use kubeapi::{EventType, Gvr};
@@ -30,17 +29,6 @@ struct Listener {
     heard: Arc<PolicyListenerState>,
     is_needed: watch::Receiver<bool>,
     again: Duration,
-}
-
-/// The delays of RBAC listeners: before a retry, and before they stop.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct ListenerPauses {
-    /// The pause before a retry when there is no feed or it has ended. A retry does not reach upstream more often than
-    /// a refused request may be repeated.
-    pub(super) again: Duration,
-    /// How long listeners continue after the last lease has ended. A random part of up to a half is cut off. Then the
-    /// feeds are idle, and end like others.
-    pub(super) linger: Duration,
 }
 
 /// The state that all listeners share.
@@ -56,12 +44,17 @@ pub(super) const LINGER_MAX: Duration = Duration::from_secs(60);
 const ROOM: usize = 256 << 10;
 
 /// Starts a listener for each kind, which runs while there are leases.
+///
+/// `again` is the pause before a retry when there is no feed or it has ended. A retry does not reach upstream more often
+/// than a refused request may be repeated. `linger` is how long listeners continue after the last lease has ended. A
+/// random part of up to a half is cut off. Then the feeds are idle, and end like others.
 pub(super) fn listen(
     rights: &PermissionRetrier,
     authorizer: &Authorizer,
     leases: watch::Receiver<usize>,
     tasks: &Tasks,
-    ListenerPauses { again, linger }: ListenerPauses,
+    again: Duration,
+    linger: Duration,
 ) {
     let heard =
         PolicyListenerState { authorizer: authorizer.clone(), policy: Mutex::default(), kinds: Mutex::default() };
@@ -113,8 +106,9 @@ impl Listener {
 
     /// Follows RBAC changes for as long as the future is polled.
     async fn follow(&self, is_told: &mut bool) -> Infallible {
+        let gvr = Gvr::new("rbac.authorization.k8s.io", "v1", self.kind.resource());
         loop {
-            if let Some(feed) = self.feed() {
+            if let Some(feed) = self.rights.feed(&gvr) {
                 self.listen(&feed).await;
             }
             self.hear(false);
@@ -127,15 +121,6 @@ impl Listener {
             }
             sleep(self.again).await;
         }
-    }
-
-    fn feed(&self) -> Option<FeedHandle> {
-        if !self.rights.follow_cluster() {
-            return None;
-        }
-        let gvr = Gvr::new("rbac.authorization.k8s.io", "v1", self.kind.resource());
-        let resource = self.rights.catalog.find(&gvr).filter(|resource| resource.watchable)?;
-        self.rights.feeds.handle(&feed_spec(&resource, Scope::Cluster, resource.encoding), None).ok()
     }
 
     /// Follows the feed of RBAC objects; returns when it has ended, or cannot be read as JSON.

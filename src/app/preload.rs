@@ -7,12 +7,10 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::discovery::DiscoveryLoop;
-use super::permission_retrier::PermissionRetrier;
 use crate::cache::{FeedEnd, FeedState};
 use crate::config::ServeSettings;
 use crate::feeds::{FeedHandle, FeedUnavailable, Feeds};
-use crate::serve::{Coverage, feed_spec};
+use crate::serve::feed_spec;
 use crate::upstream::Catalog;
 use base::{LogLimit, ReadinessGuard, Ready, Reloadable, Tasks};
 use tokio::sync::watch;
@@ -26,45 +24,60 @@ pub(super) struct Preload {
     /// The configuration: the names of the feeds, and how long one of them may be disconnected.
     pub(super) running: Reloadable<ServeSettings>,
     pub(super) ready: Ready,
+    pub(super) catalog: Catalog,
+    pub(super) feeds: Feeds,
+    pub(super) tasks: Tasks,
 }
 
-/// The feeds that are kept running, and their dependencies.
-struct PreloadKeeper {
-    preload: Preload,
-    catalog: Catalog,
-    feeds: Feeds,
-    tasks: Tasks,
-    /// The guards of the feeds that are kept running, by name. Dropping a guard stops keeping the feed.
-    kept: HashMap<String, DropGuard>,
-}
+/// The guards of the feeds that are kept running, by name. Dropping a guard stops keeping the feed.
+type KeptFeeds = HashMap<String, DropGuard>;
 
 impl Preload {
     /// Starts a feed for each preloaded name. The process is not ready until all of them have synced once.
-    pub(super) fn start(self, known: &DiscoveryLoop) {
-        let DiscoveryLoop { rights: PermissionRetrier { catalog, feeds, .. }, tasks, .. } = known;
-        let (running, catalog, feeds) = (self.running.clone(), catalog.clone(), feeds.clone());
-        let mut keeper = PreloadKeeper { preload: self, catalog, feeds, tasks: tasks.clone(), kept: HashMap::new() };
-        let mut config = running.get();
-        keeper.keep(&config);
-        tasks.spawn("preloads", async move {
+    pub(super) fn start(self) {
+        let (mut config, mut kept) = (self.running.get(), KeptFeeds::new());
+        self.keep_all(&config, &mut kept);
+        self.tasks.clone().spawn("preloads", async move {
             loop {
-                running.replaced(&config).await;
-                let now = running.get();
+                self.running.replaced(&config).await;
+                let now = self.running.get();
                 if now.serve.coverage != config.serve.coverage {
                     // Feeds outside the new coverage are not kept, and feeds inside it are started.
-                    keeper.kept.clear();
+                    kept.clear();
                 }
                 config = now;
-                keeper.keep(&config);
+                self.keep_all(&config, &mut kept);
             }
         });
     }
 
+    fn keep_all(&self, config: &ServeSettings, kept: &mut KeptFeeds) {
+        let resources = &config.serve.coverage.resources;
+        for name in resources.iter().filter(|name| self.catalog.find_by_name(name).is_none()) {
+            tracing::warn!(resource = name, "feeds.resources names a resource that upstream does not serve");
+        }
+        kept.retain(|name, _| config.preload.contains(name));
+        for name in &config.preload {
+            if kept.contains_key(name) {
+                continue;
+            }
+            let (token, guard) = (CancellationToken::new(), self.ready.register(format!("preload {name}")));
+            let keeping = self.clone().keep(name.clone(), guard);
+            kept.insert(name.clone(), token.clone().drop_guard());
+            self.tasks.spawn("preload", async move {
+                tokio::select! {
+                    () = keeping => {}
+                    () = token.cancelled() => {}
+                }
+            });
+        }
+    }
+
     /// Keeps one feed running; `guard` is held until it has synced for the first time.
-    async fn keep(self, name: String, catalog: Catalog, feeds: Feeds, guard: ReadinessGuard) {
+    async fn keep(self, name: String, guard: ReadinessGuard) {
         let (mut guard, failures) = (Some(guard), LogLimit::default());
         loop {
-            match preloaded(&name, &self.running.get().serve.coverage, &catalog, &feeds) {
+            match self.preloaded(&name) {
                 Ok(feed) => {
                     if let Some(guard) = &guard {
                         let counts = feed.counts.clone();
@@ -88,6 +101,13 @@ impl Preload {
             }
             tokio::time::sleep(PRELOAD_AGAIN).await;
         }
+    }
+
+    fn preloaded(&self, name: &str) -> Result<FeedHandle, String> {
+        let resource = self.catalog.find_by_name(name).ok_or("upstream serves no such resource")?;
+        let scope = self.running.get().serve.coverage.scope(&resource).map_err(|why| why.to_string())?;
+        let feed = self.feeds.handle(&feed_spec(&resource, scope, resource.encoding), None);
+        Ok(feed.map_err(|why| unavailable(why).to_owned())?.only_keeping())
     }
 
     /// Makes the process unready while the feed has been disconnected for too long. Returns when the feed has ended.
@@ -131,37 +151,6 @@ impl Preload {
             }
         }
     }
-}
-
-impl PreloadKeeper {
-    fn keep(&mut self, config: &ServeSettings) {
-        let resources = &config.serve.coverage.resources;
-        for name in resources.iter().filter(|name| self.catalog.find_by_name(name).is_none()) {
-            tracing::warn!(resource = name, "feeds.resources names a resource that upstream does not serve");
-        }
-        self.kept.retain(|name, _| config.preload.contains(name));
-        for name in &config.preload {
-            if self.kept.contains_key(name) {
-                continue;
-            }
-            let (token, guard) = (CancellationToken::new(), self.preload.ready.register(format!("preload {name}")));
-            let kept = self.preload.clone().keep(name.clone(), self.catalog.clone(), self.feeds.clone(), guard);
-            self.kept.insert(name.clone(), token.clone().drop_guard());
-            self.tasks.spawn("preload", async move {
-                tokio::select! {
-                    () = kept => {}
-                    () = token.cancelled() => {}
-                }
-            });
-        }
-    }
-}
-
-fn preloaded(name: &str, coverage: &Coverage, catalog: &Catalog, feeds: &Feeds) -> Result<FeedHandle, String> {
-    let resource = catalog.find_by_name(name).ok_or("upstream serves no such resource")?;
-    let scope = coverage.scope(&resource).map_err(|why| why.to_string())?;
-    let feed = feeds.handle(&feed_spec(&resource, scope, resource.encoding), None);
-    Ok(feed.map_err(|why| unavailable(why).to_owned())?.only_keeping())
 }
 
 /// Returns the reason that a preloaded feed has not synced yet. Every caller that reaches the health port may read the

@@ -3,8 +3,8 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-use super::ServeArguments;
 use super::examples::{CHECK_EXAMPLES, HEALTH_EXAMPLES, SERVE_EXAMPLES};
+use super::{Problems, ServeArguments, ServeSettings};
 
 /// One upstream Kubernetes watch, thousands of unmodified clients.
 ///
@@ -29,7 +29,7 @@ pub enum Command {
     Serve(Box<ServeArguments>),
     /// Preflight checks: permissions, certificates, upstream, size, cost
     #[command(after_help = CHECK_EXAMPLES)]
-    Check(Box<super::CheckArguments>),
+    Check(Box<CheckArguments>),
     /// Probe a running proxy; prints one line
     #[command(after_help = HEALTH_EXAMPLES)]
     Health(super::HealthArguments),
@@ -83,4 +83,30 @@ pub enum ConfigCommand {
     Default,
     /// Print the JSON schema of the file, for editors
     Schema,
+}
+
+/// The arguments of `check`.
+#[derive(Debug, clap::Args)]
+pub struct CheckArguments {
+    #[command(flatten)]
+    serve: ServeArguments,
+    /// Number of proxies to estimate the cost for
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub nodes: u64,
+    /// Treat notes as failures
+    #[arg(long)]
+    pub strict: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl CheckArguments {
+    /// The configuration that `serve` would run with.
+    ///
+    /// # Errors
+    /// All problems of the configuration, at once.
+    pub fn configuration(&self) -> Result<ServeSettings, Problems> {
+        self.serve.clone().resolve()
+    }
 }

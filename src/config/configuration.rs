@@ -3,8 +3,10 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::fields::{BoundedNumber, OneOrList, Period, address_or_off, one_or_list};
-use super::values::{ApiVersion, AuthValue, CodecWord, ConsistencyValue, Kind, LogFormat, SensitiveValue};
+use super::fields::{BoundedNumber, Period, address_or_off, one_or_list, one_or_list_schema};
+use crate::auth::AuthMode;
+use crate::net::Http2Codec;
+use crate::serve::{Consistency, Sensitive};
 use crate::{auth, cache, net, reflect, serve};
 
 /// A bounded period for permissions: the minimum protects upstream from constant reviews, the maximum limits how long a
@@ -30,7 +32,7 @@ pub(super) struct Configuration {
     pub(super) upstream: UpstreamSection,
     /// Client listeners. Only the proxy's user and root can connect to a unix socket
     #[schemars(
-        with = "OneOrList",
+        schema_with = "one_or_list_schema",
         extend("x-type" = "address or list", "x-bounds" = "local with `auth: none`")
     )]
     #[serde(deserialize_with = "one_or_list")]
@@ -52,8 +54,11 @@ pub(super) struct Configuration {
     pub(super) tls: TlsSection,
     /// `none`: every caller acts as the proxy's identity; local addresses only. `delegated`: the apiserver
     /// [authenticates callers and authorizes reads](#delegated); other addresses need TLS
-    #[schemars(extend("x-type" = "word", "x-bounds" = "`none`, `delegated`"))]
-    pub(super) auth: AuthValue,
+    #[schemars(
+        with = "String",
+        extend("enum" = ["none", "delegated"], "x-type" = "word", "x-bounds" = "`none`, `delegated`")
+    )]
+    pub(super) auth: AuthMode,
     /// Host names that TCP listeners accept with `auth: none`, besides `localhost` and loopback addresses, and that the
     /// admin and metrics listeners always accept
     #[schemars(extend("x-type" = "list of names"))]
@@ -65,8 +70,11 @@ pub(super) struct Configuration {
     /// Forward `exec`, `attach`, `portforward` and `proxy` from TCP listeners with `auth: none`. Unix sockets always do
     pub(super) exec_on_loopback: bool,
     /// Reads without resourceVersion: from the cache with proof that it is current (`strict`), or without (`bounded`)
-    #[schemars(extend("x-type" = "word", "x-bounds" = "`strict`, `bounded`"))]
-    pub(super) consistency: ConsistencyValue,
+    #[schemars(
+        with = "String",
+        extend("enum" = ["strict", "bounded"], "x-type" = "word", "x-bounds" = "`strict`, `bounded`")
+    )]
+    pub(super) consistency: Consistency,
     /// Feeds that start with the process and never become idle; `/readyz` waits for their initial lists
     #[schemars(extend("x-type" = "list of resources"))]
     pub(super) preload: Vec<String>,
@@ -214,8 +222,11 @@ pub(super) struct DelegatedSection {
 #[schemars(deny_unknown_fields)]
 pub(super) struct MetricsSection {
     /// `none`: anyone who can connect. `delegated`: scrapers need a token or certificate, and `get` on `/metrics`
-    #[schemars(extend("x-type" = "word", "x-bounds" = "`none`, `delegated` (needs TLS)"))]
-    pub(super) auth: AuthValue,
+    #[schemars(
+        with = "String",
+        extend("enum" = ["none", "delegated"], "x-type" = "word", "x-bounds" = "`none`, `delegated` (needs TLS)")
+    )]
+    pub(super) auth: AuthMode,
     /// Certificate of that listener
     pub(super) tls: MetricsTlsSection,
 }
@@ -265,7 +276,7 @@ pub(super) struct FeedsSection {
     /// Sensitive kinds to cache. By default Secrets are forwarded with `auth: delegated` and on a node, ConfigMaps on a
     /// node
     #[schemars(extend("x-type" = "list of words", "x-bounds" = "`secrets`, `configmaps`"))]
-    pub(super) sensitive: Vec<SensitiveValue>,
+    pub(super) sensitive: Vec<Sensitive>,
     /// [Memory](#memory) of all feeds. Requests for a resource that does not fit are forwarded
     #[schemars(extend("x-default" = "half of available memory, 16 to 8192"))]
     pub(super) memory_mebibytes: Option<BoundedNumber<1, 16_777_216>>,
@@ -329,8 +340,11 @@ pub(super) struct AuditSection {
 #[schemars(deny_unknown_fields)]
 pub(super) struct Http2Section {
     /// HTTP/2 implementation. `hyper` is a fallback with [fewer limits](SECURITY.md#http2-by-hyper)
-    #[schemars(extend("x-type" = "word", "x-bounds" = "`own`, `hyper`"))]
-    pub(super) codec: CodecWord,
+    #[schemars(
+        with = "String",
+        extend("enum" = ["own", "hyper"], "x-type" = "word", "x-bounds" = "`own`, `hyper`")
+    )]
+    pub(super) codec: Http2Codec,
 }
 
 /// Log lines of the process.
@@ -346,6 +360,30 @@ pub(super) struct LogSection {
     pub(super) format: LogFormat,
 }
 
+/// The format version of the file.
+#[derive(Debug, Clone, Copy, Deserialize, Serialize, JsonSchema)]
+#[schemars(inline)]
+pub(super) enum ApiVersion {
+    #[serde(rename = "kube-fanout.io/v1alpha1")]
+    V1Alpha1,
+}
+
+/// The kind of the file.
+#[derive(Debug, Clone, Copy, Deserialize, Serialize, JsonSchema)]
+#[schemars(inline)]
+pub(super) enum Kind {
+    Configuration,
+}
+
+/// Values of `log.format`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[schemars(inline)]
+pub(super) enum LogFormat {
+    Text,
+    Json,
+}
+
 impl Default for Configuration {
     fn default() -> Self {
         Self {
@@ -357,11 +395,11 @@ impl Default for Configuration {
             healthz_bind_address: "off".to_owned(),
             metrics_bind_address: "off".to_owned(),
             tls: TlsSection::default(),
-            auth: AuthValue::None,
+            auth: AuthMode::None,
             allowed_hosts: Vec::new(),
             allowed_origins: Vec::new(),
             exec_on_loopback: serve::ServeConfig::default().exec_on_loopback,
-            consistency: ConsistencyValue::Strict,
+            consistency: Consistency::Strict,
             preload: Vec::new(),
             ready_stale_max: Period(super::DEFAULT_READY_STALE_MAX),
             node: None,
@@ -413,7 +451,7 @@ impl Default for DelegatedSection {
 
 impl Default for MetricsSection {
     fn default() -> Self {
-        Self { auth: AuthValue::None, tls: MetricsTlsSection::default() }
+        Self { auth: AuthMode::None, tls: MetricsTlsSection::default() }
     }
 }
 

@@ -18,14 +18,7 @@ pub struct DelegatedKeys {
 }
 
 impl DelegatedKeys {
-    /// Returns the same keys, where files named by flags take precedence.
-    pub(super) fn with(self, client_ca: Option<PathBuf>, impersonator: Option<PathBuf>) -> Self {
-        let (client_ca, impersonator) = (client_ca.or(self.client_ca), impersonator.or(self.impersonator));
-        Self { client_ca, impersonator, ..self }
-    }
-
-    /// Reports unreadable files, and a CA that is trusted for both clients and front proxies
-    /// (docs/SECURITY.md, "Deployment modes").
+    /// Reports unreadable files, and a CA that is trusted for both clients and front proxies (R-MODE-2).
     pub(super) fn check(&self, problems: &mut Problems) {
         let mut read = |what: &str, path: &Option<PathBuf>| {
             let path = path.as_ref()?;

@@ -20,7 +20,7 @@ pub(super) struct YamlDocument {
 
 /// A YAML value and its position.
 #[derive(Debug, Clone)]
-pub(super) struct Node {
+struct Node {
     at: TextPosition,
     content: Content,
 }
@@ -46,10 +46,6 @@ impl YamlDocument {
         }
         let root = serde_saphyr::from_str::<Spanned<Content>>(text).map_err(|error| error.to_string())?;
         Ok(Self { root: root.into() })
-    }
-
-    pub(super) fn root(&self) -> &Node {
-        &self.root
     }
 
     /// Deserializes the document. Each invalid value and each unknown key is added to `problems`, and its default is
@@ -100,16 +96,7 @@ fn keys(path: &Path) -> Vec<String> {
 }
 
 impl Node {
-    /// Returns the keys and values of a mapping, in document order; empty for any other value.
-    pub(super) fn entries(&self) -> impl Iterator<Item = (&str, &Self)> {
-        let entries = match &self.content {
-            Content::Mapping(entries) => entries.as_slice(),
-            Content::Scalar(_) | Content::Sequence(_) => &[],
-        };
-        entries.iter().map(|(key, _, node)| (key.as_str(), node))
-    }
-
-    pub(super) fn value(&self) -> Value {
+    fn value(&self) -> Value {
         match &self.content {
             Content::Scalar(value) => value.clone(),
             Content::Sequence(items) => Value::Array(items.iter().map(Self::value).collect()),

@@ -101,7 +101,7 @@ pub(super) fn one_or_list<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
     deserializer.deserialize_any(OneOrList)
 }
 
-pub(super) struct OneOrList;
+struct OneOrList;
 
 impl<'de> Visitor<'de> for OneOrList {
     type Value = Vec<String>;
@@ -119,18 +119,9 @@ impl<'de> Visitor<'de> for OneOrList {
     }
 }
 
-impl JsonSchema for OneOrList {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        "OneOrList".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" } }] })
-    }
+/// The schema of [`one_or_list`].
+pub(super) fn one_or_list_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" } }] })
 }
 
 struct PeriodText;

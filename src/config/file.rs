@@ -2,11 +2,10 @@
 
 use std::path::Path;
 
-use super::configuration::{Configuration, DelegatedSection, MetricsTlsSection, TlsSection};
+use super::configuration::{Configuration, DelegatedSection, LogFormat, MetricsTlsSection, TlsSection};
 use super::document::YamlDocument;
 use super::fields::BoundedNumber;
 use super::memory::{AvailableMemory, MemoryLimit};
-use super::values::LogFormat;
 use super::{DelegatedKeys, LogSettings, Problems, TlsSource, log_level};
 use crate::{auth, cache, net, reflect, serve};
 
@@ -33,11 +32,12 @@ impl Configuration {
     pub(super) fn serve(&self, memory: &MemoryLimit) -> serve::ServeConfig {
         let (feeds, limits, default) = (&self.feeds, &self.limits, serve::ServeConfig::default());
         serve::ServeConfig {
-            consistency: self.consistency.into(),
+            consistency: self.consistency,
             coverage: serve::Coverage {
                 resources: feeds.resources.clone(),
-                sensitive: feeds.sensitive.iter().map(|word| (*word).into()).collect(),
-                ..default.coverage
+                sensitive: feeds.sensitive.clone(),
+                node: self.node.as_deref().map(Into::into),
+                authorizes: self.auth != auth::AuthMode::None,
             },
             exec_on_loopback: self.exec_on_loopback,
             sync_wait_max: feeds.sync_wait.0,
@@ -78,7 +78,7 @@ impl Configuration {
         net::ConnectionLimits {
             connections_max: self.limits.connections.get(),
             connection_age_max: self.limits.connection_age.0,
-            http2_codec: self.http2.codec.into(),
+            http2_codec: self.http2.codec,
             ..net::ConnectionLimits::default()
         }
     }

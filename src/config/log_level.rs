@@ -2,8 +2,7 @@
 
 use tracing_subscriber::EnvFilter;
 
-use super::configuration::LogSection;
-use super::values::LogFormat;
+use super::configuration::{LogFormat, LogSection};
 
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 

@@ -1,12 +1,14 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use serde::de::value::Error as ValueError;
+use serde::de::{DeserializeOwned, IntoDeserializer};
+
 use super::configuration::{Configuration, TlsSection};
-use super::coverage::CoverageOverrides;
-use super::{ConfigSettings, DelegatedKeys, Problems, ServeSettings, TlsSource, kubeconfig};
+use super::{ConfigSettings, DelegatedKeys, Problems, ServeSettings, kubeconfig};
 use crate::auth::{AuthConfig, AuthMode, PageOrigin};
 use crate::net::Address;
-use crate::serve::{AuditDestination, Consistency};
+use crate::serve::{AuditDestination, Sensitive};
 use crate::upstream::{CredentialSource, EndpointsConfig, ServerUrl};
 use base::LOOK_EVERY;
 
@@ -85,15 +87,7 @@ struct TlsArguments {
     tls_self_signed_out: Option<PathBuf>,
 }
 
-impl TlsArguments {
-    fn over(self, file: TlsSection, problems: &mut Problems) -> Option<TlsSource> {
-        match (self.tls_cert, self.tls_key, self.tls_self_signed) {
-            (Some(certificate), Some(key), _) => Some(TlsSource::Files { certificate, key }),
-            (_, _, true) => Some(TlsSource::SelfSigned { out: self.tls_self_signed_out }),
-            _ => file.source("tls", problems),
-        }
-    }
-}
+const NODE_NAME_MAX: usize = 253;
 
 impl ServeArguments {
     /// Reads the file, applies the flags over it and validates the result.
@@ -121,108 +115,101 @@ impl ServeArguments {
         self.config.as_deref()
     }
 
-    fn checked_over(self, file: Configuration, mut problems: Problems) -> Result<ServeSettings, Problems> {
-        let mut settings = ConfigSettings::of(&file);
-        self.put_into(&mut settings);
-        match self.over(file, &mut problems) {
-            Some(serve) if problems.is_empty() => Ok(ServeSettings { settings, ..serve }),
-            _ => Err(problems),
+    fn checked_over(self, mut file: Configuration, mut problems: Problems) -> Result<ServeSettings, Problems> {
+        let (mut settings, core_dumps) = (ConfigSettings::of(&file), self.allow_core_dumps);
+        let are_modes_known = self.put_into(&mut file, &mut settings, &mut problems);
+        let serve = converted(file, core_dumps, settings, &mut problems);
+        if are_modes_known {
+            serve.check(&mut problems);
         }
+        if problems.is_empty() { Ok(serve) } else { Err(problems) }
     }
 
-    /// Records the values of the flags under their configuration keys.
-    fn put_into(&self, settings: &mut ConfigSettings) {
-        let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
-        let list = |items: &[String]| Some(items.to_vec()).filter(|items| !items.is_empty());
-        settings.put("upstream.kubeconfig", path(&self.kubeconfig));
-        settings.put("listen", list(&self.listen));
-        settings.put("admin", self.admin.clone());
-        settings.put("healthzBindAddress", self.healthz_bind_address.clone());
-        settings.put("metricsBindAddress", self.metrics_bind_address.clone());
-        settings.put("metrics.auth", self.metrics_auth.clone());
-        settings.put("tls.certificate", path(&self.tls.tls_cert));
-        settings.put("tls.key", path(&self.tls.tls_key));
-        settings.put("tls.selfSigned", self.tls.tls_self_signed.then_some(true));
-        settings.put("tls.selfSignedOut", path(&self.tls.tls_self_signed_out));
-        settings.put("auth", self.auth.clone());
-        settings.put("delegated.clientCA", path(&self.client_ca));
-        settings.put("delegated.impersonator", path(&self.impersonator_kubeconfig));
-        settings.put("consistency", self.consistency.clone());
-        settings.put("preload", list(&self.preload));
-        settings.put("node", self.node_name.clone());
-        settings.put("feeds.sensitive", list(&self.cache_sensitive));
-        settings.put("audit.path", self.audit_log.clone());
+    /// Replaces keys of the file with the values of flags, and records them. Returns whether the modes of
+    /// authentication are valid, without which the combination cannot be checked.
+    fn put_into(self, file: &mut Configuration, settings: &mut ConfigSettings, problems: &mut Problems) -> bool {
+        const MODES: &str = "\"none\" or \"delegated\"";
+        let list = |items: Vec<String>| Some(items).filter(|items| !items.is_empty());
+        let kubeconfig = self
+            .kubeconfig
+            .and_then(|named| problems.check("--kubeconfig (KUBECONFIG)", kubeconfig::one_kubeconfig(named))?);
+        settings.put_path("upstream.kubeconfig", kubeconfig, &mut file.upstream.kubeconfig);
+        settings.put("listen", list(self.listen), &mut file.listen);
+        settings.put("admin", self.admin, &mut file.admin);
+        settings.put("healthzBindAddress", self.healthz_bind_address, &mut file.healthz_bind_address);
+        settings.put("metricsBindAddress", self.metrics_bind_address, &mut file.metrics_bind_address);
+        let TlsArguments { tls_cert, tls_key, tls_self_signed, tls_self_signed_out } = self.tls;
+        if tls_cert.is_some() || tls_self_signed {
+            file.tls = TlsSection::default();
+        }
+        settings.put_path("tls.certificate", tls_cert, &mut file.tls.certificate);
+        settings.put_path("tls.key", tls_key, &mut file.tls.key);
+        settings.put("tls.selfSigned", tls_self_signed.then_some(true), &mut file.tls.self_signed);
+        settings.put_path("tls.selfSignedOut", tls_self_signed_out, &mut file.tls.self_signed_out);
+        settings.put_path("delegated.clientCA", self.client_ca, &mut file.delegated.client_ca);
+        settings.put_path("delegated.impersonator", self.impersonator_kubeconfig, &mut file.delegated.impersonator);
+        settings.put("preload", list(self.preload), &mut file.preload);
+        settings.put("node", self.node_name, &mut file.node);
+        settings.put("audit.path", self.audit_log, &mut file.audit.path);
+        let mode = self.auth.map(|text| word("auth", &text, MODES, problems));
+        settings.put("auth", mode.flatten(), &mut file.auth);
+        let of_scrapes = self.metrics_auth.map(|text| word("metrics.auth", &text, MODES, problems));
+        settings.put("metrics.auth", of_scrapes.flatten(), &mut file.metrics.auth);
+        let proof = |text: String| word("consistency", &text, "\"strict\" or \"bounded\"", problems);
+        settings.put("consistency", self.consistency.and_then(proof), &mut file.consistency);
+        let kind = |text: &String| word("feeds.sensitive", text, "\"secrets\" or \"configmaps\"", problems);
+        let kinds = list(self.cache_sensitive).map(|names| names.iter().filter_map(kind).collect::<Vec<Sensitive>>());
+        settings.put("feeds.sensitive", kinds, &mut file.feeds.sensitive);
+        mode != Some(None) && of_scrapes != Some(None)
     }
+}
 
-    fn over(self, file: Configuration, problems: &mut Problems) -> Option<ServeSettings> {
-        let Self {
-            config: _,
-            kubeconfig: named,
-            listen,
-            admin,
-            healthz_bind_address,
-            metrics_bind_address,
-            metrics_auth,
-            tls,
-            auth,
-            client_ca,
-            impersonator_kubeconfig,
-            consistency,
-            preload,
-            node_name,
-            cache_sensitive,
-            audit_log,
-            allow_core_dumps,
-        } = self;
-        let memory = file.memory();
-        let (mut serve, cache) = (file.serve(&memory), file.cache(&memory));
-        let (reflect, connections, stale_max) = (file.reflect(), file.connections(), file.stale_max());
-        let log = file.log(problems);
-        let upstream = credentials(named, file.upstream.kubeconfig, problems);
-        let listen = addresses(if listen.is_empty() { file.listen } else { listen }, problems);
-        let admin = or_off("admin", admin.as_deref(), &file.admin, problems);
-        let tls = tls.over(file.tls, problems);
-        let auth = auth.map_or(Some(file.auth.into()), |text| mode("auth", &text, problems));
-        let scraped = metrics_auth.map_or(Some(file.metrics.auth.into()), |text| mode("metrics.auth", &text, problems));
-        let delegated = DelegatedKeys::from(file.delegated).with(client_ca, impersonator_kubeconfig);
-        serve.consistency = consistency.map_or(serve.consistency, |text| proof(&text, problems));
-        let coverage = CoverageOverrides {
-            node: node_name.or(file.node),
-            sensitive: cache_sensitive,
-            authorizes: auth.is_some_and(|mode| mode != AuthMode::None),
-        };
-        coverage.put(&mut serve.coverage, problems);
-        let serve = ServeSettings {
-            allowed_origins: origins(&file.allowed_origins, problems),
-            upstream,
-            endpoints: endpoints(&file.upstream.servers, problems),
-            listen,
-            admin,
-            healthz: port("healthzBindAddress", healthz_bind_address.as_deref(), &file.healthz_bind_address, problems),
-            metrics: port("metricsBindAddress", metrics_bind_address.as_deref(), &file.metrics_bind_address, problems),
-            metrics_tls: TlsSection::from(file.metrics.tls).source("metrics.tls", problems),
-            scrapes: (scraped? == AuthMode::Delegated).then(|| AuthConfig::of_scrapes(&delegated.auth)),
-            tls,
-            auth: auth?,
-            delegated,
-            allowed_hosts: file.allowed_hosts,
-            ready_stale_max: stale_max,
-            preload: if preload.is_empty() { file.preload } else { preload },
-            serve,
-            cache,
-            memory: Some(memory),
-            reflect,
-            connections,
-            look_every: LOOK_EVERY,
-            drain: file.drain.0,
-            reuse_port: file.reuse_port,
-            log,
-            audit: audit_log.or(file.audit.path).map(audit),
-            core_dumps: allow_core_dumps,
-            settings: ConfigSettings::default(),
-        };
-        serve.check(problems);
-        Some(serve)
+/// Converts the file, with the flags in it, into the settings of each module.
+pub(super) fn converted(
+    file: Configuration,
+    core_dumps: bool,
+    settings: ConfigSettings,
+    problems: &mut Problems,
+) -> ServeSettings {
+    let memory = file.memory();
+    let (serve, cache) = (file.serve(&memory), file.cache(&memory));
+    let (reflect, connections, ready_stale_max) = (file.reflect(), file.connections(), file.stale_max());
+    let log = file.log(problems);
+    let listen = addresses(file.listen, problems);
+    let admin = or_off("admin", &file.admin, problems);
+    let tls = file.tls.source("tls", problems);
+    let delegated = DelegatedKeys::from(file.delegated);
+    if let Some(name) = file.node.as_deref().filter(|name| !is_node_name(name)) {
+        problems.add(format!("node: {name:?} is not a node name (expected a DNS subdomain)"));
+    }
+    ServeSettings {
+        allowed_origins: origins(&file.allowed_origins, problems),
+        upstream: file.upstream.kubeconfig.map_or_else(kubeconfig::default_source, CredentialSource::File),
+        endpoints: endpoints(&file.upstream.servers, problems),
+        listen,
+        admin,
+        healthz: port("healthzBindAddress", &file.healthz_bind_address, problems),
+        metrics: port("metricsBindAddress", &file.metrics_bind_address, problems),
+        metrics_tls: TlsSection::from(file.metrics.tls).source("metrics.tls", problems),
+        scrapes: (file.metrics.auth == AuthMode::Delegated).then(|| AuthConfig::of_scrapes(&delegated.auth)),
+        tls,
+        auth: file.auth,
+        delegated,
+        allowed_hosts: file.allowed_hosts,
+        ready_stale_max,
+        preload: file.preload,
+        serve,
+        cache,
+        memory: Some(memory),
+        reflect,
+        connections,
+        look_every: LOOK_EVERY,
+        drain: file.drain.0,
+        reuse_port: file.reuse_port,
+        log,
+        audit: file.audit.path.map(audit),
+        core_dumps,
+        settings,
     }
 }
 
@@ -243,26 +230,20 @@ fn endpoints(named: &[String], problems: &mut Problems) -> EndpointsConfig {
     EndpointsConfig { servers, ..EndpointsConfig::default() }
 }
 
-fn credentials(flag: Option<PathBuf>, file: Option<PathBuf>, problems: &mut Problems) -> CredentialSource {
-    let flag = flag.and_then(|named| problems.check("--kubeconfig (KUBECONFIG)", kubeconfig::one_kubeconfig(named))?);
-    flag.or(file).map_or_else(kubeconfig::default_source, CredentialSource::File)
-}
-
 fn addresses(named: Vec<String>, problems: &mut Problems) -> Vec<Address> {
     let named = if named.is_empty() { vec![super::DEFAULT_LISTEN.to_owned()] } else { named };
     named.iter().filter_map(|text| problems.check("listen", text.parse())).collect()
 }
 
-/// The address from the flag or, without one, from the file; `None` if it is off.
-fn or_off(key: &str, flag: Option<&str>, file: &str, problems: &mut Problems) -> Option<Address> {
-    let text = flag.unwrap_or(file);
+/// The address of an admin page; `None` if it is off.
+fn or_off(key: &str, text: &str, problems: &mut Problems) -> Option<Address> {
     if text == "off" { None } else { problems.check(key, text.parse()) }
 }
 
 /// The address of a page that other machines read. It must be a TCP address, because scrapers and kubelets cannot use a
 /// path.
-fn port(key: &str, flag: Option<&str>, file: &str, problems: &mut Problems) -> Option<SocketAddr> {
-    match or_off(key, flag, file, problems)? {
+fn port(key: &str, text: &str, problems: &mut Problems) -> Option<SocketAddr> {
+    match or_off(key, text, problems)? {
         Address::Tcp(address) => Some(address),
         unix @ Address::Unix(_) => {
             problems
@@ -276,24 +257,18 @@ fn origins(named: &[String], problems: &mut Problems) -> Vec<PageOrigin> {
     named.iter().filter_map(|text| problems.check("allowedOrigins", text.parse())).collect()
 }
 
-fn mode(key: &str, auth: &str, problems: &mut Problems) -> Option<AuthMode> {
-    match auth {
-        "none" => Some(AuthMode::None),
-        "delegated" => Some(AuthMode::Delegated),
-        other => {
-            problems.add(format!("{key}: {other:?} is not supported (expected \"none\" or \"delegated\")"));
-            None
-        }
-    }
+/// Parses a word as the file does.
+fn word<T: DeserializeOwned>(key: &str, text: &str, expected: &str, problems: &mut Problems) -> Option<T> {
+    let word = T::deserialize(IntoDeserializer::<ValueError>::into_deserializer(text));
+    word.map_err(|_| problems.add(format!("{key}: {text:?} is not supported (expected {expected})"))).ok()
 }
 
-fn proof(consistency: &str, problems: &mut Problems) -> Consistency {
-    match consistency {
-        "bounded" => return Consistency::Bounded,
-        "strict" => {}
-        other => problems.add(format!("consistency: {other:?} is not supported (expected \"strict\" or \"bounded\")")),
-    }
-    Consistency::Strict
+/// Returns whether the name is a DNS subdomain. An empty name, as from an unset environment variable, is not one.
+fn is_node_name(name: &str) -> bool {
+    let letters = |label: &str| label.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+    let is_label =
+        |label: &str| !label.is_empty() && letters(label) && !label.starts_with('-') && !label.ends_with('-');
+    name.len() <= NODE_NAME_MAX && name.split('.').all(is_label)
 }
 
 fn audit(path: String) -> AuditDestination {
@@ -373,6 +348,21 @@ impl ServeSettings {
                 "node: every process on the node can reach {address}, and with auth: none every client acts with the \
                  proxy's own permissions; listen on a unix socket (unix:PATH), or set auth: delegated"
             ));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn node_name_must_be_valid_kubernetes_name() {
+        for name in ["n1", "ip-10-0-0-1.eu-west-1.compute.internal", "a.b"] {
+            assert!(is_node_name(name), "{name}");
+        }
+        for name in ["", "N1", "n1,metadata.name!=x", "a..b", "-a", "a-", "a b", &"a".repeat(254)] {
+            assert!(!is_node_name(name), "{name}");
         }
     }
 }

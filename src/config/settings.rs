@@ -1,5 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
+use serde::Serialize;
 use serde_json::Value;
 
 use super::configuration::Configuration;
@@ -75,10 +77,19 @@ impl ConfigSettings {
         }
     }
 
-    /// Records the value of a flag.
-    pub(super) fn put(&mut self, key: &str, value: Option<impl Into<Value>>) {
-        if let Some(value) = value {
-            self.0.insert(key.to_owned(), value.into());
+    /// Replaces a key of the file with the value of its flag, if that is given, and records it.
+    pub(super) fn put<T: Serialize>(&mut self, key: &str, flag: Option<T>, field: &mut impl From<T>) {
+        if let Some(flag) = flag {
+            self.0.insert(key.to_owned(), serde_json::to_value(&flag).unwrap_or_default());
+            *field = flag.into();
+        }
+    }
+
+    /// Does the same with a path, which may not be UTF-8.
+    pub(super) fn put_path(&mut self, key: &str, flag: Option<PathBuf>, field: &mut Option<PathBuf>) {
+        if let Some(path) = flag {
+            self.0.insert(key.to_owned(), path.display().to_string().into());
+            *field = Some(path);
         }
     }
 
@@ -109,9 +120,7 @@ impl ConfigSettings {
     #[must_use]
     pub fn taking(&self, changes: &SettingChanges, read: &Self) -> Self {
         let mut settings = self.clone();
-        for key in &changes.taken {
-            settings.put(key, read.0.get(key).cloned());
-        }
+        settings.0.extend(changes.taken.iter().filter_map(|key| Some((key.clone(), read.0.get(key)?.clone()))));
         settings
     }
 }

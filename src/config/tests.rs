@@ -1,3 +1,5 @@
+mod reference;
+
 use clap::Parser;
 
 use super::configuration::Configuration;

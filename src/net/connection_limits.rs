@@ -1,6 +1,8 @@
 use std::time::Duration;
 
-/// The limits of one connection (I2).
+use serde::{Deserialize, Serialize};
+
+/// The limits of one connection (R-LIMIT-1).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectionLimits {
     pub connections_max: usize,
@@ -27,7 +29,8 @@ pub struct ConnectionLimits {
 }
 
 /// The implementation that serves HTTP/2 connections.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Http2Codec {
     /// The workspace's own crate `http2`.
     #[default]

@@ -171,29 +171,22 @@ fn grouped(missing: Vec<RequiredPermission>) -> Vec<CheckFinding> {
     for ((gvr, _), (mut verbs, lack)) in by_resource {
         verbs.sort_unstable();
         let may_not = format!("the proxy may not {} {}", verbs.join(" and "), gvr.group_resource());
-        let finding = match lack {
+        let effect = match lack {
             MissingPermission::PassesThrough => {
                 through.push(gvr.group_resource());
                 continue;
             }
-            MissingPermission::Named => {
-                CheckFinding::failed(ABOUT, format!("{may_not}, which the configuration requires"))
-            }
-            MissingPermission::CallersUnknown => {
-                CheckFinding::failed(ABOUT, format!("{may_not}: callers cannot be authenticated"))
-            }
-            MissingPermission::ScrapesRefused => {
-                CheckFinding::failed(ABOUT, format!("{may_not}: scrapes cannot be authenticated (metrics.auth)"))
-            }
-            MissingPermission::RevocationLate => {
-                let what = format!("{may_not}: a revoked permission ends open watches after 75 s instead of 5 s");
-                CheckFinding::note(ABOUT, what)
-            }
+            MissingPermission::Named => ", which the configuration requires",
+            MissingPermission::CallersUnknown => ": callers cannot be authenticated",
+            MissingPermission::ScrapesRefused => ": scrapes cannot be authenticated (metrics.auth)",
+            MissingPermission::RevocationLate => ": a revoked permission ends open watches after 75 s instead of 5 s",
             MissingPermission::DefinitionsUnknown => {
-                let what = format!("{may_not}: custom resources and aggregated APIs are forwarded, or discovered late");
-                CheckFinding::note(ABOUT, what)
+                ": custom resources and aggregated APIs are forwarded, or discovered late"
             }
         };
+        let is_note = matches!(lack, MissingPermission::RevocationLate | MissingPermission::DefinitionsUnknown);
+        let what = format!("{may_not}{effect}");
+        let finding = if is_note { CheckFinding::note(ABOUT, what) } else { CheckFinding::failed(ABOUT, what) };
         findings.push(finding.mended_by(rule(&gvr, &verbs)));
     }
     if !through.is_empty() {

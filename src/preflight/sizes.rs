@@ -5,16 +5,6 @@ use serde::Deserialize;
 use super::{CachedResource, CheckFinding};
 use crate::upstream::{Cause, Client, Error};
 
-/// The cost of a fleet of proxies for upstream while nothing changes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FleetCost {
-    pub nodes: u64,
-    /// The number of cached resources of each proxy.
-    pub feeds: u64,
-    /// The number of other upstream watches of each proxy: definitions and RBAC.
-    pub own: u64,
-}
-
 /// The number of objects of a resource, and their size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Size {
@@ -128,14 +118,15 @@ fn mebibytes(bytes: u64) -> String {
     if bytes < 1 << 20 { format!("{} KiB", bytes >> 10) } else { format!("{} MiB", bytes >> 20) }
 }
 
-/// Reports the cost of a fleet for upstream while nothing changes.
-pub fn cost(of: &FleetCost) -> CheckFinding {
-    let each = of.feeds + of.own;
-    let streams = of.nodes * each;
+/// Reports the cost of a fleet of proxies for upstream while nothing changes. Each has `feeds` upstream watches for cached
+/// resources, and `own` others: definitions and RBAC.
+pub fn cost(nodes: u64, feeds: u64, own: u64) -> CheckFinding {
+    let each = feeds + own;
+    let streams = nodes * each;
     let what = format!(
         "{} prox{} × {each} watch{} = {streams} upstream watches; idle load: no requests, {} KiB/min of bookmarks",
-        of.nodes,
-        if of.nodes == 1 { "y" } else { "ies" },
+        nodes,
+        if nodes == 1 { "y" } else { "ies" },
         if each == 1 { "" } else { "es" },
         (streams * BOOKMARK_BYTES) >> 10
     );
@@ -158,7 +149,7 @@ mod tests {
 
     #[test]
     fn fleet_cost_is_proxies_times_watches() {
-        let said = cost(&FleetCost { nodes: 1_000, feeds: 5, own: 2 }).what;
+        let said = cost(1_000, 5, 2).what;
         assert!(said.contains("1000 proxies × 7 watches = 7000 upstream watches"), "{said}");
     }
 }

@@ -1,29 +1,21 @@
 use super::CheckFinding;
 use crate::upstream::{Client, Release};
 
-/// The release of the apiserver, and the user that the proxy is authenticated as.
-#[derive(Debug, Clone)]
-pub struct UpstreamIdentity {
-    pub findings: Vec<CheckFinding>,
-    /// Whether the apiserver responds and accepts the credentials. If not, every other check would fail the same way.
-    pub is_usable: bool,
-}
-
 const ABOUT: &str = "upstream";
 /// The first release that streams lists by default and serves older pages from its own cache.
 const STREAMS_LISTS: Release = Release { major: 1, minor: 34 };
 /// The oldest Kubernetes release that is tested.
 const TRIED_SINCE: Release = Release { major: 1, minor: 30 };
 
-/// Reports the release of the apiserver, and the user that it authenticates the proxy as.
-pub async fn identity(client: &Client) -> UpstreamIdentity {
+/// Reports the release of the apiserver, and the user that it authenticates the proxy as. Also returns whether the
+/// apiserver responds and accepts the credentials. If not, every other check would fail the same way.
+pub async fn identity(client: &Client) -> (Vec<CheckFinding>, bool) {
     let url = client.server_url();
     let mut findings = Vec::new();
     match client.release().await {
         Ok(release) => findings.push(of_release(&url, release)),
         Err(error) if error.code().is_none_or(|code| code == 401) => {
-            let findings = vec![CheckFinding::unanswered(ABOUT, &url, &error)];
-            return UpstreamIdentity { findings, is_usable: false };
+            return (vec![CheckFinding::unanswered(ABOUT, &url, &error)], false);
         }
         Err(error) => findings.push(CheckFinding::unanswered(ABOUT, format!("{url}: /version"), &error)),
     }
@@ -45,7 +37,7 @@ pub async fn identity(client: &Client) -> UpstreamIdentity {
             error.code().is_some_and(|code| code != 401)
         }
     };
-    UpstreamIdentity { findings, is_usable }
+    (findings, is_usable)
 }
 
 fn of_release(url: &str, release: Release) -> CheckFinding {

@@ -1,5 +1,7 @@
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::feeds::WantedVersions;
 use crate::serve::limits::{ConcurrencyConfig, SlowReaderLimits};
 use crate::serve::route::Coverage;
@@ -31,7 +33,8 @@ pub struct ServeConfig {
 }
 
 /// The required freshness of a read without a resourceVersion.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Consistency {
     /// The state is proven to contain every write that was complete when the request was received.
     #[default]

@@ -217,11 +217,10 @@ fn requests(corpus: &mut Corpus) {
         ],
     );
     put("credentials", &callers::HEADS);
-    let default = kube_fanout::config::defaults();
     put(
         "configurations",
         &[
-            &default,
+            kube_fanout::config::defaults(),
             "kind: Configuration\napiVersion: kube-fanout.io/v1alpha1\nlisten: [127.0.0.1:0]\nfeeds: {idle: 5m}\n",
             "auth: delegated\ndelegated:\n  clientCa: [x]\nlimits: &l {watches: 5}\nwindow: *l\n",
             "node: \"a\"\nlisten:\n- unix:/x\nunknown: 1\nadmin: off\n",

@@ -8,8 +8,7 @@ use tokio::time::sleep;
 use super::SOON;
 use crate::app::permission_retrier::PermissionRetrier;
 use crate::cache::{CacheReader, Cursor, FeedState, Pull, View};
-use crate::feeds::{FeedHandle, Scope};
-use crate::serve::feed_spec;
+use crate::feeds::FeedHandle;
 use crate::upstream::{Declaration, DeclaringResource};
 use crate::wire::{Encoding, Renderer, Representation};
 use kubeapi::{ObjectKey, ResourceVersion};
@@ -50,20 +49,12 @@ const ROOM: usize = 1 << 20;
 impl ChangeListener {
     pub(super) async fn run(self) {
         loop {
-            if let Some(feed) = self.feed() {
+            if let Some(feed) = self.rights.feed(&self.from.gvr()) {
                 self.listen(&feed).await;
             }
             self.deaf().await;
             sleep(self.again).await;
         }
-    }
-
-    fn feed(&self) -> Option<FeedHandle> {
-        if !self.rights.follow_cluster() {
-            return None;
-        }
-        let resource = self.rights.catalog.find(&self.from.gvr()).filter(|resource| resource.watchable)?;
-        self.rights.feeds.handle(&feed_spec(&resource, Scope::Cluster, resource.encoding), None).ok()
     }
 
     /// Follows the feed; returns when it has ended.

@@ -1,5 +1,8 @@
 use std::sync::Arc;
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 use crate::feeds::Scope;
 use crate::upstream::{Resource, ResourceOrigin};
 use kubeapi::{FieldSelector, NAME_KEY, RequestInfo};
@@ -18,8 +21,10 @@ pub struct Coverage {
     pub authorizes: bool,
 }
 
-/// Kinds whose objects should not be collected in one place (docs/SECURITY.md, "Deployment modes").
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The kinds whose objects should not be collected in one place (R-MODE-3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[schemars(inline, description = "A sensitive kind in `feeds.sensitive`.")]
 pub enum Sensitive {
     Secrets,
     ConfigMaps,

@@ -1,0 +1,62 @@
+//! Authorizes readers of the debug pages about clients and of the metrics address, for `admin`. The decisions are made on
+//! the runtime that owns the connections to upstream, on which these functions must be called.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use futures_util::FutureExt as _;
+use futures_util::future::ready;
+use http::HeaderMap;
+use tokio::runtime::Handle;
+
+use super::reload::ReloadableSettings;
+use crate::admin::{MetricsReaders, PageAccessDenied, PrivatePages};
+use crate::auth::{Authorizer, Caller, NotGranted, RequestSender};
+use crate::serve::{ActiveWatches, ScrapeAuthorizer};
+use kubeapi::{Query, RequestInfo};
+
+/// Returns the callers that may read metrics: those that upstream allows, or all if there is no `authorizer`.
+pub(super) fn metrics_readers(authorizer: Option<Authorizer>, tuned: &ReloadableSettings) -> MetricsReaders {
+    let Some(authorizer) = authorizer else { return MetricsReaders::Anyone(tuned.ops_browsers.clone()) };
+    let (authorizer, upstreams) = (ScrapeAuthorizer::new(authorizer, tuned.browsers.clone()), Handle::current());
+    MetricsReaders::Authorized(Arc::new(move |peer, headers| {
+        let asking = upstreams.spawn(authorizer.clone().admit(RequestSender::of(peer), headers.clone()));
+        async move { asking.await.ok() }.boxed()
+    }))
+}
+
+/// Returns the debug pages, for senders that upstream allows to `get` their paths.
+pub(super) fn private_pages(authorizer: Authorizer, active_watches: ActiveWatches) -> PrivatePages {
+    let upstreams = Handle::current();
+    PrivatePages {
+        page: Arc::new(move |name, query| active_watches.page(name, query)),
+        admittance: Arc::new(move |path, headers| {
+            if authorizer.is_open() {
+                return ready(Err(PageAccessDenied::CallerUnidentified)).boxed();
+            }
+            let (authorizer, path, headers) = (authorizer.clone(), path.to_owned(), headers.clone());
+            let asking = upstreams.spawn(async move { admit(&authorizer, &path, &headers).await });
+            async move { asking.await.map_err(|_| PageAccessDenied::Unknown)? }.boxed()
+        }),
+    }
+}
+
+async fn admit(authorizer: &Authorizer, path: &str, headers: &HeaderMap) -> Result<(), PageAccessDenied> {
+    let sender = RequestSender { certificates: None, address: Ipv4Addr::LOCALHOST.into() };
+    let caller = authorizer.authenticate(sender, headers).await.map_err(|why| refusal(&why))?;
+    if !matches!(caller, Caller::Known(_)) {
+        return Err(PageAccessDenied::Unauthenticated);
+    }
+    let info = RequestInfo::parse("GET", path, &Query::default());
+    let info = info.map_err(|_| PageAccessDenied::Unknown)?;
+    authorizer.grant(&caller, &info).await.map(drop).map_err(|why| refusal(&why))
+}
+
+fn refusal(why: &NotGranted) -> PageAccessDenied {
+    match why {
+        NotGranted::Unauthenticated => PageAccessDenied::Unauthenticated,
+        NotGranted::Denied(_) => PageAccessDenied::Denied,
+        NotGranted::TooMany { .. } => PageAccessDenied::TooMany,
+        NotGranted::Unavailable(_) | NotGranted::ReviewsForbidden(_) => PageAccessDenied::Unknown,
+    }
+}
