@@ -108,12 +108,6 @@ fn verdict(pending: &[PendingComponent], more: &str) -> AdminResponse {
     answer(code, TEXT, text)
 }
 
-/// Returns the refusal of a request that a foreign web page may have caused.
-fn refuse_foreign<B>(browsers: &BrowserGuard, request: &Request<B>) -> Option<AdminResponse> {
-    let foreign = browsers.check(request.uri(), request.headers()).err()?;
-    Some(answer(StatusCode::FORBIDDEN, TEXT, format!("{foreign}\n")))
-}
-
 /// Returns the refusal of a request that is not a read, or `None` for GET and HEAD.
 fn refuse_others<B>(request: &Request<B>) -> Option<AdminResponse> {
     if [Method::GET, Method::HEAD].contains(request.method()) {

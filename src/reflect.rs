@@ -48,7 +48,7 @@ use base::BackoffBounds;
 pub struct ReflectConfig {
     /// The time without readers after which a feed is stopped.
     pub idle_max: Duration,
-    /// The waits between attempts to reach upstream.
+    /// The delays between attempts to reach upstream.
     pub retry: BackoffBounds,
     /// The interval at which a changing feed with readers is compared with upstream; `None` disables the comparison.
     pub self_check: Option<Duration>,

@@ -37,7 +37,7 @@ const METRICS: [Metric; 4] = [
 /// Appends the metrics in Prometheus' text format.
 pub(super) fn write(rows: &[CostRow], out: &mut String) {
     for (name, help, kind, value) in METRICS {
-        head(out, name, kind, help);
+        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
         for row in rows {
             let _ = writeln!(out, "{name}{{cause=\"{}\"}} {}", row.cause, value(row));
         }

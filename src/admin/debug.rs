@@ -6,23 +6,6 @@ use serde_json::Value;
 
 use super::{AdminPages, AdminResponse, json};
 use crate::cache::FeedState;
-use crate::feeds::Feed;
-
-/// The response of `/debug/config`: the running configuration. It has the paths of files, but not their content.
-#[derive(Debug, Clone, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ConfigPage {
-    /// The path of the configuration file, if there is one.
-    pub file: Option<String>,
-    /// Why the current content of the file cannot be used, if so.
-    pub trouble: Option<String>,
-    /// The keys that changed in the file and require a restart.
-    pub restart: Vec<String>,
-    pub settings: BTreeMap<String, Value>,
-}
-
-/// Reads the running configuration.
-pub type ConfigReader = Arc<dyn Fn() -> ConfigPage + Send + Sync>;
 
 /// The response of `/debug/config`: the running configuration. It has the paths of files, but not their content.
 #[derive(Debug, Clone, Serialize)]
@@ -66,7 +49,7 @@ struct FeedPage {
 }
 
 pub(super) fn feeds(pages: &AdminPages) -> AdminResponse {
-    let page = |feed: Arc<Feed>| {
+    let page = |feed: Arc<crate::feeds::Feed>| {
         let stats = feed.reader.stats();
         let key = &feed.spec.key;
         let (state, stale_seconds) = match feed.reader.state() {

@@ -37,7 +37,7 @@ pub fn exporter(describe: fn()) -> Result<Exporter, String> {
         let recorder = PrometheusBuilder::new().build_recorder();
         let handle = recorder.handle();
         let recorder = PerThreadRecorder::new(recorder, &BY_WORKER);
-        let folded = recorder.folded.clone();
+        let folded = recorder.folded();
         metrics::set_global_recorder(recorder).map_err(|error| error.to_string())?;
         describe();
         describe_gauge!("kube_fanout_build_info", "1; the labels say what runs");

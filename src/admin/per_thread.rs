@@ -19,7 +19,7 @@ use super::series::{escaped, head};
 pub(super) struct PerThreadRecorder<R> {
     inner: R,
     counters: &'static [&'static str],
-    pub(super) folded: PerThreadMetrics,
+    folded: PerThreadMetrics,
 }
 
 /// The metrics that are kept per thread. Clones share them.
@@ -28,7 +28,7 @@ pub(super) struct PerThreadMetrics(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
-    /// The values of each counter, with the counter of `inner` that receives their sum.
+    /// The samples of each histogram, with the counter of `inner` that receives their sum.
     counters: Mutex<HashMap<Key, (Arc<Counts>, Counter)>>,
     histograms: Mutex<HashMap<Key, Arc<Delays>>>,
     help: Mutex<HashMap<String, SharedString>>,
@@ -113,6 +113,10 @@ impl<R> PerThreadRecorder<R> {
     /// Creates the recorder. `counters` are the names of those that are kept per thread.
     pub(super) fn new(inner: R, counters: &'static [&'static str]) -> Self {
         Self { inner, counters, folded: PerThreadMetrics::default() }
+    }
+
+    pub(super) fn folded(&self) -> PerThreadMetrics {
+        self.folded.clone()
     }
 }
 
@@ -219,7 +223,7 @@ mod tests {
         });
         recorder.register_counter(&Key::from_name("events"), &HERE).increment(1);
         assert!(handle.render().contains("events 0"), "it is told the sum only when somebody asks");
-        recorder.folded.tell();
+        recorder.folded().tell();
         let text = handle.render();
         assert!(text.contains("events 4951\n") && text.contains("other 100\n"), "{text}");
     }
@@ -234,7 +238,7 @@ mod tests {
             recorder.register_histogram(&key, &HERE).record(seconds);
         }
         let mut text = String::new();
-        recorder.folded.write(&mut text);
+        recorder.folded().write(&mut text);
         let expected = [
             "# HELP d_seconds a delay\n# TYPE d_seconds histogram\n",
             "d_seconds_bucket{resource=\"p\\\"x\",le=\"0.0001\"} 3\n",

@@ -63,9 +63,6 @@ impl AdminPages {
         browsers: Option<&BrowserGuard>,
         request: &Request<B>,
     ) -> BoxFuture<'static, AdminResponse> {
-        if let Some(refusal) = browsers.and_then(|browsers| refuse_foreign(browsers, request)) {
-            return ready(refusal).boxed();
-        }
         let path = request.uri().path();
         if let Some(Err(foreign)) = browsers.map(|browsers| browsers.check(request.uri(), request.headers())) {
             return ready(answer(StatusCode::FORBIDDEN, TEXT, format!("{foreign}\n"))).boxed();

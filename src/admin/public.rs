@@ -81,9 +81,9 @@ impl MetricsPage {
     /// Answers a scrape of `/metrics`. The response is a refusal if the sender may not read metrics.
     pub fn answer<B>(&self, peer: &Peer, request: &Request<B>) -> BoxFuture<'static, AdminResponse> {
         if let MetricsReaders::Anyone(browsers) = &self.readers
-            && let Some(refusal) = refuse_foreign(&browsers.get(), request)
+            && let Err(foreign) = browsers.get().check(request.uri(), request.headers())
         {
-            return ready(refusal).boxed();
+            return ready(answer(StatusCode::FORBIDDEN, TEXT, format!("{foreign}\n"))).boxed();
         }
         if request.uri().path() != "/metrics" {
             return ready(empty(StatusCode::NOT_FOUND)).boxed();

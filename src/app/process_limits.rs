@@ -58,7 +58,7 @@ fn this_program() -> Option<String> {
 }
 
 /// Disables core files, and on Linux also debuggers of the same user, because the memory contains tokens and Secrets
-/// (R-SECRET-1).
+/// (R-THREAT-15).
 pub fn keep_memory_private() {
     let nothing = Rlimit { current: Some(0), maximum: Some(0) };
     let limited = setrlimit(Resource::Core, nothing);

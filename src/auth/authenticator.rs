@@ -39,12 +39,12 @@ pub(super) struct Authenticator {
     front_proxy: Option<FrontProxy>,
 }
 
-/// The identity of a caller.
+/// The identity of a caller, as determined from its credential.
 #[derive(Debug, Clone)]
 pub enum Caller {
     /// The proxy itself: every client that reaches the socket acts as it.
     ProxyItself,
-    /// A caller without a credential.
+    /// A caller that sent no credential.
     Anonymous,
     Known(Arc<AuthenticatedCaller>),
 }
@@ -56,7 +56,7 @@ pub struct AuthenticatedCaller {
     pub(super) credential: Credential,
     pub(super) user: Arc<User>,
     pub(super) payer: FlowDistinguisher,
-    /// When the credential expires, if known.
+    /// The time at which the credential expires, if known.
     pub(super) until: Option<SystemTime>,
 }
 
@@ -68,7 +68,7 @@ impl AuthenticatedCaller {
 }
 
 impl Caller {
-    /// The caller's name, for messages.
+    /// Returns the caller's name, for messages.
     pub fn name(&self) -> &str {
         match self {
             Self::ProxyItself => "",
@@ -92,8 +92,8 @@ impl Caller {
         matches!(self, Self::Known(known) if matches!(known.credential, Credential::Certificate(_)))
     }
 
-    /// The party that every limit counts this caller for; `None` if all callers are the proxy itself. Callers without a
-    /// credential count as one user.
+    /// Returns the party to which every limit charges this caller; `None` if all callers are the proxy itself. Callers
+    /// without a credential count as one user.
     pub fn payer(&self) -> Option<FlowDistinguisher> {
         match self {
             Self::ProxyItself => None,

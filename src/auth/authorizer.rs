@@ -323,7 +323,7 @@ impl Shared {
     }
 }
 
-/// Applies policy changes as they are seen.
+/// Applies policy changes as they are received.
 async fn follow(changes: Arc<PolicyChanges>, authenticator: Arc<Authenticator>, leases: Arc<Leases>) {
     let mut rounds = RecheckRounds::new();
     loop {
@@ -333,7 +333,7 @@ async fn follow(changes: Arc<PolicyChanges>, authenticator: Arc<Authenticator>, 
     }
 }
 
-/// The credentials of a request, in the order in which they are tried.
+/// Returns the credentials of a request, in the order in which they are tried.
 fn shown(sender: RequestSender, headers: &HeaderMap) -> Result<Vec<Credential>, NotGranted> {
     let mut shown = Vec::new();
     if let Some(chain) = sender.certificates {

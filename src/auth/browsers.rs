@@ -24,13 +24,13 @@ pub struct BrowserGuard {
     allowed: Vec<PageOrigin>,
 }
 
-/// The host names that a socket accepts where every client has rights.
+/// The host names that are accepted on a socket where every client has permissions.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AllowedHosts {
-    /// Names besides the loopback ones, in lower case.
+    /// The accepted host names besides the loopback ones, in lower case.
     names: Vec<String>,
-    /// Whether any IP address is accepted. A page can use a name that resolves to this machine, but no address other
-    /// than its own.
+    /// Whether any IP address is accepted as a host. A page can use a name that resolves to this machine, but no
+    /// address other than its own.
     addresses: bool,
 }
 
@@ -44,7 +44,7 @@ struct Authority {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Host {
     Address(IpAddr),
-    /// A name, in lower case.
+    /// A host name, in lower case.
     Name(String),
 }
 
@@ -141,13 +141,13 @@ impl BrowserGuard {
         }
     }
 
-    /// The origin of a page that was loaded from this host.
+    /// Returns the origin of a page that was loaded from this host.
     fn own(&self, host: &str) -> Option<PageOrigin> {
         Authority::parse(host).map(|authority| PageOrigin::new(self.scheme, authority))
     }
 }
 
-/// The only value of a header. No browser sends two of them.
+/// Returns the only value of a header. No browser sends two of them.
 fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a HeaderValue>, ForeignRequest> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {
@@ -202,12 +202,12 @@ impl FromStr for PageOrigin {
 }
 
 impl AllowedHosts {
-    /// Accepts loopback addresses, `localhost` and these names, as `kubectl proxy` does.
+    /// Allows loopback addresses, `localhost` and the given names, as `kubectl proxy` does.
     pub fn new(names: &[String]) -> Self {
         Self { names: names.iter().map(|name| name.to_ascii_lowercase()).collect(), addresses: false }
     }
 
-    /// Also accepts any IP address, because a relay of a scrape or a probe may keep the original Host.
+    /// Also allows any IP address, because a relay of a scrape or a probe may keep the original Host header.
     #[must_use]
     pub fn or_any_address(self) -> Self {
         Self { addresses: true, ..self }
@@ -222,7 +222,8 @@ impl AllowedHosts {
 }
 
 impl Authority {
-    /// Parses a host and a port. `None` if there is anything else, such as user info, or if it is not in URL syntax.
+    /// Parses a host and a port. Returns `None` if there is anything else, such as user info, or if the text is not in
+    /// URL syntax.
     fn parse(text: &str) -> Option<Self> {
         let (host, port) = match text.strip_prefix('[') {
             Some(literal) => {

@@ -87,7 +87,7 @@ pub struct PeerCertChain {
     as_proxy: Mutex<Option<CachedVerdict>>,
 }
 
-/// The result of a verification, valid for one set of authorities and a period.
+/// The result of a chain's verification, valid for one set of authorities and a period.
 #[derive(Debug, Clone)]
 struct CachedVerdict {
     edition: AuthoritySetId,
@@ -96,7 +96,7 @@ struct CachedVerdict {
     holder: Result<CertificateHolder, CertificateRejected>,
 }
 
-/// Why a file contains no usable authorities.
+/// The reason that a file contains no usable authorities.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AuthoritiesError {
     #[error("no certificate found (expected a PEM block \"CERTIFICATE\")")]
@@ -133,7 +133,7 @@ struct AuthoritySets {
     proxies: Vec<Vec<u8>>,
 }
 
-/// An authority would be in both sets.
+/// The same authority would be trusted for clients and for front proxies.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "delegated.clientCA and delegated.frontProxyCA share a certificate authority, so every client could claim any \
@@ -141,7 +141,7 @@ struct AuthoritySets {
 )]
 pub struct SharedAuthorityError;
 
-/// The longest time that a refusal is cached. It ends earlier when a certificate becomes valid.
+/// The longest time that the refusal of a chain is cached. It ends earlier when a certificate becomes valid.
 const NO_KEPT_MAX: Duration = Duration::from_secs(60);
 /// The field of a certificate's subject that has a user's UID (`AllowParsingUserIDFromCertAuth`).
 const UID: &[u64] = &[1, 3, 6, 1, 4, 1, 57683, 2];
@@ -257,7 +257,7 @@ impl AuthoritySeparation {
     /// Sets the authorities of a role, unless one of them has the other role too.
     ///
     /// # Errors
-    /// One of them has the other role. The earlier ones stay.
+    /// An authority has the other role. The previous authorities stay.
     pub fn admit(&self, role: AuthorityRole, authorities: &Authorities) -> Result<(), SharedAuthorityError> {
         let mut sides = self.0.lock();
         let AuthoritySets { clients, proxies } = &mut *sides;
@@ -279,12 +279,12 @@ impl PeerCertChain {
         Self { chain, id: OnceLock::new(), as_client: Mutex::new(None), as_proxy: Mutex::new(None) }
     }
 
-    /// The chain's identifier, which is computed once.
+    /// Returns the chain's identifier, which is computed once.
     pub(super) fn id(&self, make: impl FnOnce(&Chain) -> CredentialId) -> CredentialId {
         *self.id.get_or_init(|| make(&self.chain))
     }
 
-    /// The holder of the chain, by these authorities, at this time.
+    /// Returns the holder of the chain, by the given authorities and time.
     ///
     /// # Errors
     /// The chain is not trusted now.
@@ -305,7 +305,7 @@ impl PeerCertChain {
         let until = match &holder {
             Ok(holder) => holder.until,
             Err(why) => {
-                tracing::debug!(error = %why, role = role.as_str(), "client certificate not trusted");
+                tracing::debug!(error = %why, role = role.as_str(), "client certificate not accepted in this role");
                 let soon = now + NO_KEPT_MAX;
                 authorities.next_start(&self.chain, now).map_or(soon, |start| start.min(soon))
             }
@@ -316,14 +316,14 @@ impl PeerCertChain {
 }
 
 impl CachedVerdict {
-    /// Whether the verdict still holds: the authorities are the same, and the time is within its period. It also
+    /// Whether the verdict still holds: the authorities are the same, and the time is within its period. This also
     /// detects a clock that was set back.
     fn ttls(&self, authorities: &Authorities, now: SystemTime) -> bool {
         self.edition == authorities.edition && (self.from..self.until).contains(&now)
     }
 }
 
-/// Two are equal if their chains are.
+/// Compares the certificate chains only.
 impl PartialEq for PeerCertChain {
     fn eq(&self, other: &Self) -> bool {
         self.chain == other.chain

@@ -21,17 +21,17 @@ pub struct Grant {
     pub(super) reason: Arc<str>,
 }
 
-/// A permission for a collection: for everything that a request asks for, or for some of its namespaces.
+/// A permission for a collection: for everything that was requested, or for some of its namespaces.
 #[derive(Debug, Clone)]
 pub enum Permit {
     Whole(Grant),
     Part(Readable),
 }
 
-/// A permission to read some namespaces of a collection: those in which the caller may do what it asked to do in all.
+/// A permission to read only those namespaces of a collection in which the caller may perform the requested access.
 ///
 /// Its fields are private, so only [`Authorizer::readable`](super::Authorizer::readable) creates one. A namespace
-/// without a verdict is not readable. For a watch, all namespaces are checked again as long as it is held.
+/// without a verdict is not readable. For a watch, all namespaces are checked again for as long as the watch is open.
 #[derive(Debug, Clone)]
 pub struct Readable {
     access: Arc<Access>,
@@ -39,7 +39,7 @@ pub struct Readable {
     lease: Option<Arc<GrantLease>>,
 }
 
-/// Whether a permission still holds. The owner of the permission knows what it covers.
+/// Whether a permission still holds. Its scope is known to the owner of the permission.
 #[derive(Debug, Clone)]
 pub struct GrantStatus(Option<Arc<GrantLease>>);
 
@@ -59,23 +59,16 @@ impl Grant {
 }
 
 impl Permit {
-    /// Whether it covers this collection, or a part of it.
-    pub fn covers(&self, gvr: &Gvr, namespaced: bool, namespace: Option<&str>) -> bool {
+    /// Whether the permission covers reads of this collection or of a part of it, or of an object in it with this name. A
+    /// permission for one name covers no other name, and no read without a name.
+    pub fn covers(&self, gvr: &Gvr, namespaced: bool, namespace: Option<&str>, name: Option<&str>) -> bool {
         match self {
-            Self::Whole(grant) => covers(&grant.access, gvr, namespaced, namespace),
+            Self::Whole(grant) => covers(&grant.access, gvr, namespaced, namespace, name),
             Self::Part(readable) => {
                 let across = namespaced && namespace.is_none();
-                across && covers(&readable.access, gvr, namespaced, namespace)
+                across && covers(&readable.access, gvr, namespaced, namespace, name)
             }
         }
-    }
-
-    /// Whether it covers reads of that name; `None` means reads of any name. A permission for one name covers no other
-    /// name, and no read without a name.
-    pub fn names(&self, name: Option<&str>) -> bool {
-        let (Self::Whole(Grant { access, .. }) | Self::Part(Readable { access, .. })) = self;
-        let AccessTarget::Resource(target) = &access.target else { return false };
-        target.name.is_empty() || name == Some(&*target.name)
     }
 
     /// Whether objects of a namespace may be served now.
@@ -86,7 +79,7 @@ impl Permit {
         }
     }
 
-    /// The partial permission, if it does not cover the whole collection.
+    /// Returns the partial permission, if the permission does not cover the whole collection.
     pub fn part(&self) -> Option<&Readable> {
         match self {
             Self::Whole(_) => None,
@@ -102,7 +95,7 @@ impl Permit {
         }
     }
 
-    /// The status of the permission, which a watch keeps.
+    /// Returns the status of the permission, which a watch keeps.
     pub fn grant_status(&self) -> GrantStatus {
         let (Self::Whole(Grant { lease, .. }) | Self::Part(Readable { lease, .. })) = self;
         GrantStatus(lease.clone())
@@ -110,19 +103,19 @@ impl Permit {
 }
 
 impl GrantStatus {
-    /// Why the permission has ended, once it has. No more objects may be sent then.
+    /// Returns the reason that the permission has ended, if it has. After that, no more objects may be sent.
     pub fn revoked(&self) -> Option<&Revoked> {
         self.0.as_ref()?.state.revoked()
     }
 
-    /// A token cancelled when the permission ends; `None` if it never does.
+    /// Returns a token that is cancelled when the permission ends; `None` if it never does.
     pub fn over(&self) -> Option<CancellationToken> {
         self.0.as_ref().map(|lease| lease.state.over.clone())
     }
 }
 
 impl Readable {
-    /// The most namespaces worth collecting for [`find_out`](Self::find_out), which refuses that many.
+    /// The maximum number of namespaces to collect for [`find_out`](Self::find_out), which refuses that many.
     pub const ASKED_MAX: usize = namespace_verdicts::NAMESPACES_MAX + 1;
 
     pub(super) fn new(access: Arc<Access>, verdicts: Arc<NamespaceVerdicts>, lease: Option<Arc<GrantLease>>) -> Self {
@@ -131,10 +124,10 @@ impl Readable {
         Self { access, verdicts, lease }
     }
 
-    /// Reviews which of these namespaces may be read, with one review each.
+    /// Reviews which namespaces may be read, with one review each.
     ///
     /// # Errors
-    /// There are too many, or a review fails.
+    /// There are too many namespaces, or a review fails.
     pub async fn find_out(&self, namespaces: impl IntoIterator<Item = &str>) -> Result<(), NotGranted> {
         // One more suffices to exceed the limit.
         let namespaces: BTreeSet<Arc<str>> =
@@ -142,7 +135,7 @@ impl Readable {
         self.verdicts.find_out(namespaces).await
     }
 
-    /// The verdict on a namespace, if there is one.
+    /// Returns the verdict on a namespace, if there is one.
     pub fn verdict(&self, namespace: &str) -> Option<Verdict> {
         self.verdicts.verdict(namespace)
     }
@@ -172,13 +165,14 @@ impl VerdictChanges {
     }
 }
 
-/// Whether an access covers this collection. That to a namespace covers no other namespace, and not the whole
-/// collection.
-fn covers(access: &Access, gvr: &Gvr, namespaced: bool, namespace: Option<&str>) -> bool {
+/// Whether an access covers reads of this collection, or of an object in it with this name. An access to a namespace
+/// covers no other namespace, and not the whole collection.
+fn covers(access: &Access, gvr: &Gvr, namespaced: bool, namespace: Option<&str>, name: Option<&str>) -> bool {
     let AccessTarget::Resource(target) = &access.target else { return false };
     let same = *target.group == *gvr.group && *target.version == *gvr.version && *target.resource == *gvr.resource;
     let within = !namespaced || target.namespace == namespace.unwrap_or_default();
-    same && within && target.subresource.is_empty()
+    let named = target.name.is_empty() || name == Some(&*target.name);
+    same && within && named && target.subresource.is_empty()
 }
 
 /// Permissions for tests, which set the verdicts themselves.

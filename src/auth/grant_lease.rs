@@ -45,11 +45,11 @@ pub(super) struct LeaseState {
     id: CredentialId,
     credential: Credential,
     access: Arc<Access>,
-    /// The user as last seen. Groups may change while a watch is open.
+    /// The last known user of the credential. Groups may change while a watch is open.
     user: Mutex<Arc<User>>,
     /// The namespaces of a watch that is not for the whole collection.
     pub(super) verdicts: Option<Arc<NamespaceVerdicts>>,
-    /// When the last review was sent, if its reason was RBAC.
+    /// The time at which the last review was sent, if its reason was RBAC.
     by_policy: Mutex<Option<Instant>>,
     doubt: Mutex<Option<RecheckRequest>>,
     doubted: Notify,
@@ -62,9 +62,9 @@ pub(super) struct LeaseState {
 /// A policy change that may affect a lease.
 #[derive(Debug, Clone, Copy)]
 struct RecheckRequest {
-    /// When the change was seen. A decision of an earlier review is not accepted.
+    /// The time at which the change was received. A decision of an earlier review is not accepted.
     since: Instant,
-    /// When the review is sent.
+    /// The time at which the review is sent.
     begins: Instant,
 }
 
@@ -74,19 +74,19 @@ pub(super) struct Leases {
     changes: Arc<PolicyChanges>,
     config: AuthConfig,
     tasks: Tasks,
-    /// Sharded: one, two and four threads find a lease in 415, 633 and 1,326 ns; with one lock it takes 497, 813 and
-    /// 2,108 ns.
+    /// The leases by key, in a sharded map. One, two and four threads find a lease in 415, 633 and 1,326 ns. With one
+    /// lock, it takes 497, 813 and 2,108 ns.
     held: DashMap<LeaseKey, Weak<GrantLease>>,
-    /// The number of leases. Receivers are notified of the first lease and of the end of the last.
+    /// Returns the number of leases. Receivers are notified of the first lease and of the end of the last.
     count: watch::Sender<usize>,
     /// The number of leases that continue although their permissions cannot be checked.
     in_doubt: Mutex<usize>,
 }
 
-/// The last part: whether the lease covers some namespaces instead of the whole collection.
+/// The key of a lease. The last part states whether the lease covers some namespaces instead of the whole collection.
 type LeaseKey = (CredentialId, Arc<Access>, bool);
 
-/// Counts a lease as uncertain while it is.
+/// Counts a lease as uncertain while `is` is set. Dropping it ends that.
 struct UncertaintyCount<'a> {
     leases: &'a Leases,
     is: Mutex<bool>,
@@ -108,12 +108,12 @@ struct LeaseKeeper {
     settles: Instant,
 }
 
-/// The most time for all reviews of one check.
+/// The maximum time for all reviews of one lease check.
 const ASSERT_MAX: Duration = Duration::from_secs(20);
 /// The pause before a retry if no decision could be obtained.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// The most leases that a round of changes checks at once. More are spread over [`SPREAD`].
+/// The maximum number of leases that a review round checks at once. More are spread over [`SPREAD`].
 const AT_ONCE_MAX: usize = 4;
 const SPREAD: Duration = Duration::from_millis(600);
 
@@ -229,12 +229,12 @@ impl Leases {
 }
 
 impl LeaseState {
-    /// Why the watch must end, once it must. Costs one atomic load.
+    /// Returns the reason that the watch must end, if it must. It costs one atomic load.
     pub(super) fn revoked(&self) -> Option<&Revoked> {
         self.revoked.get().map(AsRef::as_ref)
     }
 
-    /// Ends the lease, because the caller lacks the right.
+    /// Ends the lease, because the caller lacks the permission.
     pub(super) fn refuse(&self, why: NotGranted) {
         metrics::revoked(&why);
         self.revoke(why);
@@ -258,7 +258,7 @@ impl LeaseState {
         is_another
     }
 
-    /// Records a decision on that user's right.
+    /// Records a decision on the user's permission.
     pub(super) fn stands_on(&self, user: &User, allowed: &AccessDecision) {
         let of = self.user.lock();
         if **of != *user {
@@ -272,7 +272,7 @@ impl LeaseState {
         }
     }
 
-    /// When the last review was sent, if its reason was RBAC and it was sent after `since`.
+    /// Returns the time at which the last review was sent, if its reason was RBAC and the time is after `since`.
     fn given_by_policy(&self, since: Instant) -> Option<Instant> {
         self.by_policy.lock().filter(|asked| *asked >= since)
     }

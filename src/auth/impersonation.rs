@@ -34,10 +34,10 @@ pub enum InvalidImpersonation {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Impersonation(User);
 
-/// Why a requestor may not impersonate a user.
+/// The reason that a requestor may not impersonate a user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImpersonationDenied {
-    /// The access that it would need.
+    /// The access that the impersonation would need.
     pub access: Access,
     pub refused: NotGranted,
 }
@@ -77,7 +77,8 @@ impl Impersonation {
         if is_whole { Ok(None) } else { Err(InvalidImpersonation::MissingUser(user)) }
     }
 
-    /// The user that the requestor impersonates, by the first mode allowed to it. `request` is as for [`modes`].
+    /// Returns the user that the requestor impersonates, by the first mode allowed to it. `request` is as for
+    /// [`modes`].
     ///
     /// # Errors
     /// No mode is allowed, or that cannot be determined. The error is about the first of all modes.
@@ -102,7 +103,7 @@ impl Impersonation {
 }
 
 impl ImpersonationDenied {
-    /// The caller is unknown.
+    /// Creates the denial of an unknown caller.
     pub(super) fn unknown() -> Self {
         let access = Access { verb: String::new(), target: AccessTarget::Path(String::new()) };
         Self { access, refused: NotGranted::Unauthenticated }

@@ -15,11 +15,11 @@ use kubeapi::User;
 pub(super) struct LeaseTerms {
     /// How long an access decision stays valid.
     pub(super) of_right: Duration,
-    /// How long it stays valid if its reason is RBAC, while all changes of RBAC are watched.
+    /// How long a decision stays valid if its reason is RBAC, while all changes of RBAC are watched.
     pub(super) by_policy: Duration,
     /// How long the identity of the credential stays valid.
     pub(super) of_identity: Duration,
-    /// The most delay of upstream's authorizers after a policy change.
+    /// The maximum delay of upstream's authorizers after a policy change.
     behind: Duration,
     /// How long a lease continues if no decision can be obtained, from the time at which the failure is noticed.
     pub(super) grace: Duration,
@@ -78,7 +78,7 @@ impl LeaseTerms {
         }
     }
 
-    /// When all of upstream's decisions take this policy change into account.
+    /// Returns the time from which on all of upstream's decisions take this policy change into account.
     pub(super) fn settled_after(&self, changed: Instant) -> Instant {
         changed + self.behind
     }

@@ -52,8 +52,8 @@ pub(super) struct NamespaceQuota {
     each: KeyedSemaphores<FlowDistinguisher>,
 }
 
-/// The namespaces that one watch depends on: permits of the user's limit, and of that of all users. They are returned on
-/// drop.
+/// The namespaces that one watch depends on: permits of the user's limit, and of that of all users. The permits are
+/// returned on drop.
 #[derive(Debug)]
 pub(super) struct NamespaceShare(Mutex<[OwnedSemaphorePermit; 2]>);
 
@@ -337,7 +337,7 @@ impl NamespaceVerdicts {
         Ok(())
     }
 
-    /// Stores a verdict, unless one is known.
+    /// Stores the verdict on a namespace, unless one is known.
     fn learn(&self, namespace: Arc<str>, began: Instant, verdict: Verdict) {
         if is_known(&self.verdicts.borrow(), &namespace) {
             return;
@@ -362,7 +362,7 @@ impl NamespaceQuota {
         }
     }
 
-    /// Creates a share without namespaces.
+    /// Creates a caller's share of the quota, without namespaces.
     pub(super) fn share(&self, payer: &FlowDistinguisher) -> NamespaceShare {
         let limits = [self.each.of(payer), self.all.clone()];
         NamespaceShare(Mutex::new(limits.map(|limit| limit.try_acquire_many_owned(0).expect("nothing is acquired"))))

@@ -70,25 +70,25 @@ struct Subject {
     namespace: String,
 }
 
-/// The users and places whose rights a policy change may affect.
+/// The users whose permissions a policy change may affect, and in which namespaces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AffectedUsers {
     Everyone,
     Only(Arc<Subjects>),
 }
 
-/// The subjects of bindings, and the scope in which their rights may have changed.
+/// The subjects of bindings, and the scope in which their permissions may have changed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Subjects {
     users: HashMap<String, AffectedScope>,
     groups: HashMap<String, AffectedScope>,
 }
 
-/// The namespaces in which rights may have changed.
+/// The namespaces in which permissions may have changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AffectedScope {
     Everywhere,
-    /// These namespaces, and nothing outside them.
+    /// The change affects the listed namespaces, and nothing outside them.
     Within(BTreeSet<Arc<str>>),
 }
 
@@ -187,7 +187,7 @@ impl AffectedUsers {
         Self::of(subjects)
     }
 
-    /// The scope in which the user's rights may have changed; `None` if nowhere.
+    /// Returns the scope in which the user's permissions may have changed; `None` if nowhere.
     pub fn reach(&self, user: &User) -> Option<AffectedScope> {
         let Self::Only(subjects) = self else { return Some(AffectedScope::Everywhere) };
         let of_groups = user.groups.iter().filter_map(|group| subjects.groups.get(group));
@@ -197,19 +197,19 @@ impl AffectedUsers {
         Some(reach)
     }
 
-    /// Whether the user's rights in `namespace` may have changed. An access without a namespace has an empty one.
+    /// Whether the user's permissions in `namespace` may have changed. An access without a namespace has an empty one.
     pub fn contains(&self, user: &User, namespace: &str) -> bool {
         self.reach(user).is_some_and(|reach| reach.contains(namespace))
     }
 }
 
 impl Subjects {
-    /// Adds a user whose rights may have changed in that scope.
+    /// Adds a user whose permissions may have changed in the scope `reach`.
     pub(super) fn add_user(&mut self, name: String, reach: &AffectedScope) {
         add(&mut self.users, name, reach);
     }
 
-    /// Adds a group whose members' rights may have changed in that scope.
+    /// Adds a group whose members' permissions may have changed in the scope `reach`.
     pub(super) fn add_group(&mut self, name: String, reach: &AffectedScope) {
         add(&mut self.groups, name, reach);
     }
@@ -241,13 +241,13 @@ impl Subjects {
 }
 
 impl AffectedScope {
-    /// The scope of an RBAC object: its own namespace, or everywhere if it has none.
+    /// Returns the scope of an RBAC object: its own namespace, or everywhere if it has none.
     pub(super) fn of(namespace: &str) -> Self {
         if namespace.is_empty() { Self::Everywhere } else { Self::Within([Arc::from(namespace)].into()) }
     }
 
-    /// Whether rights in `namespace` may have changed. An access without a namespace covers all of them, and no binding
-    /// inside a namespace can grant it.
+    /// Whether permissions in `namespace` may have changed. An access without a namespace covers all of them, and no
+    /// binding inside a namespace can grant it.
     fn contains(&self, namespace: &str) -> bool {
         match self {
             Self::Everywhere => true,

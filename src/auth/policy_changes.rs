@@ -26,15 +26,15 @@ pub(super) struct PolicyChanges {
 
 #[derive(Debug)]
 struct WatchState {
-    /// Changes that were seen and not yet applied.
+    /// Policy changes that were received and not yet applied.
     fresh: AffectedUsers,
     /// When the watches began; `None` once everything has been reviewed after that.
     began: Option<WatchStartTimes>,
-    /// Whether a change would be seen at once.
+    /// Whether a policy change would be received at once.
     is_open: bool,
     /// When a change was last seen, or the watches began or ended.
     moved: Instant,
-    /// The time since which no change can have been missed. Changes during an interruption are seen afterwards.
+    /// The time since which no change can have been missed. Changes during an interruption are received afterwards.
     whole_since: Instant,
 }
 
@@ -64,9 +64,9 @@ const BEAT: Duration = Duration::from_millis(700);
 /// The maximum random addition to each beat, so that a thousand proxies that receive one change do not send their
 /// reviews together.
 const JITTER: Duration = Duration::from_millis(300);
-/// The most delay of upstream's authorizers that the rounds of a change cover.
+/// The maximum delay of upstream's authorizers that the review rounds of a change cover.
 const SETTLES: Duration = BEAT.saturating_mul(3);
-/// The most delay of the review of everything caused by further kinds that begin after the first.
+/// The maximum delay of the review of everything because of further policy watches that begin after the first.
 const GATHERED_MAX: Duration = Duration::from_secs(1);
 
 impl PolicyChanges {
@@ -96,7 +96,7 @@ impl PolicyChanges {
         self.came.notify_one();
     }
 
-    /// Records whether the watches of all kinds are open.
+    /// Records whether the watches of all kinds of RBAC objects are open.
     pub(super) fn set_open(&self, is_open: bool) {
         let mut state = self.state.lock();
         if state.is_open != is_open {
@@ -109,15 +109,15 @@ impl PolicyChanges {
         self.state.lock().moved
     }
 
-    /// The time since which no change has been seen; `None` if changes would not be seen.
+    /// Returns the time since which no change was received; `None` if changes would not be received at once.
     pub(super) fn unchanged_since(&self) -> Option<Instant> {
         let state = self.state.lock();
         state.is_open.then_some(state.moved)
     }
 
-    /// Whether a right from RBAC, as reviewed at `asked`, still holds.
+    /// Whether a permission from RBAC, as reviewed at `asked`, still holds.
     ///
-    /// It does if every change is seen, including those that upstream's authorizers may not have known at `asked`. The
+    /// It holds if every change is seen, including those that upstream's authorizers may not have known at `asked`. The
     /// caller must have dropped the decisions that a change affects. An authorizer before RBAC may have begun to deny,
     /// so the result is false after `max`.
     pub(super) fn upholds(&self, asked: Instant, max: Duration) -> bool {

@@ -46,11 +46,11 @@ struct Lane {
     shares: KeyedSemaphores<Payer>,
 }
 
-/// The party whose share a review uses.
+/// The party to which a review is charged.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Payer {
     User(FlowDistinguisher),
-    /// The address that an unknown token came from.
+    /// The address from which an unknown token was sent.
     Address(IpAddr),
 }
 
@@ -60,24 +60,24 @@ pub(super) enum Payer {
 pub(super) struct ReviewRateLimit {
     each: ReviewRate,
     all: ReviewRate,
-    /// How long a review waits for the rate of its payer, and for that of all.
+    /// The maximum time that a review waits for the rate of its payer, and for that of all payers.
     each_wait_max: Duration,
     all_wait_max: Duration,
-    /// When the next turn of each payer would be if none had been early; `None` stands for all together. One lock: a
-    /// look-up takes 0.1 µs and a review 1,000 µs.
+    /// The time of each payer's next turn if no turn had been early; `None` stands for all payers together. One lock
+    /// suffices: a look-up takes 0.1 µs and a review 1,000 µs.
     next: Mutex<HashMap<Option<Payer>, Instant>>,
 }
 
 /// A long-term rate, and a burst.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ReviewRate {
-    /// The long-term time between two turns.
+    /// The long-term time between two reviews.
     interval: Duration,
-    /// How far ahead of that rate a turn may be.
+    /// How far ahead of the rate a review may be sent.
     ahead: Duration,
 }
 
-/// A turn at the rate of its payer.
+/// The time at which the rate of a payer allows its next review.
 #[derive(Debug)]
 pub(super) struct ReviewTurn {
     pub(super) payer: Payer,
@@ -86,11 +86,11 @@ pub(super) struct ReviewTurn {
     by: Instant,
 }
 
-/// How long a review for a lease waits.
+/// The maximum time that a review for a lease waits.
 pub(super) const LEASE_WAIT_MAX: Duration = Duration::from_secs(10);
-/// This many payers are tracked even if they are idle.
+/// The number of payers that are tracked even if they are idle.
 const KEPT_MAX: usize = 1_024;
-/// The most time for a review, including the wait for a slot.
+/// The maximum time for a review, including the wait for a slot.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// The `Retry-After` of a caller that has exceeded a limit, in seconds.
 const RETRY_AFTER_SECONDS: u32 = 1;
@@ -162,7 +162,11 @@ impl ReviewQueue {
             NotGranted::unanswered(&error, self.right.topic)
         })?;
         if let Some(failed) = self.failures.unlogged(Instant::now()) {
-            tracing::warn!(resource = self.right.topic.resource, failed, "reviews succeed again");
+            tracing::warn!(
+                resource = self.right.topic.resource,
+                failed,
+                "review requests to the apiserver succeed again"
+            );
         }
         Ok((asked, answer))
     }
@@ -170,7 +174,7 @@ impl ReviewQueue {
     /// Logs a failed review, or counts it for the next line.
     fn log_failure(&self, error: &dyn fmt::Display) {
         if let Some(failed) = self.failures.failed(Instant::now()) {
-            tracing::warn!(resource = self.right.topic.resource, failed, %error, "review failed");
+            tracing::warn!(resource = self.right.topic.resource, failed, %error, "review request to the apiserver failed");
         }
     }
 
@@ -187,18 +191,19 @@ impl ReviewQueue {
 }
 
 impl ReviewRateLimit {
-    /// Creates the limits. Reviews above them wait up to these times, for the rate of their payer and for that of all.
+    /// Creates the limits. Reviews above them wait up to `each_wait_max` for the rate of their payer, and up to
+    /// `all_wait_max` for that of all.
     pub(super) fn new(each: ReviewRate, all: ReviewRate, each_wait_max: Duration, all_wait_max: Duration) -> Self {
         Self { each, all, each_wait_max, all_wait_max, next: Mutex::default() }
     }
 
-    /// Creates the limits on reviews for leases: this many per second, and half as many for one user.
+    /// Creates the limits on reviews for leases: `per_second` reviews per second, and half as many for one user.
     pub(super) fn of_leases(per_second: u32) -> Self {
         let rate = |per_second| ReviewRate::new(per_second, per_second / 4);
         Self::new(rate(per_second / 2), rate(per_second), LEASE_WAIT_MAX, LEASE_WAIT_MAX)
     }
 
-    /// Takes the payer's next turn; `None` if it comes too late.
+    /// Reserves the payer's next turn; `None` if it comes too late.
     fn turn(&self, payer: Payer) -> Option<ReviewTurn> {
         let now = Instant::now();
         let at = self.take(Some(payer.clone()), self.each, now + self.each_wait_max)?;
@@ -235,14 +240,14 @@ impl ReviewRateLimit {
 }
 
 impl ReviewRate {
-    /// This many per second in the long term, and this many at once. Zero counts as one.
+    /// Creates a rate of `per_second` reviews in the long term, with bursts of `burst`. Zero counts as one.
     pub(super) fn new(per_second: u32, burst: u32) -> Self {
         let interval = Duration::from_secs(1) / per_second.max(1);
         Self { interval, ahead: interval * burst.saturating_sub(1) }
     }
 }
 
-/// Like `sleep_until`, which completes a millisecond later if the time has come.
+/// Waits until a time, like `sleep_until`, which completes a millisecond later if the time has come.
 async fn wait_until(at: Instant) {
     if at > Instant::now() {
         sleep_until(at).await;

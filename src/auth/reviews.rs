@@ -13,12 +13,12 @@ use tokio::sync::watch;
 /// The topic of a review about a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ReviewTopic {
-    /// The label in metrics.
+    /// Returns the reason as a metric label.
     pub(super) label: &'static str,
     /// The API group and the resource of its reviews.
     pub(super) group: &'static str,
     pub(super) resource: &'static str,
-    /// The operation that fails without an answer, for messages.
+    /// Returns the operation that fails without an answer, for messages.
     pub(super) refusal: &'static str,
 }
 
@@ -37,7 +37,7 @@ pub(super) trait Reviews: Send + Sync {
 /// The future of a review. It is boxed, because it is large and rarely created.
 pub(super) type ReviewFuture<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
 
-/// Whether the proxy may create reviews of one topic, as of the last answered review.
+/// Whether the proxy's account may create reviews of one topic, according to the last answered review.
 #[derive(Debug)]
 pub(super) struct ReviewRight {
     pub(super) topic: ReviewTopic,
@@ -46,15 +46,15 @@ pub(super) struct ReviewRight {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RightState {
-    /// No review has been answered yet.
+    /// No review has been answered yet, so the permission is unknown.
     Unproven,
     Held,
-    /// Upstream refused a review with this code, which is 401 or 403.
+    /// Upstream refused a review with this status code, 401 or 403.
     Refused(u16),
 }
 
-/// The pauses between two checks of a missing right. They are short, because no request can be authorized until the
-/// right is back.
+/// The pauses between two checks of a missing permission. They are short, because no request can be authorized until
+/// the permission is granted.
 const RECHECK: BackoffBounds = BackoffBounds { first: Duration::from_secs(1), longest: Duration::from_secs(30) };
 
 impl ReviewTopic {
@@ -103,7 +103,7 @@ impl ReviewRight {
         Self { topic, state: watch::Sender::new(RightState::Unproven) }
     }
 
-    /// Records the answer to a review. An error that is not about the right changes nothing.
+    /// Records the answer to a review. An error that does not concern the permission changes nothing.
     pub(super) fn note<T>(&self, answer: &Result<T, Error>) {
         match answer {
             Ok(_) => self.set(RightState::Held),
@@ -119,10 +119,10 @@ impl ReviewRight {
         self.state.send_if_modified(|known| std::mem::replace(known, state) != state);
     }
 
-    /// Keeps `ready` from being ready until the right is proven, and again whenever upstream refuses a review.
+    /// Keeps `ready` from being ready until the permission is proven, and again whenever upstream refuses a review.
     ///
-    /// A missing right is checked with backoff, and no check is sent while it is held. The guard is registered at once;
-    /// the future never returns.
+    /// A missing permission is checked with backoff, and no check is sent while it is held. The guard is registered at
+    /// once; the future never returns.
     pub(super) fn keep_ready(
         self: Arc<Self>,
         reviews: Arc<dyn Reviews>,
@@ -142,7 +142,7 @@ impl ReviewRight {
             let now = *state.borrow_and_update();
             if now == RightState::Held {
                 if guard.take().is_some() {
-                    tracing::info!(resource, "the proxy is allowed to create reviews");
+                    tracing::info!(resource, "the proxy's account may create reviews");
                 }
                 backoff.succeeded(Instant::now());
                 if state.changed().await.is_err() {
@@ -154,7 +154,11 @@ impl ReviewRight {
             guard.get_or_insert_with(|| self.not_ready(ready));
             if was_asked || lost {
                 if let RightState::Refused(code) = now {
-                    tracing::warn!(resource, code, "not ready: the proxy's account may not create reviews");
+                    tracing::warn!(
+                        resource,
+                        code,
+                        "proxy not ready: reviews are refused (401: check its credentials; 403: grant create in RBAC)"
+                    );
                 }
                 let pause = backoff.failed(Instant::now());
                 tokio::select! {
@@ -169,7 +173,7 @@ impl ReviewRight {
         }
     }
 
-    /// Checks whether the right is held.
+    /// Checks whether the proxy may create reviews of the topic.
     async fn ask(&self, reviews: &dyn Reviews) {
         match reviews.own_right(self.topic).await {
             Ok(true) => self.set(RightState::Held),
@@ -181,7 +185,7 @@ impl ReviewRight {
                 tracing::warn!(%error, "cannot check the permission to create reviews; assuming it is granted");
                 self.set(RightState::Held);
             }
-            Err(error) => tracing::debug!(%error, "cannot check the proxy's own permissions"),
+            Err(error) => tracing::debug!(%error, "cannot check the permission to create reviews"),
         }
     }
 

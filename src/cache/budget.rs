@@ -408,14 +408,14 @@ impl ReclaimKind {
     }
 }
 
-/// Memory use of one feed, for the decision which feed to end.
+/// The memory use of one feed, for the decision which feed to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Weight {
-    /// Bytes that the feed holds.
+    /// The number of bytes that the feed holds.
     held: usize,
-    /// Bytes held when its state was complete; 0 while its first list is incomplete.
+    /// The bytes that the feed held when its state was complete; 0 while its first list is incomplete.
     admitted: usize,
-    /// Whether its growth exceeded the limit.
+    /// Whether the growth of this feed exceeded the limit.
     crossed: bool,
 }
 

@@ -138,16 +138,17 @@ pub(super) struct SingleFlight<T> {
 #[derive(Debug)]
 struct FlightTable<T> {
     places: HashMap<ChunkFormat, FlightSlot<T>>,
-    /// Each key with the time of its last known use. It is checked again before eviction.
+    /// Each cached key with the time of its last known use. The time is checked again before an eviction.
     order: VecDeque<(ChunkFormat, Instant)>,
     bytes: usize,
-    /// Numbers the makers, so that a value that was dropped while being made is not stored.
+    /// The number of tasks that have started to make a value, so that a value that was dropped while being made is not
+    /// stored.
     tickets: u64,
 }
 
 #[derive(Debug)]
 enum FlightSlot<T> {
-    /// One task makes it in a single poll. Others wait.
+    /// One task creates the value in a single poll; other tasks wait for it.
     Making {
         ticket: u64,
         waiting: Vec<Waker>,
@@ -159,18 +160,18 @@ enum FlightSlot<T> {
     },
 }
 
-/// Cache key of an encoded chunk: everything that determines its bytes.
+/// The cache key of an encoded chunk: all properties that determine its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ChunkFormat {
     /// The name of a [`Chunk`](super::Chunk), or [`joined_name`](super::Chunk::joined_name) of several.
     pub chunk: u128,
     pub representation: Representation,
-    /// Server release whose output format is written.
+    /// The server release in whose output format the chunk is written.
     pub release: u32,
     pub part: ChunkPart,
 }
 
-/// Encoding of each object.
+/// The form in which a chunk's objects are encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ChunkPart {
     /// Items of a list.
@@ -182,7 +183,7 @@ pub enum ChunkPart {
     Deflated { behind: Option<u128>, piece: usize },
 }
 
-/// The task that makes a value. Dropping it wakes all waiting tasks, even if making failed.
+/// A task that makes a cached value. Dropping it wakes all waiting tasks, even if it failed.
 struct Maker<'a, T> {
     flight: &'a SingleFlight<T>,
     format: ChunkFormat,
@@ -238,7 +239,7 @@ impl<T: Clone> SingleFlight<T> {
         }))
     }
 
-    /// Drops everything, including values that are being made.
+    /// Drops all cached values, including those that are being made.
     pub(super) fn clear(&self) {
         let gone = {
             let mut kept = self.kept.lock();
@@ -248,7 +249,7 @@ impl<T: Clone> SingleFlight<T> {
         gone.places.into_values().for_each(FlightSlot::wake);
     }
 
-    /// Drops values that have not been used for too long.
+    /// Drops cached values that have not been used for too long.
     pub(super) fn expire(&self, now: Instant) {
         let Some(oldest) = self.age_max.and_then(|age| now.checked_sub(age)) else { return };
         let mut kept = self.kept.lock();

@@ -21,7 +21,7 @@ pub struct Chunk {
     pub(crate) name: u128,
     /// Whether it ended because of its length, rather than at the end of its namespace or of the list.
     pub(crate) is_full: bool,
-    /// A bit for each representation that all of its objects have been written in.
+    /// A bit for each representation in which all objects of the chunk have been written.
     written: AtomicU8,
 }
 
@@ -67,7 +67,7 @@ impl Chunk {
         (first.rotate_left(61) ^ second).wrapping_mul(MIX)
     }
 
-    /// Returns whether all of it has been written in a representation, so that writing it again cannot fail.
+    /// Returns whether the whole chunk has been written in a representation, so that writing it again cannot fail.
     pub fn was_written(&self, representation: Representation) -> bool {
         self.written.load(Ordering::Relaxed) & (1 << representation.place()) != 0
     }

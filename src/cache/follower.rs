@@ -52,12 +52,12 @@ impl ProgressFollower {
         Self { shared: shared.clone(), progress: shared.progress.subscribe() }
     }
 
-    /// Returns the current progress. [`changed`](Self::changed) waits for a different value from here on.
+    /// Returns the current progress. After this, [`changed`](Self::changed) waits for a different value.
     pub fn look(&mut self) -> Progress {
         *self.progress.borrow_and_update()
     }
 
-    /// Completes when the progress differs from that of the last [`look`](Self::look). It may never complete.
+    /// Completes when the feed's progress differs from that of the last [`look`](Self::look). It may never complete.
     pub async fn changed(&mut self) {
         // The sender lives as long as `shared`.
         let _ = self.progress.changed().await;

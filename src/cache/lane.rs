@@ -70,11 +70,11 @@ pub(super) enum LaneRead {
     Expired,
 }
 
-/// Number of events that a reader has not processed.
+/// The number of events that a reader has not processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventsWaiting {
     Exactly(usize),
-    /// The lane holds this many, and the ring has others before them.
+    /// The lane has this many unprocessed events, and the ring has others before them.
     AtLeast(usize),
     /// The reader's position has left the history, of which the lane still holds this many events.
     Lost(usize),

@@ -21,9 +21,9 @@ pub(super) struct Ring {
     /// The version after which the previous state of every event's object is known.
     known: ResourceVersion,
     pub(super) events: usize,
-    /// Bytes of their frames.
+    /// The number of bytes that are charged to the ring for its events.
     pub(super) bytes: usize,
-    /// Charge for events, without their objects and frames.
+    /// The memory charge for events, without their objects and frames.
     charge: Charge,
 }
 

@@ -52,9 +52,9 @@ pub(super) struct AtomicProgress {
 /// Progress of a feed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Progress {
-    /// Version up to which everything has been applied.
+    /// The version up to which everything has been applied.
     pub rv: ResourceVersion,
-    /// Number of bookmarks received.
+    /// The number of bookmarks that the feed has received.
     pub bookmarks: u64,
 }
 

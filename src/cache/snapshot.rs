@@ -14,7 +14,7 @@ pub struct Snapshot {
     /// The resourceVersion of this state.
     pub rv: ResourceVersion,
     pub(super) objects: OrdMap<ObjectKey, Arc<Object>>,
-    /// Chunks of this state, shared by its clones.
+    /// The chunks of this state, shared by its clones.
     pub(super) cut: Arc<ChunkIndex>,
     pub(super) taken: CapturePoint,
 }

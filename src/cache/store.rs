@@ -14,9 +14,9 @@ use kubeapi::{EventType, ObjectKey, ResourceVersion};
 #[derive(Debug)]
 pub(super) struct Store {
     pub(super) objects: OrdMap<ObjectKey, Arc<Object>>,
-    /// Bytes of their bodies.
+    /// The number of bytes of the object bodies in the store.
     pub(super) bytes: usize,
-    /// Bytes of bodies that have left the store since the feed began.
+    /// The number of bytes of bodies that have left the store since the feed began.
     left_bytes: u64,
     /// The generation of the content, which changes with each history and each time that bodies are re-encoded.
     content: u64,
@@ -38,7 +38,7 @@ impl Store {
         }
     }
 
-    /// Replaces all objects with a list. Returns the previous objects.
+    /// Replaces all objects with a listed state. Returns the previous objects.
     pub(super) fn restart(&mut self, list: Snapshot) -> OrdMap<ObjectKey, Arc<Object>> {
         self.content += 1;
         let bytes = list.iter().map(|object| object.body().len()).sum();

@@ -49,31 +49,31 @@ struct ConfirmedVersion {
     kept: Option<Snapshot>,
 }
 
-/// Sizes of one feed, for metrics and admin pages.
+/// The sizes of one feed, for metrics and admin pages.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CacheStats {
     pub objects: usize,
-    /// Bytes of the objects' bodies.
+    /// The number of bytes of all object bodies.
     pub object_bytes: usize,
     pub events: usize,
     pub event_bytes: usize,
-    /// Bytes derived from objects and events and kept.
+    /// The number of bytes that were derived from objects and events, and kept.
     pub derived_bytes: usize,
-    /// Bytes of everything of the feed that is alive, regardless of its holder.
+    /// The number of bytes of everything of the feed that is alive, regardless of its holder.
     pub memory_bytes: usize,
     /// The oldest version that a watch may start from.
     pub floor: ResourceVersion,
     pub progress: ResourceVersion,
-    /// Number of lanes, without the lane of all events.
+    /// The number of lanes, without the lane of all events.
     pub lanes: usize,
-    /// Seconds between the oldest and the newest event.
+    /// The number of seconds between the oldest and the newest event.
     pub span_seconds: f64,
 }
 
 /// A mark of a feed's objects: if two marks are equal, the objects did not change in between.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StateMark {
-    /// Number of the history.
+    /// The number of the history, which increases when the feed starts a new one.
     pub history: u64,
     /// The `seq` of the next change. Duplicates do not count.
     pub(super) next_seq: u64,
@@ -192,7 +192,8 @@ impl Timeline {
         }
     }
 
-    /// Records that upstream had the state of `mark` at version `at`. Returns whether that is the current state.
+    /// Records that upstream had the state of `mark` at version `at`. Returns whether the mark is still that of the
+    /// current state.
     pub(super) fn confirm(&mut self, mark: StateMark, at: ResourceVersion) -> bool {
         let is_present = !self.is_over && mark == self.mark();
         if is_present && at > self.shown_at() {

@@ -23,7 +23,7 @@ pub struct CacheWriter {
     shared: Arc<Shared>,
 }
 
-/// Objects replaced between two yields to readers.
+/// The number of objects that are replaced between two yields to readers.
 const RENEWED_AT_A_TIME: usize = 256;
 
 impl CacheWriter {

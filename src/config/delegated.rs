@@ -18,7 +18,8 @@ pub struct DelegatedKeys {
 }
 
 impl DelegatedKeys {
-    /// Reports unreadable files, and a CA that is trusted for both clients and front proxies (R-MODE-2).
+    /// Reports unreadable files, and a CA that is trusted for both clients and front proxies
+    /// (docs/SECURITY.md, "Deployment modes").
     pub(super) fn check(&self, problems: &mut Problems) {
         let mut read = |what: &str, path: &Option<PathBuf>| {
             let path = path.as_ref()?;

@@ -20,7 +20,7 @@ pub struct Freshness {
     wanted: watch::Sender<Option<Instant>>,
     /// The versions that readers wait for.
     pub versions: WantedVersions,
-    /// Number of readers that wait for a proof.
+    /// The number of readers that wait for a proof.
     waiting: Arc<AtomicUsize>,
 }
 

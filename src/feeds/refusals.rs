@@ -28,7 +28,7 @@ struct Refusal {
 const REFUSALS_MAX: usize = super::FEEDS_MAX;
 /// First delay before a feed is retried.
 const REFUSED_FIRST: Duration = Duration::from_secs(30);
-/// Longest delay: upstream is asked once an hour for a resource that does not fit or cannot be read.
+/// The longest delay after a refusal: a resource that does not fit or cannot be decoded is tried once an hour.
 const REFUSED_MAX: Duration = Duration::from_secs(60 * 60);
 
 impl Refusals {
@@ -98,7 +98,7 @@ impl Refusal {
     }
 }
 
-/// Returns the delay after `times` consecutive ends of this kind.
+/// Returns the delay after `times` consecutive refusals.
 fn refused_for(times: u32) -> Duration {
     let doublings = times.saturating_sub(1).min(16);
     REFUSED_FIRST.saturating_mul(1 << doublings).min(REFUSED_MAX)

@@ -219,7 +219,7 @@ impl Feeds {
         }
     }
 
-    /// Forgets refusals, because upstream serves other resources now. Refusals for memory or for missing permissions
+    /// Discards refusals, because upstream serves other resources now. Refusals for memory or for missing permissions
     /// stay.
     pub fn forget_refusals(&self) {
         self.shared.refused.lock().forget();

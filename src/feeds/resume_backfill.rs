@@ -212,7 +212,7 @@ impl BackfillLedger {
 }
 
 impl BackfillProgress {
-    /// Whether a client that comes from before the history has something to wait for.
+    /// Whether a client that resumes from before the history should wait for a backfill.
     fn may_wait(&self, who: ResumingClient, now: Instant) -> bool {
         let may_be_asked = self.questions < QUESTIONS_MAX || self.under_way.is_some_and(|asked| asked.serves(who));
         let is_inexplicable = who.inquires && who.from < self.inexplicable_upto;

@@ -15,7 +15,7 @@ pub struct WantedVersions(watch::Sender<BTreeMap<ResourceVersion, WantedVersion>
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WantedVersion {
-    /// Time of the last request for it.
+    /// The time of the last request for the version.
     since: Instant,
     /// Whether the feed has tried to catch up with upstream for the version.
     is_tried: bool,
@@ -54,8 +54,8 @@ impl WantedVersions {
         self.0.subscribe()
     }
 
-    /// Forgets versions that the watch (`told`) or the served state (`shown`) has reached, and versions without a
-    /// waiting reader.
+    /// Forgets versions that the watch (`told`) or the served state (`shown`) has reached, and versions that no reader
+    /// waits for.
     pub fn settle(&self, told: ResourceVersion, shown: ResourceVersion, now: Instant) {
         let reached = |want: &WantedVersion| if want.follows { told } else { told.max(shown) };
         self.retain(|rv, want| rv > reached(want) && now.duration_since(want.since) < Self::WAIT_MAX);
@@ -66,7 +66,7 @@ impl WantedVersions {
         self.0.borrow().values().any(|want| want.follows)
     }
 
-    /// Returns the smallest wanted version above another one.
+    /// Returns the smallest version that a reader waits for and that is above another one.
     pub fn least_above(&self, rv: ResourceVersion) -> Option<ResourceVersion> {
         let above = (std::ops::Bound::Excluded(rv), std::ops::Bound::Unbounded);
         self.0.borrow().range(above).next().map(|(rv, _)| *rv)
@@ -87,8 +87,8 @@ impl WantedVersions {
         begins
     }
 
-    /// Forgets a version that upstream does not have, and all later ones that were wanted at the time of the request
-    /// `asked`.
+    /// Forgets a version that upstream does not have, and all later versions that readers waited for when the request
+    /// was sent at `asked`.
     pub fn give_up(&self, rv: ResourceVersion, asked: Instant) {
         self.retain(|wanted, want| wanted < rv || want.since > asked);
     }

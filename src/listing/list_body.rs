@@ -18,7 +18,7 @@ pub(crate) struct ListBody {
     pub(super) chunks: PageChunks,
     pub(super) head: Bytes,
     pub(super) tail: Bytes,
-    /// Whether it is long enough to be compressed.
+    /// Whether the list is long enough for the apiserver to compress it.
     worth: bool,
     at: SendPosition,
     joined: SliceJoiner,
@@ -155,11 +155,11 @@ impl ListBody {
 /// Joins small slices, so that they are sent together. Large ones are not copied.
 #[derive(Debug, Default)]
 pub(crate) struct SliceJoiner {
-    /// A slice that did not fit with the previous ones.
+    /// The slice that did not fit with the previous ones.
     next: Option<Bytes>,
 }
 
-/// Maximum length of joined slices: that of a TLS record, and by default of an HTTP/2 frame.
+/// The maximum length of joined slices: that of a TLS record, and by default of an HTTP/2 frame.
 const BYTES_MAX: usize = 16 << 10;
 
 impl SliceJoiner {

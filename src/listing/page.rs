@@ -18,9 +18,9 @@ pub(crate) struct ListRead {
     pub(crate) representation: Representation,
     pub(crate) view: View,
     pub(crate) plan: ListPlan,
-    /// Whether the path names a namespace. If so, keys in continue tokens are relative to it.
+    /// Whether the path names a namespace. If so, keys in continue tokens are relative to that namespace.
     pub(crate) in_namespace: bool,
-    /// Encoding of continue tokens.
+    /// The store whose spelling of continue tokens is used.
     pub(crate) pages: PageStore,
 }
 

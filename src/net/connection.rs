@@ -21,11 +21,11 @@ pub struct Peer {
     /// The client has proven that it has the key. The issuer, the validity and the usage are not verified.
     pub certificates: Option<Arc<[CertificateDer<'static>]>>,
     pub connection: Connection,
-    /// Ends this request and its response at once: an HTTP/2 stream is reset, an HTTP/1.1 connection closed.
+    /// Ends a request and its response at once: an HTTP/2 stream is reset, an HTTP/1.1 connection closed.
     pub cut: AbortSignal,
 }
 
-/// The address of a peer.
+/// The address of a connected client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerAddress {
     Tcp(SocketAddr),
@@ -61,7 +61,7 @@ struct Shared {
     caller: AtomicU64,
     /// Counts the connection for its caller in the listener's limit.
     settle: OnceLock<Box<SettlePlace>>,
-    /// Whether the listener is full and the caller's share of it is used up.
+    /// Whether the listener is full and the caller's share of connections is used up.
     is_refused: AtomicBool,
     /// The number of requests that were received after the connection stopped taking requests.
     late: AtomicU32,
@@ -87,9 +87,9 @@ pub(super) const EVERYBODY: u64 = u64::MAX;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ConnectionState {
     /// The connection ends after its running requests, because of its age, idleness or a drain. Requests that the
-    /// client sent before it learned this are served.
+    /// client sent before it received this are served.
     Leaving = 1,
-    /// The connection ends after its running requests and takes no further ones.
+    /// The connection ends after its running requests and accepts no further ones.
     Closing,
     /// The connection must be closed now.
     Cut,

@@ -157,8 +157,8 @@ impl ConnectionLimiter {
         self.enter(connection, source).now_or_never()
     }
 
-    /// Makes room for a connection that could not be accepted. If no connection here is idle, asks the other users of
-    /// descriptors to close one, and returns true.
+    /// Makes room for a connection that could not be accepted. If no connection here is idle, requests that the other
+    /// users of descriptors close one, and returns true.
     pub(super) async fn make_room_or_ask(&self, error: &io::Error) -> bool {
         let asks = !self.close_silent(ROOM, false).await;
         if asks {
@@ -181,10 +181,10 @@ impl ConnectionLimiter {
         }
     }
 
-    /// Closes some idle connections because the process has no descriptors left, and waits briefly until one is gone.
-    /// Returns whether one is.
+    /// Closes some idle connections because the process has no descriptors left, and waits briefly until one has
+    /// closed. Returns whether one has.
     ///
-    /// It counts connections that are already closing first. So frequent calls do not close new connections.
+    /// Connections that are already closing count first. So frequent calls do not close new connections.
     async fn close_silent(&self, room: usize, is_for_others: bool) -> bool {
         let gone = self.gone.notified();
         // A new connection gets a moment to send a request. If the process has no descriptors, `accept` fails even
@@ -240,13 +240,14 @@ impl ConnectionLimiter {
         taken.here.len() <= self.places_max() || taken.give_way_to(owner)
     }
 
-    /// The current number of places.
+    /// Returns the current number of connection slots.
     fn places_max(&self) -> usize {
         self.limits.get().connections_max.min(self.affordable_max)
     }
 }
 
-/// The number of places for so many descriptors, and the number of closing connections beyond it.
+/// Returns the number of slots for a number of descriptors, and the number of connections that may be closing beyond
+/// it.
 fn within(descriptors: usize) -> (usize, usize) {
     let leaving_max = (descriptors / DESCRIPTORS_PER_LEAVING).clamp(1, LEAVING_MAX);
     ((descriptors / 4 * DESCRIPTORS_OF_4).saturating_sub(leaving_max).max(1), leaving_max)

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// The limits of one connection (R-LIMIT-1).
+/// The limits of one connection (I2).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectionLimits {
     pub connections_max: usize,

@@ -40,18 +40,18 @@ struct HandshakeTurns {
     rests: Mutex<Instant>,
 }
 
-/// Recent failed handshakes, by source.
+/// The recent failed handshakes, by source.
 ///
 /// Each failure costs a signature, and a client can cause the next one at once. So a source with many failures waits a
 /// moment before its next handshake.
 #[derive(Debug, Default)]
 pub(super) struct HandshakeFailures {
-    /// One lock for all sources: a look-up takes 0.1 µs and a handshake 1,000 µs, and the lock also bounds the number
-    /// of sources.
+    /// The failures per source. One lock suffices: a look-up takes 0.1 µs and a handshake 1,000 µs. It also bounds the
+    /// number of sources.
     of: Mutex<HashMap<ConnectionSource, LeakyBucket>>,
 }
 
-/// A leaky bucket: its level at a time.
+/// A leaky bucket that counts failures: its level at a time.
 #[derive(Debug, Clone, Copy)]
 struct LeakyBucket {
     failures: f64,
@@ -62,13 +62,15 @@ struct LeakyBucket {
 const STEPS_FOR: Duration = Duration::from_millis(1);
 /// The shortest round of the runtime in which another task was ready.
 const NOBODY_IN: Duration = Duration::from_micros(10);
-/// The failures without effect. A fleet whose certificates have all expired at once is not an attack.
+/// The number of recent failures that have no effect. A fleet whose certificates have all expired at once is not an
+/// attack.
 const FREE_MAX: f64 = 50.0;
-/// The failures forgotten per second.
+/// The number of failed handshakes that are forgotten per second.
 const FORGOTTEN_PER_SECOND: f64 = 10.0;
-/// How long a source with too many failures waits.
+/// How long a source with too many failed handshakes waits.
 const PAUSE: Duration = Duration::from_millis(200);
-/// The most sources remembered. Beyond that, all are forgotten, which does not help an attacker with one address.
+/// The maximum number of sources remembered. Beyond that, all are forgotten, which does not help an attacker with one
+/// address.
 const SOURCES_MAX: usize = 4_096;
 
 impl HandshakeQueue {
@@ -140,7 +142,7 @@ async fn woken() {
 }
 
 impl HandshakeFailures {
-    /// Records a failed handshake.
+    /// Records a failed handshake of a source.
     pub(super) fn note(&self, source: ConnectionSource) {
         let now = Instant::now();
         let mut of = self.of.lock();
@@ -151,7 +153,7 @@ impl HandshakeFailures {
         *level = LeakyBucket { failures: level.now(now) + 1.0, at: now };
     }
 
-    /// Completes when a handshake of that source may begin: at once, unless many have failed.
+    /// Completes when a handshake of the source may begin: at once, unless many have failed.
     pub(super) async fn wait(&self, source: ConnectionSource) {
         let pauses = self.of.lock().get(&source).is_some_and(|level| level.now(Instant::now()) > FREE_MAX);
         if pauses {

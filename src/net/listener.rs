@@ -85,7 +85,7 @@ const QUEUED_MAX: usize = 2 * BACKLOG_MAX as usize;
 /// The time that started TCP handshakes get to complete before the port is released: some round trips.
 const HANDSHAKES_MAX: Duration = Duration::from_millis(200);
 
-/// The most connections that wait to be accepted.
+/// The maximum number of in-memory connections that wait to be accepted.
 const WAITING_MAX: usize = 1024;
 
 const ROOT: u32 = 0;
@@ -331,7 +331,7 @@ pub(super) fn settle(stream: Stream) -> io::Result<Stream> {
 }
 
 impl InMemoryConnector {
-    /// Opens a connection from an address; `None` if the listener is gone, or too many connections wait.
+    /// Opens an in-memory connection from an address; `None` if the listener is gone, or too many connections wait.
     pub fn connect(&self, from: SocketAddr) -> Option<DuplexStream> {
         let (near, far) = tokio::io::duplex(self.buffer_bytes);
         self.arrivals.try_send((far, PeerAddress::Tcp(from))).ok()?;

@@ -62,7 +62,7 @@ pub async fn serve<H: HttpHandler>(
             let turns = turns.of(&this, ConnectionSource::of(address));
             let peer = Peer { address, certificates: None, connection: this, cut: AbortSignal::default() };
             if let Err(error) = connection(stream, peer, (tls, turns, heads), &limits, drain, handler).await {
-                tracing::debug!(%error, "connection ended");
+                tracing::debug!(%error, "client connection ended with an error");
             }
             drop(place);
         });

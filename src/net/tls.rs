@@ -58,9 +58,12 @@ struct AnyIssuer {
     algorithms: WebPkiSupportedAlgorithms,
 }
 
-/// The chain is longer than any client needs, and expensive to verify.
+/// A certificate chain that is longer than any client needs, and expensive to verify.
 #[derive(Debug, thiserror::Error)]
-#[error("the certificate chain is too long: {certificates} certificates, {bytes} bytes")]
+#[error(
+    "the certificate chain is too long: {certificates} certificates (at most {CHAIN_CERTIFICATES_MAX}), {bytes} bytes (at \
+     most {CHAIN_BYTES_MAX})"
+)]
 struct ChainTooLong {
     certificates: usize,
     bytes: usize,
@@ -71,7 +74,7 @@ struct ChainTooLong {
 /// The search for a path to an authority may have to try the certificates in every order, so its steps grow like
 /// permutations. Five certificates take 64 steps (0.1 ms), but nine take 200,000 steps (a third of a second).
 pub const CHAIN_CERTIFICATES_MAX: usize = 5;
-/// The most bytes of a chain, which is kept as long as its connection lives.
+/// The maximum number of bytes of a certificate chain, which is kept as long as its connection lives.
 const CHAIN_BYTES_MAX: usize = 32 << 10;
 
 impl Tls {

@@ -26,7 +26,7 @@ pub(super) struct BufferShrinker;
 /// The bounds of the records that are read.
 #[derive(Debug, Default)]
 pub(super) struct RecordBounds {
-    /// The head of the next record, as far as it was read (RFC 8446 §5.1).
+    /// The head of the next TLS record, as far as it was read (RFC 8446 §5.1).
     head: [u8; HEAD_BYTES],
     head_read: usize,
     /// The number of bytes of the current TLS record that have not been read.
@@ -86,7 +86,7 @@ impl<I> TlsRecords<I> {
 }
 
 impl RecordBounds {
-    /// Notes where the records end that these bytes belong to.
+    /// Tracks where the TLS records end that the bytes belong to.
     fn note(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             if self.left > 0 {

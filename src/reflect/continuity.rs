@@ -156,9 +156,9 @@ pub(super) fn testimony(resume_marker: &ResumeMarker, item: &Result<StreamItem, 
         {
             ResumeEvidence::Continues
         }
-        WatchItem::Error { status } if status.code == 410 => ResumeEvidence::Expired,
-        WatchItem::Error { .. } => ResumeEvidence::Refuses,
-        WatchItem::Change { .. } | WatchItem::Bookmark { .. } => ResumeEvidence::Contradicts,
+        Ok(_) => ResumeEvidence::Contradicts,
+        Err(StreamEnd::Failed(error)) if error.code() == Some(410) => ResumeEvidence::Expired,
+        Err(_) => ResumeEvidence::Unknown,
     }
 }
 

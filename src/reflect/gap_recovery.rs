@@ -145,7 +145,8 @@ impl PastObjectReader<'_> {
         Ok(changes)
     }
 
-    /// Finds, by bisection, the last content of an object that is gone at `until` and the version of its deletion.
+    /// Finds, by bisection, the last content of an object that no longer exists at `until`, and the version of its
+    /// deletion.
     async fn deletion(
         &self,
         key: &ObjectKey,

@@ -8,9 +8,9 @@ use tokio::time::{Instant, sleep, timeout};
 use super::feed_client::FeedClient;
 use super::gap_recovery;
 use super::metrics::SideRequest;
-use super::reflector_findings::{BackfillFinding, PreviousObjects, ReflectorFinding};
-use super::stream::StreamEnd;
-use crate::cache::{BackfilledEvents, Change, FeedState, HistoryStart, MissingPrevious};
+use super::reflector_findings::ReflectorFinding;
+use super::stream::{StreamEnd, StreamItem};
+use crate::cache::{Change, HistoryStart, MissingPrevious};
 use crate::feeds::{BackfillOutcome, BackfillRequest};
 use crate::upstream::{Cause, Error};
 use base::Backoff;
@@ -176,7 +176,6 @@ impl HistoryBackfiller {
                         return Err(BackfillError::TooMany);
                     }
                 }
-                WatchItem::Error { status } => return Err(Error::Refused(status).into()),
             }
         }
     }

@@ -147,7 +147,10 @@ impl FeedClient {
                 Ok(Ok(at)) if at >= reached => return HistoryCheckOutcome::Reached,
                 Ok(Ok(at)) => {
                     let feed = &self.feed.spec.key;
-                    tracing::info!(%feed, upstream_rv = %at, rv = %reached, "upstream is behind the cache");
+                    tracing::info!(
+                        %feed, upstream_rv = %at, rv = %reached,
+                        "upstream is behind the cache: restored storage, or a lagging server"
+                    );
                 }
                 Ok(Err(_)) | Err(_) => return HistoryCheckOutcome::Failed(why),
             }
@@ -163,7 +166,7 @@ impl FeedClient {
             Ok(initial) => initial,
             Err(error) => {
                 let feed = &self.feed.spec.key;
-                tracing::info!(%feed, %error, "cannot compare upstream's history with the cache");
+                tracing::info!(%feed, %error, "cannot list upstream's state to compare histories; retrying");
                 return HistoryCheckOutcome::Failed(why);
             }
         };
@@ -189,8 +192,8 @@ impl FeedClient {
         }
     }
 
-    /// Lists the current state. A proxy may return a version below ours although its history is the same; in that case
-    /// a list at our version or later is requested (`Lister::position_beside`).
+    /// Lists the current state. A proxy may return a version below `ours` although its history is the same. In that
+    /// case a list at `ours` or later is requested (`Lister::position_beside`).
     async fn current_beside(&self, ours: ResourceVersion) -> Result<InitialState, StreamEnd> {
         let lister = self.lister(SideRequest::Doubt);
         let current = lister.current().await?;

@@ -63,7 +63,7 @@ pub(super) struct PastObject {
 /// The state that a LIST requests (R-LIST-1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ListVersion {
-    /// The most recent state.
+    /// The read must return the most recent state.
     Current,
     NotOlderThan(ResourceVersion),
     Exact(ResourceVersion),
@@ -118,8 +118,7 @@ impl Lister<'_> {
                     let stream = Some(ContinuingWatch { stream, template: Some(template) });
                     return Ok(InitialState { snapshot, stream, servers, is_from_memory });
                 }
-                WatchItem::Bookmark { .. } => {}
-                WatchItem::Error { status } => return Err(Error::Refused(status).into()),
+                StreamItem::Bookmark { .. } => {}
             }
         }
     }
@@ -196,14 +195,10 @@ impl Lister<'_> {
             Err(error) => return Err(error.into()),
         };
         loop {
-            match stream.next(self.reader).await? {
-                WatchItem::Bookmark { rv, object, .. } => {
-                    let template = BookmarkTemplate::from_object(&self.spec.envelope(), &object);
-                    let (template, is_from_memory) = (Some(template.map_err(Error::Wire)?), stream.is_from_memory());
-                    return Ok(ReportedPosition { at: rv, template, is_from_memory });
-                }
-                WatchItem::Change { .. } => {}
-                WatchItem::Error { status } => return Err(Error::Refused(status).into()),
+            if let StreamItem::Bookmark { rv, object, .. } = stream.next(&self.upstream.reader).await? {
+                let template = BookmarkTemplate::from_object(&self.spec.envelope(), &object);
+                let (template, is_from_memory) = (Some(template.map_err(Error::Wire)?), stream.is_from_memory());
+                return Ok(ReportedPosition { at: rv, template, is_from_memory });
             }
         }
     }
@@ -242,10 +237,8 @@ impl Lister<'_> {
                 listed = &mut listing => break listed?,
                 item = stream.next(&self.upstream.reader) => item?,
             };
-            match &item {
-                WatchItem::Change { frame, .. } => bytes += frame.len(),
-                WatchItem::Bookmark { .. } => {}
-                WatchItem::Error { status } => return Err(Error::Refused(status.clone()).into()),
+            if let StreamItem::Change { change, .. } = &item {
+                bytes += change.frame.as_ref().map_or(0, Bytes::len);
             }
             if bytes > AHEAD_BYTES_MAX {
                 return Err(Error::TooLarge(AHEAD_BYTES_MAX).into());

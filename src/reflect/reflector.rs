@@ -29,9 +29,9 @@ use super::stream::{StreamEnd, WatchStream};
 pub(super) struct Reflector {
     upstream: FeedClient,
     writer: CacheWriter,
-    /// Findings of the tasks that run beside the stream, such as proofs, backfilled events and contradictions.
+    /// Receives findings of the tasks that run beside the stream, such as proofs, backfilled events and contradictions.
     findings: mpsc::Receiver<ReflectorFinding>,
-    /// Rewind notices between the feeds of one upstream.
+    /// Exchanges rewind notices between the feeds of one upstream.
     rewinds: Arc<RewindNotices>,
     notices: watch::Receiver<Option<Instant>>,
     backoff: Backoff,

@@ -14,21 +14,21 @@ use tokio::sync::watch;
 /// A finding of a task that runs beside a reflector.
 #[derive(Debug)]
 pub(super) enum ReflectorFinding {
-    /// Changes after our version, in order and without a gap, up to `until`.
+    /// The changes after the feed's version, in order and without a gap, up to `until`.
     Proof {
-        /// The number of the feed's history that they belong to.
+        /// The number of the feed's history to which the changes belong.
         history: u64,
         changes: Vec<Change>,
         until: ResourceVersion,
         /// Whether readers are sent the new version, because one of them requested it.
         announced: bool,
     },
-    /// Objects that have another encoding now.
+    /// Objects whose encoding has changed.
     Renewal {
         objects: Vec<Arc<Object>>,
         /// The state of the servers for which the objects were listed, as [`BodyWriters`](super::body_writers) counts.
         count: u64,
-        /// Notified when the objects were replaced.
+        /// Notified when the reflector has replaced the objects.
         done: oneshot::Sender<()>,
     },
     /// Earlier events to prepend to the history. `done` receives whether the history now begins with them.
@@ -42,7 +42,7 @@ pub(super) enum ReflectorFinding {
         before: Vec<(MissingPrevious, Arc<Object>)>,
         done: oneshot::Sender<()>,
     },
-    /// An upstream response contradicts what the feed holds in this history.
+    /// An upstream response contradicts the cached state of this history.
     HistoryMismatch {
         history: u64,
     },
@@ -64,8 +64,8 @@ pub(super) struct Divergence {
     pub(super) difference: &'static str,
 }
 
-/// The time at which a feed last found that upstream's storage had gone back. All feeds of that upstream check their
-/// history then.
+/// The time at which a feed last found that upstream's storage had gone back. On each notice, all feeds of that
+/// upstream check their history.
 #[derive(Debug, Default)]
 pub(super) struct RewindNotices(watch::Sender<Option<Instant>>);
 

@@ -47,14 +47,15 @@ use compare::{Discrepancy, KeyRange, contradictions};
 /// Compares one feed with upstream periodically.
 pub(super) struct SelfChecker {
     pub(super) upstream: FeedClient,
-    /// Provides the mean interval between rounds, which varies by half, or disables them.
+    /// The configuration, with the mean interval between rounds, which varies by half. Without an interval, there are
+    /// no rounds.
     pub(super) config: Reloadable<ReflectConfig>,
 }
 
 /// The results of earlier rounds of a self-check.
 #[derive(Debug)]
 struct SelfCheckState {
-    /// The state that was compared completely last.
+    /// The last state that was compared completely.
     proven: StateMark,
     sweep: Option<Sweep>,
     /// The number of keys in one request.
@@ -163,7 +164,8 @@ impl SelfChecker {
                 "same"
             }
             Err(error) => {
-                tracing::debug!(feed = %self.upstream.feed.spec.key, %error, "self-check skipped");
+                let feed = &self.upstream.feed.spec.key;
+                tracing::debug!(%feed, %error, "cannot compare cached objects with upstream; self-check skipped");
                 (known.proven, known.sweep) = before;
                 known.note(&error, (mark.history, state.rv));
                 "skipped"

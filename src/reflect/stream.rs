@@ -9,8 +9,8 @@ use tokio::time::{Instant, timeout_at};
 use super::feed_client::FeedClient;
 use crate::cache::Change;
 use crate::upstream::{Cause, Client, Error, ResponseBody, Server, UpstreamRequestKind};
-use crate::wire::{Encoding, ErrorEvent, FrameSplitter, Object, ObjectReader, TABLE_ACCEPT, WatchItem, WireError};
-use kubeapi::{ResourceVersion, Status};
+use crate::wire::{Encoding, FrameSplitter, Object, ObjectReader, TABLE_ACCEPT, WatchItem, WireError};
+use kubeapi::ResourceVersion;
 
 /// One open upstream watch. It reads bytes and returns decoded items.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(super) struct WatchStream {
     splitter: FrameSplitter,
     /// Items that were read before the stream was passed on.
     ahead: VecDeque<StreamItem>,
-    /// When the last item came. It is a field because a read may be cancelled at any time.
+    /// The time at which the last item was received. It is a field because a read may be cancelled at any time.
     last_item: Instant,
 }
 
@@ -82,7 +82,7 @@ impl FeedClient {
 }
 
 impl WatchStream {
-    /// The server at the other end.
+    /// Returns the server at the other end of the watch.
     pub(super) fn server(&self) -> &Server {
         self.body.server()
     }
@@ -102,7 +102,7 @@ impl WatchStream {
         Self { ahead, ..self }
     }
 
-    /// Returns the next item. Cancel-safe: bytes that were read stay in the splitter.
+    /// Returns the next item of the watch. Cancel-safe: bytes that were read stay in the splitter.
     pub(super) async fn next(&mut self, reader: &ObjectReader) -> Result<StreamItem, StreamEnd> {
         let deadline = self.last_item + SILENCE_MAX;
         loop {
@@ -162,14 +162,7 @@ pub(super) fn decoded(reader: &ObjectReader, frame: Bytes) -> Result<StreamItem,
         WatchItem::Bookmark { object, rv, initial_events_end } => {
             Ok(StreamItem::Bookmark { object, rv, initial_events_end })
         }
-        WatchItem::Error { event: ErrorEvent { code, reason, message, retry_after_seconds, .. } } => {
-            let mut status = Status::from_code(u16::try_from(code).unwrap_or(500), &message);
-            status.reason = reason;
-            if let Some(seconds) = retry_after_seconds {
-                status.set_retry_after(seconds);
-            }
-            Err(Error::Refused(Box::new(status)))
-        }
+        WatchItem::Error { status } => Err(Error::Refused(status)),
     }
 }
 

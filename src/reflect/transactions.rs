@@ -27,7 +27,7 @@ pub(super) struct Transactions {
     held: Option<(Change, Vec<Change>)>,
     /// The item that completed the transaction.
     ahead: Option<StreamItem>,
-    /// Number of timers that have fired since the last change.
+    /// The number of timers that have fired since the last change.
     fired: u32,
     /// The time at which the next timer fires.
     timer: Instant,
@@ -68,7 +68,7 @@ impl Transactions {
         }
     }
 
-    /// Processes an item of the stream. Returns `None` if it is held.
+    /// Processes an item of the stream. Returns `None` if the item is held for its transaction.
     fn take(&mut self, item: StreamItem) -> Option<StreamItem> {
         match item {
             StreamItem::Change { change, .. } if self.holds(&change) => {

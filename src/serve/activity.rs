@@ -37,28 +37,28 @@ impl WatchTransport {
     }
 }
 
-/// Why a watch has ended.
+/// The reason that a watch has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WatchEnd {
     /// Its timeout expired.
     Timeout,
-    /// Its position left the history, or its feed started a new history: 410.
+    /// The watch's position left the history, or its feed started a new history: 410.
     Expired,
-    /// The requested state did not arrive in time: 504.
+    /// The state that the watch requested did not become available in time: 504.
     TooLarge,
     /// Its feed has ended.
     FeedEnded,
-    /// Its representation can no longer be derived: the client goes on from another feed.
+    /// The feed can no longer be converted to the watch's representation: the client resumes from another feed.
     NotDerivable,
-    /// Its client may not read any more: 403 or 401.
+    /// The client may not read any more: 403 or 401.
     Revoked,
-    /// Another build of the apiserver writes later events, which a downstream proxy must know.
+    /// Another build of the apiserver encodes later events, and a downstream proxy must know the build.
     UpstreamUpgraded,
-    /// The proxy is going away.
+    /// The feed ended because the proxy is shutting down.
     Drained,
-    /// The client went away.
+    /// The client closed the watch.
     ClientClosed,
-    /// It was cut from outside, for this reason.
+    /// The watch was aborted by another part of the proxy, for the given reason.
     Cut(&'static str),
 }
 

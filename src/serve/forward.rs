@@ -40,23 +40,23 @@ use crate::upstream::{ActingAs, CAUSE, Client, Error, ForwardPool, Forwarder, HO
 use base::{AbortSignal, DrainWatch, Tasks};
 use kubeapi::{FlowDistinguisher, Query, RequestInfo, Status, Verb};
 
-/// Upstream's response, or why there is none.
+/// Upstream's response, or the reason that there is none.
 type ReadResult = Result<Response<ResponseBody>, Error>;
 
 /// How long upstream may exceed the time limit for bodies before its response starts. This lets upstream's own timeout
 /// error arrive first.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The largest response that is buffered to be shared.
+/// The maximum size in bytes of a response that is buffered to be shared.
 const SHARED_BYTES_MAX: usize = 4 << 20;
-/// The longest chain of proxies.
+/// The maximum number of proxies in a chain.
 const HOPS_MAX: usize = 16;
 const REDIRECTED: &str = "the backend attempted to redirect this request, which is not permitted";
 const LOOPED: &str = "loop detected: the request has passed this proxy before (its upstream leads back to it)";
 const BROKEN_BODY: &str = "the request body is malformed or incomplete";
-/// The most rows of a Table that identical requests share.
+/// The maximum number of rows of a Table that identical requests share.
 const SHARED_ROWS_MAX: usize = 1_000;
 
-/// Forwards requests with the rights of their callers.
+/// Forwards requests with the permissions of their callers.
 #[derive(Debug)]
 pub(crate) struct Forwarding {
     pub(crate) client: Client,
@@ -163,13 +163,13 @@ impl Forwarding {
         }
     }
 
-    /// Awaits the head of a response, and gives up after the timeout.
+    /// Awaits the head of a response, and fails after the timeout.
     async fn in_time(&self, answering: impl Future<Output = ReadResult>) -> ReadResult {
         let max = self.slow_readers.body_max() + PATIENCE;
         timeout(max, answering).await.unwrap_or(Err(Error::Timeout(max)))
     }
 
-    /// Passes upstream's response on. An error response is always treated as short.
+    /// Returns upstream's response to the caller. An error response is always treated as short.
     fn passed(
         &self,
         response: Response<ResponseBody>,
@@ -277,7 +277,7 @@ impl Forwarding {
             if let (Ok(down), Ok(up)) = tokio::join!(downstream, upstream) {
                 let (mut down, mut up) = (TokioIo::new(down), TokioIo::new(up));
                 if let Err(error) = copy_bidirectional(&mut down, &mut up).await {
-                    tracing::debug!(%error, "tunnel closed with an error");
+                    tracing::debug!(%error, "upgraded connection closed with an error");
                 }
             }
             drop((place, held));
@@ -325,14 +325,14 @@ impl Forwarding {
         if looped { Err(Status::from_code(508, LOOPED)) } else { Ok(()) }
     }
 
-    /// Returns the hop list, including this proxy.
+    /// Returns the hop list of the request, including this proxy.
     pub(crate) fn hops_with_us(&self, headers: &HeaderMap) -> HeaderValue {
         let hops = hops(headers).into_iter().chain([self.client.instance()]).collect::<Vec<_>>().join(",");
         HeaderValue::from_str(&hops).expect("the items are visible ASCII")
     }
 }
 
-/// Wraps a body and records when it breaks off, because then the sender is at fault and not upstream.
+/// Wraps a request body and records when it breaks off, because then the sender is at fault and not upstream.
 fn noticed<B>(body: B, is_broken: Arc<AtomicBool>) -> UpstreamBody
 where
     B: hyper::body::Body<Data = Bytes, Error: Into<BodyError>> + Send + 'static,
@@ -406,7 +406,7 @@ pub(crate) fn unreachable(error: &Error) -> Status {
     }
 }
 
-/// Returns the Status for a write that may have been applied. It has no `Retry-After`, because clients would retry.
+/// Returns the Status for a write that upstream may have applied. It has no `Retry-After`, because clients would retry.
 fn unknown(error: &Error) -> Status {
     Status::from_code(502, &error.for_callers())
 }

@@ -216,7 +216,7 @@ impl Frontend {
             }
             let (code, took) = (response.status().as_u16(), received.elapsed());
             let cached = response.headers().contains_key(SERVED);
-            tracing::debug!(target: "access", %method, path, code, cached, ?took, "request");
+            tracing::debug!(target: "access", %method, path, code, cached, ?took, "response sent");
             // The recent events of the debug pages have the refusals, and the reads that were forwarded.
             let asked = (method.as_str(), &*path);
             if let Some(ServedLocally { status: Some(status), .. }) = response.extensions().get() {
@@ -276,7 +276,7 @@ impl Frontend {
         if without_body { response.map(ReplyBody::of_head) } else { response }
     }
 
-    /// Whether any process on this machine can connect and act with the proxy's rights.
+    /// Whether any process on this machine can connect and act with the proxy's permissions.
     fn is_open_to_all(&self, peer: &Peer) -> bool {
         self.authorizer.is_open() && matches!(peer.address, PeerAddress::Tcp(_))
     }
@@ -400,7 +400,7 @@ impl Frontend {
         self.pass(request, ForwardReason::NonResource).await
     }
 
-    /// Answers a proxy that asks for a review, if it may.
+    /// Answers a review request of a downstream proxy, if the proxy may send it.
     async fn review(&self, request: Box<ReadRequest>) -> Response<ReplyBody> {
         let may = {
             let asked = pin!(self.authorizer.lets_proxy(&request.caller, &request.info));
@@ -509,7 +509,7 @@ impl ScrapeAuthorizer {
     /// Checks whether the sender of a request may read the metrics.
     ///
     /// # Errors
-    /// The sender is not authorized, or upstream cannot be asked.
+    /// The sender is not authorized, or that cannot be determined.
     pub async fn admit(self, sender: RequestSender, headers: HeaderMap) -> Result<(), Status> {
         let info = RequestInfo::parse("GET", "/metrics", &Query::default());
         let info = info.map_err(|error| Status::bad_request(error.to_string()))?;

@@ -35,7 +35,7 @@ use crate::upstream::{
 use base::Ready;
 use kubeapi::{FlowDistinguisher, RequestInfo, Status};
 
-/// The kind of a review.
+/// The kind of a review that a downstream proxy requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Kind {
     /// A `SubjectAccessReview` for a request.
@@ -62,7 +62,7 @@ struct CachedReview {
     lease_ttl: Duration,
 }
 
-/// When upstream's decisions reflect the last observed change of permissions.
+/// The time from which on upstream's decisions reflect the last observed change of permissions.
 #[derive(Debug, Clone, Copy)]
 struct LastChange {
     /// The time from which they normally reflect the change.
@@ -72,7 +72,7 @@ struct LastChange {
     settled: Instant,
 }
 
-/// Creates reviews on behalf of proxies below this one and shares the results.
+/// Creates reviews on behalf of downstream proxies, and shares the results.
 #[derive(Debug)]
 pub(crate) struct PeerReviews {
     client: Client,
@@ -169,8 +169,8 @@ impl PeerReviews {
         Ok(Fetched { asked, value: CachedReview { answer, ttl, lease_ttl: Duration::ZERO } })
     }
 
-    /// Reviews an access, unless this proxy has already reviewed it for its own purposes. A node's proxy asks about its
-    /// kubelet, and this proxy asks about the node's proxy. These are the same review.
+    /// Reviews an access, unless this proxy has already reviewed it for its own purposes. A node's proxy requests a
+    /// review about its kubelet, and this proxy one about the node's proxy. These are the same review.
     async fn ask_whether(&self, kind: Kind, hops: HeaderValue, body: Bytes) -> Result<Fetched<CachedReview>, Error> {
         let question = AccessReviewResult::question(&body);
         let since = self.last_change().map(|change| change.least(kind, Instant::now()));
@@ -236,7 +236,7 @@ pub(crate) fn health<B>(request: &Request<B>, info: &RequestInfo, ready: &Ready)
 }
 
 impl LastChange {
-    /// Whether responses of this kind must certainly reflect the change.
+    /// Whether responses to reviews of a kind must certainly reflect the change.
     fn is_settled(self, kind: Kind, now: Instant) -> bool {
         kind == Kind::Lease && now >= self.settled
     }

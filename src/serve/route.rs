@@ -248,7 +248,7 @@ fn read(asked: &RouteInput<'_>, resource: &Resource, scope: &Scope) -> Result<Ro
         return Err(ForwardReason::ExpensiveSelector.into());
     }
     let options = ListOptions::decode(query)?.defaulted();
-    options.validate(options.watch, true)?;
+    options.validate(options.watch)?;
     // A later release, or a definition that was changed a moment ago, may have the key.
     let Ok(mut fields) = options.fields.compile(&resource.fields) else {
         return Err(ForwardReason::UnsupportedParameter.into());

@@ -75,7 +75,7 @@ impl CallerPools {
         }
     }
 
-    /// The connections of a credential; `None` if its user has reached [`CREDENTIALS_OF_A_USER_MAX`].
+    /// Returns the connections of a credential; `None` if its user has reached [`CREDENTIALS_OF_A_USER_MAX`].
     fn pools(&self, credential: CredentialId, payer: &FlowDistinguisher) -> Result<Option<Arc<Pools>>, Error> {
         if let Some(pools) = self.pools.get(&credential) {
             return Ok(Some(pools));

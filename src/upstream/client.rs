@@ -221,7 +221,7 @@ impl Client {
         Ok(link.tunnels.send(CountedRequest { request, counter }).await?.status().as_u16())
     }
 
-    /// Builds a request with the credentials of a link.
+    /// Builds a request with the credentials of a link to upstream.
     async fn prepared(
         &self,
         link: &Link,

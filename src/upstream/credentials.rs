@@ -239,7 +239,7 @@ fn without_identity(server: Uri) -> kube_client::Config {
     config
 }
 
-/// The token file, unless a password or an inline token has precedence over it, as in kube-client.
+/// Returns the token file, unless a password or an inline token has precedence over it, as in kube-client.
 fn token_file(auth: &AuthInfo) -> Result<Option<Arc<TokenFile>>, CredentialError> {
     let has_other =
         auth.auth_provider.is_some() || auth.username.is_some() && auth.password.is_some() || auth.token.is_some();

@@ -60,10 +60,10 @@ impl PartialEq for InMemoryUpstream {
 
 impl Eq for InMemoryUpstream {}
 
-/// Opens the connections of one pool.
+/// Opens the connections of one pool to upstream.
 pub(super) type Dialer = BoxCloneSyncService<Uri, Dialled, Failure>;
 
-/// A connection, before TLS.
+/// A connection to upstream, before TLS.
 pub(super) type Dialled = Box<dyn RawConnection>;
 
 pub(super) trait RawConnection: Read + Write + Unpin + Send {}

@@ -105,7 +105,7 @@ impl Endpoints {
         *alarms.borrow_and_update()
     }
 
-    /// A receiver of the signs from now on, including the last one before.
+    /// Returns a receiver of the signs of failure from now on, including the last one before.
     pub(super) fn alarms(&self) -> watch::Receiver<usize> {
         self.shared.alarms.clone()
     }

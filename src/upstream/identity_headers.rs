@@ -1,5 +1,5 @@
 //! The identity of a request on its way upstream, and its identity headers: which ones are refused, removed and set, in
-//! this order. The known privilege escalations of similar proxies came from mistakes here (R-IDENTITY-1, R-THREAT-1,
+//! this order. The known privilege escalations of similar proxies came from mistakes here (R-THREAT-1,
 //! R-THREAT-2).
 
 #[cfg(test)]
@@ -23,9 +23,9 @@ pub struct CredentialId([u8; 32]);
 pub enum ActingAs {
     /// The proxy's own identity: the caller is the same user as the proxy.
     ProxyItself,
-    /// The bearer token of the request. The user of the token is its flow distinguisher.
+    /// The bearer token of the request. The flow distinguisher is the token's user.
     Bearer(CredentialId, FlowDistinguisher),
-    /// No identity of the proxy: the user of the request's credential is unknown.
+    /// The request has no identity of the proxy: the user of the request's credential is unknown.
     Anonymous,
     /// A user whose credential cannot be forwarded: the proxy impersonates the user.
     User(Arc<User>),
@@ -168,8 +168,8 @@ pub(super) fn set_user(headers: &mut HeaderMap, user: &User) -> Result<(), Unsen
     Ok(())
 }
 
-/// A header value with exactly this text. Space around it is refused, because it would be stripped in transit, and the
-/// rest could be another user's name.
+/// Returns a header value with exactly the given text. Space around it is refused, because it would be stripped in
+/// transit, and the rest could be another user's name.
 fn value(text: &str) -> Result<HeaderValue, Unsendable> {
     let is_space = |c: char| c == ' ' || c == '\t';
     if text.starts_with(is_space) || text.ends_with(is_space) {

@@ -32,14 +32,14 @@ use super::{Build, CredentialError, Error, InMemoryUpstream, SERVED};
 
 type Connections = legacy::Client<PeerConnector<HttpsConnector<Dialer>>, UpstreamBody>;
 
-/// The kind of connections that a passed-through request uses.
+/// The kind of connections that a forwarded request uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ForwardPool {
-    /// Takes seconds at most: many requests share a connection.
+    /// The request takes seconds at most: many requests share a connection.
     Short,
-    /// Lasts as long as the client reads: one connection each.
+    /// The response lasts as long as the client reads: one connection each.
     Stream,
-    /// Becomes a byte tunnel: one connection each, used once.
+    /// The connection becomes a byte tunnel: one connection each, used once.
     Tunnel,
 }
 

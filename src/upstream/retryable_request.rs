@@ -18,7 +18,7 @@ use super::Error;
 use super::cost::CostCounter;
 use base::random;
 
-/// A request body on its way upstream.
+/// The body of a request that is sent to upstream.
 pub type UpstreamBody = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;
 
 /// A request with its cost counter, which ensures that every request is counted.

@@ -95,8 +95,8 @@ impl TokenReviewResult {
         Some(Self::of(read::<TokenReview>(answer)?.status.unwrap_or_default()))
     }
 
-    /// Only `authenticated: true` with a name authenticates a user: a response that lacks either must not be trusted
-    /// (CVE-2023-48312).
+    /// Converts the status of a TokenReview. Only `authenticated: true` with a name authenticates a user: a response that
+    /// lacks either must not be trusted (CVE-2023-48312).
     fn of(status: TokenReviewStatus) -> Self {
         let known = status.authenticated == Some(true) && status.error.is_none_or(|error| error.is_empty());
         let user = status.user.filter(|_| known).map(user).filter(|user| !user.name.is_empty());
@@ -161,7 +161,7 @@ fn user(info: UserInfo) -> User {
     }
 }
 
-/// The complete request: if an attribute were omitted, the response would apply to more than was asked (A3).
+/// Builds the complete review: if an attribute were omitted, the decision would apply to more than was requested (A3).
 fn access_question(user: &User, access: &Access) -> SubjectAccessReview {
     let (resource_attributes, non_resource_attributes) = attributes(access);
     let spec = SubjectAccessReviewSpec {
@@ -199,7 +199,8 @@ fn asked_access(spec: &SubjectAccessReviewSpec) -> Option<Access> {
     }
 }
 
-/// Selectors are sent unchanged: upstream parses them like those of the request itself (R-AUTHZ-2).
+/// Converts the attributes of an access. Selectors are sent unchanged: upstream parses them like those of the request
+/// itself (R-AUTHZ-2).
 fn attributes(access: &Access) -> (Option<ResourceAttributes>, Option<NonResourceAttributes>) {
     let target = match &access.target {
         AccessTarget::Path(path) => {

@@ -53,12 +53,12 @@ impl Transcoder {
         facts.kind(api_version, kind).map(|message| Self { facts, message })
     }
 
-    /// Returns the releases in the table.
+    /// Returns the minor releases that the table covers.
     pub fn minors() -> RangeInclusive<u32> {
         TypeSchema::minors()
     }
 
-    /// Appends the JSON body of the object with this protobuf body. If it is refused, `out` is unchanged.
+    /// Appends the JSON body of an object to `out`, from its protobuf body. If the body is refused, `out` is unchanged.
     pub fn json(&self, body: &[u8], out: &mut Vec<u8>) -> Result<(), TranscodeError> {
         self.put_body(body, false, out)
     }

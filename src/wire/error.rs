@@ -1,7 +1,7 @@
 use kubeapi::StatusDecodeError;
 use kubeapi::protobuf::ProtobufError;
 
-/// Reason why bytes from upstream were rejected. Nothing of the rejected frame or page has been applied.
+/// The reason that bytes from upstream were rejected. Nothing of the rejected frame or page has been applied.
 ///
 /// After any of these errors the stream is unusable: the rest of a watch cannot be interpreted.
 #[derive(Debug, thiserror::Error)]

@@ -47,7 +47,7 @@ pub(super) fn utf8(bytes: &[u8]) -> Result<&str, WireError> {
     std::str::from_utf8(bytes).map_err(|_| WireError::NotUtf8)
 }
 
-/// A LIST page; its items are slices of it.
+/// A LIST page; its items are slices of the document.
 #[derive(Deserialize)]
 pub(super) struct ParsedPage<'a> {
     #[serde(borrow)]
@@ -56,8 +56,8 @@ pub(super) struct ParsedPage<'a> {
     pub(super) api_version: Cow<'a, str>,
     #[serde(borrow)]
     pub(super) metadata: PageMetadata<'a>,
-    /// `null` for an empty `PartialObjectMetadataList` (R-META-1); required, so that an object is not mistaken for a
-    /// list.
+    /// The items: `null` for an empty `PartialObjectMetadataList` (R-META-1). The member is required, so that an object
+    /// is not mistaken for a list.
     #[serde(borrow)]
     pub(super) items: Items<'a>,
 }

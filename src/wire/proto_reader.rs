@@ -1,5 +1,5 @@
 //! Decoder of protobuf: of watch events, Unknown documents and objects. An object takes a field walk that skips
-//! everything that a [`PathTrie`] does not select. So its cost does not depend on the object's size (R-DERIVE-2).
+//! everything that a [`PathTrie`] does not select, so its cost does not depend on the object's size.
 
 use std::borrow::Cow;
 
@@ -15,7 +15,7 @@ use super::path_trie::{FieldSlots, NodeId, PathTrie};
 use kubeapi::protobuf::{self, Fields, MAGIC, Value, map_entry, plain_field};
 use kubeapi::{Attributes, EventType, FieldKind, FieldTable, ObjectKey, ResourceVersion};
 
-/// The parts of `k8s\0` and Unknown.
+/// The parts of a protobuf document: `k8s\0` and Unknown.
 pub(super) struct Document<'a> {
     pub(super) api_version: &'a str,
     pub(super) kind: &'a str,
@@ -23,7 +23,7 @@ pub(super) struct Document<'a> {
 }
 
 impl<'a> Document<'a> {
-    /// Splits a whole document. It checks all lengths against the document.
+    /// Splits a whole protobuf document. All lengths are checked against the document.
     pub(super) fn split(document: &'a [u8]) -> Result<Self, WireError> {
         let unknown = document.strip_prefix(MAGIC).ok_or(WireError::WrongForm)?;
         let (mut type_meta, mut raw) = (None, None);
@@ -97,7 +97,7 @@ fn is_plain_document(unknown: &[u8]) -> bool {
     plain().unwrap_or(false)
 }
 
-/// Returns the same for a `WatchEvent`.
+/// Returns whether a `WatchEvent` is encoded in that way: each field once, in order, with lengths of minimal size.
 fn is_plain_event(message: &[u8]) -> bool {
     let plain = || {
         let (_, rest) = plain_field(message, EVENT_TYPE)?;
@@ -213,10 +213,10 @@ fn render(kind: FieldKind, value: Value<'_>) -> Result<Cow<'_, str>, WireError> 
     })
 }
 
-/// Field number of the metadata in every top-level kind.
+/// The field number of the metadata in every top-level kind.
 const OBJECT_METADATA: u32 = 1;
 
-/// Field numbers of `ObjectMeta`.
+/// The field numbers of `ObjectMeta`.
 const META_NAME: u32 = 1;
 const META_NAMESPACE: u32 = 3;
 pub(super) const META_RESOURCE_VERSION: u32 = 6;
@@ -224,5 +224,5 @@ const META_LABELS: u32 = 11;
 pub(super) const META_ANNOTATIONS: u32 = 12;
 const RESOURCE_VERSION_TAG: u8 = protobuf::tag(6);
 
-/// Length of the key and the value, each with tag and length.
+/// The length of the key and the value, each with tag and length.
 const INITIAL_EVENTS_END_ENTRY_LEN: usize = 2 + INITIAL_EVENTS_END.len() + 2 + "true".len();

@@ -25,7 +25,7 @@ pub struct ObjectReader {
     paths: Paths,
     /// `apiVersion` and kind.
     expected: Option<(String, String)>,
-    /// Account for everything that is read.
+    /// The memory account for everything that is read.
     account: Option<Arc<Account>>,
 }
 

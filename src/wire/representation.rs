@@ -5,20 +5,20 @@ use kubeapi::MetaVersion;
 /// The encoding in which a feed is fetched and served verbatim.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Encoding {
-    /// Go's `encoding/json`, compact.
+    /// JSON as Go's `encoding/json` writes it, compact.
     Json,
-    /// For built-in kinds only: custom resources have no protobuf encoding.
+    /// Protobuf, for built-in kinds only: custom resources have no protobuf encoding.
     Protobuf,
-    /// Rows as printed by upstream, each with its whole object, in JSON.
+    /// Table rows as printed by upstream, each with its whole object, in JSON.
     Table,
 }
 
 /// The apiserver's layout of one resource's JSON. Protobuf has one layout and ignores it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum JsonLayout {
-    /// Go structs: declaration order, `TypeMeta` first, and list items without `TypeMeta`.
+    /// The layout of Go structs: declaration order, `TypeMeta` first, and list items without `TypeMeta`.
     BuiltIn,
-    /// Custom resources: keys sorted at every level, and list items with `TypeMeta` (R-JSON-4).
+    /// The layout of custom resources: keys sorted at every level, and list items with `TypeMeta` (R-JSON-4).
     Custom,
 }
 
@@ -49,8 +49,8 @@ impl Encoding {
         }
     }
 
-    /// Returns the `Content-Type` of watch responses. For JSON it has no `;stream=watch`, even if the client asked for
-    /// it (R-TYPE-1).
+    /// Returns the `Content-Type` of watch responses. For JSON it has no `;stream=watch`, even if the client requested
+    /// that (R-TYPE-1).
     pub fn watch_media_type(self) -> &'static str {
         match self {
             Self::Json | Self::Table => "application/json",

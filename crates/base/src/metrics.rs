@@ -2,7 +2,7 @@
 
 use metrics::{Counter, Gauge, counter, describe_counter, describe_gauge, gauge};
 
-/// Describes the metrics that are recorded in this module.
+/// Describes the metrics of this module.
 pub fn describe() {
     describe_counter!("kube_fanout_reloads_total", "reloads of changed files, by outcome");
     describe_gauge!("kube_fanout_reload_failing", "1 while changed files cannot be used");

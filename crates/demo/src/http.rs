@@ -120,7 +120,7 @@ impl RequestContext {
     /// watch, the options are validated as for a list.
     fn options(&self) -> Result<ListOptions, DemoStatus> {
         let options = ListOptions::decode(&without_selectors(&self.query))?.defaulted();
-        options.validate(options.watch, true)?;
+        options.validate(options.watch)?;
         Ok(options)
     }
 

@@ -33,7 +33,7 @@ impl AbuseBudget {
         Self { spent: 0, since: Instant::now(), window_updates: 0 }
     }
 
-    /// Records that data was sent, for which the client returns its windows.
+    /// Records that data was sent to the client, which returns it as window updates.
     pub(super) fn note_sent(&mut self, bytes: usize) {
         self.window_updates = (self.window_updates + WINDOW_UPDATES_PER_BYTE * bytes).min(WINDOW_UPDATES_MAX);
     }

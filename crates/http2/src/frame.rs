@@ -45,7 +45,7 @@ pub(super) enum Frame<'a> {
     Data {
         stream: u32,
         data: &'a [u8],
-        /// The bytes that it takes from the windows, including padding.
+        /// The number of bytes that the frame takes from the windows, including padding.
         flow: usize,
         ends: bool,
     },

@@ -12,7 +12,7 @@ pub(super) struct Input {
     partial: Vec<u8>,
     block: Option<Block>,
     block_bytes_max: usize,
-    /// Whether a request, or trailers, wait until they may begin. Nothing more must be read until then.
+    /// Whether a request, or trailers, wait until they may begin. Nothing more may be read until then.
     pub(super) waits: bool,
     /// The time since which the client has owed the rest of a header block.
     pub(super) unfinished_since: Option<Instant>,

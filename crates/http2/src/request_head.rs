@@ -14,7 +14,7 @@ pub(super) struct RequestHead {
     authority: Option<Authority>,
     path: Option<PathAndQuery>,
     pub(super) fields: HeaderMap,
-    /// The size as HTTP/2 counts it: names, values and 32 bytes for each field.
+    /// The size of the head as HTTP/2 counts it: names, values and 32 bytes for each field.
     pub(super) bytes: usize,
     bytes_max: usize,
     is_malformed: bool,

@@ -26,7 +26,7 @@ pub trait Service {
 pub trait ParkableBody: Body<Data = Bytes> {
     /// Whether the body has no more data until it wakes the waker of its last poll.
     ///
-    /// It may be parked right after it returned data. The caller then need not poll it again only to get `Pending`.
+    /// A body may be parked right after it returned data. The caller then need not poll it again only to get `Pending`.
     fn is_parked(&self) -> bool {
         false
     }

@@ -124,7 +124,7 @@ impl WakeSet {
         polled
     }
 
-    /// Begins a round of polls. From now on, a wake-up only adds to the set.
+    /// Begins a round of polls. After this, a wakeup only adds to the set.
     pub(super) fn begin_polling(&self, cx: &Context<'_>) {
         self.wait(cx);
         self.is_polling.store(true, Ordering::SeqCst);

@@ -87,7 +87,7 @@ pub struct GetOptions {
 }
 
 impl GetOptions {
-    /// Decodes the parameters.
+    /// Decodes the query parameters.
     ///
     /// # Errors
     /// 400 for `export`, which was removed.

@@ -3,7 +3,7 @@
 
 use bytes::BufMut;
 
-/// Prefix of every top-level document (R-PROTO-1).
+/// The prefix of every top-level protobuf document (R-PROTO-1).
 pub const MAGIC: &[u8; 4] = b"k8s\0";
 
 /// Why bytes are not a message.
@@ -26,9 +26,9 @@ pub struct Fields<'a> {
 pub struct RawField<'a> {
     pub number: u32,
     pub value: Value<'a>,
-    /// Offset of the tag in the message.
+    /// The offset of the field's tag in the message.
     pub start: usize,
-    /// Offset of the field's end in the message.
+    /// The offset of the field's end in the message.
     pub end: usize,
 }
 
@@ -104,7 +104,7 @@ impl<'a> RawField<'a> {
         text(self.bytes()?)
     }
 
-    /// Returns a count; `None` if it is negative or not a number.
+    /// Returns the value as a count; `None` if it is negative or not a number.
     pub fn count(&self) -> Option<u64> {
         match self.value {
             Value::Varint(count) => i64::try_from(count).ok()?.try_into().ok(),

@@ -8,8 +8,8 @@ use super::{ListOptions, Query};
 pub use inside::reaches_inside;
 use std::fmt;
 
-/// The meaning of a request, as the apiserver derives it before anything else: authentication, authorization, priority
-/// and routing all depend on it (R-PATH-1).
+/// The attributes of a request, as the apiserver derives them before anything else: authentication, authorization,
+/// priority and routing all depend on them (R-PATH-1).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RequestInfo {
     /// Whether the path is below `/api/VERSION/` or `/apis/GROUP/VERSION/`. If not, only `path` and `verb` are
@@ -213,7 +213,7 @@ impl<'a> Path<'a> {
         Some(Self { raw, decoded: unescape(raw, false)?.0 })
     }
 
-    /// The segments. Slashes at both ends are ignored, however many; empty segments inside are kept.
+    /// Returns the path segments. Slashes at both ends are ignored, however many; empty segments inside are kept.
     fn segments(&self) -> Vec<&str> {
         match self.decoded.trim_matches('/') {
             "" => Vec::new(),

@@ -60,7 +60,7 @@ impl Status {
         Self::failure(404, "NotFound", message).with_details(about(gvr, name))
     }
 
-    /// 400 with only a message.
+    /// Creates a 400 Status with only a message.
     pub fn bad_request(message: impl Into<String>) -> Self {
         Self::failure(400, "BadRequest", message)
     }
@@ -87,12 +87,12 @@ impl Status {
         Self::expired(format!("too old resource version: {requested} ({oldest_minus_one})"))
     }
 
-    /// 410 for a list at an exact version that is no longer available (R-GONE-3).
+    /// Creates the 410 for a list at an exact version that is no longer available (R-LIST-5).
     pub fn too_old_list() -> Self {
         Self::expired("The resourceVersion for the provided list is too old.")
     }
 
-    /// 504: a future version that was not reached in time (R-VERSION-4).
+    /// Creates the 504 for a future version that was not reached in time (R-VERSION-4).
     pub fn too_large(requested: u64, current: u64) -> Self {
         let cause = StatusCause {
             reason: "ResourceVersionTooLarge".to_owned(),
@@ -105,7 +105,7 @@ impl Status {
         Self::failure(504, "Timeout", message).with_details(details)
     }
 
-    /// 429: the request may be retried after `retry_after_seconds`.
+    /// Creates the 429 for a request that may be retried after `retry_after_seconds`.
     pub fn too_many_requests(message: impl Into<String>, retry_after_seconds: u32) -> Self {
         let retry_after_seconds = i32::try_from(retry_after_seconds).unwrap_or(i32::MAX);
         let details = StatusDetails { retry_after_seconds, ..StatusDetails::default() };
@@ -117,7 +117,8 @@ impl Status {
         Self::too_many_requests("storage is (re)initializing", retry_after_seconds)
     }
 
-    /// 500 without a reason: the response of GET and WATCH to a resourceVersion that is not a number (R-QUERY-4).
+    /// Creates the 500 without a reason: the response of GET and WATCH to a resourceVersion that is not a number
+    /// (R-QUERY-4).
     pub fn bad_resource_version(raw: &str) -> Self {
         Self::failure(500, "", invalid_version(raw))
     }

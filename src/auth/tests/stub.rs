@@ -23,7 +23,7 @@ pub(in crate::auth) struct Stub {
     pub(in crate::auth) clock: WallClock,
 }
 
-/// Creates an error of upstream.
+/// A function that creates an error of upstream.
 pub(in crate::auth) type Refusal = Box<dyn Fn() -> Error + Send>;
 
 #[derive(Default)]
@@ -53,7 +53,7 @@ struct Rules {
 pub(in crate::auth) struct StubReview {
     pub(in crate::auth) at: Instant,
     pub(in crate::auth) user: String,
-    /// `None` for a token review.
+    /// The namespace of an access review; `None` for a token review.
     pub(in crate::auth) namespace: Option<String>,
 }
 
@@ -71,7 +71,7 @@ impl Stub {
         self.rules.lock().denied.remove(&(user.to_owned(), namespace.to_owned()));
     }
 
-    /// Sets how long reviews take for this user, and for tokens with that prefix.
+    /// Sets how long reviews take for users and tokens whose name is `user`, up to the first dash.
     pub(in crate::auth) fn slow(&self, user: &str, answer: Duration) {
         self.rules.lock().slow.insert(user.to_owned(), answer);
     }
@@ -91,12 +91,12 @@ impl Stub {
         self.rules.lock().reason = reason;
     }
 
-    /// Makes reviews of this namespace fail.
+    /// Makes reviews of a namespace fail.
     pub(in crate::auth) fn mute(&self, namespace: &str) {
         self.rules.lock().mute = Some(namespace.to_owned());
     }
 
-    /// Revokes the right to create reviews of the topic, or restores it.
+    /// Revokes the permission to create reviews of the topic, or restores it.
     pub(in crate::auth) fn lack(&self, topic: ReviewTopic, lacks: bool) {
         let mut rules = self.rules.lock();
         if lacks {
@@ -106,12 +106,12 @@ impl Stub {
         };
     }
 
-    /// Answers reviews of the proxy's own rights with this error; `None` ends that.
+    /// Answers reviews of the proxy's own permissions with this error; `None` answers them normally again.
     pub(in crate::auth) fn refuse_own_rights(&self, refusal: Option<Refusal>) {
         self.rules.lock().own_rights = refusal;
     }
 
-    /// The number of reviews of the proxy's own rights.
+    /// The number of reviews of the proxy's own permissions.
     pub(in crate::auth) fn own_asked(&self) -> u32 {
         self.rules.lock().own_asked
     }

@@ -119,8 +119,8 @@ impl Reflector {
         }
     }
 
-    /// Examines the first item of a stream that should begin with our newest change. Returns the next state if the
-    /// stream must be abandoned.
+    /// Examines the first item of a stream that should begin with the feed's newest change. Returns the next state if
+    /// the stream must be abandoned.
     fn examine(
         &mut self,
         resume_marker: &ResumeMarker,

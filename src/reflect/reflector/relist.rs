@@ -114,7 +114,8 @@ impl Reflector {
             Err(error) if error.may_pass() => Err(error.into()),
             // The history was compacted or cannot be read in this way, so the changes cannot be proven.
             Err(error) => {
-                tracing::info!(feed = %self.upstream.feed.spec.key, %error, "cannot read the events of the gap");
+                let feed = &self.upstream.feed.spec.key;
+                tracing::info!(%feed, %error, "cannot recover the missed events; starting a new history");
                 Ok(GapRecovery::Unknown)
             }
         }

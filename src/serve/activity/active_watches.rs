@@ -112,7 +112,7 @@ impl ActiveWatches {
         RecentPage { ended, refused, passed_through }
     }
 
-    /// Registers an opened watch.
+    /// Registers an opened watch for the debug pages.
     pub(crate) fn opened(
         &self,
         who: RequestSource,
@@ -173,7 +173,7 @@ struct Filter {
     text: Option<String>,
     limit: usize,
     sort: SortBy,
-    /// Sorts in ascending order.
+    /// Whether the rows are sorted in ascending order.
     is_up: bool,
 }
 

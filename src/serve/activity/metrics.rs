@@ -89,7 +89,7 @@ impl fmt::Debug for MetricHandles {
 }
 
 impl WatchMetrics {
-    /// Counts frames that are sent in these pieces.
+    /// Counts frames that are sent, and the bytes of their pieces.
     pub(crate) fn sent(&self, frames: usize, pieces: &[Bytes]) {
         let bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
         self.of.events.increment(frames as u64);

@@ -44,7 +44,7 @@ pub(super) enum Stage {
     ResponseComplete,
 }
 
-/// The requested object or collection.
+/// The object or collection that an audited request names.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ObjectReference<'a> {

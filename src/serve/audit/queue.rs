@@ -80,7 +80,7 @@ impl Queue {
     }
 }
 
-/// The destination of audit records.
+/// The destination of audit records: a file or standard output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Destination {
     Stdout,
@@ -142,7 +142,10 @@ impl AuditWriter {
                 (output, rest) = (returned, left);
                 let Err(error) = written else { continue };
                 if !std::mem::replace(&mut is_failing, true) {
-                    tracing::error!(%error, "cannot write the audit log; reads of Secrets fail if its queue fills up");
+                    tracing::error!(
+                        %error,
+                        "cannot write the audit log; retrying; reads of Secrets fail if its queue fills up"
+                    );
                     metrics::audit_failing(true);
                 }
                 tokio::time::sleep(AGAIN).await;
@@ -158,7 +161,7 @@ impl AuditWriter {
 }
 
 impl Output {
-    /// Writes `lines`, and removes from it whatever was written.
+    /// Writes `lines`, and removes the bytes that were written.
     fn write(&mut self, lines: &mut Vec<u8>) -> io::Result<()> {
         match self {
             Self::Stdout(stdout) => {
@@ -191,7 +194,7 @@ fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).mode(0o600).open(path)
 }
 
-/// Whether the open file is still the one at `path`.
+/// Whether the open file is still the one at `path`; false if it was renamed or removed.
 fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     let identity = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
     match std::fs::metadata(path) {

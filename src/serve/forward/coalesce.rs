@@ -115,7 +115,7 @@ impl Drop for InFlightRequest {
     }
 }
 
-/// Sends one request on behalf of `askers` callers.
+/// Sends one upstream request on behalf of `askers` callers.
 async fn question(ask: &SendRequest, askers: usize) -> SharedResult {
     crate::serve::activity::metrics::coalesced(askers);
     match timeout(ANSWER_MAX, ask()).await {

@@ -29,7 +29,7 @@ use crate::cache::{self, Snapshot};
 use crate::feeds::Feed;
 use base::{AbortSignal, DrainWatch, Timed, Timer, Timers, random};
 
-/// The reason given for a cut body.
+/// The reason that is recorded for a body that was aborted.
 pub(crate) const TOO_SLOW: &str = "too_slow";
 
 /// The time limits for clients that do not read.
@@ -320,15 +320,15 @@ impl Wake for Watchdog {
     }
 }
 
-/// A state that is being sent to a client, with a deadline that progress moves. If the deadline passes, the response is
-/// cut.
+/// A state that is being sent to a client, with a deadline that progress extends. If the deadline passes, the response
+/// is aborted.
 #[derive(Debug)]
 pub(crate) struct StatePin {
     _pin: cache::Pin,
     deadline: Arc<StateDeadline>,
 }
 
-/// Times are in microseconds, as those of [`Timers`].
+/// The deadline of a pinned state. Times are in microseconds, as those of [`Timers`].
 #[derive(Debug)]
 struct StateDeadline {
     timer: Timer,
@@ -340,7 +340,7 @@ struct StateDeadline {
 }
 
 impl StatePin {
-    /// Starts the deadline. `cut` ends the response with the reason `why`.
+    /// Starts the deadline of the pinned state. The signal `cut` ends the response with the reason `why`.
     fn new(pin: cache::Pin, timers: &Timers, (max, why): (Duration, &'static str), cut: &AbortSignal) -> Self {
         let (timer, at, cut) = (timers.timer(), AtomicU64::new(timers.after(max)), cut.clone());
         let deadline = Arc::new(StateDeadline { timer, at, max, cut, why });

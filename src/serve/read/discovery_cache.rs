@@ -60,7 +60,7 @@ pub(crate) struct DiscoveryCache {
 /// How long a copy of a document is used without comparing it with upstream.
 const CURRENT_MAX: Duration = Duration::from_secs(10);
 const COPIES_BYTES_MAX: u64 = 64 << 20;
-/// The largest document that is shared, in bytes.
+/// The maximum size in bytes of a document that callers share.
 const DOCUMENT_BYTES_MAX: usize = 16 << 20;
 /// How long a request waits for a document. Then it is forwarded.
 const ANSWER_MAX: Duration = Duration::from_secs(10);

@@ -27,7 +27,8 @@ use crate::wire::{Encoding, Envelope};
 use base::half_of_the_cores;
 use kubeapi::{Status, VersionMatch};
 
-/// Responses up to this size take no permit. Most are far smaller, and few connections have that many streams.
+/// The size in bytes up to which a response takes no permit. Most responses are far smaller, and few connections have
+/// that many streams.
 pub(crate) const FREE_BYTES_MAX: usize = 64 << 10;
 
 /// Answers GETs and LISTs from feeds.
@@ -199,7 +200,7 @@ impl ScanScheduler {
         Self { queue: ScanQueue::at_a_time(half_of_the_cores()), slices: CpuSlices::new(half_of_the_cores()) }
     }
 
-    /// Prepares a scan with this cost. A scan above a minimum cost waits for its turn.
+    /// Prepares a scan with the cost `cost`. A scan above a minimum cost waits for its turn.
     pub(crate) async fn pace(&self, request: &ReadRequest, cost: usize) -> Result<ScanPace, OverLimit> {
         let whose = request.caller.payer();
         let turn = if cost > cost::SMALL { Some(self.queue.turn(whose.clone()).await?) } else { None };
@@ -211,7 +212,7 @@ impl ScanScheduler {
         ScanBudget::new(self.slices.clone(), request.caller.payer(), is_expensive)
     }
 
-    /// Returns the namespaces with something to show, after their permissions are decided.
+    /// Returns the namespaces that have matching objects, once the permission for each of them is decided.
     pub(crate) async fn permitted_namespaces(
         &self,
         request: &ReadRequest,
@@ -231,8 +232,8 @@ impl ScanScheduler {
     }
 }
 
-/// Handles a read that costs too much. It is forwarded, unless it is for the readable part of a collection. Upstream
-/// would deny that without giving a reason, so the proxy rejects it.
+/// Handles a read that costs too much. The read is forwarded, unless it is for the readable part of a collection.
+/// Upstream would deny that without giving a reason, so the proxy rejects it.
 pub(crate) fn too_expensive(request: &ReadRequest, permit: &Permit) -> ReadResult {
     if permit.part().is_none() {
         return Err(NotServable::Forward(ForwardReason::ExpensiveSelector));

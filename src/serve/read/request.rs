@@ -14,7 +14,7 @@ use kubeapi::{Query, RequestInfo, Status, Verb};
 /// A response, or the reason that the cache cannot give one.
 pub(crate) type ReadResult = Result<Response<ReplyBody>, NotServable>;
 
-/// Why a feed cannot answer.
+/// The reason that a feed cannot answer a request.
 #[derive(Debug, PartialEq)]
 pub(crate) enum NotServable {
     /// The request must be forwarded to upstream.
@@ -24,7 +24,7 @@ pub(crate) enum NotServable {
     /// The feed did not reach the required version in time. A read is rejected. A watch sends the error in its stream,
     /// as the apiserver does (R-VERSION-4), because a forwarded one would cost upstream a watch.
     Late(Box<Status>),
-    /// The request must be rejected.
+    /// The request must be rejected with this Status.
     Refuse(Box<Status>),
 }
 
@@ -34,7 +34,7 @@ impl From<OverLimit> for NotServable {
     }
 }
 
-/// A request whose caller is not known yet.
+/// A request whose caller is not authenticated yet.
 pub(crate) struct UnauthenticatedRequest {
     pub(crate) http: Request<RequestBody>,
     pub(crate) query: Arc<Query>,

@@ -26,7 +26,7 @@ use kubeapi::{ResourceVersion, Status, VersionMatch, WatchStart, WatchTimeout};
 /// What a request requires of a feed. Because its fields are private, only a permission for the request makes one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FeedRequirements<'a> {
-    /// The namespace in the path.
+    /// The namespace in the request path; `None` for the whole cluster.
     namespace: Option<&'a str>,
     representation: Representation,
     received: Instant,
@@ -69,7 +69,7 @@ enum Missed {
 const UNTOLD_MAX: Duration = Duration::from_secs(1);
 /// How long a feed may be disconnected before watches that need a proof fail.
 const CUT_OFF_MAX: Duration = Duration::from_secs(3);
-/// The `Retry-After` for a watch whose feed is still syncing.
+/// The `Retry-After` in seconds for a watch whose feed is still syncing.
 const SYNC_RETRY_SECONDS: u32 = 1;
 
 impl<'a> FeedRequirements<'a> {
@@ -402,9 +402,9 @@ fn unreachable() -> NotServable {
     NotServable::Refuse(Box::new(unavailable(why)))
 }
 
-/// Returns the encodings that a representation can be derived from, best first. Built-in resources are cached in
-/// protobuf, which most clients request and from which most representations can be derived. They are cached in JSON
-/// only for the others (R-DERIVE-3). Tables are always cached as upstream prints them, because only upstream knows the
+/// Returns the encodings that can be converted to a representation, best first. Built-in resources are cached in
+/// protobuf, which most clients request and which can be converted to most representations. They are cached in JSON
+/// only for the others (R-DERIVE-3). Tables are always cached as upstream prints them, because only upstream has the
 /// columns.
 fn encodings(resource: &Resource, wanted: Representation) -> &'static [Encoding] {
     match (resource.encoding, wanted) {

@@ -17,7 +17,7 @@ pub(crate) const LIST_RETRY_SECONDS: u32 = 1;
 /// The `Retry-After` for a client when upstream is unreachable.
 const RETRY_AFTER_SECONDS: u32 = 1;
 
-/// Returns the Status for a caller without permission, in the apiserver's words (R-STATUS-3, R-AUTHZ-3).
+/// Returns the Status for a caller without permission, with the apiserver's text (R-STATUS-3, R-AUTHZ-3).
 pub(crate) fn not_granted(why: &NotGranted, user: &str, access: &Access) -> Status {
     match why {
         NotGranted::Unauthenticated => Status::unauthorized(),
@@ -32,7 +32,7 @@ pub(crate) fn revoked(revoked: &Revoked) -> Status {
     not_granted(&revoked.why, &revoked.user.name, &revoked.access)
 }
 
-/// Returns a 503 that asks the client to retry.
+/// Returns a 503 Status with a `Retry-After`, so that the client retries.
 pub(crate) fn unavailable(message: &str) -> Status {
     let mut status = Status::service_unavailable(message);
     status.set_retry_after(RETRY_AFTER_SECONDS);

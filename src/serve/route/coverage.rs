@@ -21,7 +21,7 @@ pub struct Coverage {
     pub authorizes: bool,
 }
 
-/// The kinds whose objects should not be collected in one place (R-MODE-3).
+/// Kinds whose objects should not be collected in one place (docs/SECURITY.md, "Deployment modes").
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[schemars(inline, description = "A sensitive kind in `feeds.sensitive`.")]

@@ -117,7 +117,7 @@ struct EventChunks {
     encoding: Encoding,
     /// The unsent pieces of the current batch. An idle watch keeps no allocation.
     pieces: VecDeque<Bytes>,
-    /// For protobuf: how many bytes of the current event are still to come in later pieces.
+    /// The number of bytes of the current event that later pieces contain, for protobuf.
     left: usize,
 }
 

@@ -266,20 +266,20 @@ where
 struct InboundBudget<I> {
     io: I,
     left: usize,
-    /// When `left` was last increased.
+    /// The time at which `left` was last increased.
     since: Instant,
 }
 
-/// The error of a client that exceeded its budget.
+/// The error of a client that exceeded its inbound budget.
 #[derive(Debug, thiserror::Error)]
-#[error("the client sent too much data on a watch")]
+#[error("the client sent too much data on a WebSocket watch, which only sends events")]
 struct InboundBudgetExceeded;
 
-/// The burst that a client may send: about 10,000 empty frames.
+/// The burst in bytes that a client may send: about 10,000 empty frames.
 const AT_ONCE_BYTES_MAX: usize = 64 << 10;
-/// The additional budget per second.
+/// The budget for inbound bytes that is added per second.
 const BYTES_PER_SECOND: usize = 8 << 10;
-/// The additional budget per event, for clients that acknowledge events.
+/// The additional inbound budget per sent event, for clients that acknowledge events.
 const BYTES_PER_EVENT: usize = 1 << 10;
 
 impl<I> InboundBudget<I> {
@@ -287,12 +287,12 @@ impl<I> InboundBudget<I> {
         Self { io, left: AT_ONCE_BYTES_MAX, since: Instant::now() }
     }
 
-    /// Returns the stream without the budget.
+    /// Returns the underlying stream, without the budget.
     fn io(&mut self) -> &mut I {
         &mut self.io
     }
 
-    /// Adds the budget for sent events.
+    /// Adds inbound budget for sent events.
     fn note_sent(&mut self, events: usize) {
         self.add(events.saturating_mul(BYTES_PER_EVENT));
     }

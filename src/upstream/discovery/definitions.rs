@@ -9,24 +9,24 @@ use serde::Deserialize;
 use super::documents::{ApiService, ServedApi};
 use kubeapi::Gvr;
 
-/// The resources whose objects declare what upstream serves besides its own resources.
+/// The resources whose objects declare the APIs that upstream serves besides its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeclaringResource {
-    /// `CustomResourceDefinitions`.
+    /// The value for `CustomResourceDefinitions`.
     Definitions,
-    /// `APIServices`, which list the APIs of the aggregation layer.
+    /// The value for `APIServices`, which list the APIs of the aggregation layer.
     Services,
 }
 
-/// The contents of one object.
+/// The declarations of one CustomResourceDefinition or APIService.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Declaration(pub(super) Declared);
 
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Declared {
-    /// The served versions; none while the definition is not established.
+    /// The served versions of a custom resource; none while the definition is not established.
     Customs(Vec<(Gvr, Definition)>),
-    /// The API that another server serves, if there is one.
+    /// Returns the API that another server serves, if there is one.
     Remote(Option<ServedApi>),
 }
 
@@ -40,7 +40,7 @@ impl DeclaringResource {
         }
     }
 
-    /// Parses an object in JSON; returns `None` if it is not such an object.
+    /// Parses a declaring object in JSON; returns `None` if it is not of this kind.
     pub fn read(self, json: &[u8]) -> Option<Declaration> {
         let said = match self {
             Self::Definitions => {
@@ -52,7 +52,7 @@ impl DeclaringResource {
     }
 }
 
-/// What upstream serves under one version of a custom resource.
+/// The properties of one served version of a custom resource.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Definition {
     /// The edition, which changes whenever the decoding of objects may change: with the schema, its defaults or the

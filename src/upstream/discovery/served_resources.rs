@@ -11,7 +11,7 @@ use super::{Documents, Resource, ResourceOrigin};
 use crate::wire::{Encoding, is_of_kubernetes};
 use kubeapi::{FieldTable, Gvr, PageStore};
 
-/// Groups that kube-apiserver serves itself, for identities that may not read APIServices.
+/// The API groups that kube-apiserver serves itself, for identities that may not read APIServices.
 const BUILT_IN_GROUPS: [&str; 23] = [
     "",
     "admissionregistration.k8s.io",
@@ -45,7 +45,7 @@ pub(super) struct DiscoveryState {
     pub(super) roots: [DiscoveryRoot; 2],
     /// Whether upstream supports protobuf for its own types.
     pub(super) protobuf: bool,
-    /// The minor version of upstream's release, as last reported.
+    /// Returns the minor version of upstream's release, as last reported.
     pub(super) minor: Option<u32>,
     /// The defined custom resources; `None` if the proxy's identity may not read them.
     pub(super) customs: Option<HashMap<Gvr, Definition>>,

@@ -15,7 +15,7 @@ use kubeapi::protobuf::{Fields, Value};
 pub(super) struct BodyWriter<'f, 'b, 'o> {
     facts: &'f TypeSchema,
     out: &'o mut Vec<u8>,
-    /// Start of this body in `out`, and the maximum length of `out`.
+    /// The position in `out` at which this body starts, and the maximum length of `out`.
     start: usize,
     limit: usize,
     depth: u32,
@@ -77,7 +77,7 @@ impl<'f, 'b, 'o> BodyWriter<'f, 'b, 'o> {
         Ok(())
     }
 
-    /// Writes one message as an object.
+    /// Writes one protobuf message as a JSON object.
     fn message(&mut self, id: MessageId, bytes: &'b [u8]) -> Result<(), RefusalReason> {
         self.element(id, bytes, b"")
     }

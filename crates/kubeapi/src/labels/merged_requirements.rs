@@ -13,7 +13,7 @@ pub(super) struct MergedRequirements {
     pub(super) all: Arc<[(Box<str>, LabelConstraint)]>,
     /// The number of requirements that need the label to be present.
     needed: usize,
-    /// Whether the requirements contradict each other.
+    /// Whether the label requirements contradict each other, so that no object matches.
     pub(super) impossible: bool,
     /// The number of values in the largest set.
     values: usize,

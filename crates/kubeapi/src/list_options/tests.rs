@@ -131,7 +131,7 @@ fn conflicting_options_are_reported_together() {
     ];
     for (query, problems) in cases {
         let options = options(query).defaulted();
-        let refused = options.validate(options.watch, true).err();
+        let refused = options.validate(options.watch).err();
         let problem_list = refused.and_then(|status| status.details).map(|it| it.causes).unwrap_or_default();
         let told: Vec<_> = problem_list.iter().map(|cause| (cause.field.as_str(), cause.message.as_str())).collect();
         assert_eq!(told, problems, "{query}");
@@ -141,14 +141,14 @@ fn conflicting_options_are_reported_together() {
 #[test]
 fn watch_path_form_is_validated_as_a_list() {
     let options = options("sendInitialEvents=true").defaulted();
-    let refused = options.validate(options.watch, true).expect_err("refused");
+    let refused = options.validate(options.watch).expect_err("refused");
     let expected = format!("ListOptions.meta.k8s.io \"\" is invalid: sendInitialEvents: {LIST_EVENTS}");
     assert_eq!((refused.code, refused.message), (422, expected));
 }
 
 #[test]
 fn single_and_multiple_errors_are_formatted_as_in_apiserver() {
-    let refused = |query| options(query).validate(false, true).expect_err("refused").to_json();
+    let refused = |query| options(query).validate(false).expect_err("refused").to_json();
     let one = concat!(
         r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","#,
         r#""message":"ListOptions.meta.k8s.io \"\" is invalid: "#,
@@ -218,7 +218,7 @@ fn list_options_map_to_the_documented_list_plan() {
         ),
     ] {
         let options = options(&query);
-        options.validate(false, true).expect(row);
+        options.validate(false).expect(row);
         assert_eq!(options.list_plan(), Ok(expected), "{row}");
     }
 }
@@ -268,7 +268,7 @@ fn watch_options_map_to_the_documented_watch_start() {
         ),
     ] {
         let options = options(query).defaulted();
-        options.validate(options.watch, true).expect(row);
+        options.validate(options.watch).expect(row);
         assert_eq!(options.watch_start(), Ok(expected), "{row}");
     }
 }
@@ -335,7 +335,7 @@ proptest! {
         let _ = GetOptions::decode(&Query::parse(&raw)).map(|options| options.version_match().is_ok());
         if let Ok(options) = ListOptions::decode(&Query::parse(&raw)) {
             let options = options.defaulted();
-            let _ = options.validate(options.watch, true);
+            let _ = options.validate(options.watch);
             let _ = options.list_plan();
             let _ = options.watch_start();
         }

@@ -63,10 +63,10 @@ pub(super) fn get_version(text: &str) -> Result<VersionMatch, Status> {
 }
 
 impl ListOptions {
-    /// The plan of a validated LIST.
+    /// Returns the plan of a validated LIST.
     ///
     /// # Errors
-    /// 400 if the resourceVersion is not a number, or if the continue token is invalid or combined with a version.
+    /// A 400 if the resourceVersion is not a number, or if the continue token is invalid or combined with a version.
     pub fn list_plan(&self) -> Result<ListPlan, Status> {
         let text = self.resource_version.as_str();
         let limit = u64::try_from(self.limit).ok().filter(|&limit| limit > 0 && text != "0");
@@ -94,10 +94,10 @@ impl ListOptions {
         Ok(ListPlan { version, limit, start: None })
     }
 
-    /// The start of a defaulted and validated WATCH.
+    /// Returns the start of a defaulted and validated WATCH.
     ///
     /// # Errors
-    /// 500 if the resourceVersion is not a number.
+    /// A 500 if the resourceVersion is not a number.
     pub fn watch_start(&self) -> Result<WatchStart, Status> {
         let end_bookmark = self.send_initial_events == Some(true) && self.allow_watch_bookmarks;
         let version = get_version(&self.resource_version)?;

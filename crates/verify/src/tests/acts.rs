@@ -65,7 +65,7 @@ pub(super) enum Plan {
     Exact(i64),
     /// A watch after a version.
     Behind(i64),
-    /// A watch that begins with the next event.
+    /// The request is a watch that begins with the next event.
     Next,
 }
 

@@ -15,14 +15,14 @@ pub(crate) struct WatchEntry {
     follower: Follower,
     representation: Representation,
     protocol: WatchTransport,
-    /// When the watch opened, in microseconds since the registry was created.
+    /// The time at which the watch opened, in microseconds since the registry was created.
     opened: u64,
     pub(super) told: AtomicU64,
     pub(super) next: AtomicU64,
     /// Only the watch's own [`ActiveWatch`](super::ActiveWatch) adds to it.
     pub(super) bytes: AtomicU64,
-    /// When the client last polled for frames, in microseconds since the registry was created, shifted left by one bit.
-    /// The lowest bit is set if the watch was idle then.
+    /// The time at which the client last polled for frames, in microseconds since the registry was created, shifted
+    /// left by one bit. The lowest bit is set if the watch was idle then.
     pub(super) asked: AtomicU64,
 }
 
@@ -76,7 +76,7 @@ pub(super) enum WatchRank {
     Text(String),
 }
 
-/// A watch with pending events is reported as stalled if its client took no data for longer than this.
+/// The time without reading after which a watch with pending events is reported as stalled.
 const SENDING_MAX: Duration = Duration::from_secs(1);
 
 impl SortBy {

@@ -142,9 +142,9 @@ impl SharedFrames {
 /// The progress of a state that is sent in portions, each limited by the client's room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SendProgress<T = ()> {
-    /// More portions follow.
+    /// More portions of the state follow.
     More,
-    /// This was the last portion.
+    /// This was the last portion of the state.
     Last(T),
 }
 
@@ -153,7 +153,7 @@ pub(super) struct FrameBatch<'a> {
     pub(super) cursor: &'a Cursor,
     pub(super) reader: &'a CacheReader,
     pub(super) room: usize,
-    /// The budget for scanning objects, which is reduced by what was used.
+    /// The remaining budget for scanning objects.
     pub(super) scan_budget: &'a mut usize,
     pub(super) batch: &'a mut Vec<Bytes>,
 }

@@ -63,7 +63,7 @@ struct ViewChange {
     told_older: bool,
 }
 
-/// The handling of an event.
+/// The decision about an event of a partial view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum EventDisposition {
     Send,
@@ -209,7 +209,7 @@ impl ViewChange {
         Self { mark, pin, coming, going, next, begins: false, end_bookmark: false, told_older: false }
     }
 
-    /// Sends the objects of added namespaces.
+    /// Sends the objects of added namespaces as ADDED events.
     fn come(
         &mut self,
         readable: &Readable,

@@ -34,7 +34,7 @@ pub(crate) struct WatchTimers {
     is_bookmark_due: bool,
 }
 
-/// A bookmark per minute (KEP-956), and one two seconds before the end (KEP-1904; R-BOOKMARK-1).
+/// The interval between bookmarks (KEP-956). One more is sent two seconds before the end (KEP-1904; R-BOOKMARK-1).
 const BOOKMARK_PERIOD: Duration = Duration::from_secs(60);
 const BOOKMARK_BEFORE_END: Duration = Duration::from_secs(2);
 /// The maximum timeout of a watch, one year, so that no arithmetic overflows.
@@ -152,7 +152,8 @@ fn revocation(watchdog: &Arc<Watchdog>) -> Option<Pin<Box<WaitForCancellationFut
     Some(over)
 }
 
-/// Returns when the bookmark before the end is due. Watches shorter than that have none.
+/// Returns the time at which the bookmark before the end is due. Watches shorter than [`BOOKMARK_BEFORE_END`] have
+/// none.
 fn last_bookmark(now: Instant, deadline: Instant) -> Instant {
     deadline.checked_sub(BOOKMARK_BEFORE_END).filter(|at| *at > now).unwrap_or(deadline)
 }
